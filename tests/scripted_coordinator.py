@@ -7,7 +7,7 @@ from typing import Any
 from in_memory import NoRows
 from midstream.engine.coordinator.events import (
     CancelRequested,
-    ClientAsked,
+    ClientRequested,
     CloseSlot,
     CoordinatorEvent,
     Instruction,
@@ -64,9 +64,9 @@ class Scripted:
                 return [self._request()]
             case CancelRequested():
                 return self._end("failed")
-            case ClientAsked(client, DoStop()):
+            case ClientRequested(client, DoStop()):
                 return [ReplyTo(client, Reply()), *self._end("stopped")]
-            case ClientAsked(client):
+            case ClientRequested(client):
                 return [ReplyTo(client, Reply(status=self.status(now_ms)))]
             case _:
                 pass

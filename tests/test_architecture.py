@@ -273,7 +273,7 @@ LONG_FUNCTIONS = {
 ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {
     "simulation/recorded_rows.py SimSource": "each of them is drawn by scenarios",
-    "engine/coordinator/coordinator.py Coordinator": "the parts that it connects; what they have in common is in facts.py",
+    "engine/coordinator/coordinator.py Coordinator": "the parts that it connects; what they have in common is in notifications.py",
     "engine/coordinator/placement/slots.py Slots": "the wait for slots, and what is known of those that came",
     "inprocess/engine.py Engine": "stands for a driver, a cluster and a slot at once",
     "runtime/network/connection.py Connection": "handshake, sending and receiving of one socket share its buffers",

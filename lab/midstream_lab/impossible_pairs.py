@@ -49,7 +49,7 @@ _TIMERS: Final = "|".join(name for name in COORDINATOR_EVENTS if name.startswith
 _IO_LATER: Final = "|".join(
     name
     for name in COORDINATOR_EVENTS
-    if name.endswith((" done", " failed")) and not name.startswith(("open", "savepoint-place"))
+    if name.endswith((" done", " failed")) and not name.startswith(("open", "savepoint-location"))
 )
 _SETTLED_BEFORE: Final = "commit done|commit failed|abort done|abort failed"
 _PUBLISHED: Final = "|".join(("published", *(f"not published: {kind}" for kind in NOT_PUBLISHED)))
@@ -115,12 +115,12 @@ MACHINES: Final[tuple[Machine, ...]] = (
             (
                 "OPENING",
                 f"SlotConnected|SlotLost|SlotRequestFailed|SlotStatus|InCall|{_COMMITS}|{_FROM_TASKS}",
-                "no slot is asked for yet",
+                "no slot is requested yet",
             ),
             (
                 "OPENING",
                 f"{_TIMERS}|{_IO_LATER}",
-                "nothing but opening, and places of savepoints that are asked for early, is under way",
+                "nothing but opening, and directories of savepoints that are requested early, is under way",
             ),
             ("GATHERING|DEPLOYING|STARTING|RUNNING|CANCELLING", "open done|open failed", "it has been opened"),
             ("GATHERING", _FROM_TASKS, "no attempt yet, or all slots have sent Cancelled, the last of their messages"),
@@ -187,17 +187,25 @@ MACHINES: Final[tuple[Machine, ...]] = (
         watch_rescales,
         (
             (
-                "NONE|PLANNING|STORING|DEALING|STORED|SWITCHING",
+                "NONE|PLANNING|STORING|DISTRIBUTING|STORED|SWITCHING",
                 "gathered",
-                "only slots that are asked for are gathered",
+                "only slots that are requested are gathered",
             ),
-            ("NONE|PLANNING|GATHERING|STORING|DEALING|SWITCHING", "switching", "it waits for its checkpoint"),
-            ("NONE|GATHERING|STORING|DEALING|STORED|SWITCHING", "planned|not planned", "it is planned first, once"),
+            ("NONE|PLANNING|GATHERING|STORING|DISTRIBUTING|SWITCHING", "switching", "it waits for its checkpoint"),
+            (
+                "NONE|GATHERING|STORING|DISTRIBUTING|STORED|SWITCHING",
+                "planned|not planned",
+                "it is planned first, once",
+            ),
             ("PLANNING", "planned of another", "one plan at a time is made"),
-            ("NONE|PLANNING|GATHERING|STORING|STORED|SWITCHING", "dealt|not dealt", "it is dealt out once"),
+            (
+                "NONE|PLANNING|GATHERING|STORING|STORED|SWITCHING",
+                "distributed|not distributed",
+                "it is distributed once",
+            ),
             ("NONE|PLANNING|SWITCHING", "spare_slot_lost", "there are no spare slots"),
-            ("PLANNING|GATHERING|STORING|DEALING|STORED", "running", "the tasks of before run all the time"),
-            ("PLANNING|GATHERING|DEALING|STORED|SWITCHING", "stored", "its checkpoint is not being made"),
+            ("PLANNING|GATHERING|STORING|DISTRIBUTING|STORED", "running", "the tasks of before run all the time"),
+            ("PLANNING|GATHERING|DISTRIBUTING|STORED|SWITCHING", "stored", "its checkpoint is not being made"),
         ),
     ),
     Machine(

@@ -156,13 +156,13 @@ def callbacks(module: ModuleType, owner: type) -> tuple[str, ...]:
 
 
 def subscribers(owner: type, part: str) -> tuple[str, ...]:
-    """Return the methods of `owner`, a part of the coordinator, that are called for facts, in its order."""
-    hears = {
+    """Return the methods of `owner`, a part of the coordinator, that subscribe to notifications, in its order."""
+    found = {
         node.attr
         for node in ast.walk(ast.parse(inspect.getsource(notifications)))
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == part
     }
-    return tuple(name for name, value in vars(owner).items() if name in hears and inspect.isfunction(value))
+    return tuple(name for name, value in vars(owner).items() if name in found and inspect.isfunction(value))
 
 
 def _outcome(name: str, outcome: object) -> str:
@@ -253,7 +253,7 @@ def _coordinator_events() -> Iterable[str]:
     for kind in get_args(ev.CoordinatorEvent):
         if kind is ev.SlotMessage:
             yield from (name for name in classes_of(m.FromSlot) if name != "Register")
-        elif kind is ev.ClientAsked:
+        elif kind is ev.ClientRequested:
             yield from classes_of(m.ClientRequest)
         elif kind is ev.TimerFired:
             yield from (f"timer {timer.value}" for timer in TimerKind)
@@ -270,7 +270,7 @@ def coordinator_event(event: ev.CoordinatorEvent) -> str:
     match event:
         case ev.SlotMessage(_, message):
             return type(message).__name__
-        case ev.ClientAsked(_, request):
+        case ev.ClientRequested(_, request):
             return type(request).__name__
         case ev.TimerFired(token):
             return f"timer {timer_kind(token).value}"
@@ -416,9 +416,9 @@ class Request(Enum):
 
 _SHELL_METHODS: Final[Mapping[str, str]] = {
     "slot_failed": "word of the process",
-    "unwanted": "a slot comes",
+    "refusal": "a slot comes",
     "slot_lost": "the connection is gone",
-    "_lost_without_a_word": "waited for word",
+    "_report_lost": "waited for word",
     "_abandon": "abandon",
 }
 
@@ -438,7 +438,7 @@ def watch_requests() -> Sequence[Watched]:
         def of_call(shell: Any, about: Any, *_: Any) -> tuple[str, str]:
             if name == "slot_failed":
                 request = about
-            elif name == "unwanted":
+            elif name == "refusal":
                 request = about.request
             else:
                 request = next((r for r, slot in shell._requests.items() if slot == about), None)

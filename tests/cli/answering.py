@@ -11,7 +11,7 @@ from in_memory import NoRows
 from midstream.cli.main import main
 from midstream.engine.coordinator.events import (
     CancelRequested,
-    ClientAsked,
+    ClientRequested,
     CoordinatorEvent,
     Instruction,
     JobEnded,
@@ -51,7 +51,7 @@ class Answering:
     def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]:
         if isinstance(event, CancelRequested):
             return [JobEnded("failed", None, self.status(now_ms, "failed"))]
-        if not isinstance(event, ClientAsked):
+        if not isinstance(event, ClientRequested):
             return []
         self.asked.append(event.request)
         match event.request:

@@ -17,7 +17,7 @@ import pytest
 
 from machine import limit_s
 from midstream.engine.coordinator.events import (
-    ClientAsked,
+    ClientRequested,
     CloseSlot,
     CoordinatorEvent,
     Instruction,
@@ -147,7 +147,7 @@ class LetsGo(Scripted):
 
     def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]:
         instructions = super().handle(event, now_ms)
-        if isinstance(event, ClientAsked) and self.slots.pop(0, None) is not None:
+        if isinstance(event, ClientRequested) and self.slots.pop(0, None) is not None:
             instructions.append(CloseSlot(0, "not needed"))
         return instructions
 

@@ -42,7 +42,7 @@ def failed_is_aborted_at_once() -> Replacements:
 
     def abort(self: Any, pending: Any, *arguments: Any, **more: Any) -> None:
         owner = owner_of(self)
-        owner.committing.abort(metadata_builder.committables_of(pending.acks, self._names, self._newest_id))
+        owner.commits.abort(metadata_builder.committables_of(pending.acks, self._names, self._newest_id))
         original(self, pending, *arguments, **more)
 
     original = CheckpointCoordinator._abort
@@ -136,12 +136,12 @@ def ended_before_committed() -> Replacements:
     def run_on(self: Any) -> bool:
         stop = self.requests.stop
         if self.attempt.all_finished or (stop is not None and stop.is_stored):
-            while len(self.committing._commits) > 1:
-                self.committing._commits.pop()
+            while len(self.commits._commits) > 1:
+                self.commits._commits.pop()
         return original(self)
 
-    original = Coordinator._run_on
-    return [(Coordinator, "_run_on", run_on)]
+    original = Coordinator._step_running
+    return [(Coordinator, "_step_running", run_on)]
 
 
 def finished_is_not_asked() -> Replacements:

@@ -67,7 +67,7 @@ def late_metadata_completes() -> Replacements:
 
 def checkpoints_do_not_count() -> Replacements:
     """The same failure ends the job though checkpoints completed in between."""
-    return [(Failover, "progressed", nothing)]
+    return [(Failover, "checkpoint_completed", nothing)]
 
 
 def savepoints_count() -> Replacements:
@@ -280,7 +280,7 @@ def pending_splits_are_newer() -> Replacements:
 
 def parts_among_files() -> Replacements:
     """A split that continues where another ends is not waited for, however many files there are."""
-    return [(split_assignment, "_in_line", list)]
+    return [(split_assignment, "_without_follows", list)]
 
 
 def watermark_before_timers() -> Replacements:
@@ -336,8 +336,8 @@ def commit_before_completion() -> Replacements:
     def publish(self: Any, pending: Any) -> None:
         own = metadata_builder.committables_of(pending.acks, self._names, self._newest_id)
         owner = owner_of(self)
-        owner.committing._commits.extend(commits._Commit(what, pending.checkpoint_id) for what in own)
-        owner.committing._next()
+        owner.commits._commits.extend(commits._Commit(what, pending.checkpoint_id) for what in own)
+        owner.commits._next()
         original(self, pending)
 
     return [(checkpoints.CheckpointCoordinator, "_publish", publish)]
@@ -347,10 +347,10 @@ def forget_committables_on_restore() -> Replacements:
     original = machine.Coordinator._opened
 
     def opened(self: Any, outcome: Any) -> None:
-        add = self.committing.add
-        self.committing.add = lambda holder, what: add(holder, ())
+        add = self.commits.add
+        self.commits.add = lambda holder, what: add(holder, ())
         original(self, outcome)
-        self.committing.add = add
+        self.commits.add = add
 
     return [(machine.Coordinator, "_opened", opened)]
 

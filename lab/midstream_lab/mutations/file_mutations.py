@@ -155,10 +155,10 @@ def files_of_the_newest_only() -> Replacements:
 def files_that_may_be_needed_go() -> Replacements:
     """The files of a checkpoint whose outcome is unknown are not kept for it."""
 
-    def is_uncertain(self: Any, pending: Any) -> None:
+    def mark_uncertain(self: Any, pending: Any) -> None:
         self._uncertain_id = pending.checkpoint_id
 
-    return [(CheckpointCoordinator, "_is_uncertain", is_uncertain)]
+    return [(CheckpointCoordinator, "_mark_uncertain", mark_uncertain)]
 
 
 def known_before_complete() -> Replacements:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
@@ -20,11 +21,9 @@ from midstream_lab.scenarios import targeted
 def sources_do_not_hold() -> Replacements:
     original = CheckpointCoordinator.trigger
 
-    def trigger(
-        self: Any, attempt: Any, sources: Any, clients: Any, is_stop: bool, is_rescale: bool, *rest: Any
-    ) -> int:
-        checkpoint_id = original(self, attempt, sources, clients, is_stop, False, *rest)
-        self.pending.is_rescale = is_rescale
+    def trigger(self: Any, attempt: Any, sources: Any, request: Any) -> int:
+        checkpoint_id = original(self, attempt, sources, replace(request, is_rescale=False))
+        self.pending.is_rescale = request.is_rescale
         return checkpoint_id
 
     return [(CheckpointCoordinator, "trigger", trigger)]
@@ -54,15 +53,15 @@ def used_again() -> Replacements:
 
 
 def let_go_at_once() -> Replacements:
-    original = Slots.leaves
+    original = Slots.mark_leaving
 
-    def leaves(self: Any, slot: int, reason: str) -> bool:
+    def mark_leaving(self: Any, slot: int, reason: str) -> bool:
         is_new = original(self, slot, reason)
         if is_new:
-            self.let_leave(slot)
+            self.release_leaving(slot)
         return is_new
 
-    return [(Slots, "leaves", leaves)]
+    return [(Slots, "mark_leaving", mark_leaving)]
 
 
 def end_is_no_failure() -> Replacements:
@@ -80,7 +79,7 @@ def end_is_no_failure() -> Replacements:
 
 def not_a_peer() -> Replacements:
     def start(self: Any) -> None:
-        self.tell(Start(self.current.number, self._slots.peers(self._slots.ids())))
+        self.send(Start(self.current.number, self._slots.peers(self._slots.ids())))
 
     return [(Attempts, "start", start)]
 

@@ -30,8 +30,8 @@ class Equivalent:
 
 def owner_of(part: Any) -> Any:
     """Return the coordinator to which a part belongs."""
-    [(hear, _)] = part._effects.facts.start_failed.subscribers
-    return hear.__self__
+    [(subscriber, _)] = part._effects.notifications.start_failed.subscribers
+    return subscriber.__self__
 
 
 def nothing(*_: Any) -> None:

@@ -13,11 +13,10 @@ from midstream.engine.checkpoint.directory_files import FromFile, OwnerFile, sea
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, encode_metadata
 from midstream.engine.checkpoint.store import Listed, Retained, TakenOver
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
-from midstream.engine.coordinator.checkpoints import cleanup as cleaning
+from midstream.engine.coordinator.checkpoints import cleanup
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.checkpoints.cleanup import CheckpointCleanup
-from midstream.engine.coordinator.restore import newer_output as going_back
-from midstream.engine.coordinator.restore import open_directory
+from midstream.engine.coordinator.restore import newer_output, open_directory
 from midstream.engine.coordinator.restore.newer_output import Decision, Newer
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
@@ -112,7 +111,7 @@ def epoch_checked_before_the_mark() -> Replacements:
     def drop(storage: Storage, epoch: int, checkpoints: Iterable[int], files: Iterable[str]) -> None:
         original(_CheckedOnce(storage), epoch, checkpoints, files)
 
-    return [(cleaning, "drop", drop)]
+    return [(cleanup, "drop", drop)]
 
 
 class _CheckedOnce:
@@ -234,36 +233,36 @@ def id_is_reused() -> Replacements:
 
 def goes_back_without_a_word() -> Replacements:
     """A start does not check whether there is output that is newer than its checkpoint."""
-    return [(going_back, "_newer", lambda *_: ())]
+    return [(newer_output, "_newer", lambda *_: ())]
 
 
 def takes_back_too_much() -> Replacements:
     """Sinks also take back what belongs to the checkpoint from which the job starts."""
-    return [(going_back, "take_back", _take_back(-1)), (open_directory, "take_back", _take_back(-1))]
+    return [(newer_output, "roll_back", _take_back(-1)), (open_directory, "roll_back", _take_back(-1))]
 
 
 def takes_back_too_little() -> Replacements:
     """Sinks do not take back what belongs to the checkpoint right after it."""
-    return [(going_back, "take_back", _take_back(1)), (open_directory, "take_back", _take_back(1))]
+    return [(newer_output, "roll_back", _take_back(1)), (open_directory, "roll_back", _take_back(1))]
 
 
 def _take_back(more: int) -> Callable[..., None]:
-    original = going_back.take_back
+    original = newer_output.roll_back
 
-    def take_back(decision: Any, metadata: CheckpointMetadata) -> None:
+    def roll_back(decision: Any, metadata: CheckpointMetadata) -> None:
         original(replace(decision, after=decision.after + more), metadata)
 
-    return take_back
+    return roll_back
 
 
 def commits_under_way_are_overlooked() -> Replacements:
     """What newer checkpoints hold for sinks counts as newer output only once it is committed."""
-    original = going_back._newer
+    original = newer_output._newer
 
     def newer(*arguments: Any) -> Iterator[Newer]:
-        return (found for found in original(*arguments) if found.doubt != going_back.UNDER_WAY)
+        return (found for found in original(*arguments) if found.doubt != newer_output.UNDER_WAY)
 
-    return [(going_back, "_newer", newer)]
+    return [(newer_output, "_newer", newer)]
 
 
 def taking_back_is_not_written_down() -> Replacements:
@@ -290,11 +289,11 @@ def newer_ones_count_beside_pending_output() -> Replacements:
     """So is what is gone back behind although what the job goes back to may be committed only now, and newer output is
     kept, or there is none.
     """
-    original = going_back.decide
+    original = newer_output.decide
 
     def decide(*arguments: Any) -> Decision:
         found = original(*arguments)
-        return found if found.takes_back else replace(found, counts_until=None)
+        return found if found.rolls_back else replace(found, counts_until=None)
 
     return [(open_directory, "decide", decide)]
 

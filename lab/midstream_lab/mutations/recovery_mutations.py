@@ -343,9 +343,9 @@ def rescaled_from_the_one_before() -> Replacements:
 
 def state_of_the_restore_before() -> Replacements:
     """Operators get their state from the checkpoint that the attempt before began with; sources and rows in flight do not."""
-    original, real = distribute.Restoring.deal, distribute.deal
+    original, real = distribute.StateDistribution.distribute, distribute.distribute
 
-    def deal(self: Any, metadata: Any, plan: Any, done: Any) -> None:
+    def distribute_state(self: Any, metadata: Any, plan: Any, done: Any) -> None:
         before, self.before = getattr(self, "before", None), metadata
         mixed = metadata
         if before is not None and [op.uid for op in before.operators] == [op.uid for op in metadata.operators]:
@@ -356,10 +356,10 @@ def state_of_the_restore_before() -> Replacements:
             )
             files = tuple({*before.files, *metadata.files})
             mixed = msgspec.structs.replace(metadata, operators=operators, files=files)
-        with patch.object(distribute, "deal", lambda _, plan: real(mixed, plan)):
+        with patch.object(distribute, "distribute", lambda _, plan: real(mixed, plan)):
             original(self, metadata, plan, done)
 
-    return [(distribute.Restoring, "deal", deal)]
+    return [(distribute.StateDistribution, "distribute", distribute_state)]
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {

@@ -16,7 +16,7 @@ from midstream.engine.coordinator.placement.attempts import Attempts
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
 from midstream.engine.coordinator.requests.client_requests import ClientRequests
 from midstream.engine.coordinator.requests.savepoints import Savepoints
-from midstream.engine.coordinator.restore.distribute import Restoring
+from midstream.engine.coordinator.restore.distribute import StateDistribution
 from midstream.engine.protocol.messages import DoStop, Reply
 from midstream.simulation.fault_kinds import HANGS, Fault
 from midstream_lab.mutations.mutation import Mutation, Replacements, owner_of
@@ -74,13 +74,13 @@ def outcome_is_not_awaited() -> Replacements:
 def restored_from_what_was_dealt() -> Replacements:
     """A restart uses what was dealt out for the one before, although a newer checkpoint is complete."""
 
-    def dealt(self: Any, metadata: Any, graph: Any) -> Any:
-        if metadata is not None and self._dealt is not None and self._dealt[0][1] is graph:
-            return self._dealt[1]
+    def find(self: Any, metadata: Any, graph: Any) -> Any:
+        if metadata is not None and self._distributed is not None and self._distributed[0][1] is graph:
+            return self._distributed[1]
         return original(self, metadata, graph)
 
-    original = Restoring.dealt
-    return [(Restoring, "dealt", dealt), (Restoring, "forget", _nothing)]
+    original = StateDistribution._find
+    return [(StateDistribution, "_find", find), (StateDistribution, "forget", _nothing)]
 
 
 def pause_is_ignored() -> Replacements:
@@ -100,9 +100,9 @@ def failures_are_never_forgotten() -> Replacements:
     """Checkpoints that complete do not reset the count of those that fail."""
 
     def published(self: Any, *arguments: Any) -> None:
-        failures = self.due.failures
+        failures = self.schedule.failures
         original(self, *arguments)
-        self.due.failures = max(failures, self.due.failures)
+        self.schedule.failures = max(failures, self.schedule.failures)
 
     original = CheckpointCoordinator._published
     return [(CheckpointCoordinator, "_published", published)]
@@ -164,7 +164,7 @@ def rescaled_before_it_runs() -> Replacements:
     def running(self: Any) -> None:
         if self._current is not None and self.stage is RescaleStage.SWITCHING:
             self._current, self.stage = None, RescaleStage.NONE
-        self._goes_back = False
+        self._is_rolled_back = False
 
     original, original_refuse = Rescaling.switching, Rescaling._refuse
     return [(Rescaling, "switching", switching), (Rescaling, "_refuse", refuse), (Rescaling, "running", running)]
@@ -173,30 +173,30 @@ def rescaled_before_it_runs() -> Replacements:
 def second_stop_replaces_the_first() -> Replacements:
     """Only the client that requested a stop last is answered."""
 
-    def asked(self: Any, client: int, request: Any, has_storage: bool) -> None:
+    def handle(self: Any, client: int, request: Any, has_storage: bool) -> None:
         if isinstance(request, DoStop) and self.stop is not None and self.stop.drain == request.drain:
             self.stop.clients[:] = [client]
         else:
             original(self, client, request, has_storage)
 
-    original = ClientRequests.asked
-    return [(ClientRequests, "asked", asked)]
+    original = ClientRequests.handle
+    return [(ClientRequests, "handle", handle)]
 
 
 def retry_is_not_asked_for() -> Replacements:
     """The client that waits for a checkpoint which has to be taken again is forgotten."""
-    return [(ClientRequests, "put_back", _nothing)]
+    return [(ClientRequests, "requeue", _nothing)]
 
 
 def stopped_with_a_failed_one() -> Replacements:
     """A job stops though the checkpoint to stop with has failed."""
 
-    def aborted(self: Any, fact: Any) -> None:
-        if fact.pending.stops and not fact.retry:
-            self.stop_is_stored(owner_of(self).checkpoints.path_of(fact.pending.checkpoint_id))
-            self.refuse(fact.pending.clients, fact.reason)
+    def aborted(self: Any, event: Any) -> None:
+        if event.pending.stops and not event.retry:
+            self.stop_is_stored(owner_of(self).checkpoints.path_of(event.pending.checkpoint_id))
+            self.refuse(event.pending.clients, event.reason)
         else:
-            original(self, fact)
+            original(self, event)
 
     original = ClientRequests.checkpoint_aborted
     return [(ClientRequests, "checkpoint_aborted", aborted)]
@@ -205,14 +205,14 @@ def stopped_with_a_failed_one() -> Replacements:
 def asked_after_the_trigger() -> Replacements:
     """A client that requests a checkpoint while one is being made gets that one."""
 
-    def asked(self: Any, client: int, request: Any) -> None:
+    def handle_request(self: Any, client: int, request: Any) -> None:
         original(self, client, request)
         pending = self.checkpoints.pending
         if pending is not None and self.checkpoints.outcome_is_known and self.phase is Phase.RUNNING:
-            pending.clients = (*pending.clients, *self.requests.take_waiting())
+            pending.clients = (*pending.clients, *self.requests.take_checkpoint_clients())
 
-    original = Coordinator._asked
-    return [(Coordinator, "_asked", asked)]
+    original = Coordinator._handle_request
+    return [(Coordinator, "_handle_request", handle_request)]
 
 
 def savepoint_of_an_older_checkpoint() -> Replacements:

@@ -31,8 +31,8 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def before_committed() -> Replacements:
-    original = Savepoints.step
-    return [(Savepoints, "step", lambda self, source, oldest: original(self, source, None))]
+    original = Savepoints.advance
+    return [(Savepoints, "advance", lambda self, source, oldest: original(self, source, None))]
 
 
 def files_left_out() -> Replacements:
@@ -75,8 +75,8 @@ def not_retained() -> Replacements:
 def not_aligned() -> Replacements:
     original = CheckpointCoordinator.trigger
 
-    def trigger(self: Any, attempt: Any, sources: Any, clients: Any, is_stop: bool, is_rescale: bool, *_: bool) -> int:
-        return original(self, attempt, sources, clients, is_stop, is_rescale)
+    def trigger(self: Any, attempt: Any, sources: Any, request: Any) -> int:
+        return original(self, attempt, sources, replace(request, is_savepoint=False, must_align=False))
 
     return [(CheckpointCoordinator, "trigger", trigger)]
 
@@ -118,7 +118,7 @@ def refused_at_once() -> Replacements:
             self.refuse(stop.clients, reason)
             if stop.with_savepoint:
                 stop.clients = []
-                self._effects.facts.stop_failed(stop, reason)
+                self._effects.notifications.stop_failed(stop, reason)
 
     return [(ClientRequests, "stop_failed", stop_failed)]
 
@@ -157,8 +157,8 @@ def stopped_before_copied() -> Replacements:
 def retry_is_forgotten() -> Replacements:
     """A checkpoint that is only to be taken again is not taken for the savepoint."""
 
-    def aborted(self: Any, fact: Any) -> None:
-        original(self, replace(fact, retry=False))
+    def aborted(self: Any, event: Any) -> None:
+        original(self, replace(event, retry=False))
 
     original = Savepoints.checkpoint_aborted
     return [(Savepoints, "checkpoint_aborted", aborted)]

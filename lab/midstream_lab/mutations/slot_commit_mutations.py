@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from midstream.engine.coordinator import coordinator as machine
-from midstream.engine.coordinator.checkpoints import commits as committing
+from midstream.engine.coordinator.checkpoints import commits
 from midstream.engine.coordinator.checkpoints import commits_on_slots as lanes
 from midstream.engine.coordinator.checkpoints.commits import Commits
 from midstream.engine.coordinator.checkpoints.commits_on_slots import CommitLanes
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker import slot_commits as commits
+from midstream.engine.worker import slot_commits
 from midstream.engine.worker.slot_commits import SlotCommits
 from midstream.simulation.fault_kinds import KILL_ANOTHER
 from midstream_lab.mutations.mutation import Mutation, Replacements
@@ -27,7 +26,7 @@ def lanes_are_split() -> Replacements:
     def lanes_of(sink: Any, items: Any) -> Any:
         return {number: (item,) for number, item in enumerate(items)}
 
-    return [(committing, "lanes_of", lanes_of)]
+    return [(commits, "lanes_of", lanes_of)]
 
 
 def lane_is_backwards() -> Replacements:
@@ -37,79 +36,79 @@ def lane_is_backwards() -> Replacements:
         return original(sink, items[::-1])
 
     original = lanes.lanes_of
-    return [(committing, "lanes_of", lanes_of)]
+    return [(commits, "lanes_of", lanes_of)]
 
 
 def lane_moves() -> Replacements:
     """A lane is committed by one slot, then by another one."""
 
-    def ask(self: Any, slots: Any) -> None:
-        turn = self._requests % len(slots)
+    def request(self: Any, slots: Any) -> None:
+        turn = self._request_count % len(slots)
         original(self, (*slots[turn:], *slots[:turn]))
 
-    original = CommitLanes.ask
-    return [(CommitLanes, "ask", ask)]
+    original = CommitLanes.request
+    return [(CommitLanes, "request", request)]
 
 
 def done_when_asked() -> Replacements:
     """A lane counts as committed when the request is sent to its slot."""
 
-    def ask(self: Any, slots: Any) -> None:
-        before = set(self._asked)
+    def request(self: Any, slots: Any) -> None:
+        before = set(self._unanswered)
         original(self, slots)
-        for request, asked in list(self._asked.items()):
-            if request not in before:
-                self.heard(asked.slot, m.CommitDone(request))
+        for number, asked in list(self._unanswered.items()):
+            if number not in before:
+                self.handle_answer(asked.slot, m.CommitDone(number))
 
-    original = CommitLanes.ask
-    return [(CommitLanes, "ask", ask)]
+    original = CommitLanes.request
+    return [(CommitLanes, "request", request)]
 
 
 def answer_of_another_lane() -> Replacements:
     """The answer of a lane counts for the first lane that is being committed."""
 
-    def heard(self: Any, slot: int, answer: Any) -> None:
-        asked = self._asked.get(answer.request)
+    def handle_answer(self: Any, slot: int, answer: Any) -> None:
+        asked = self._unanswered.get(answer.request)
         if asked is not None and isinstance(answer, m.CommitDone):
-            request, first = next(iter(self._asked.items()))
-            self._asked[answer.request] = replace(asked, lane=first.lane)
-            self._asked[request] = replace(self._asked[request], lane=asked.lane)
+            request, first = next(iter(self._unanswered.items()))
+            self._unanswered[answer.request] = replace(asked, lane=first.lane)
+            self._unanswered[request] = replace(self._unanswered[request], lane=asked.lane)
         original(self, slot, answer)
 
-    original = CommitLanes.heard
-    return [(CommitLanes, "heard", heard)]
+    original = CommitLanes.handle_answer
+    return [(CommitLanes, "handle_answer", handle_answer)]
 
 
 def stopped_counts() -> Replacements:
     """A commit that was told to stop counts as done."""
 
-    def heard(self: Any, slot: int, answer: Any) -> None:
+    def handle_answer(self: Any, slot: int, answer: Any) -> None:
         if isinstance(answer, m.CommitFailed) and answer.stopped:
             answer = m.CommitDone(answer.request)
         original(self, slot, answer)
 
-    original = CommitLanes.heard
-    return [(CommitLanes, "heard", heard)]
+    original = CommitLanes.handle_answer
+    return [(CommitLanes, "handle_answer", handle_answer)]
 
 
 def failed_lane_counts() -> Replacements:
     """A lane that has failed is not tried again with the others of its checkpoint."""
 
-    def heard(self: Any, slot: int, answer: Any) -> None:
-        asked = self._asked.get(answer.request)
+    def handle_answer(self: Any, slot: int, answer: Any) -> None:
+        asked = self._unanswered.get(answer.request)
         original(self, slot, answer)
         if asked is not None and self.failed is not None and len(self.work.left) > 1:
             self.work.left.pop(asked.lane, None)
 
-    original = CommitLanes.heard
-    return [(CommitLanes, "heard", heard)]
+    original = CommitLanes.handle_answer
+    return [(CommitLanes, "handle_answer", handle_answer)]
 
 
 def lost_with_the_slot() -> Replacements:
     """What a slot was committing that has died is not committed by another one."""
 
     def forget_lost(self: Any, live: Any) -> None:
-        for asked in self._asked.values():
+        for asked in self._unanswered.values():
             if asked.slot not in live:
                 del self.work.left[asked.lane]
         original(self, live)
@@ -122,11 +121,11 @@ def _not_waiting(method: str) -> Replacements:
     """This method of the coordinator does not wait for commits in progress on slots."""
 
     def pretending(self: Any) -> bool:
-        self.committing._pretends = True
+        self.commits._pretends = True
         try:
             return bool(original(self))
         finally:
-            self.committing._pretends = False
+            self.commits._pretends = False
 
     def idle(self: Any) -> bool:
         if getattr(self, "_pretends", False) and self._lanes.under_way:
@@ -144,7 +143,7 @@ def deployed_while_committing() -> Replacements:
 
 def ended_while_committing() -> Replacements:
     """The job ends, and lets its slots go, while they commit."""
-    return _not_waiting("_run_on")
+    return _not_waiting("_step_running")
 
 
 def let_go_while_committing() -> Replacements:
@@ -171,7 +170,7 @@ def driver_commits() -> Replacements:
         return original(job) or None
 
     original = lanes.commit_slots
-    return [(machine, "commit_slots", commit_slots)]
+    return [(lanes, "commit_slots", commit_slots)]
 
 
 def not_told_to_stop() -> Replacements:
@@ -205,7 +204,7 @@ def never_loaded_again() -> Replacements:
 
 def zombie_has_slots_commit() -> Replacements:
     """A driver that was taken for dead has its slots continue to commit, although another one has taken over."""
-    return [(commits, "check_epoch", lambda storage, epoch: None)]
+    return [(slot_commits, "check_epoch", lambda storage, epoch: None)]
 
 
 # ---- where they are looked for

@@ -106,8 +106,8 @@ def pending_of_the_last_round() -> Replacements:
 def told_of_now() -> Replacements:
     """A source gets its current position, not that in the checkpoint that has completed."""
 
-    def completed(self: Any, fact: Any) -> None:
-        original(self, fact)
+    def completed(self: Any, event: Any) -> None:
+        original(self, event)
         for state in self._states.values():
             if state.notice is not None:
                 state.notice = replace(state.notice, position=state.position, pending=tuple(state.pending))

@@ -108,13 +108,13 @@ def drops_wait_for_a_heartbeat() -> Replacements:
 def last_drops_are_not_reported() -> Replacements:
     """A task finishes without its metrics: what it has dropped since the last heartbeat is never reported."""
 
-    def heard(self: Any, slot: int, message: FromSlot) -> None:
+    def handle_message(self: Any, slot: int, message: FromSlot) -> None:
         if isinstance(message, TaskFinished):
             message = msgspec.structs.replace(message, metrics=None)
         original(self, slot, message)
 
-    original = Coordinator._heard
-    return [(Coordinator, "_heard", heard)]
+    original = Coordinator._handle_message
+    return [(Coordinator, "_handle_message", handle_message)]
 
 
 def late_in_all_windows() -> Replacements:

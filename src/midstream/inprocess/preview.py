@@ -243,8 +243,8 @@ class _OwnSources:
         self._error: BaseException | None = None
         self._engine = engine
         self._effects = Effects()
-        self._effects.facts.start_failed = Notification((self._fail, "nothing is tried again"))
-        self._effects.facts.warned = Notification()
+        self._effects.notifications.start_failed = Notification((self._fail, "nothing is tried again"))
+        self._effects.notifications.warned = Notification()
         self._timers: dict[str, Timer] = {}
         graph: JobGraph = unpickled_apart(engine.graph_bytes)
         self._sources = SplitAssignment(self._effects, graph)
@@ -291,7 +291,7 @@ class _OwnSources:
                 case RunIo(token, work):
                     self._engine.loop.submit(work, partial(self._io_done, token))
                 case _:
-                    raise InvariantError(f"sources asked for {instruction!r}")
+                    raise InvariantError(f"sources requested {instruction!r}")
 
     def _timer_fired(self, token: str) -> None:
         self._timers.pop(token)

@@ -10,7 +10,7 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.engine.coordinator.events import (
-    ClientAsked,
+    ClientRequested,
     CoordinatorEvent,
     EndState,
     Instruction,
@@ -54,8 +54,8 @@ class Observer(Protocol):
 
     def bug(self, text: str) -> None: ...
 
-    def place_claimed(self, client: int) -> None:
-        """Note that the place of the savepoint requested by `client` has been claimed."""
+    def location_claimed(self, client: int) -> None:
+        """Note that the directory of the savepoint requested by `client` has been claimed."""
         ...
 
     def publishing(self, metadata: CheckpointMetadata) -> None:
@@ -77,9 +77,9 @@ class Observer(Protocol):
 
 class CheckedShell(Shell):
     def __init__(
-        self, coordinator: CheckedMachine, loop: Loop, lines: Connections, host: Host, observer: Observer
+        self, coordinator: CheckedMachine, loop: Loop, connections: Connections, host: Host, observer: Observer
     ) -> None:
-        super().__init__(coordinator, loop, lines, host)
+        super().__init__(coordinator, loop, connections, host)
         self._check: Callable[[], None] = coordinator.check
         self._observer = observer
         self._handled = 0
@@ -88,7 +88,7 @@ class CheckedShell(Shell):
         """The event that is being handled."""
         self._tokens: set[str] = set()
         self._claims: dict[str, int] = {}
-        """The client that requested a savepoint, by the token of the I/O that claims its place."""
+        """The client that requested a savepoint, by the token of the I/O that claims its directory."""
 
     def _step(self, event: CoordinatorEvent) -> None:
         self._handled += 1
@@ -98,7 +98,7 @@ class CheckedShell(Shell):
 
     def _execute(self, instruction: Instruction) -> None:
         if self.outcome is not None:
-            self._observer.bug(f"the coordinator asks for {instruction!r} after the end of the job")
+            self._observer.bug(f"the coordinator requests {instruction!r} after the end of the job")
         if instruction.cause != self._handled:
             self._observer.bug(f"{instruction!r} is not of event {self._handled}")
         match instruction:
@@ -112,7 +112,7 @@ class CheckedShell(Shell):
                     self._observer.publishing(metadata)
                 if io_kind(token) in (IoKind.COMMIT, IoKind.ABORT):
                     self._observer.commits_here()
-                if io_kind(token) is IoKind.SAVEPOINT_PLACE and isinstance(self._event, ClientAsked):
+                if io_kind(token) is IoKind.SAVEPOINT_LOCATION and isinstance(self._event, ClientRequested):
                     self._claims[token] = self._event.client
             case JobEnded():
                 self._observer.about_to_end(instruction)
@@ -128,7 +128,7 @@ class CheckedShell(Shell):
     def _io_done(self, token: str, outcome: Done[object] | Failed) -> None:
         client = self._claims.pop(token, None)
         if client is not None and isinstance(outcome, Done):
-            self._observer.place_claimed(client)
+            self._observer.location_claimed(client)
         if io_kind(token) is IoKind.PUBLISH:
             self._observer.published(outcome)
         super()._io_done(token, outcome)

@@ -207,14 +207,14 @@ class Driver:
         self._asked[client] = request
         self.promises.asked(client, request)
         self.liveness.asked(client, request)
-        self.shell.ask(client, request)
+        self.shell.request(client, request)
 
     def cancel(self, reason: str) -> None:
         self.is_cancelled = True
         self.liveness.owes(CANCEL_ENDS)
         self.process.post(partial(self.shell.cancel, reason))
 
-    # ---- the shell's lines
+    # ---- the shell's connections
 
     def send(self, slot: int, message: m.ToSlot) -> None:
         self.promises.sent(slot, message)
@@ -330,7 +330,7 @@ class Driver:
             self.cluster.answered(self, client, asked, reply)
         self.cluster.world.note(("reply", f"{client}:", reply.error or reply.checkpoint or "ok"))
 
-    def tell(self, text: str) -> None:
+    def notify_user(self, text: str) -> None:
         self._told += 1
         self.cluster.failed(self)
         self.promises.told(text)
@@ -360,14 +360,14 @@ class Driver:
     def _look_why(self, checkpoint_id: int) -> None:
         for status in self.coordinator.checkpoints.history.newest_first:
             if status.id == checkpoint_id:  # otherwise the checkpoint is only taken again
-                self.liveness.failed(self.coordinator.checkpoints.due.failures)
+                self.liveness.failed(self.coordinator.checkpoints.schedule.failures)
                 self.reasons.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
 
     def _is_for_savepoint(self) -> bool:
         pending = self.coordinator.checkpoints.pending
         return pending is not None and pending.is_savepoint
 
-    def place_claimed(self, client: int) -> None:
+    def location_claimed(self, client: int) -> None:
         self.claimed[client] = len(self.triggered)
 
     def publishing(self, metadata: CheckpointMetadata) -> None:
@@ -424,7 +424,7 @@ class Driver:
         if not slot.process.alive:
             return
         connection = slot.connection = Connection(self, slot)
-        reason = self.shell.unwanted(register)
+        reason = self.shell.refusal(register)
         if reason:
             self.turned_away += 1
             self.cluster.world.note((slot.process.name, "is turned away:", reason))
@@ -442,7 +442,7 @@ class Driver:
             pending = self.coordinator.checkpoints.pending
             self.reasons.heard(message, pending.checkpoint_id if pending is not None else None)
             self.promises.heard(connection.number, message)
-            self.shell.slot_said(connection.number, message)
+            self.shell.slot_message(connection.number, message)
             self.liveness.heard(message, self.coordinator.attempt)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
@@ -458,7 +458,7 @@ class Driver:
             if connection.slot.calls_since_us is not None:  # the slot's second thread sends heartbeats
                 connection.heard_us = world.now_us
                 for_ms = (world.now_us - connection.slot.calls_since_us) // 1000
-                self.shell.slot_said(connection.number, m.InCall(f"a function {SIM}", for_ms, ""))
+                self.shell.slot_message(connection.number, m.InCall(f"a function {SIM}", for_ms, ""))
             elif world.now_us - connection.heard_us > limit_us:
                 self.connection_lost(connection, f"no heartbeat {SIM}")
             else:

@@ -183,8 +183,8 @@ class Surroundings:
     def answer(self, client: int, reply: m.Reply) -> None:
         self.bench.replies[client] = reply
 
-    def tell(self, text: str) -> None:
-        self.bench.told.append(text)
+    def notify_user(self, text: str) -> None:
+        self.bench.notified.append(text)
 
     def ended_with(self, outcome: JobEnded) -> None:
         self.bench.ended = outcome
@@ -290,7 +290,7 @@ class Bench:
         self.requests: list[str] = []
         self.replies: dict[int, m.Reply] = {}
         self.ended: JobEnded | None = None
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self.waiting: list[RunIo] = []
         """I/O that is held back."""
         self.answers: dict[type, bool] = {m.Deploy: True, m.Start: True, m.Cancel: True}
@@ -329,12 +329,12 @@ class Bench:
             return
         match message:
             case m.Deploy(attempt=attempt):
-                self.shell.slot_said(slot, m.Deployed(attempt))
+                self.shell.slot_message(slot, m.Deployed(attempt))
             case m.Start(attempt):
                 for ref in self.tasks_on(slot):
-                    self.shell.slot_said(slot, m.TaskRunning(attempt, ref))
+                    self.shell.slot_message(slot, m.TaskRunning(attempt, ref))
             case m.Cancel(attempt):
-                self.shell.slot_said(slot, m.Cancelled(attempt))
+                self.shell.slot_message(slot, m.Cancelled(attempt))
 
     def wait(self, seconds: float) -> None:
         """Time passes; timers fire in their order."""
@@ -378,7 +378,7 @@ class Bench:
             self._slots += 1
             connected.append(slot)
             register = m.Register(f"host{slot}", 7000 + slot, 100 + slot, python, request)
-            assert not self.shell.unwanted(register)
+            assert not self.shell.refusal(register)
             self.shell.slot_registered(slot, register)
         return connected
 
@@ -417,7 +417,7 @@ class Bench:
         return tuple(self.job.attempt.tasks_by_slot()[slot])
 
     def say(self, ref: TaskId, message: m.FromSlot) -> None:
-        self.shell.slot_said(self.slots[ref.subtask], message)
+        self.shell.slot_message(self.slots[ref.subtask], message)
 
     def fail(
         self,
@@ -439,7 +439,7 @@ class Bench:
             self.say(ref, m.TaskFinished(self.attempt, ref, committables))
 
     def feed_from(self, slot: int, message: m.FromSlot) -> None:
-        self.shell.slot_said(slot, message)
+        self.shell.slot_message(slot, message)
 
     def feed_cancelled(self, slot: int) -> None:
         self.feed_from(slot, m.Cancelled(self.attempt))
@@ -511,7 +511,7 @@ class Bench:
 
     def ask(self, request: m.ClientRequest) -> int:
         self._clients += 1
-        self.shell.ask(self._clients, request)
+        self.shell.request(self._clients, request)
         return self._clients
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
-from midstream.engine.coordinator.checkpoints.commits_on_slots import AT_ONCE_MAX
+from midstream.engine.coordinator.checkpoints.commits_on_slots import RUNNING_LANES_MAX
 from midstream.engine.core.config import RestartStrategy
 from midstream.engine.core.ids import TaskId
 from midstream.engine.operators.sink_api import Committer, CommitterContext
@@ -83,7 +83,7 @@ def test_each_lane_is_one_call_on_the_slot_of_its_number_and_the_next_checkpoint
     answer(bench, 1)
     assert asked(bench)[2:] == [(0, 0, 2, (b"2/0",)), (1, 1, 2, (b"2/1",))]
     answer(bench, 2, 3)
-    assert bench.job.committing.idle
+    assert bench.job.commits.idle
     assert bench.sink.committed == [], "nothing was committed on the driver"
     assert bench.sink.committers == 0  # type: ignore[attr-defined]
 
@@ -122,7 +122,7 @@ def test_a_lane_that_is_no_int_of_64_bits_is_refused_with_the_sinks_name(lane: o
     bench = world(sink).run()
     bench.checkpoint()
     bench.wait(60)
-    assert "sink 'write'" in bench.error and f"lane() says {lane!r}" in bench.error
+    assert "sink 'write'" in bench.error and f"lane() returned {lane!r}" in bench.error
 
 
 def test_an_error_of_the_sinks_lane_is_one_of_the_commit() -> None:
@@ -140,13 +140,13 @@ def test_so_many_lanes_are_under_way_on_one_slot_and_no_more() -> None:
     bench.ack(1, *[ref for ref in ALL if ref.vertex == 0])
     bench.ack(1, WRITE1, items=())
     sink.lane = lambda committable: 2 * int(committable.split(b"/")[0])  # type: ignore[method-assign]
-    items = tuple(b"%d/0" % n for n in range(2 * AT_ONCE_MAX))
+    items = tuple(b"%d/0" % n for n in range(2 * RUNNING_LANES_MAX))
     bench.ack(1, WRITE0, items=items)
     assert {place[0] for place in asked(bench)} == {0}
-    for done in range(2 * AT_ONCE_MAX):
-        assert len(asked(bench)) == min(AT_ONCE_MAX + done, 2 * AT_ONCE_MAX)
+    for done in range(2 * RUNNING_LANES_MAX):
+        assert len(asked(bench)) == min(RUNNING_LANES_MAX + done, 2 * RUNNING_LANES_MAX)
         answer(bench, done)
-    assert bench.job.committing.idle
+    assert bench.job.commits.idle
 
 
 def test_a_lane_that_fails_is_tried_again_alone_once_the_others_have_answered() -> None:
@@ -159,7 +159,7 @@ def test_a_lane_that_fails_is_tried_again_alone_once_the_others_have_answered() 
     bench.wait(0.3)
     assert asked(bench)[2:] == [(0, 0, 1, (b"1/0",))]
     answer(bench, 2)
-    assert bench.job.committing.idle
+    assert bench.job.commits.idle
     assert not bench.status.failures
 
 
@@ -214,7 +214,7 @@ def test_the_answer_to_a_request_that_was_given_up_is_ignored() -> None:
         bench.feed_from(slot, m.CommitDone(open_requests(bench)[1][1]))
         bench.feed_from(slot, m.CommitDone(999))
     bench.feed_from(0, m.CommitDone(open_requests(bench)[2][1]))  # another slot was asked
-    assert len(bench.messages(m.Deploy)) == 2 and not bench.job.committing.idle
+    assert len(bench.messages(m.Deploy)) == 2 and not bench.job.commits.idle
     answer(bench, 2)
     answer(bench, 2)  # again
     assert bench.state == "running"

@@ -72,7 +72,7 @@ def costs(parallelism: int) -> dict[str, int]:
     def say(part: str, said: Sequence[tuple[int, m.FromSlot]]) -> None:
         def all_of_it() -> None:
             for slot, message in said:
-                bench.shell.slot_said(slot, message)
+                bench.shell.slot_message(slot, message)
 
         found[part] += steps(all_of_it)
 
@@ -94,7 +94,7 @@ def costs(parallelism: int) -> dict[str, int]:
         while asked := [(slot, x) for slot, x in bench.sent if isinstance(x, m.Commit) and x.request not in answered]:
             answered.update(x.request for _, x in asked)
             say("commits", [(slot, m.CommitDone(x.request)) for slot, x in asked])
-        assert bench.job.committing.idle
+        assert bench.job.commits.idle
 
     found["start"] += steps(lambda: bench.start().connect())
     deploy("start")

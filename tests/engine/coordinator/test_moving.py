@@ -36,7 +36,7 @@ def test_the_job_goes_on_without_it_from_a_checkpoint_behind_which_nothing_is_re
     assert bench.closed == [1]
     assert bench.state == "running" and bench.slots == (0, 2)
     assert bench.status.restored_from == "memory://checkpoints/chk-1"
-    assert bench.status.restarts == 0 and not bench.status.failures and not bench.told
+    assert bench.status.restarts == 0 and not bench.status.failures and not bench.notified
     assert bench.messages(m.ResumeSources) == []
     assert bench.status.warnings == (LEAVES,)
     assert bench.sink.committed == [(1, (b"1/0", b"1/1"))]
@@ -71,8 +71,8 @@ def test_another_one_that_leaves_meanwhile_is_waited_for_and_the_sources_resume_
     assert bench.slots == (2, 3) and bench.status.restored_from == "memory://checkpoints/chk-2"
 
 
-def test_one_that_leaves_while_the_checkpoint_is_dealt_out_is_waited_for() -> None:
-    bench = left(held=("deal",))
+def test_one_that_leaves_while_the_checkpoint_is_distributed_is_waited_for() -> None:
+    bench = left(held=("distribute",))
     acknowledged_by_all(bench)
     assert bench.waiting
     bench.leaves(0)
@@ -102,7 +102,7 @@ def test_one_that_leaves_before_it_has_registered_is_asked_for_again() -> None:
     assert "a slot could not be started (0 of 2 are connected): its node is drained" in bench.status.warnings
     bench.wait(1)
     register = m.Register("host0", 7000, 100, PYTHON, bench.requests[0])
-    assert bench.shell.unwanted(register)
+    assert bench.shell.refusal(register)
     bench._slots = 1
     bench.connect()
     assert bench.state == "running" and len(bench.requests) == 3 and bench.slots == (1, 2)

@@ -218,7 +218,7 @@ def test_one_at_a_time_and_a_stop_goes_first() -> None:
     first, second = rescale(bench, 3), rescale(bench, 4)
     assert "being rescaled already, to parallelism 3" in bench.replies[second].error
     stop = bench.ask(m.DoStop())
-    assert "it is asked to stop" in bench.replies[first].error
+    assert "a stop was requested" in bench.replies[first].error
     acknowledged_by_all(bench)
     assert bench.replies[stop].checkpoint == "memory://checkpoints/chk-1"
 

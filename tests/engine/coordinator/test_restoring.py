@@ -1,4 +1,4 @@
-"""A checkpoint is dealt out once for each restart, off the loop, and nothing that happens meanwhile is in its way."""
+"""A checkpoint is distributed once for each restart, off the loop, and nothing that happens meanwhile is in its way."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from midstream.engine.protocol import messages as m
 
 
 @pytest.fixture
-def dealt(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Checkpoint and parallelism of each time that one is dealt out."""
+def distributed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Checkpoint and parallelism of each time that one is distributed."""
     calls: list[tuple[int, int]] = []
     original = distribute.assign_state
 
@@ -36,57 +36,57 @@ def acknowledge_all(bench: Bench) -> None:
     bench.ack(pending.checkpoint_id, *sorted(pending.missing))
 
 
-def test_once_at_the_start_once_for_each_restart_and_once_for_a_rescale(dealt: list[tuple[int, int]]) -> None:
+def test_once_at_the_start_once_for_each_restart_and_once_for_a_rescale(distributed: list[tuple[int, int]]) -> None:
     before = Bench().run()
     before.checkpoint()
     bench = Bench(storage=before.storage, restore="latest", job_id="job2").run()
-    assert dealt == [(1, 2)]
+    assert distributed == [(1, 2)]
     bench.fail(TaskId(1, 0))
     bench.wait(1)
     assert bench.state == "running"
-    assert dealt == [(1, 2), (1, 2)]
+    assert distributed == [(1, 2), (1, 2)]
     client = bench.ask(m.DoRescale(1))
     acknowledge_all(bench)
     assert bench.replies[client].error == ""
-    assert dealt == [(1, 2), (1, 2), (2, 1)]
+    assert distributed == [(1, 2), (1, 2), (2, 1)]
 
 
-def test_a_job_that_begins_at_the_beginning_waits_for_nothing(dealt: list[tuple[int, int]]) -> None:
-    bench = Bench(held=("deal",)).run()
+def test_a_job_that_begins_at_the_beginning_waits_for_nothing(distributed: list[tuple[int, int]]) -> None:
+    bench = Bench(held=("distribute",)).run()
     bench.fail(TaskId(1, 0))
     bench.wait(1)
     assert bench.state == "running"
-    assert not dealt and not bench.messages(m.Deploy)[-1].restore
+    assert not distributed and not bench.messages(m.Deploy)[-1].restore
 
 
-def test_a_slot_that_is_lost_while_it_is_dealt_out_is_replaced_and_that_was_not_in_vain(
-    dealt: list[tuple[int, int]],
+def test_a_slot_that_is_lost_while_it_is_distributed_is_replaced_and_that_was_not_in_vain(
+    distributed: list[tuple[int, int]],
 ) -> None:
-    bench = Bench(held=("deal",)).run()
+    bench = Bench(held=("distribute",)).run()
     bench.checkpoint()
     bench.fail(TaskId(1, 0))
     bench.wait(1)
     assert bench.job.phase is Phase.GATHERING and len(bench.messages(m.Deploy)) == 2
     bench.lose(1)
-    bench.release("deal")
+    bench.release("distribute")
     assert len(bench.messages(m.Deploy)) == 2, "one slot is missing"
     bench.connect()
     assert bench.state == "running"
-    assert len(bench.messages(m.Deploy)) == 4 and dealt == [(1, 2)]
+    assert len(bench.messages(m.Deploy)) == 4 and distributed == [(1, 2)]
     assert bench.status.restored_from == "memory://checkpoints/chk-1"
 
 
-def test_a_job_that_is_cancelled_while_it_is_dealt_out_ends() -> None:
-    bench = Bench(held=("deal",)).run()
+def test_a_job_that_is_cancelled_while_it_is_distributed_ends() -> None:
+    bench = Bench(held=("distribute",)).run()
     bench.checkpoint()
     bench.fail(TaskId(1, 0))
     bench.wait(1)
     bench.feed(CancelRequested("enough"))
-    bench.release("deal")
+    bench.release("distribute")
     assert bench.ended is not None and bench.ended.state == "stopped"
 
 
-def test_a_checkpoint_that_cannot_be_dealt_out_ends_the_job_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_cannot_be_distributed_ends_the_job_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench().run()
     bench.checkpoint()
 
@@ -100,15 +100,15 @@ def test_a_checkpoint_that_cannot_be_dealt_out_ends_the_job_with_the_reason(monk
     assert "the checkpoint to resume from: rows are still being recovered" in str(bench.ended.error)
 
 
-def test_while_a_rescale_deals_out_its_checkpoint_no_newer_one_takes_its_place() -> None:
-    bench = Bench(held=("deal",), checkpoint_interval_s=1.0).run()
+def test_while_a_rescale_distributes_its_checkpoint_no_newer_one_takes_its_place() -> None:
+    bench = Bench(held=("distribute",), checkpoint_interval_s=1.0).run()
     client = bench.ask(m.DoRescale(1))
     acknowledge_all(bench)
-    assert bench.job.rescaling.stage is RescaleStage.DEALING
+    assert bench.job.rescaling.stage is RescaleStage.DISTRIBUTING
     waiting = bench.ask(m.DoCheckpoint())
     bench.wait(5)
     assert bench.job.checkpoints.pending is None and bench.state == "running"
-    bench.release("deal")
+    bench.release("distribute")
     assert bench.replies[client] == m.Reply(checkpoint="memory://checkpoints/chk-1")
     assert len(bench.slots) == 1
     bench.wait(2)
@@ -116,29 +116,29 @@ def test_while_a_rescale_deals_out_its_checkpoint_no_newer_one_takes_its_place()
     assert bench.replies[waiting].checkpoint == "memory://checkpoints/chk-2"
 
 
-def test_a_failure_while_a_rescale_deals_out_leaves_the_job_at_the_parallelism_it_had() -> None:
-    bench = Bench(held=("deal",)).run()
+def test_a_failure_while_a_rescale_distributes_leaves_the_job_at_the_parallelism_it_had() -> None:
+    bench = Bench(held=("distribute",)).run()
     client = bench.ask(m.DoRescale(1))
     acknowledge_all(bench)
     bench.fail(TaskId(1, 0))
     assert "the job continues at 2" in bench.replies[client].error
     bench.wait(1)
-    bench.release("deal")
+    bench.release("distribute")
     assert bench.state == "running" and len(bench.slots) == 2
     assert bench.status.restored_from == "memory://checkpoints/chk-1"
 
 
-def test_a_new_slot_that_is_lost_while_a_rescale_deals_out_means_another_checkpoint() -> None:
-    bench = Bench(held=("deal",)).run()
+def test_a_new_slot_that_is_lost_while_a_rescale_distributes_means_another_checkpoint() -> None:
+    bench = Bench(held=("distribute",)).run()
     client = bench.ask(m.DoRescale(3))
     bench.connect()
     acknowledge_all(bench)
     bench.lose(2)
-    bench.release("deal")
+    bench.release("distribute")
     assert bench.job.rescaling.stage is RescaleStage.GATHERING and client not in bench.replies
     bench.connect()
     acknowledge_all(bench)
-    bench.release("deal")
+    bench.release("distribute")
     assert bench.replies[client] == m.Reply(checkpoint="memory://checkpoints/chk-2")
     assert len(bench.slots) == 3
 

@@ -463,7 +463,7 @@ def test_questions_after_the_end_are_answered() -> None:
 
 def test_a_slot_that_speaks_for_a_task_it_does_not_run_breaks_a_rule() -> None:
     bench = Bench().run()
-    with pytest.raises(InvariantError, match=r"slot 0 speaks for task .* the last events"):
+    with pytest.raises(InvariantError, match=r"slot 0 sent a message about task .* the last events"):
         bench.feed(SlotMessage(0, m.TaskFinished(0, READ1)))
 
 
@@ -606,27 +606,29 @@ def test_each_failure_is_told_when_it_happens_with_what_follows() -> None:
     bench.answers[m.Cancel] = True
     for slot in bench.slots:
         bench.feed_cancelled(slot)
-    (told,) = bench.told
+    (told,) = bench.notified
     assert told.startswith("divide (subtask 0): division by zero\nTraceback …\n")
     assert told.endswith("\nRestart 1 in 0.2 s, from the beginning.")
     bench.wait(1)
     number = bench.checkpoint()
     bench.fail(READ0, "another", same="elsewhere")
-    assert bench.told[1].endswith(f"Restart 2 in 0.4 s, from {ROOT}/chk-{number}.")
+    assert bench.notified[1].endswith(f"Restart 2 in 0.4 s, from {ROOT}/chk-{number}.")
 
 
 def test_the_same_failure_ten_times_without_a_checkpoint_ends_a_job_that_does_not_say_how_it_is_restarted() -> None:
     assert JobConfig().restart is DEFAULT_RESTART
     bench = Bench(restart=DEFAULT_RESTART, checkpoint_interval_s=None).run()
     failing(bench, 9)
-    assert "The same failure 9 times in a row without a checkpoint in between; at 10 the job ends." in bench.told[-1]
-    assert "Traceback" not in bench.told[-1], "it was told the first time"
+    assert (
+        "The same failure 9 times in a row without a checkpoint in between; at 10 the job ends." in bench.notified[-1]
+    )
+    assert "Traceback" not in bench.notified[-1], "it was told the first time"
     failing(bench, 1)
     assert bench.ended is not None and bench.ended.state == "failed"
     assert bench.error.startswith(
         "the same failure 10 times in a row without a checkpoint in between: divide: division by zero"
     )
-    assert len(bench.told) == 9, "the last one is what the job ends with"
+    assert len(bench.notified) == 9, "the last one is what the job ends with"
     assert bench.status.restarts == 9
 
 

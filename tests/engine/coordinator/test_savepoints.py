@@ -358,9 +358,9 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_two_stops_at_once_take_one_place_and_give_the_other_back() -> None:
-    bench = Bench(held=("savepoint-place",)).run()
+    bench = Bench(held=("savepoint-location",)).run()
     clients = [bench.ask(m.DoStop(savepoint=place)) for place in (SAVED, "memory://other")]
-    bench.release("savepoint-place")
+    bench.release("savepoint-location")
     assert bench.replies[clients[1]].error == "no savepoint was made: the job is stopping already"
     assert bench.elsewhere["memory://other"].files == {}
     acknowledge(bench, 1)
@@ -379,11 +379,11 @@ def test_the_end_of_the_job_answers_who_waits_for_a_savepoint_and_gives_the_plac
 
 
 def test_the_end_of_the_job_while_a_place_is_claimed_gives_it_back() -> None:
-    bench = Bench(held=("savepoint-place",)).run()
+    bench = Bench(held=("savepoint-location",)).run()
     waiting = bench.ask(m.DoSavepoint(SAVED))
     bench.fail(READ0, fatal=True)
     assert "no savepoint was made: " in bench.replies[waiting].error
-    bench.release("savepoint-place")
+    bench.release("savepoint-location")
     assert bench.ended is not None and bench.elsewhere[SAVED].files == {}
 
 

@@ -21,12 +21,12 @@ def register(request: str) -> m.Register:
 def test_a_request_is_good_for_one_slot() -> None:
     bench = Bench().start()
     first, second = bench.requests
-    assert bench.shell.unwanted(register("slot-99")) == "its request is closed"
-    assert bench.shell.unwanted(register(first)) == ""
+    assert bench.shell.refusal(register("slot-99")) == "its request is closed"
+    assert bench.shell.refusal(register(first)) == ""
     bench.connect(1)
-    assert bench.shell.unwanted(register(first)) == "its request was answered before"
+    assert bench.shell.refusal(register(first)) == "its request was answered before"
     bench.shell.slot_failed(second, "no core")
-    assert bench.shell.unwanted(register(second)) == "its request is closed"
+    assert bench.shell.refusal(register(second)) == "its request is closed"
 
 
 def test_word_of_its_process_that_comes_first_is_why_a_slot_is_lost() -> None:
@@ -94,7 +94,7 @@ def test_a_cluster_that_has_ended_is_told_of_with_the_word_of_a_process() -> Non
 
 
 def test_every_question_has_one_answer_also_behind_the_end() -> None:
-    bench = Bench(held=("savepoint-place",)).run()
+    bench = Bench(held=("savepoint-location",)).run()
     waits = bench.ask(m.DoSavepoint("memory://saved"))
     bench.feed(CancelRequested("enough"))
     bench.wait(30)
@@ -116,7 +116,7 @@ def test_who_waits_when_a_coordinator_breaks_is_answered() -> None:
 def test_a_client_that_does_not_ask_is_not_answered() -> None:
     bench = Bench().run()
     client = bench.ask(m.GetStatus())
-    with pytest.raises(InvariantError, match=f"client {client} is answered, and does not ask"):
+    with pytest.raises(InvariantError, match=f"client {client} is answered without a request"):
         bench.shell._answer(client, m.Reply())
 
 
@@ -127,9 +127,9 @@ def test_nothing_follows_the_end() -> None:
     assert bench.ended is not None and not bench.timers
     sent = len(bench.sent)
     bench.release("discover")
-    bench.shell.slot_said(0, m.Cancelled(0))
+    bench.shell.slot_message(0, m.Cancelled(0))
     bench.shell.slot_failed(bench.requests[0], "killed")
-    assert bench.shell.unwanted(register(bench.requests[0])) == "the job has ended"
+    assert bench.shell.refusal(register(bench.requests[0])) == "the job has ended"
     bench.wait(30)
     assert len(bench.sent) == sent
     with pytest.raises(InvariantError, match="CancelRequested after the end"):

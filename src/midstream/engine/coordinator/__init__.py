@@ -4,11 +4,11 @@ May import everything up to `worker`. The coordinator is a pure machine on the d
 instructions come out (`events`), and it has no clock, thread, file or socket of its own. It touches storage only
 inside the closures that it hands out in `RunIo`.
 
-Reading order: `events` (its interface), `phase` and `machine` (what comes next), `facts` (which part is told of what,
-and in which order), then the sub-rooms, each of which imports only those before it: `restoring` (from which checkpoint
-the job resumes), `placement` (what runs where), `checkpointing` (how a checkpoint is made, and what follows from it),
-`requests` (what users request and see). `effects` and `failures` are used by all of them. `shell` feeds events to the
-machine and carries out its instructions.
+Reading order: `events` (its interface), `job_phase` and `coordinator` (what comes next), `notifications` (which part is
+notified of what, and in which order), then the sub-rooms, each of which imports only those before it: `restore` (from
+which checkpoint the job resumes), `placement` (what runs where), `checkpoints` (how a checkpoint is made, and what
+follows from it), `requests` (what users request and see). `effects` and `failover` are used by all of them. `shell`
+feeds events to the coordinator and carries out its instructions; `story` keeps the last events for errors.
 """
 
 from midstream.engine.coordinator.coordinator import Coordinator

@@ -1,11 +1,11 @@
 """The coordinator of one job: what is running, and what comes next.
 
-Its phases, and what leads from one to the next, are in `phase.PHASE_TABLE`: CREATED, OPENING, then GATHERING,
+Its phases, and what leads from one to the next, are in `job_phase.PHASE_TABLE`: CREATED, OPENING, then GATHERING,
 DEPLOYING, STARTING, RUNNING for each attempt, CANCELLING after a failure; finally ENDING, ENDED.
 
-`handle` processes one event: `_on` records what it means, then `_step` advances the job, and is called again until
-nothing changes any more. `_step` evaluates its conditions each time and stores none of them, so the order in which
-their parts become true does not matter.
+`handle` processes one event: `_handle_event` records what it means, then `_step` advances the job, and is called again
+until nothing changes any more. `_step` evaluates its conditions each time and stores none of them, so the order in
+which their parts become true does not matter.
 
 Messages of slots about another attempt than the current one are ignored.
 """
@@ -23,10 +23,10 @@ from midstream.engine.coordinator import events as ev
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.checkpoints.cleanup import CheckpointCleanup
 from midstream.engine.coordinator.checkpoints.commits import Commits
-from midstream.engine.coordinator.checkpoints.commits_on_slots import CommitSlots, commit_slots
+from midstream.engine.coordinator.checkpoints.commits_on_slots import CommitSlots
 from midstream.engine.coordinator.checkpoints.committers import Committers
 from midstream.engine.coordinator.checkpoints.trigger import trigger_when_due
-from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind, brief
+from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.failover import (
     Failover,
     Failure,
@@ -35,25 +35,27 @@ from midstream.engine.coordinator.failover import (
     slot_lost,
     slots_gone,
 )
-from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase, PhaseTurn
+from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase, PhaseEvent
 from midstream.engine.coordinator.notifications import subscribe
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.attempts import Attempts
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
 from midstream.engine.coordinator.placement.slots import PYTHON, Slots, other_python
 from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
-from midstream.engine.coordinator.requests import status_builder as shown
 from midstream.engine.coordinator.requests.client_requests import ClientRequests
 from midstream.engine.coordinator.requests.pending_waits import PendingWaits
 from midstream.engine.coordinator.requests.savepoints import Savepoints
-from midstream.engine.coordinator.restore.distribute import DistributedState, Restoring
+from midstream.engine.coordinator.requests.status_builder import job_status, state_of
+from midstream.engine.coordinator.restore.distribute import DistributedState, StateDistribution
 from midstream.engine.coordinator.restore.open_directory import (
     HAD_FINISHED,
     OpenedStorage,
     check_plan,
     copies_in,
+    describe_opening,
     open_checkpoints,
 )
+from midstream.engine.coordinator.story import EventStory
 from midstream.engine.core.errors import InvariantError, MidstreamError, StorageError, assert_never
 from midstream.engine.core.interfaces import Done, Failed, Signal, Storage, Supply
 from midstream.engine.protocol import messages as m
@@ -61,7 +63,6 @@ from midstream.engine.protocol.job_status import FailureStatus, JobStatus
 
 END_TIMEOUT_S: Final = 10.0
 """The time for which I/O that is still running may keep the job from ending."""
-STORY_MAX: Final = 30
 REMEMBERED_MAX: Final = 20
 
 
@@ -72,7 +73,7 @@ class Coordinator:
     `stopped` is set when the job ends.
 
     The class has more attributes than a class should: half of them are the parts of the coordinator, and this is the
-    only place that knows all of them; the others are what the status shows of the job as a whole, and how it ends.
+    only class that connects all of them; the others are what the status shows of the job as a whole, and how it ends.
     """
 
     def __init__(
@@ -94,25 +95,24 @@ class Coordinator:
         self.restored_from: str | None = None
         self.outcome: tuple[ev.EndState, MidstreamError | None] | None = None
         self._open_storage = open_storage
-        self._story: deque[tuple[int, Phase, ev.CoordinatorEvent]] = deque(maxlen=STORY_MAX)
-        self._why = ""
+        self._story = EventStory()
+        self._end_reason = ""
         """Why the job ends."""
 
         self._effects = Effects()
-        self.waiting = PendingWaits(self._effects, plan.config.name)
+        self.waits = PendingWaits(self._effects, plan.config.name)
         self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, supply)
         self.attempts = Attempts(self._effects, self.slots, plan.config.heartbeat_timeout_s)
-        self.restarts = Failover(self._effects, plan.config.restart)
+        self.failover = Failover(self._effects, plan.config.restart)
         self.requests = ClientRequests(self._effects)
-        self._restoring = Restoring(self._effects)
-        self.rescaling = Rescaling(self._effects, self.slots, self.attempts, self._restoring)
+        self._distribution = StateDistribution(self._effects)
+        self.rescaling = Rescaling(self._effects, self.slots, self.attempts, self._distribution)
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage)
-        self.cleaning = CheckpointCleanup(self._effects)
+        self.cleanup = CheckpointCleanup(self._effects)
         self.sources = SplitAssignment(self._effects, plan.graph)
-        committers, places = Committers(plan, stopped), CommitSlots(self, commit_slots)
-        self.committing = Commits(self._effects, plan, committers, self.slots, places)
-        self.checkpoints = CheckpointCoordinator(self._effects, plan, self.cleaning, self.committing)
-        subscribe(self, self._effects.facts)
+        self.commits = Commits(self._effects, plan, Committers(plan, stopped), self.slots, CommitSlots(self))
+        self.checkpoints = CheckpointCoordinator(self._effects, plan, self.cleanup, self.commits)
+        subscribe(self, self._effects.notifications)
 
         self.had_finished = False
         """Whether the job had finished in the checkpoint from which it was started: then nothing runs."""
@@ -123,56 +123,50 @@ class Coordinator:
     def attempt(self) -> Attempt | None:
         return self.attempts.current
 
-    # ---- the border ----
+    # ---- interface ----
 
     def handle(self, event: ev.CoordinatorEvent, now_ms: int) -> list[ev.Instruction]:
         """Process one event. Raises InvariantError, with the events before it, when a rule of the protocol is broken."""
         self._effects.cause, self._effects.now_ms = self._effects.cause + 1, now_ms
-        beats = isinstance(event, ev.SlotMessage) and isinstance(event.message, (m.SlotStatus, m.InCall))
-        if not (beats or isinstance(event, ev.TimePassed)):
-            self._story.append((self._effects.cause, self.phase, event))
+        self._story.record(self._effects.cause, self.phase, event)
         try:
-            self._on(event)
+            self._handle_event(event)
             while self._step():
                 pass
         except InvariantError as error:
-            story = "; ".join(f"{number} {phase.name}: {brief(event)}" for number, phase, event in self._story)
-            raise InvariantError(f"{error}; the last events: {story}") from error
+            raise InvariantError(f"{error}; the last events: {self._story}") from error
         return self._effects.take()
 
     def status(self, now_ms: int) -> JobStatus:
-        return shown.job_status(self, now_ms)
+        return job_status(self, now_ms)
 
     def check(self) -> None:
         """Assert everything that must hold between two events."""
         self.slots.check()
         self.checkpoints.check()
-        self.committing.check()
+        self.commits.check()
         if self.phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING):
             assert self.attempt is not None, self.phase
             assert self.attempt.all_finished or self.slots.live.keys() >= set(self.attempt.slots), self.phase
-        pending = self.checkpoints.pending
-        assert pending is None or not self.checkpoints.outcome_is_known or self.phase is Phase.RUNNING, (
-            self.phase,
-            pending,
-        )
+        is_collecting = self.checkpoints.pending is not None and self.checkpoints.outcome_is_known
+        assert not is_collecting or self.phase is Phase.RUNNING, (self.phase, self.checkpoints.pending)
         assert (self.outcome is None) == (self.phase not in (Phase.ENDING, Phase.ENDED)), (self.phase, self.outcome)
 
     # ---- events ----
 
-    def _turn(self, what: PhaseTurn) -> None:
-        self.phase = PHASE_TABLE.next(self.phase, what)
+    def _transition(self, event: PhaseEvent) -> None:
+        self.phase = PHASE_TABLE.next(self.phase, event)
 
-    def _on(self, event: ev.CoordinatorEvent) -> None:  # noqa: PLR0912 - one arm for each event or message
+    def _handle_event(self, event: ev.CoordinatorEvent) -> None:  # noqa: PLR0912 - one arm for each event or message
         if self.phase is Phase.ENDED:
-            raise InvariantError(f"{type(event).__name__} after the end")
+            raise InvariantError(f"{type(event).__name__} after the end of the job")
         match event:
             case ev.Started():
                 self._start()
             case ev.SlotConnected(slot, register):
                 self._slot_connected(slot, register)
             case ev.SlotMessage(slot, message):
-                self._heard(slot, message)
+                self._handle_message(slot, message)
             case ev.SlotLost():
                 self._slot_lost(event)
             case ev.SlotLeaving(slot, reason):
@@ -181,23 +175,21 @@ class Coordinator:
                 self.slots.request_failed(request, reason)
             case ev.SlotsGone(reason):
                 self._slots_gone(reason)
-            case ev.ClientAsked(client, request):
-                self._asked(client, request)
+            case ev.ClientRequested(client, request):
+                self._handle_request(client, request)
             case ev.CancelRequested(reason):
                 self._end("stopped", None, f"the job was cancelled: {reason}")
             case ev.TimerFired(token):
                 self._effects.timer_fired(token)
             case ev.TimePassed(seconds):
-                failure = self.waiting.look(self, seconds)
-                if failure is not None:
-                    self._effects.facts.attempt_failed(failure)
+                self.waits.poll(self, seconds)
             case ev.IoDone(token, outcome):
                 self._effects.io_done(token, outcome)
             case _:
                 assert_never(event)
 
     def _start(self) -> None:
-        self._turn(PhaseTurn.STARTED)
+        self._transition(PhaseEvent.STARTED)
         try:
             check_plan(self.plan)
         except MidstreamError as error:
@@ -207,11 +199,8 @@ class Coordinator:
             self._gather()
             return
         work = partial(open_checkpoints, self.plan, self._open_storage)
-        what = f"the checkpoint directory {self.plan.config.checkpoint_dir} to be opened"
-        copies = copies_in(self.plan)
-        if copies:
-            what += f", and {self.plan.restore} to be copied to it"
-        self._effects.run_io(IoKind.OPEN, work, self._opened, waits_for=what, has_limit=not copies)
+        what, has_limit = describe_opening(self.plan), not copies_in(self.plan)
+        self._effects.run_io(IoKind.OPEN, work, self._opened, waits_for=what, has_limit=has_limit)
 
     def _opened(self, outcome: Done[OpenedStorage] | Failed) -> None:
         if self.phase is not Phase.OPENING:
@@ -222,13 +211,13 @@ class Coordinator:
             self._end("failed", error, failure.summary)
             return
         found = outcome.value
-        self._effects.facts.storage_opened(found)
+        self._effects.notifications.storage_opened(found)
         self.warnings.extend(found.opened.warnings)
         restore = found.opened.restore
         if restore is not None:
-            kept = [c for c in restore.committables if c.uid not in found.dealt.dropped]
-            self.committing.add(restore.checkpoint_id, kept)
-            self._restoring.keep(restore, self.plan.graph, found.dealt)
+            kept = [c for c in restore.committables if c.uid not in found.state.dropped]
+            self.commits.add(restore.checkpoint_id, kept)
+            self._distribution.keep(restore, self.plan.graph, found.state)
             self.had_finished = has_finished(restore, self.plan.graph)
             self.restored_from = self.checkpoints.newest_path
         if self.had_finished:
@@ -237,7 +226,7 @@ class Coordinator:
         self._gather()
 
     def _gather(self) -> None:
-        self._turn(PhaseTurn.OPENED)
+        self._transition(PhaseEvent.OPENED)
         if self.attempt is None:
             self._reset_sources()
         self.slots.gather()
@@ -248,7 +237,7 @@ class Coordinator:
         if self.phase is Phase.ENDING or not self.slots.connected(slot, register):
             self._effects.close_slot(slot, "this slot is not needed")
         elif register.python != PYTHON:
-            self._effects.facts.slots_failed(other_python(slot, register))
+            self._effects.notifications.slots_failed(other_python(slot, register))
 
     def _slot_lost(self, event: ev.SlotLost) -> None:
         slot, gathering, complete = event.slot, self.phase is Phase.GATHERING, self.slots.complete
@@ -259,25 +248,25 @@ class Coordinator:
         self.attempts.slot_lost(slot)
         text = f"{lost} is lost: {event.reason}"
         has_finished = self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished
-        # a commit that kills every slot must count as a failure, or it would be tried for ever; once, if several slots are
-        # lost with their machine
-        was_idle = gathering and not (complete and self.committing.is_on(slot))
+        # a commit that kills every slot must count as a failure, or it would be repeated indefinitely; it counts once
+        # if several slots are lost with their machine
+        was_idle = gathering and not (complete and self.commits.is_on(slot))
         if was_idle or left or self._is_spare(slot) or has_finished:
-            # nothing ran on it, or what has run is being committed: to begin again would double it
+            # nothing ran on it, or its output is being committed: a restart would duplicate that output
             self.warnings.append(text)
         else:
-            self._effects.facts.attempt_failed(slot_lost(text, event.last_lines, event.crash))
-        self._one_is_missing()
+            self._effects.notifications.attempt_failed(slot_lost(text, event.last_lines, event.crash))
+        self._replace_missing_slot()
 
     def _slot_leaving(self, slot: int, reason: str) -> None:
-        """No later attempt runs on this slot; `_run_on` moves the current one off it."""
-        if self.phase is Phase.ENDING or not self.slots.leaves(slot, reason):
+        """No later attempt runs on this slot; `_step_running` moves the current one off it."""
+        if self.phase is Phase.ENDING or not self.slots.mark_leaving(slot, reason):
             return
         if self._is_spare(slot):
-            self.slots.let_leave(slot)
-        self._one_is_missing()
+            self.slots.release_leaving(slot)
+        self._replace_missing_slot()
 
-    def _one_is_missing(self) -> None:
+    def _replace_missing_slot(self) -> None:
         if self.phase in (Phase.GATHERING, Phase.CANCELLING):
             self.slots.gather()
         else:
@@ -294,7 +283,7 @@ class Coordinator:
             self.fail_attempt(failure)
 
     def _slots_gone(self, reason: str) -> None:
-        """No slot can be had any more, so a restart cannot help. A job that only commits what it wrote needs no slot.
+        """No slot is available any more, so a restart cannot help. A job that only commits its output needs no slot.
 
         Several slots may report this, one after the other.
         """
@@ -304,22 +293,22 @@ class Coordinator:
             self.warnings.append(reason)
             return
         self.rescaling.give_up(reason)
-        self._effects.facts.attempt_failed(slots_gone(reason, self.checkpoints.newest_path))
+        self._effects.notifications.attempt_failed(slots_gone(reason, self.checkpoints.newest_path))
 
-    # ---- what slots say ----
+    # ---- messages of slots ----
 
-    def _heard(self, slot: int, message: m.FromSlot) -> None:  # noqa: PLR0912 - one arm for each event or message
+    def _handle_message(self, slot: int, message: m.FromSlot) -> None:  # noqa: PLR0912 - one arm for each event or message
         if slot not in self.slots.live or isinstance(message, m.Register):
             return
         attempt = self.attempt
         if isinstance(message, m.SlotStatus):
-            self.slots.heard(slot, message, attempt.number if attempt else -1, self._effects.now_ms)
+            self.slots.handle_status(slot, message, attempt.number if attempt else -1, self._effects.now_ms)
             return
         if isinstance(message, m.InCall):
             self.slots.live[slot].in_call = message
             return
         if isinstance(message, (m.CommitDone, m.CommitFailed)):
-            self.committing.heard(slot, message)
+            self.commits.handle_answer(slot, message)
             return
         if attempt is None or message.attempt != attempt.number:
             return
@@ -328,18 +317,18 @@ class Coordinator:
         cancelling = self.phase is Phase.CANCELLING
         match message:
             case m.CheckpointAck():
-                self.slots.reported(message.metrics, self._effects.now_ms)
+                self.slots.handle_metrics(message.metrics, self._effects.now_ms)
                 self.checkpoints.acknowledge(slot, message, attempt)
             case m.Cancelled():
                 if cancelling:  # else the job is ending already
                     attempt.unanswered.discard(slot)
-            case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
+            case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.abandons_tasks:
                 return  # these tasks are being replaced: they fail mostly because their peers are cancelled
-            case m.TaskFailed(_, _, summary, details, fatal, symptom, same, of_one_row):
+            case m.TaskFailed(_, _, summary, details, fatal, symptom, fingerprint, of_one_row):
                 row = summary if of_one_row else ""
-                self._task_failed(failure_of_user_code(summary, details, fatal, same, row), symptom)
-            case m.DeployFailed(_, summary, details, fatal, same):
-                self._effects.facts.start_failed(failure_of_user_code(summary, details, fatal, same))
+                self._task_failed(failure_of_user_code(summary, details, fatal, fingerprint, row), symptom)
+            case m.DeployFailed(_, summary, details, fatal, fingerprint):
+                self._effects.notifications.start_failed(failure_of_user_code(summary, details, fatal, fingerprint))
             case _ if cancelling:
                 return
             case m.Deployed():
@@ -347,9 +336,9 @@ class Coordinator:
             case m.TaskRunning(_, ref) | m.TaskEndOfData(_, ref):
                 attempt.advance(ref, type(message))
             case m.TaskFinished(_, ref, committables, metrics):
-                self.slots.reported(metrics, self._effects.now_ms)
+                self.slots.handle_metrics(metrics, self._effects.now_ms)
                 attempt.advance(ref, type(message))
-                self.committing.keep(ref, committables)
+                self.commits.keep(ref, committables)
                 self.checkpoints.task_finished(ref)
             case m.CheckpointDecline():
                 self.checkpoints.decline(message)
@@ -362,10 +351,10 @@ class Coordinator:
 
     def _step(self) -> bool:
         """Advance the job if it can; True if it advanced, and may be able to advance again."""
-        self.committing.look()
+        self.commits.advance()
         match self.phase:
             case Phase.RUNNING:  # first, because the job is nearly always in this phase
-                return self._run_on()
+                return self._step_running()
             case Phase.GATHERING:
                 return self._try_deploy()
             case Phase.DEPLOYING:
@@ -382,23 +371,23 @@ class Coordinator:
                 assert_never(self.phase)
 
     def _try_deploy(self) -> bool:
-        if self.slots.leaving and not self.committing.on_slots:
-            self.slots.let_leave(*sorted(self.slots.leaving))
+        if self.slots.leaving and not self.commits.on_slots:
+            self.slots.release_leaving(*sorted(self.slots.leaving))
         if not self.checkpoints.outcome_is_known:
             return False
-        self.committing.abort(self.checkpoints.take_prepared())
-        may_stop = self.attempt is not None and self.rescaling.stage is RescaleStage.NONE and self.committing.idle
-        if may_stop and self._stop_at_once():
+        self.commits.abort(self.checkpoints.take_prepared())
+        may_stop = self.attempt is not None and self.rescaling.stage is RescaleStage.NONE and self.commits.idle
+        if may_stop and self._stop_immediately():
             return True
-        if self.restarts.delayed:
+        if self.failover.delayed:
             return False
-        if not self._restoring.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
+        if not self._distribution.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
             return False
-        if self.committing.stalled:
-            self.committing.resume()
-        if not self.committing.idle:
+        if self.commits.stalled:
+            self.commits.resume()
+        if not self.commits.idle:
             return False
-        if self.attempt is None and self._stop_at_once():
+        if self.attempt is None and self._stop_immediately():
             return True
         if not self.slots.complete:
             return False
@@ -408,9 +397,9 @@ class Coordinator:
             self._deploy()
         return True
 
-    def _stop_at_once(self) -> bool:
-        """End a job that is to stop with a checkpoint while no task runs: the newest one has all that was processed."""
-        if not self.requests.stop_at_once(self.checkpoints.newest_path):
+    def _stop_immediately(self) -> bool:
+        """End a job that must stop with a checkpoint while no task runs: the newest one has all that was processed."""
+        if not self.requests.stop_immediately(self.checkpoints.newest_path):
             return False
         self._end("stopped", None, "the job was stopped while no task ran")
         return True
@@ -420,21 +409,19 @@ class Coordinator:
             self._reset_sources()
         self.restored_from = self.checkpoints.newest_path
         self.attempts.deploy(self.plan, self._state_to_restore(), self.checkpoints.epoch)
-        self._restoring.forget()
-        self._turn(PhaseTurn.DEPLOYED)
+        self._distribution.forget()
+        self._transition(PhaseEvent.DEPLOYED)
 
     def _reset_sources(self) -> None:
         state = self._state_to_restore()
         self.sources.reset(state.sources, state.finished)
 
     def _state_to_restore(self) -> DistributedState:
-        dealt = self._restoring.dealt(self.checkpoints.newest, self.plan.graph)
-        assert dealt is not None
-        return dealt
+        return self._distribution.state_of(self.checkpoints.newest, self.plan.graph)
 
     def _cannot_restore(self, failed: Failed) -> None:
         if self.phase is Phase.GATHERING:
-            self._effects.facts.attempt_failed(failure_of(failed.error, "the checkpoint to resume from"))
+            self._effects.notifications.attempt_failed(failure_of(failed.error, "the checkpoint to resume from"))
 
     def _try_start(self) -> bool:
         assert self.attempt is not None
@@ -442,7 +429,7 @@ class Coordinator:
             return False
         self.sources.deployed(self.attempt)
         self.attempts.start()
-        self._turn(PhaseTurn.ANSWERED)
+        self._transition(PhaseEvent.ANSWERED)
         if self.requests.draining:
             self._stop_sources()
         return True
@@ -451,24 +438,24 @@ class Coordinator:
         assert self.attempt is not None
         if not self.attempt.all_started:
             return False
-        self._turn(PhaseTurn.RUNS)
-        self._effects.facts.attempt_runs()
+        self._transition(PhaseEvent.RUNS)
+        self._effects.notifications.attempt_runs()
         return True
 
-    def _run_on(self) -> bool:
+    def _step_running(self) -> bool:
         assert self.attempt is not None
-        uncommitted = self.committing.oldest_holder
-        self.savepoints.step(self.checkpoints.storage, uncommitted)
+        uncommitted = self.commits.oldest_holder
+        self.savepoints.advance(self.checkpoints.storage, uncommitted)
         self.checkpoints.retain(uncommitted, self.savepoints.oldest_needed)
         stop = self.requests.stop
         if stop is not None and stop.is_stored:
-            if self.committing.idle and self.savepoints.idle:
+            if self.commits.idle and self.savepoints.idle:
                 self._end("stopped", None, "the job has stopped")
                 return True
             return False
         if self.attempt.all_finished:
-            self.committing.commit_kept()
-            if self.committing.idle and self.checkpoints.outcome_is_known and self.savepoints.idle:
+            self.commits.commit_kept()
+            if self.commits.idle and self.checkpoints.outcome_is_known and self.savepoints.idle:
                 self._end("finished", None, "the job has finished")
                 return True
             return False
@@ -484,35 +471,35 @@ class Coordinator:
         trigger_when_due(self, self.sources, self._program)
         return False
 
-    # ---- questions ----
+    # ---- requests of clients ----
 
-    def _asked(self, client: int, request: m.ClientRequest) -> None:
+    def _handle_request(self, client: int, request: m.ClientRequest) -> None:
         match request:
             case m.GetStatus():
                 self._effects.reply(client, m.Reply(status=self.status(self._effects.now_ms)))
             case _ if self.outcome is not None:
                 self.requests.refuse([client], f"the job has ended: {self.outcome[0]}")
             case m.DoRescale(parallelism) if self.phase is Phase.RUNNING and self.requests.stop is None:
-                self.rescaling.asked(client, parallelism, self.plan)
+                self.rescaling.request(client, parallelism, self.plan)
             case m.DoRescale():
-                self.requests.refuse([client], f"the job is {shown.state_of(self)}: it can be rescaled while it runs")
+                self.requests.refuse([client], f"the job is {state_of(self)}: it can be rescaled while it runs")
             case m.DoSavepoint() | m.DoStop(savepoint=str()):
-                self.savepoints.asked(client, request)
+                self.savepoints.request(client, request)
             case m.DoCheckpoint() | m.DoStop():
-                self.requests.asked(client, request, has_storage=self.plan.config.checkpoint_dir is not None)
+                self.requests.handle(client, request, has_storage=self.plan.config.checkpoint_dir is not None)
             case _:
                 assert_never(request)
 
-    def stop_asked(self, drain: bool) -> None:
+    def stop_requested(self, drain: bool) -> None:
         if drain:
             self._stop_sources()
 
     def _stop_sources(self) -> None:
-        """Begin to drain the job. Tasks that do not run yet are told when they start."""
+        """Begin to drain the job. Tasks that do not run yet are notified when they start."""
         self.sources.stop()
         if self.phase in (Phase.STARTING, Phase.RUNNING):
             assert self.attempt is not None
-            self.attempts.tell(m.StopSources(self.attempt.number))
+            self.attempts.send(m.StopSources(self.attempt.number))
 
     # ---- failures ----
 
@@ -525,9 +512,9 @@ class Coordinator:
 
     def _task_failed(self, failure: Failure, symptom: bool) -> None:
         if not symptom:
-            self._effects.facts.attempt_failed(failure)
+            self._effects.notifications.attempt_failed(failure)
         elif self.phase in (Phase.STARTING, Phase.RUNNING):  # else its cause was reported before
-            self.attempts.has_symptom(failure)
+            self.attempts.report_symptom(failure)
 
     def fail_attempt(self, failure: Failure) -> None:
         """Record a failure, and end the attempt; only the first failure of an attempt leads to a restart."""
@@ -541,21 +528,20 @@ class Coordinator:
             self._switch_to(before)
         if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
             return
-        # a job without checkpoints that has committed some of its output must not begin again: it would be duplicated
-        final = failure.fatal or (self.committing.stalled and self.checkpoints.storage is None)
+        # without checkpoints, a job that has committed some of its output must not restart: it would be duplicated
+        final = failure.fatal or (self.commits.stalled and self.checkpoints.storage is None)
         if before is not None:  # the rescale has failed, and not the job
-            self.restarts.delay(0.0)
+            self.failover.delay(0.0)
             follows = "The job continues at its previous parallelism."
-        elif final or (after_s := self.restarts.try_again(failure)) is None:
-            self._end("failed", self.restarts.last_word(failure), failure.summary)
+        elif final or (after_s := self.failover.schedule_restart(failure)) is None:
+            self._end("failed", self.failover.final_error(failure), failure.summary)
             return
         else:
             start = self.checkpoints.newest_path or "the beginning"
-            follows = f"Restart {self.restarts.total} in {after_s:g} s, from {start}."
-        self._effects.tell(self.restarts.told(failure, follows))
-        self.requests.attempt_failed(
-            f"{failure.summary}; the job continues; the stop is cancelled", self.committing.stalled
-        )
+            follows = f"Restart {self.failover.restart_count} in {after_s:g} s, from {start}."
+        self._effects.notify_user(self.failover.describe(failure, follows))
+        reason = f"{failure.summary}; the job continues; the stop is cancelled"
+        self.requests.attempt_failed(reason, self.commits.stalled)
         self.sources.pause()
         if self.phase is Phase.GATHERING:
             self.slots.gather()
@@ -571,14 +557,14 @@ class Coordinator:
 
     def _cancel_attempt(self, why: str) -> None:
         pending = self.checkpoints.pending
-        self._effects.facts.attempt_over(why, pending is not None and pending.is_stop)
-        self._turn(PhaseTurn.ATTEMPT_OVER)
+        self._effects.notifications.attempt_over(why, pending is not None and pending.is_stop)
+        self._transition(PhaseEvent.ATTEMPT_OVER)
 
     def _try_gather(self) -> bool:
-        if not self.attempts.answered or self.committing.on_slots:  # a slot that a rescale releases may be committing
+        if not self.attempts.answered or self.commits.on_slots:  # a slot that a rescale releases may be committing
             return False
         self.attempts.cancelled()
-        self._turn(PhaseTurn.CANCELLED)
+        self._transition(PhaseEvent.CANCELLED)
         if self.rescaling.stage is RescaleStage.SWITCHING:
             self._switch_to(self.rescaling.plan)
             self.slots.gather()
@@ -591,11 +577,11 @@ class Coordinator:
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         assert (error is None) == (state != "failed"), (state, error)
-        self._turn(PhaseTurn.ENDS)
+        self._transition(PhaseEvent.ENDS)
         self.outcome = state, error
-        self._why = why
+        self._end_reason = why
         self._effects.cancel_all_timers()
-        self._effects.facts.job_ends(why, state == "stopped")
+        self._effects.notifications.job_ends(why, state == "stopped")
         self._effects.set_timer(TimerKind.END, END_TIMEOUT_S, self._conclude)
 
     def _try_conclude(self) -> bool:
@@ -605,23 +591,23 @@ class Coordinator:
             self._conclude()
             return True
         self._closing = True
-        self.committing.abort_kept()
-        self.committing.abort(self.checkpoints.take_prepared())
-        self.committing.close()
-        self.cleaning.run()
+        self.commits.abort_kept()
+        self.commits.abort(self.checkpoints.take_prepared())
+        self.commits.close()
+        self.cleanup.run()
         self.sources.close()
         return True
 
     def _conclude(self) -> None:
         assert self.outcome is not None
         state, error = self.outcome
-        self._turn(PhaseTurn.CONCLUDED)
+        self._transition(PhaseEvent.CONCLUDED)
         self._effects.cancel_all_timers()
         stop = self.requests.stop
         path = stop.checkpoint if stop is not None and state == "stopped" else None
         done = state == "finished" or path is not None or (stop is not None and stop.is_stored)
-        self.requests.job_ended(m.Reply(checkpoint=path) if done else m.Reply(error=str(error or self._why)), self._why)
+        reply = m.Reply(checkpoint=path) if done else m.Reply(error=str(error or self._end_reason))
+        self.requests.job_ended(reply, self._end_reason)
         if self.checkpoints.pending is not None:
-            self.requests.refuse(self.checkpoints.pending.clients, self._why)
-        status = self.status(self._effects.now_ms)
-        self._effects.end(ev.JobEnded(state, error, status, path, cause=self._effects.cause))
+            self.requests.refuse(self.checkpoints.pending.clients, self._end_reason)
+        self._effects.end(ev.JobEnded(state, error, self.status(self._effects.now_ms), path, cause=self._effects.cause))

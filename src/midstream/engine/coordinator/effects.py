@@ -1,8 +1,8 @@
-"""The effects of the coordinator's parts: the facts that they state, the instructions of one step, and the callbacks
-for those instructions that have an outcome.
+"""The effects of the coordinator's parts: their notifications, the instructions of one step, and the callbacks of those
+instructions that have an outcome.
 
-Tokens are made here, so that none is ever used twice. A part that sets a timer or runs I/O passes the callback for its
-outcome along.
+`Effects` makes all tokens, so that none is used twice. A part that sets a timer or runs I/O passes the callback for the
+outcome.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TimerKind(Enum):
     COMMIT = "commit"
     """A commit that has failed is tried again."""
     DISCOVER = "discover"
-    """A source is asked for splits again."""
+    """A source discovers splits again."""
     SYMPTOM = "symptom"
     """A task has reported that a peer is gone, and the cause has not been reported since."""
     CANCEL = "cancel"
@@ -48,8 +48,8 @@ class IoKind(Enum):
     """The purpose of a piece of I/O, which is the first word of its token."""
 
     OPEN = "open"
-    DEAL = "deal"
-    """The state of a checkpoint is assigned to the tasks that resume from it."""
+    DISTRIBUTE = "distribute"
+    """The state of a checkpoint is distributed to the tasks that resume from it."""
     PUBLISH = "publish"
     COMMIT = "commit"
     ABORT = "abort"
@@ -57,15 +57,15 @@ class IoKind(Enum):
     EPOCH = "epoch"
     DISCOVER = "discover"
     NOTIFY = "notify"
-    """A source is told of a completed checkpoint."""
+    """A source is notified of a completed checkpoint."""
     CLOSE = "close"
     """A source or a committer is closed."""
     RESCALE = "rescale"
-    SAVEPOINT_PLACE = "savepoint-place"
+    SAVEPOINT_LOCATION = "savepoint-location"
     SAVEPOINT = "savepoint"
     SAVEPOINT_DISCARD = "savepoint-discard"
     SUPPLY = "supply"
-    """Why no slots have come in time."""
+    """The cluster reports why no slots have come in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Call:
     """I/O that has not returned, on the driver's I/O pool or on a slot."""
 
     waits_for: str
-    """What is to happen, to complete "waiting for …"."""
+    """Completes "waiting for …"."""
     began_s: float
     """When the call began, on the clock of `Effects.elapsed_s`."""
     done: Callable[[Done[object] | Failed], None] | None
@@ -84,8 +84,8 @@ class Call:
 
 class Effects:
     def __init__(self) -> None:
-        self.facts = Notifications()
-        """The facts that any part may state, and of which the other parts are told."""
+        self.notifications = Notifications()
+        """What any part may notify the others of."""
         self.cause = 0
         """The number of the event that is being handled."""
         self.now_ms = 0
@@ -97,7 +97,7 @@ class Effects:
         """The sum of all `TimePassed`: waits are measured on it, because a wall clock may be set."""
         self._calls: dict[str, Call] = {}
 
-    # ---- asking ----
+    # ---- instructions ----
 
     def send(self, slot: int, message: ToSlot) -> None:
         self._out.append(ev.Send(slot, message, cause=self.cause))
@@ -111,8 +111,8 @@ class Effects:
     def reply(self, client: int, reply: Reply) -> None:
         self._out.append(ev.ReplyTo(client, reply, cause=self.cause))
 
-    def tell(self, text: str) -> None:
-        self._out.append(ev.Tell(text, cause=self.cause))
+    def notify_user(self, text: str) -> None:
+        self._out.append(ev.NotifyUser(text, cause=self.cause))
 
     def end(self, ended: ev.JobEnded) -> None:
         self._out.append(ended)
@@ -145,12 +145,12 @@ class Effects:
         (see `engine.coordinator.requests.pending_waits`).
         """
         token = self._token(kind, about)
-        told = cast("Callable[[Done[object] | Failed], None]", done)
-        self._calls[token] = Call(waits_for, self.elapsed_s, told, has_limit)
+        on_done = cast("Callable[[Done[object] | Failed], None]", done)
+        self._calls[token] = Call(waits_for, self.elapsed_s, on_done, has_limit)
         self._out.append(ev.RunIo(token, work, cause=self.cause))
 
     def wait_for_slot(self, waits_for: str) -> str:
-        """Register a limited wait for something that a slot was asked to do; `slot_is_done` ends it, given the token."""
+        """Register a limited wait for something that a slot has been sent; `slot_is_done` ends it, given the token."""
         self._tokens += 1
         token = f"slot-{self._tokens}"
         self._calls[token] = Call(waits_for, self.elapsed_s, None, has_limit=True)
@@ -204,15 +204,3 @@ def io_kind(token: str) -> IoKind:
 
 def _first_word(token: str) -> str:
     return token.rpartition("-")[0].partition(":")[0]
-
-
-def brief(event: ev.CoordinatorEvent) -> str:
-    """Describe an event for the story of the coordinator: shortly, and cheaply whatever the event carries."""
-    match event:
-        case ev.SlotMessage(slot, message):
-            parts = [getattr(message, name) for name in ("attempt", "checkpoint_id", "task") if hasattr(message, name)]
-            return f"slot {slot} says {type(message).__name__}({', '.join(map(str, parts))})"
-        case ev.IoDone(token, outcome):
-            return f"{token} failed: {outcome.error!r:.200}" if isinstance(outcome, Failed) else f"{token} done"
-        case _:  # the others are short
-            return repr(event)

@@ -45,8 +45,8 @@ class JobPlan:
     fresh: bool = False
     """Whether to begin at the beginning although there are completed checkpoints."""
     resume: bool = False
-    """With `restore` "latest": whether the last start is begun again if it has completed no checkpoint, and had begun at
-    the beginning or at an older checkpoint than the newest. Otherwise this start is refused then.
+    """With `restore` "latest": whether the last start is repeated if it has completed no checkpoint, and began at the
+    beginning or at a checkpoint older than the newest. False: this start is refused in that case.
     """
     modules: JobModules = field(default=JobModules(), repr=False)
     """The modules that slots import. They stay those of the program's start for as long as the job runs."""
@@ -69,7 +69,7 @@ class SlotConnected:
     """A slot has authenticated itself and registered.
 
     `slot` is the number of the connection, from 0, which is never used again. It is the slot's id everywhere; the
-    answer `Welcome` tells it to the slot.
+    slot receives it with the answer `Welcome`.
     """
 
     slot: int
@@ -114,13 +114,13 @@ class SlotRequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class SlotsGone:
-    """No slot can be had any more, and the present ones end, because what they ran on has ended, as a Spark session."""
+    """No slot is available any more, and the present ones end, because what they run on (a Spark session) has ended."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class ClientAsked:
+class ClientRequested:
     """A client has sent a request. Each request gets exactly one `ReplyTo`, with the same `client`."""
 
     client: int
@@ -129,7 +129,7 @@ class ClientAsked:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """The job is to end now, without a checkpoint (Ctrl-C, or the program exits). What has been committed stays."""
+    """The job must end now, without a checkpoint (Ctrl-C, or the program exits). What has been committed stays."""
 
     reason: str
 
@@ -166,7 +166,7 @@ CoordinatorEvent: TypeAlias = (
     | SlotLeaving
     | SlotRequestFailed
     | SlotsGone
-    | ClientAsked
+    | ClientRequested
     | CancelRequested
     | TimerFired
     | TimePassed
@@ -226,7 +226,7 @@ class CancelTimer(_Caused):
 class RunIo(_Caused):
     """Run `work` on the I/O pool, then feed `IoDone(token)`. Tokens are never used twice.
 
-    Several may run at once, in any order: where order matters, the coordinator waits. `work` does storage I/O or calls
+    Several may run together, in any order: where order matters, the coordinator waits. `work` does storage I/O or calls
     a user's source or committer, and may raise any exception.
     """
 
@@ -241,8 +241,8 @@ class ReplyTo(_Caused):
 
 
 @dataclass(frozen=True, slots=True)
-class Tell(_Caused):
-    """Show a text to the user at once: a failure, and the restart that follows it."""
+class NotifyUser(_Caused):
+    """Show a text to the user immediately: a failure, and the restart that follows it."""
 
     text: str
 
@@ -262,4 +262,6 @@ class JobEnded(_Caused):
     """The path of the checkpoint or savepoint with which a stop ended the job; None otherwise."""
 
 
-Instruction: TypeAlias = Send | RequestSlot | CloseSlot | SetTimer | CancelTimer | RunIo | ReplyTo | Tell | JobEnded
+Instruction: TypeAlias = (
+    Send | RequestSlot | CloseSlot | SetTimer | CancelTimer | RunIo | ReplyTo | NotifyUser | JobEnded
+)

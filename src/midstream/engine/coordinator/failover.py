@@ -29,7 +29,7 @@ class Failure:
     error: MidstreamError
     """The error that is raised to the user if the job ends because of this failure."""
     fatal: bool = False
-    same: str = ""
+    fingerprint: str = ""
     """Equal whenever the same code fails in the same way; empty if the next time may differ."""
     row: str = ""
     """Equal whenever the same row fails in the same way; empty if the row is not known, or may not fail the next time."""
@@ -39,9 +39,11 @@ class Failure:
         return FailureStatus(at_ms, attempt, self.summary, self.details, users_part(self.details))
 
 
-def failure_of_user_code(summary: str, details: str, fatal: bool, same: str, row: str = "") -> Failure:
+def failure_of_user_code(summary: str, details: str, fatal: bool, fingerprint: str, row: str = "") -> Failure:
     """Return the failure that a slot has reported; `details` is the traceback."""
-    return Failure(summary, details, JobError(f"{summary}\n\n{details}" if details else summary), fatal, same, row)
+    return Failure(
+        summary, details, JobError(f"{summary}\n\n{details}" if details else summary), fatal, fingerprint, row
+    )
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
@@ -60,17 +62,17 @@ def failure_of(error: BaseException, where: str) -> Failure:
 
 def warn_if_failed(effects: Effects, where: str, outcome: Done[None] | Failed) -> None:
     if isinstance(outcome, Failed):
-        effects.facts.warned(failure_of(outcome.error, where).summary)
+        effects.notifications.warned(failure_of(outcome.error, where).summary)
 
 
 def slot_lost(text: str, last_lines: str, crash: str) -> Failure:
-    """Return the failure of a lost slot. `text` says which slot, and how it was lost. `crash`: see `Failure.same`."""
+    """Return the failure of a lost slot. `text`: which slot, and how. `crash`: its `Failure.fingerprint`."""
     last = f"Its last lines:\n{last_lines}" if last_lines else ""
-    return Failure(text, last, ClusterError(f"{text}\n\n{last}" if last else text), same=crash)
+    return Failure(text, last, ClusterError(f"{text}\n\n{last}" if last else text), fingerprint=crash)
 
 
 def slots_gone(reason: str, newest_checkpoint: str | None) -> Failure:
-    """Return the failure of all slots at once, after which the job can only be started again."""
+    """Return the failure of all slots together, after which the job can only be started again."""
     last = f"its last checkpoint is {newest_checkpoint}" if newest_checkpoint else "it has no checkpoint to resume from"
     error = UnavailableError(f"{reason}, and all slots of the job with it; {last}. Start the job again")
     return Failure(str(error), "", error, fatal=True)
@@ -80,7 +82,7 @@ class Failover:
     """Counts restarts, and waits before each."""
 
     def __init__(self, effects: Effects, strategy: RestartStrategy) -> None:
-        self.total = 0
+        self.restart_count = 0
         self._effects = effects
         self._strategy = strategy
         self._delay: str | None = None
@@ -88,13 +90,13 @@ class Failover:
         self._recent = 0
         """The number of restarts since the job last ran for `reset_after_s` (exponential only)."""
         self._running_since_ms: int | None = None
-        self._same = ""
-        """The last `Failure.same` that was not empty."""
-        self._same_count = 0
-        """How often that failure occurred in a row, without a completed checkpoint in between."""
+        self._fingerprint = ""
+        """The last `Failure.fingerprint` that was not empty."""
+        self._repeats = 0
+        """How often that failure has occurred in succession, without a completed checkpoint in between."""
         self._row = ""
         """The `Failure.row` of that failure."""
-        self._is_certain = False
+        self._is_same_row = False
         """Whether it was the same row twice."""
 
     @property
@@ -104,17 +106,17 @@ class Failover:
     def running(self) -> None:
         self._running_since_ms = self._effects.now_ms
 
-    def progressed(self, _: object) -> None:
+    def checkpoint_completed(self, _: object) -> None:
         """A checkpoint has completed: a failure from now on is not the same failure as before."""
-        self._same = self._row = ""
-        self._same_count = 0
+        self._fingerprint = self._row = ""
+        self._repeats = 0
 
-    def try_again(self, failure: Failure) -> float | None:
+    def schedule_restart(self, failure: Failure) -> float | None:
         """Count a failure, and return in how many seconds the job restarts. None: it does not restart, and fails."""
-        if failure.same:  # a failure that may differ next time does not interrupt the row
-            self._same_count = self._same_count + 1 if failure.same == self._same else 1
-            self._is_certain = bool(failure.row) and failure.row == self._row
-            self._same, self._row = failure.same, failure.row
+        if failure.fingerprint:  # a failure that may differ next time does not end the sequence
+            self._repeats = self._repeats + 1 if failure.fingerprint == self._fingerprint else 1
+            self._is_same_row = bool(failure.row) and failure.row == self._row
+            self._fingerprint, self._row = failure.fingerprint, failure.row
             if self._is_stuck(failure):
                 return None
         delay_s = self._after_failure(self._effects.now_ms)
@@ -123,12 +125,12 @@ class Failover:
         return delay_s
 
     def _is_stuck(self, failure: Failure) -> bool:
-        limit = min(2, self._strategy.same_failures) if self._is_certain else self._strategy.same_failures
-        return 0 < limit <= self._same_count and failure.same == self._same
+        limit = min(2, self._strategy.same_failures) if self._is_same_row else self._strategy.same_failures
+        return 0 < limit <= self._repeats and failure.fingerprint == self._fingerprint
 
-    def told(self, failure: Failure, what_follows: str) -> str:
-        """Return the text that is shown to the user at once; a traceback that was shown before is not repeated."""
-        times = self._same_count if failure.same and failure.same == self._same else 1
+    def describe(self, failure: Failure, what_follows: str) -> str:
+        """Return the text that the user is notified with; a traceback that was shown before is not repeated."""
+        times = self._repeats if failure.fingerprint and failure.fingerprint == self._fingerprint else 1
         text = failure.summary
         if times > 1:
             text += f"\nThe same failure {times} times in a row without a checkpoint in between"
@@ -154,9 +156,9 @@ class Failover:
         if strategy.kind == "none":
             return None
         if strategy.kind == "fixed":
-            if self.total >= strategy.attempts:
+            if self.restart_count >= strategy.attempts:
                 return None
-            self.total += 1
+            self.restart_count += 1
             return strategy.delay_s
         if since is not None and now_ms - since >= strategy.reset_after_s * 1000:
             self._recent = 0
@@ -164,18 +166,18 @@ class Failover:
             return None
         delay_s = min(strategy.delay_s * 2.0 ** min(self._recent, 40), strategy.max_delay_s)
         self._recent += 1
-        self.total += 1
+        self.restart_count += 1
         return delay_s
 
-    def last_word(self, failure: Failure) -> MidstreamError:
+    def final_error(self, failure: Failure) -> MidstreamError:
         """Return the error that is raised to the user when the job is not restarted any more."""
-        if not self.total:
+        if not self.restart_count:
             return failure.error
-        if failure.same and self._is_stuck(failure):
-            what = "the same failure, of the same row," if self._is_certain else "the same failure"
-            why = f"{what} {self._same_count} times in a row without a checkpoint in between"
+        if failure.fingerprint and self._is_stuck(failure):
+            what = "the same failure, of the same row," if self._is_same_row else "the same failure"
+            why = f"{what} {self._repeats} times in a row without a checkpoint in between"
         else:
-            why = f"the job failed after {self.total} restart{'s' if self.total > 1 else ''}"
+            why = f"the job failed after {self.restart_count} restart{'s' if self.restart_count > 1 else ''}"
         error = type(failure.error)(f"{why}: {failure.error}")
         error.__cause__ = failure.error.__cause__
         return error

@@ -25,14 +25,14 @@ class Phase(Enum):
     ENDED = auto()
 
 
-class PhaseTurn(Enum):
-    """What leads to another phase."""
+class PhaseEvent(Enum):
+    """The events that lead to another phase."""
 
     STARTED = auto()
     OPENED = auto()
     """The checkpoint directory has been opened, if the job has one."""
     DEPLOYED = auto()
-    """Nothing is waited for any more, and slots are told what to build."""
+    """Nothing is awaited any more, and slots receive their deployments."""
     ANSWERED = auto()
     """All slots have built their tasks."""
     RUNS = auto()
@@ -46,26 +46,26 @@ class PhaseTurn(Enum):
     CONCLUDED = auto()
 
 
-PHASE_TABLE: Final[TransitionTable[Phase, PhaseTurn]] = TransitionTable(
+PHASE_TABLE: Final[TransitionTable[Phase, PhaseEvent]] = TransitionTable(
     "coordinator",
     (
         Transition(
-            Phase.CREATED, PhaseTurn.STARTED, (Phase.OPENING,), "the checkpoint directory is opened, if there is one"
+            Phase.CREATED, PhaseEvent.STARTED, (Phase.OPENING,), "the checkpoint directory is opened, if there is one"
         ),
-        Transition(Phase.OPENING, PhaseTurn.OPENED, (Phase.GATHERING,), "sources are reset, slots requested"),
-        Transition(Phase.GATHERING, PhaseTurn.DEPLOYED, (Phase.DEPLOYING,), "each slot is told what to build"),
-        Transition(Phase.DEPLOYING, PhaseTurn.ANSWERED, (Phase.STARTING,), "splits are handed out, tasks started"),
-        Transition(Phase.STARTING, PhaseTurn.RUNS, (Phase.RUNNING,), "checkpoints begin"),
+        Transition(Phase.OPENING, PhaseEvent.OPENED, (Phase.GATHERING,), "sources are reset, slots requested"),
+        Transition(Phase.GATHERING, PhaseEvent.DEPLOYED, (Phase.DEPLOYING,), "each slot receives its deployment"),
+        Transition(Phase.DEPLOYING, PhaseEvent.ANSWERED, (Phase.STARTING,), "splits are assigned, tasks started"),
+        Transition(Phase.STARTING, PhaseEvent.RUNS, (Phase.RUNNING,), "checkpoints begin"),
         *(
-            Transition(phase, PhaseTurn.ATTEMPT_OVER, (Phase.CANCELLING,), "slots are told to cancel their tasks")
+            Transition(phase, PhaseEvent.ATTEMPT_OVER, (Phase.CANCELLING,), "slots cancel their tasks")
             for phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING)
         ),
-        Transition(Phase.CANCELLING, PhaseTurn.CANCELLED, (Phase.GATHERING,), "missing slots are requested"),
+        Transition(Phase.CANCELLING, PhaseEvent.CANCELLED, (Phase.GATHERING,), "missing slots are requested"),
         *(
-            Transition(phase, PhaseTurn.ENDS, (Phase.ENDING,), "slots are released, sources and committers closed")
+            Transition(phase, PhaseEvent.ENDS, (Phase.ENDING,), "slots are released, sources and committers closed")
             for phase in Phase
             if phase not in (Phase.ENDING, Phase.ENDED)
         ),
-        Transition(Phase.ENDING, PhaseTurn.CONCLUDED, (Phase.ENDED,), "clients that still wait are answered"),
+        Transition(Phase.ENDING, PhaseEvent.CONCLUDED, (Phase.ENDED,), "clients that still wait are answered"),
     ),
 )

@@ -22,10 +22,10 @@ from midstream.engine.protocol.messages import ClientRequest, FromSlot, Register
 
 RELEASE_WAIT_S: Final = 10.0
 """The time that the process of a released slot may take to end by itself."""
-TELL_TIME_S: Final = 1.0
+TIME_INTERVAL_S: Final = 1.0
 EXIT_WAIT_S_MAX: Final = 0.8
-"""The time for which the shell waits to learn how the process of a slot has ended whose connection is closed, before it
-reports the slot as lost. It is shorter than the coordinator's wait for the cause of a symptom
+"""How long the shell waits, once the connection of a slot is closed, for a report of how its process has ended, before
+it reports the slot as lost. It is shorter than the coordinator's wait for the cause of a symptom
 (`attempts.CAUSE_WAIT_S`).
 """
 _ENDED_HOW: Final = {"finished": "finished", "stopped": "was stopped", "failed": "failed"}
@@ -64,14 +64,14 @@ class Host(Protocol):
 
     @property
     def slots_gone(self) -> str:
-        """Why no slot can be had any more; empty as long as slots can be had. Once set, it stays set."""
+        """Why no slot is available any more; empty as long as slots are available. Once set, it stays set."""
         ...
 
     def request_slot(self, request: str) -> None:
         """Start one more slot. `Shell.slot_failed` follows if that fails, or when its process has ended; before that,
         `Shell.slot_leaving` follows if the host learns that its executor is going to end.
 
-        Raises ClusterError when no slot can be had any more.
+        Raises ClusterError when no slot is available any more.
         """
         ...
 
@@ -84,11 +84,11 @@ class Host(Protocol):
         ...
 
     def answer(self, client: int, reply: Reply) -> None:
-        """Deliver the answer to a request. This is called once for each `Shell.ask`."""
+        """Deliver the answer to a request. This is called once for each `Shell.request`."""
         ...
 
-    def tell(self, text: str) -> None:
-        """Show the text to the user at once."""
+    def notify_user(self, text: str) -> None:
+        """Show the text to the user immediately."""
         ...
 
     def ended_with(self, outcome: ev.JobEnded) -> None:
@@ -99,11 +99,11 @@ class Host(Protocol):
 class Shell:
     """Runs a coordinator from `start` until `outcome` is set."""
 
-    def __init__(self, coordinator: CoordinatorMachine, loop: Loop, lines: Connections, host: Host) -> None:
+    def __init__(self, coordinator: CoordinatorMachine, loop: Loop, connections: Connections, host: Host) -> None:
         self.coordinator = coordinator
         self.outcome: ev.JobEnded | None = None
         self._loop = loop
-        self._lines = lines
+        self._connections = connections
         self._host = host
         self._events: deque[ev.CoordinatorEvent] = deque()
         self._stepping = False
@@ -121,7 +121,7 @@ class Shell:
 
     def start(self) -> None:
         self.feed(ev.Started())
-        self._tell_time(self._loop.monotonic_s())
+        self._feed_time(self._loop.monotonic_s())
 
     def cancel(self, reason: str) -> None:
         """End the job now."""
@@ -135,7 +135,7 @@ class Shell:
     # ---- events and instructions
 
     def feed(self, event: ev.CoordinatorEvent) -> None:
-        """Process an event, or queue it if another one is being processed, as when an instruction leads to one at once."""
+        """Process an event, or queue it if an instruction of the event that is being processed has led to it."""
         if self.outcome is not None:
             return
         self._events.append(event)
@@ -152,24 +152,22 @@ class Shell:
         for instruction in self.coordinator.handle(event, self._loop.now_ms()):
             self._execute(instruction)
 
-    def _tell_time(self, since_s: float) -> None:
-        """Feed `TimePassed`, at most two intervals at once, so that a suspended computer does not make a wait look
-        long.
-        """
+    def _feed_time(self, since_s: float) -> None:
+        """Feed `TimePassed`, of at most two intervals: a suspended computer must not make a wait appear long."""
         if self.outcome is not None:
             return
         now_s = self._loop.monotonic_s()
-        self.feed(ev.TimePassed(min(now_s - since_s, 2 * TELL_TIME_S)))
-        self._loop.call_later(TELL_TIME_S, partial(self._tell_time, now_s))
+        self.feed(ev.TimePassed(min(now_s - since_s, 2 * TIME_INTERVAL_S)))
+        self._loop.call_later(TIME_INTERVAL_S, partial(self._feed_time, now_s))
 
     def _execute(self, instruction: ev.Instruction) -> None:
         match instruction:
             case ev.Send(slot, message):
-                self._lines.send(slot, message)
+                self._connections.send(slot, message)
             case ev.RequestSlot(request):
                 self._request_slot(request)
             case ev.CloseSlot(slot, _):
-                self._lines.release(slot)
+                self._connections.release(slot)
                 self._loop.call_later(RELEASE_WAIT_S, partial(self._abandon, slot))
             case ev.SetTimer(token, delay_s):
                 assert token not in self._timers, token
@@ -182,8 +180,8 @@ class Shell:
                 self._loop.submit(work, partial(self._io_done, token))
             case ev.ReplyTo(client, reply):
                 self._answer(client, reply)
-            case ev.Tell(text):
-                self._host.tell(text)
+            case ev.NotifyUser(text):
+                self._host.notify_user(text)
             case ev.JobEnded():
                 self.conclude(instruction)
             case _:
@@ -217,9 +215,9 @@ class Shell:
             del self._answered[slot]
         if slot is None:
             self.feed(ev.SlotRequestFailed(request, reason))
-        elif self._lines.drop(slot) or self._lost.pop(slot, None) is not None:
-            said = "\n".join(filter(None, (self._host.last_lines(slot), last_lines)))
-            self.feed(ev.SlotLost(slot, reason, crash, said))
+        elif self._connections.drop(slot) or self._lost.pop(slot, None) is not None:
+            lines = "\n".join(filter(None, (self._host.last_lines(slot), last_lines)))
+            self.feed(ev.SlotLost(slot, reason, crash, lines))
 
     def slot_leaving(self, request: str, reason: str) -> None:
         """The executor or host of the slot for this request is going to end."""
@@ -233,7 +231,7 @@ class Shell:
             self._host.abandon(request)
             self.feed(ev.SlotRequestFailed(request, reason))
 
-    def unwanted(self, register: Register) -> str:
+    def refusal(self, register: Register) -> str:
         """Return why a slot is refused, "" if it is not: a request is for one slot, but Spark may run its task twice."""
         if self.outcome is not None:
             return "the job has ended"
@@ -248,16 +246,16 @@ class Shell:
         self._answered[slot] = register.request
         self.feed(ev.SlotConnected(slot, register))
 
-    def slot_said(self, slot: int, message: FromSlot) -> None:
+    def slot_message(self, slot: int, message: FromSlot) -> None:
         """A slot has sent a message, which is never a `Register`."""
         self.feed(ev.SlotMessage(slot, message))
 
     def slot_lost(self, slot: int, reason: str) -> None:
         """The connection of a slot is closed. Report it lost after a moment in which its process's end may be reported."""
         self._lost[slot] = reason
-        self._loop.call_later(EXIT_WAIT_S_MAX, partial(self._lost_without_a_word, slot))
+        self._loop.call_later(EXIT_WAIT_S_MAX, partial(self._report_lost, slot))
 
-    def _lost_without_a_word(self, slot: int) -> None:
+    def _report_lost(self, slot: int) -> None:
         reason = self._lost.pop(slot, None)
         if reason is not None:
             self._abandon(slot)
@@ -272,21 +270,21 @@ class Shell:
 
     # ---- clients
 
-    def ask(self, client: int, request: ClientRequest) -> None:
+    def request(self, client: int, request: ClientRequest) -> None:
         """A client has sent a request. Exactly one `Host.answer` follows, at the latest when the job ends. `client` is
         a number that is never used again.
         """
         if client in self._unanswered:
-            raise InvariantError(f"client {client} asks a second time")
+            raise InvariantError(f"client {client} sends a second request")
         self._unanswered[client] = None
         if self.outcome is not None:
             self._answer(client, self.last_reply)
         else:
-            self.feed(ev.ClientAsked(client, request))
+            self.feed(ev.ClientRequested(client, request))
 
     def _answer(self, client: int, reply: Reply) -> None:
         if client not in self._unanswered:
-            raise InvariantError(f"client {client} is answered, and does not ask")
+            raise InvariantError(f"client {client} is answered without a request")
         del self._unanswered[client]
         self._host.answer(client, reply)
 
@@ -299,7 +297,7 @@ class Shell:
     # ---- the end
 
     def conclude(self, outcome: ev.JobEnded) -> None:
-        """The job has ended: the coordinator says so, or the coordinator or its host has failed. The first call counts."""
+        """The job has ended: the coordinator has reported it, or it or its host has failed. The first call counts."""
         if self.outcome is not None:
             return
         self.outcome = outcome

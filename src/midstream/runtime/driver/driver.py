@@ -243,7 +243,7 @@ class Driver:
         allowed = allow(needed)
         if allowed < needed and not self._few_descriptors:
             self._few_descriptors = True
-            self.tell(
+            self.notify_user(
                 f"{self._shell.slots} slots or more need some {needed} open files and connections in this program, "
                 f"but {allowed} are allowed: slots above that cannot connect. Raise the hard limit (ulimit -Hn, "
                 "LimitNOFILE= of a systemd unit), or lower the parallelism"
@@ -282,13 +282,13 @@ class Driver:
         return ""
 
     def unwanted(self, register: Register) -> str:
-        return self._shell.unwanted(register)
+        return self._shell.refusal(register)
 
     def slot_registered(self, slot: int, register: Register) -> None:
         self._shell.slot_registered(slot, register)
 
     def slot_said(self, slot: int, message: FromSlot) -> None:
-        self._shell.slot_said(slot, message)
+        self._shell.slot_message(slot, message)
 
     def slot_logged(self, slot: int, logged: Logged) -> None:
         self._logs.add(slot, logged)
@@ -307,7 +307,7 @@ class Driver:
         elif isinstance(request, GetRows):
             self._looks.ask(self._client_count, request)
         else:
-            self._shell.ask(self._client_count, request)
+            self._shell.request(self._client_count, request)
 
     # ---- for the shell: users, and the end
 
@@ -320,7 +320,7 @@ class Driver:
         if not asker.done():
             asker.set_result(reply)
 
-    def tell(self, text: str) -> None:
+    def notify_user(self, text: str) -> None:
         _told.warning("job %s: %s", printable(self.plan.config.name), printable(text))
 
     def ended_with(self, outcome: JobEnded) -> None:

@@ -1,6 +1,6 @@
 """One checkpoint at a time: triggered, acknowledged by every task that has not finished, published, completed.
 
-Its states, and what leads from one to the next, are in `pending.CHECKPOINT_TABLE`.
+Its states, and what leads from one to the next, are in `pending_checkpoint.CHECKPOINT_TABLE`.
 
 While the metadata is being written, the outcome is unknown, whatever happens to the job meanwhile: no attempt restores
 before the outcome is known (`outcome_is_known`), or the checkpoint has timed out. A write that has not returned by then may
@@ -39,8 +39,9 @@ from midstream.engine.coordinator.checkpoints.metadata_builder import (
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import (
     CHECKPOINT_TABLE,
     AbortedCheckpoint,
+    CheckpointEvent,
     CheckpointProgress,
-    CheckpointTurn,
+    CheckpointRequest,
     CompletedCheckpoint,
     PendingCheckpoint,
 )
@@ -59,11 +60,11 @@ from midstream.engine.protocol.job_status import CheckpointStatus
 from midstream.engine.protocol.messages import CheckpointAborted, CheckpointAck, CheckpointDecline, TriggerCheckpoint
 
 IDS_KEPT: Final = 1_000
-"""The least number of ids of completed checkpoints that are remembered; not all, since a job may run for years."""
+"""The least number of ids of completed checkpoints that are kept; not all, since a job may run for years."""
 
 
 class CheckpointCoordinator:
-    def __init__(self, effects: Effects, plan: JobPlan, cleaning: CheckpointCleanup, committing: Commits) -> None:
+    def __init__(self, effects: Effects, plan: JobPlan, cleanup: CheckpointCleanup, commits: Commits) -> None:
         self.storage: Storage | None = None
         self.epoch = 0
         self.pending: PendingCheckpoint | None = None
@@ -72,13 +73,13 @@ class CheckpointCoordinator:
         self.newest: CheckpointMetadata | None = None
         """The checkpoint to restore: the newest completed one, or the one from which the job was started."""
         self.retained: tuple[Retained, ...] = ()
-        self.due = CheckpointSchedule(effects, plan.config)
+        self.schedule = CheckpointSchedule(effects, plan.config)
         self.history = CheckpointHistory()
         self._effects = effects
         self._plan = plan
         self._names = names_of(plan.graph)
-        self._cleaning = cleaning
-        self._committing = committing
+        self._cleanup = cleanup
+        self._commits = commits
         self._next_id = 1
         self._newest_id = 0
         """The id of `newest`; 0 if there is none."""
@@ -132,40 +133,39 @@ class CheckpointCoordinator:
 
     # ---- one checkpoint ----
 
-    def trigger(
-        self,
-        attempt: Attempt,
-        sources: tuple[SourcePosition, ...],
-        clients: tuple[int, ...],
-        is_stop: bool,
-        is_rescale: bool = False,
-        is_savepoint: bool = False,
-        must_align: bool = False,
-    ) -> int:
+    def trigger(self, attempt: Attempt, sources: tuple[SourcePosition, ...], request: CheckpointRequest) -> int:
         """Trigger a checkpoint, and return its id.
 
-        `sources` must be taken in this very step, see `engine.coordinator.placement.split_assignment`. `must_align`: no barrier may
-        overtake rows, whatever `aligned_timeout` is.
+        `sources` must be taken in this very step, see `engine.coordinator.placement.split_assignment`.
         """
         assert self.storage is not None
-        self._turn(CheckpointTurn.TRIGGERED)
+        self._transition(CheckpointEvent.TRIGGERED)
         checkpoint_id, now_ms = self._next_id, self._effects.now_ms
         self._next_id += 1
         plan = attempt.plan_checkpoint()
         assert plan.trigger, plan
         pending = PendingCheckpoint(
-            checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop, is_rescale, is_savepoint
+            checkpoint_id=checkpoint_id,
+            attempt=attempt,
+            created_ms=now_ms,
+            plan=plan,
+            sources=sources,
+            clients=request.clients,
+            is_stop=request.is_stop,
+            is_rescale=request.is_rescale,
+            is_savepoint=request.is_savepoint,
         )
         self.pending = pending
-        self.due.triggered()
+        self.schedule.triggered()
         by_slot: dict[int, list[TaskId]] = {}
         for ref in plan.trigger:
             by_slot.setdefault(attempt.slot_of(ref), []).append(ref)
         timeout_s = self._plan.config.aligned_timeout_s
-        overtake_ms = None if timeout_s is None or must_align else round(timeout_s * 1000)
+        overtake_ms = None if timeout_s is None or request.must_align else round(timeout_s * 1000)
+        pauses_sources = request.is_stop or request.is_rescale
         for slot, refs in by_slot.items():
             trigger = TriggerCheckpoint(
-                attempt.number, checkpoint_id, now_ms, tuple(refs), overtake_ms, is_stop or is_rescale, self._newest_id
+                attempt.number, checkpoint_id, now_ms, tuple(refs), overtake_ms, pauses_sources, self._newest_id
             )
             self._effects.send(slot, trigger)
         timeout_s = self._plan.config.checkpoint_timeout_s
@@ -185,7 +185,7 @@ class CheckpointCoordinator:
         pending = self.pending
         if pending is None or pending.checkpoint_id != ack.checkpoint_id:
             if ack.checkpoint_id > self._uncertain_id:
-                self._cleaning.drop((), ack.files)
+                self._cleanup.drop((), ack.files)
             self._effects.send(slot, CheckpointAborted(attempt.number, ack.checkpoint_id))
             return
         if ack.task in pending.acks:
@@ -200,7 +200,7 @@ class CheckpointCoordinator:
     def decline(self, message: CheckpointDecline) -> None:
         if message.checkpoint_id in self._completed_ids:
             raise InvariantError(f"{message.task} declines checkpoint {message.checkpoint_id}, which is complete")
-        self._cleaning.drop((), message.files)
+        self._cleanup.drop((), message.files)
         pending = self.pending
         if pending is None or not self.outcome_is_known or pending.checkpoint_id != message.checkpoint_id:
             return
@@ -223,21 +223,21 @@ class CheckpointCoordinator:
             if self.outcome_is_known:
                 self._abort(pending, why, counts=False, retry=False)
             else:
-                self._turn(CheckpointTurn.ATTEMPT_OVER)
-        self.due.attempt_over()
+                self._transition(CheckpointEvent.ATTEMPT_OVER)
+        self.schedule.attempt_over()
 
     def check_epochs(self, *_: object) -> None:
-        """Check whether another coordinator has taken over, and deleted files of this one: else the job would restart
-        for ever.
+        """Check whether another coordinator has taken over, and deleted files of this one: the job would restart
+        indefinitely.
         """
         if self.storage is not None:
-            look = partial(check_epoch, self.storage, self.epoch)
+            check = partial(check_epoch, self.storage, self.epoch)
             what = f"the epochs in {self._plan.config.checkpoint_dir} to be read"
-            self._effects.run_io(IoKind.EPOCH, look, self._epochs_seen, waits_for=what)
+            self._effects.run_io(IoKind.EPOCH, check, self._epochs_read, waits_for=what)
 
-    def _epochs_seen(self, outcome: Done[None] | Failed) -> None:
+    def _epochs_read(self, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-            self._effects.facts.fenced(outcome.error)
+            self._effects.notifications.fenced(outcome.error)
 
     def take_prepared(self) -> tuple[Committables, ...]:
         """Remove and return what the last attempt prepared for checkpoints that will never complete."""
@@ -271,7 +271,7 @@ class CheckpointCoordinator:
         if len(self.retained) <= keep:
             return
         self.retained, dropped, files = split_retained(self.retained, keep, self._uncertain_files)
-        self._cleaning.drop([r.checkpoint_id for r in dropped], files)
+        self._cleanup.drop([r.checkpoint_id for r in dropped], files)
 
     def in_progress(self, now_ms: int) -> CheckpointStatus | None:
         pending = self.pending
@@ -311,7 +311,7 @@ class CheckpointCoordinator:
             reason = f"{within}: no answer from {self.unanswered(pending)}"
             self._abort(pending, reason, counts=True, retry=False)
             return
-        self._is_uncertain(pending)
+        self._mark_uncertain(pending)
         where = self._plan.config.checkpoint_dir
         reason = (
             f"{within}: the storage has not confirmed the write of its metadata to {where}; the write may still succeed. "
@@ -328,7 +328,7 @@ class CheckpointCoordinator:
     def _task_names(self, tasks: Iterable[TaskId]) -> str:
         return ", ".join(f"{self._plan.graph.vertices[vertex].name} (subtask {subtask})" for vertex, subtask in tasks)
 
-    def _is_uncertain(self, pending: PendingCheckpoint) -> None:
+    def _mark_uncertain(self, pending: PendingCheckpoint) -> None:
         self._uncertain_id = pending.checkpoint_id
         self._uncertain_files |= pending.files
 
@@ -343,9 +343,9 @@ class CheckpointCoordinator:
             return
         own = committables_of(pending.acks, self._names, self._newest_id)
         metadata = build_metadata(
-            self._plan, pending, self.epoch, self._effects.now_ms, operators, (*self._committing.uncommitted, *own)
+            self._plan, pending, self.epoch, self._effects.now_ms, operators, (*self._commits.uncommitted, *own)
         )
-        self._turn(CheckpointTurn.ACKNOWLEDGED)
+        self._transition(CheckpointEvent.ACKNOWLEDGED)
         pending.files = frozenset(metadata.files)
         assert self.storage is not None
         work = partial(publish, self.storage, metadata)
@@ -363,7 +363,7 @@ class CheckpointCoordinator:
     ) -> None:
         if self.pending is not pending:  # it timed out before: its outcome is unknown for good
             if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-                self._effects.facts.fenced(outcome.error)
+                self._effects.notifications.fenced(outcome.error)
         elif isinstance(outcome, Failed):
             self._not_published(pending, outcome.error)
         else:
@@ -371,21 +371,21 @@ class CheckpointCoordinator:
 
     def _not_published(self, pending: PendingCheckpoint, error: BaseException) -> None:
         if isinstance(error, FencedError):
-            self._over(pending, CheckpointTurn.FAILED)
+            self._over(pending, CheckpointEvent.FAILED)
             pending.attempt_is_over = True
-            self._effects.facts.checkpoint_aborted(AbortedCheckpoint(pending, str(error), retry=False))
-            self._effects.facts.fenced(error)
+            self._effects.notifications.checkpoint_aborted(AbortedCheckpoint(pending, str(error), retry=False))
+            self._effects.notifications.fenced(error)
             return
         certain = not isinstance(error, UnknownOutcomeError)
         if not certain:
-            self._is_uncertain(pending)
+            self._mark_uncertain(pending)
         reason = f"its metadata could not be written: {error}"
         self._abort(pending, reason, counts=True, retry=False, delete=certain)
 
     def _completed(
         self, pending: PendingCheckpoint, metadata: CheckpointMetadata, committables: tuple[Committables, ...]
     ) -> None:
-        self._over(pending, CheckpointTurn.COMPLETED)
+        self._over(pending, CheckpointEvent.COMPLETED)
         if metadata.checkpoint_id <= self._newest_id:
             raise InvariantError(f"checkpoint {metadata.checkpoint_id} completes after {self._newest_id}")
         self.newest = metadata
@@ -397,8 +397,8 @@ class CheckpointCoordinator:
         for over in [known for known in self._prepared if known[0] <= metadata.checkpoint_id]:
             del self._prepared[over]
         self.retained = (*self.retained, Retained(metadata.checkpoint_id, frozenset(metadata.files)))
-        self.due.failures = 0
-        self.due.ended()  # the writing of the metadata is part of it
+        self.schedule.failures = 0
+        self.schedule.ended()  # the writing of the metadata is part of it
         now_ms = self._effects.now_ms
         status = self._status_of(
             pending,
@@ -409,12 +409,14 @@ class CheckpointCoordinator:
         self.history.completed(status, bool(committables), now_ms)
         path = self.path_of(metadata.checkpoint_id)
         is_first = not (pending.attempt_is_over or pending.attempt.has_checkpoint)
-        self._effects.facts.checkpoint_completed(CompletedCheckpoint(pending, metadata, committables, path, is_first))
+        self._effects.notifications.checkpoint_completed(
+            CompletedCheckpoint(pending, metadata, committables, path, is_first)
+        )
 
     def drop_older_attempts(self, completed: CompletedCheckpoint) -> None:
         """Delete the unreferenced files of earlier attempts, once this attempt has completed its first checkpoint."""
         if completed.is_first and completed.pending.attempt.number > 0:
-            self._cleaning.drop_attempts_before(completed.pending.attempt.number, self.referenced_files())
+            self._cleanup.drop_attempts_before(completed.pending.attempt.number, self.referenced_files())
 
     def _abort(
         self, pending: PendingCheckpoint, reason: str, *, counts: bool, retry: bool, delete: bool = True
@@ -422,36 +424,36 @@ class CheckpointCoordinator:
         """The checkpoint fails. `counts`: it counts against the tolerable failures. `retry`: nothing is wrong, and a
         new one is triggered soon. `delete`: its files are deleted.
         """
-        self._over(pending, CheckpointTurn.FAILED)
+        self._over(pending, CheckpointEvent.FAILED)
         if delete:
-            self._cleaning.drop((), [file for ack in pending.acks.values() for file in ack.files])
+            self._cleanup.drop((), [file for ack in pending.acks.values() for file in ack.files])
         now_ms = self._effects.now_ms
-        self.due.failed()
+        self.schedule.failed()
         if not retry:
             took_ms = max(0, now_ms - pending.created_ms)
             self.history.failed(self._status_of(pending, "failed", took_ms, reason=reason))
         if pending.attempt_is_over:
-            self._effects.facts.checkpoint_aborted(AbortedCheckpoint(pending, reason, retry=False))
+            self._effects.notifications.checkpoint_aborted(AbortedCheckpoint(pending, reason, retry=False))
             return
-        self.due.retry = retry
+        self.schedule.retry = retry
         for slot in pending.attempt.slots:
             self._effects.send(slot, CheckpointAborted(pending.attempt.number, pending.checkpoint_id))
-        self._effects.facts.checkpoint_aborted(AbortedCheckpoint(pending, reason, retry))
+        self._effects.notifications.checkpoint_aborted(AbortedCheckpoint(pending, reason, retry))
         if counts and not pending.is_savepoint:
-            self.due.failures += 1
+            self.schedule.failures += 1
             tolerable = self._plan.config.tolerable_failures
-            if self.due.failures > tolerable:
+            if self.schedule.failures > tolerable:
                 text = (
-                    f"{self.due.failures} checkpoints in a row have failed (tolerable_failures is {tolerable}); "
+                    f"{self.schedule.failures} checkpoints in a row have failed (tolerable_failures is {tolerable}); "
                     f"the last one, {pending.checkpoint_id}: {reason}"
                 )
-                self._effects.facts.attempt_failed(Failure(text, "", StorageError(text)))
+                self._effects.notifications.attempt_failed(Failure(text, "", StorageError(text)))
 
-    def _turn(self, what: CheckpointTurn) -> None:
-        self.progress = CHECKPOINT_TABLE.next(self.progress, what)
+    def _transition(self, event: CheckpointEvent) -> None:
+        self.progress = CHECKPOINT_TABLE.next(self.progress, event)
 
-    def _over(self, pending: PendingCheckpoint, how: CheckpointTurn) -> None:
-        self._turn(how)
+    def _over(self, pending: PendingCheckpoint, how: CheckpointEvent) -> None:
+        self._transition(how)
         self.pending = None
         self._effects.cancel_timer(pending.timer)
 

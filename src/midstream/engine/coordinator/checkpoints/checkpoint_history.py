@@ -46,9 +46,9 @@ class CheckpointHistory:
             commit_ms = max(0, now_ms - self._committing_since.pop(checkpoint_id))
             for at, status in enumerate(self.newest_first):
                 if status.id == checkpoint_id and status.state == "completed":
-                    self.newest_first[at] = told = msgspec.structs.replace(status, commit_ms=commit_ms)
+                    self.newest_first[at] = updated = msgspec.structs.replace(status, commit_ms=commit_ms)
                     if status is self.last_completed:
-                        self.last_completed = told
+                        self.last_completed = updated
 
 
 def phases_of(acks: Mapping[TaskId, CheckpointAck], duration_ms: int) -> CheckpointPhases | None:

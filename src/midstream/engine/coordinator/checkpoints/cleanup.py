@@ -1,7 +1,7 @@
 """Deletes checkpoints and state files that are not needed any more, one pass at a time.
 
-A pass that fails is repeated at once, since a job that ends has no later pass. If that fails too, the next pass deletes
-these files as well; what remains when the program dies is deleted by the next coordinator
+A pass that fails is repeated immediately, since a job that ends has no later pass. If that fails too, the next pass
+deletes these files as well; what remains when the program dies is deleted by the next coordinator
 (`engine.checkpoint.store.clean_up`).
 """
 
@@ -19,8 +19,8 @@ from midstream.engine.core.interfaces import Done, Failed, Storage
 
 
 @dataclass(slots=True)
-class _Doomed:
-    """What is to be deleted."""
+class _Deletions:
+    """What the next pass deletes."""
 
     checkpoints: set[int] = field(default_factory=set)
     """Complete ones."""
@@ -37,7 +37,7 @@ class CheckpointCleanup:
         self._storage: Storage | None = None
         self._epoch = 0
         self._effects = effects
-        self._doomed = _Doomed()
+        self._deletions = _Deletions()
         self._running = False
         self._has_failed = False
         """Whether the pass that is running repeats one that has failed."""
@@ -48,57 +48,60 @@ class CheckpointCleanup:
 
     def drop(self, checkpoints: Iterable[int], files: Iterable[str]) -> None:
         """Delete complete checkpoints and the files that only they refer to; if there are none, files of a failed one."""
-        doomed = set(checkpoints)
-        self._doomed.checkpoints |= doomed
-        (self._doomed.files if doomed else self._doomed.unused).update(files)
+        ids = set(checkpoints)
+        if ids:
+            self._deletions.checkpoints |= ids
+            self._deletions.files.update(files)
+        else:
+            self._deletions.unused.update(files)
         self.run()
 
     def drop_attempts_before(self, attempt: int, referenced: frozenset[str]) -> None:
         """Delete all files of earlier attempts except `referenced`. No slot of those attempts writes any more."""
-        self._doomed.before = (attempt, referenced)
+        self._deletions.before = (attempt, referenced)
         self.run()
 
     def run(self) -> None:
         if self._running or self._stopped or self._storage is None:
             return
-        if self._doomed == _Doomed():
+        if self._deletions == _Deletions():
             return
         self._running = True
-        doomed, self._doomed = self._doomed, _Doomed()
-        work = partial(_clean, self._storage, self._epoch, doomed)
-        done = partial(self._done, doomed)
+        deletions, self._deletions = self._deletions, _Deletions()
+        work = partial(_clean, self._storage, self._epoch, deletions)
+        done = partial(self._done, deletions)
         self._effects.run_io(IoKind.CLEAN, work, done, waits_for="old checkpoint files to be deleted")
 
     def stop(self, _: StorageError) -> None:
         """Delete nothing more: another coordinator owns the directory."""
         self._stopped = True
 
-    def _done(self, doomed: _Doomed, outcome: Done[None] | Failed) -> None:
+    def _done(self, deletions: _Deletions, outcome: Done[None] | Failed) -> None:
         self._running = False
         tries_again, self._has_failed = not self._has_failed, False
         if isinstance(outcome, Done):
             self.run()
         elif isinstance(outcome.error, FencedError):
-            self._effects.facts.fenced(outcome.error)
+            self._effects.notifications.fenced(outcome.error)
         else:
-            self._doomed.checkpoints |= doomed.checkpoints
-            self._doomed.files |= doomed.files
-            self._doomed.unused |= doomed.unused
+            self._deletions.checkpoints |= deletions.checkpoints
+            self._deletions.files |= deletions.files
+            self._deletions.unused |= deletions.unused
             # What was referenced then and is not now is among these files.
-            self._doomed.before = self._doomed.before or doomed.before
+            self._deletions.before = self._deletions.before or deletions.before
             if tries_again:
                 self._has_failed = True
                 self.run()
                 return
-            self._effects.facts.warned(
+            self._effects.notifications.warned(
                 f"old checkpoint files could not be deleted (tried again later): {outcome.error}"
             )
 
 
-def _clean(storage: Storage, epoch: int, doomed: _Doomed) -> None:
-    if doomed.unused:  # first, as the marks that `drop` makes need space
-        drop(storage, epoch, (), doomed.unused)
-    if doomed.checkpoints:
-        drop(storage, epoch, sorted(doomed.checkpoints), doomed.files)
-    if doomed.before is not None:
-        drop_attempts_before(storage, epoch, *doomed.before)
+def _clean(storage: Storage, epoch: int, deletions: _Deletions) -> None:
+    if deletions.unused:  # first, as the marks that `drop` makes need space
+        drop(storage, epoch, (), deletions.unused)
+    if deletions.checkpoints:
+        drop(storage, epoch, sorted(deletions.checkpoints), deletions.files)
+    if deletions.before is not None:
+        drop_attempts_before(storage, epoch, *deletions.before)

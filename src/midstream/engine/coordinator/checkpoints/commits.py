@@ -1,10 +1,11 @@
 """Commits what sinks have prepared, once the checkpoint that holds it is complete.
 
 One checkpoint and sink is committed at a time, in the order of checkpoints: on the driver, or on slots, with one call
-of a committer for each lane (see `engine.coordinator.checkpoints.commits_on_slots`). A commit that fails is tried again a few times;
-unless that cannot help; then the attempt fails, and nothing is deployed until the queue is empty. What is in the queue is also in the metadata
-of the newest checkpoint, so it survives the coordinator. The epochs are checked before each call: a driver that was
-believed dead, and whose job another driver has taken over, commits nothing more.
+of a committer for each lane (see `engine.coordinator.checkpoints.commits_on_slots`). A commit is tried `TRIES_MAX`
+times, or once if a repetition cannot help. If it still fails, the attempt fails, and nothing is deployed until the
+queue is empty. The queue is also in the metadata of the newest checkpoint, so it survives the coordinator. The epochs
+are checked before each call: a driver that was presumed dead, and whose job another driver has taken over, commits
+nothing more.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class _Commit:
 
 class Commits:
     def __init__(
-        self, effects: Effects, plan: JobPlan, committers: Committers, slots: Slots, places: CommitSlots
+        self, effects: Effects, plan: JobPlan, committers: Committers, slots: Slots, commit_slots: CommitSlots
     ) -> None:
         self._effects = effects
         self._committers = committers
         self._slots = slots
-        self._places = places
+        self._commit_slots = commit_slots
         self._lanes = CommitLanes(effects, plan, slots)
         self._commits: deque[_Commit] = deque()
         self._aborts: deque[Committables] = deque()
@@ -91,7 +92,7 @@ class Commits:
     def add(self, holder: int, committables: Iterable[Committables]) -> None:
         """Queue `committables` to be committed: checkpoint `holder`, which holds them, is complete."""
         if holder < self._last_holder:
-            raise InvariantError(f"output of checkpoint {holder} is to be committed after that of {self._last_holder}")
+            raise InvariantError(f"output of checkpoint {holder} would be committed after that of {self._last_holder}")
         self._last_holder = holder
         for what in committables:
             if what.checkpoint_id > holder:
@@ -177,14 +178,18 @@ class Commits:
                 return
         if sink.commits_on_slots and self._may_retry:
             self._lanes.begin(LaneWork(kind, what, left, self._waits_for(kind, what)))
-            self.look()
+            self.advance()
         else:  # also if the job ends: its slots are released
             self._run_here(kind, what, left or {0: what.items})
 
     def _run_here(self, kind: IoKind, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
+        if kind is IoKind.COMMIT:
+            work = partial(self._committers.commit, what, dict(lanes))
+        else:
+            work = partial(self._committers.abort, what, dict(lanes))
         self._effects.run_io(
             kind,
-            partial(self._committers.commit if kind is IoKind.COMMIT else self._committers.abort, what, dict(lanes)),
+            work,
             partial(self._outcome, kind, what),
             about=f"{what.uid}:{what.checkpoint_id}",
             waits_for=self._waits_for(kind, what),
@@ -201,28 +206,28 @@ class Commits:
 
     @property
     def on_slots(self) -> bool:
-        """Whether a slot has been asked to commit, or to clean up, and has not answered."""
+        """Whether a slot has been requested to commit, or to clean up, and has not answered."""
         return self._lanes.under_way
 
     def is_on(self, slot: int) -> bool:
-        """Whether this slot has been asked to commit, or to clean up, and has not answered."""
+        """Whether this slot has been requested to commit, or to clean up, and has not answered."""
         return self._lanes.is_on(slot)
 
-    def heard(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
+    def handle_answer(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
         """A live slot has answered."""
-        self._lanes.heard(slot, answer)
-        self.look()
+        self._lanes.handle_answer(slot, answer)
+        self.advance()
 
-    def look(self) -> None:
+    def advance(self) -> None:
         """Continue with the work on slots, which may have come, gone or answered. This is called with every event."""
         lanes, work = self._lanes, self._lanes.work
         if work is None:
             return
-        if self._places.have_changed():
+        if self._commit_slots.have_changed():
             lanes.forget_lost(self._slots.live)
-        slots = self._places.now
+        slots = self._commit_slots.now
         if slots:
-            lanes.ask(slots)
+            lanes.request(slots)
         if lanes.under_way:
             return
         if lanes.failed is not None:
@@ -236,16 +241,19 @@ class Commits:
             self._run_here(work.kind, work.what, work.left)
 
     def _failure(self, work: LaneWork, lane: int, answer: m.CommitFailed) -> Failure:
-        where = f"{self._called(work.kind, work.what)}: lane {lane}"
-        same = answer.same and f"{where}: {answer.same}"
-        return failure_of_user_code(f"{where}: {answer.summary}", answer.details, answer.fatal, same)
+        where = f"{self._describe(work.kind, work.what)}: lane {lane}"
+        fingerprint = f"{where}: {answer.same}" if answer.same else ""
+        return failure_of_user_code(f"{where}: {answer.summary}", answer.details, answer.fatal, fingerprint)
 
     # ---- outcomes ----
 
     def _outcome(self, kind: IoKind, what: Committables, outcome: Done[None] | Failed | Failure) -> None:
         if isinstance(outcome, Failed):
-            outcome = failure_of(outcome.error, self._called(kind, what))
-        (self._committed if kind is IoKind.COMMIT else self._aborted)(what, outcome)
+            outcome = failure_of(outcome.error, self._describe(kind, what))
+        if kind is IoKind.COMMIT:
+            self._committed(what, outcome)
+        else:
+            self._aborted(what, outcome)
 
     def _committed(self, what: Committables, outcome: Done[None] | Failure) -> None:
         self._running = False
@@ -255,17 +263,17 @@ class Commits:
             assert done.what is what
             self._next()
             return
-        self._effects.facts.commit_failed()
+        self._effects.notifications.commit_failed()
         self._tries += 1
         if self._may_retry and self._tries < TRIES_MAX and not outcome.fatal:
             delay_s = RETRY_S * 2 ** (self._tries - 1)
-            self._timer = self._effects.set_timer(TimerKind.COMMIT, delay_s, self._try_again, what.uid)
+            self._timer = self._effects.set_timer(TimerKind.COMMIT, delay_s, self._retry, what.uid)
             return
         self.stalled = True
-        self._effects.facts.attempt_failed(outcome)
+        self._effects.notifications.attempt_failed(outcome)
         self._next()
 
-    def _called(self, kind: IoKind, what: Committables) -> str:
+    def _describe(self, kind: IoKind, what: Committables) -> str:
         name, _ = self._committers.sinks[what.uid]
         if kind is IoKind.ABORT:
             return f"sink {name!r}: cleaning up what was never completed"
@@ -274,14 +282,14 @@ class Commits:
         kept = "kept in the checkpoint, and committed when the job restarts or is started with --from latest"
         return f"sink {name!r}: committing what it wrote up to checkpoint {what.checkpoint_id} ({kept})"
 
-    def _try_again(self) -> None:
+    def _retry(self) -> None:
         self._timer = None
         self._next()
 
     def _aborted(self, what: Committables, outcome: Done[None] | Failure) -> None:
         self._running = False
         if isinstance(outcome, Failure):
-            self._effects.facts.warned(outcome.summary)
+            self._effects.notifications.warned(outcome.summary)
         self._next()
 
     # ---- the end ----

@@ -1,13 +1,13 @@
-"""Commits and aborts of sinks with `commits_on_slots`: which slots are asked, and which have answered.
+"""Commits and aborts of sinks with `commits_on_slots`: which slots have received requests, and which have answered.
 
-One checkpoint and sink is committed at a time; each lane is one call on one slot, and the lanes run in parallel. A slot
-that is lost does not answer any more: its lanes are given to another slot as soon as there is one.
+One checkpoint and sink is committed at a time; each lane is one call on one slot, and the lanes run in parallel. The
+lanes of a lost slot are sent to another slot as soon as there is one.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from midstream.engine.coordinator.coordinator import Coordinator
     from midstream.engine.coordinator.events import JobPlan
 
-AT_ONCE_MAX: Final = 8
+RUNNING_LANES_MAX: Final = 8
 """The number of lanes that run on one slot at a time; it is limited because I/O threads also store checkpoints."""
 _LANE_LIMIT: Final = 2**63
 
@@ -31,7 +31,7 @@ _LANE_LIMIT: Final = 2**63
 def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
     """Return the slots on which commits can run now: () while there are none, None if there will not be any.
 
-    They are ordered so that lanes stay on their slots: the slot of subtask i is in place i. None of them is used while
+    They are ordered so that lanes stay on their slots: the slot of subtask i has index i. None of them is used while
     tasks are being cancelled, since that stops commits as well.
     """
     attempt = job.attempt
@@ -48,7 +48,7 @@ def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
 
 
 def in_place_of_lost(slots: Sequence[int], live: Collection[int]) -> tuple[int, ...] | None:
-    """Return `slots` with the next one that lives in place of each lost one; None if no slot lives.
+    """Return `slots` with each lost one replaced by the next one that lives; None if no slot lives.
 
     So the lanes of a slot that lives stay where they are, whichever others are lost. If none of `slots` lives, the slot
     that connected first commits all lanes: it remains the first when more connect.
@@ -64,22 +64,22 @@ def in_place_of_lost(slots: Sequence[int], live: Collection[int]) -> tuple[int, 
 
 
 class CommitSlots:
-    """Caches the result of `find` (`commit_slots`), which is called again only if something it depends on has changed."""
+    """Caches the result of `commit_slots`, which is called again only if something it depends on has changed."""
 
-    def __init__(self, job: Coordinator, find: Callable[[Coordinator], tuple[int, ...] | None]) -> None:
+    def __init__(self, job: Coordinator) -> None:
         self.now: tuple[int, ...] | None = ()
         self._job = job
-        self._find = find
-        self._goes_by: object = None
+        self._key: object = None
+        """What the result depends on, as of the last call."""
 
     def have_changed(self) -> bool:
         """Return whether the slots for commits may have changed, and bring `now` up to date."""
         job, attempt = self._job, self._job.attempt
-        goes_by = job.phase, attempt, attempt is not None and attempt.all_finished, job.slots.changes
-        if goes_by == self._goes_by:
+        key = job.phase, attempt, attempt is not None and attempt.all_finished, job.slots.changes
+        if key == self._key:
             return False
-        self._goes_by = goes_by
-        self.now = self._find(job)
+        self._key = key
+        self.now = commit_slots(job)
         return True
 
 
@@ -91,7 +91,7 @@ def lanes_of(sink: Sink, items: Sequence[bytes]) -> dict[int, tuple[bytes, ...]]
     for item in items:
         lane = sink.lane(item)
         if type(lane) is not int or not -_LANE_LIMIT <= lane < _LANE_LIMIT:
-            raise ConfigError(f"{type(sink).__name__}.lane() says {lane!r}; a lane is an int of 64 bits")
+            raise ConfigError(f"{type(sink).__name__}.lane() returned {lane!r}; a lane is an int of 64 bits")
         lanes.setdefault(lane, []).append(item)
     return {lane: tuple(lanes[lane]) for lane in sorted(lanes)}
 
@@ -105,11 +105,11 @@ class LaneWork:
     left: dict[int, tuple[bytes, ...]]
     """What is not done yet, by lane. Lanes that are done are removed."""
     waits_for: str
-    """What is waited for, to complete "waiting for …"."""
+    """Completes "waiting for …"."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _LaneRequest:
     slot: int
     lane: int
     token: str
@@ -125,15 +125,15 @@ class CommitLanes:
         self._slots = slots
         self.epoch = 0
         """The epoch of the coordinator; 0 if the job has no checkpoint directory."""
-        self._told: set[int] = set()
+        self._initialized: set[int] = set()
         """The slots that have received `CommitSinks`."""
-        self._requests = 0
-        self._asked: dict[int, _Asked] = {}
+        self._request_count = 0
+        self._unanswered: dict[int, _LaneRequest] = {}
         """The unanswered requests, by number."""
-        self._dealt_to: Sequence[int] | None = None
-        """The slots among which the lanes have been dealt. None: they have to be dealt anew."""
+        self._distributed_to: Sequence[int] | None = None
+        """The slots to which the lanes are distributed. None: they have to be distributed again."""
         self._queues: dict[int, deque[int]] = {}
-        """The lanes that wait until their slot has done others, by slot."""
+        """The lanes that wait for their slot, which is busy with `RUNNING_LANES_MAX` others, by slot."""
         self._busy: Counter[int] = Counter()
         """The number of unanswered requests, by slot."""
         self._freed: list[int] = []
@@ -145,100 +145,100 @@ class CommitLanes:
     @property
     def under_way(self) -> bool:
         """Whether a request is unanswered."""
-        return bool(self._asked)
+        return bool(self._unanswered)
 
     def is_on(self, slot: int) -> bool:
         """Whether this slot has been sent a request that is unanswered."""
-        return any(asked.slot == slot for asked in self._asked.values())
+        return any(request.slot == slot for request in self._unanswered.values())
 
     def begin(self, work: LaneWork) -> None:
-        assert self.work is None and not self._asked
+        assert self.work is None and not self._unanswered
         self.work = work
         self.failed = None
-        self._dealt_to = None
+        self._distributed_to = None
 
     def end(self) -> LaneWork | None:
         """End the current work, and return it. Answers that are still to come are ignored."""
-        for asked in self._asked.values():
-            self._effects.slot_is_done(asked.token)
-        self._asked.clear()
-        self._dealt_to = None
+        for request in self._unanswered.values():
+            self._effects.slot_is_done(request.token)
+        self._unanswered.clear()
+        self._distributed_to = None
         work, self.work = self.work, None
         return work
 
     def forget_lost(self, live: Collection[int]) -> None:
         """Withdraw the requests to slots that are not `live`: their lanes count as not done."""
-        for request, asked in list(self._asked.items()):
-            if asked.slot not in live:
-                del self._asked[request]
-                self._dealt_to = None
-                self._effects.slot_is_done(asked.token)
+        for number, request in list(self._unanswered.items()):
+            if request.slot not in live:
+                del self._unanswered[number]
+                self._distributed_to = None
+                self._effects.slot_is_done(request.token)
 
-    def ask(self, slots: Sequence[int]) -> None:
-        """Send requests to `slots` for lanes that have still to be done, within `AT_ONCE_MAX` for each slot.
+    def request(self, slots: Sequence[int]) -> None:
+        """Send requests to `slots` for lanes that have still to be done, within `RUNNING_LANES_MAX` for each slot.
 
         There may be thousands of lanes and slots, so only slots that have answered are visited, unless lanes have to be
-        dealt anew.
+        distributed again.
         """
         work = self.work
         if work is None or self.failed is not None:
             return
-        if slots is not self._dealt_to:
-            self._deal(slots, work)
+        if slots is not self._distributed_to:
+            self._distribute(slots, work)
         for slot in self._freed:
             queue = self._queues.get(slot)
-            while queue and self._busy[slot] < AT_ONCE_MAX:
-                self._ask(slot, queue.popleft(), work)
+            while queue and self._busy[slot] < RUNNING_LANES_MAX:
+                self._send(slot, queue.popleft(), work)
         self._freed.clear()
 
-    def _deal(self, slots: Sequence[int], work: LaneWork) -> None:
-        self._dealt_to = slots
+    def _distribute(self, slots: Sequence[int], work: LaneWork) -> None:
+        self._distributed_to = slots
         self._queues = {}
         self._freed.clear()
-        self._busy = Counter(asked.slot for asked in self._asked.values())
-        under_way = {asked.lane for asked in self._asked.values()}
+        self._busy = Counter(request.slot for request in self._unanswered.values())
+        under_way = {request.lane for request in self._unanswered.values()}
         for lane in work.left:
             slot = slots[lane % len(slots)]
             if lane in under_way:
                 continue
-            if self._busy[slot] < AT_ONCE_MAX:
-                self._ask(slot, lane, work)
+            if self._busy[slot] < RUNNING_LANES_MAX:
+                self._send(slot, lane, work)
             else:
                 self._queues.setdefault(slot, deque()).append(lane)
 
-    def _ask(self, slot: int, lane: int, work: LaneWork) -> None:
+    def _send(self, slot: int, lane: int, work: LaneWork) -> None:
         self._busy[slot] += 1
-        if slot not in self._told:
-            self._told.add(slot)
+        if slot not in self._initialized:
+            self._initialized.add(slot)
             plan = self._plan
             graph = self._slots.graph_for(slot, plan.graph_bytes)
             sinks = m.CommitSinks(plan.job_id, graph, plan.config.checkpoint_dir, self.epoch)
             self._effects.send(slot, sinks)
         token = self._effects.wait_for_slot(f"{work.waits_for} (lane {lane}, on slot {slot})")
-        self._asked[self._requests] = _Asked(slot, lane, token)
+        self._unanswered[self._request_count] = _LaneRequest(slot, lane, token)
         what, aborts = work.what, work.kind is IoKind.ABORT
         items = work.left[lane]
-        self._effects.send(slot, m.Commit(self._requests, what.uid, lane, what.checkpoint_id, items, aborts))
-        self._requests += 1
+        self._effects.send(slot, m.Commit(self._request_count, what.uid, lane, what.checkpoint_id, items, aborts))
+        self._request_count += 1
 
-    def heard(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
+    def handle_answer(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
         """A live slot has answered. The answer to a request that was withdrawn is ignored."""
-        asked = self._asked.get(answer.request)
-        if asked is None or asked.slot != slot or self.work is None:
+        request = self._unanswered.get(answer.request)
+        if request is None or request.slot != slot or self.work is None:
             return
-        del self._asked[answer.request]
-        self._effects.slot_is_done(asked.token)
+        del self._unanswered[answer.request]
+        self._effects.slot_is_done(request.token)
         if isinstance(answer, m.CommitDone):
-            del self.work.left[asked.lane]
+            del self.work.left[request.lane]
             self._busy[slot] -= 1
             self._freed.append(slot)
             return
-        self._dealt_to = None
+        self._distributed_to = None
         if not answer.stopped and self.failed is None:
-            self.failed = asked.lane, answer
+            self.failed = request.lane, answer
 
     def check(self) -> None:
-        lanes = [asked.lane for asked in self._asked.values()]
+        lanes = [request.lane for request in self._unanswered.values()]
         assert len(lanes) == len(set(lanes)), lanes
         assert self.work is None or self.work.left.keys() >= set(lanes), (self.work.left.keys(), lanes)
         assert self.work is not None or not lanes, lanes

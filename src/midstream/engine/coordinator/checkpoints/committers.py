@@ -15,7 +15,7 @@ from midstream.engine.operators.sink_api import Committer, CommitterContext, Sin
 
 
 class Committers:
-    """Makes the committers when they are needed, and calls them. `stopped` tells them to give up what takes long."""
+    """Makes the committers when they are needed, and calls them. Once `stopped` is set, they end long calls."""
 
     def __init__(self, plan: JobPlan, stopped: Signal) -> None:
         self.sinks: dict[str, tuple[str, Sink]] = {

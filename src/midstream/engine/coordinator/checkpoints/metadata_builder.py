@@ -127,7 +127,7 @@ def build_metadata(
     operators: tuple[OperatorState, ...],
     committables: tuple[Committables, ...],
 ) -> CheckpointMetadata:
-    """What `_metadata` of this checkpoint says, with the size and files of all state it refers to."""
+    """Build the metadata of this checkpoint, with the size and files of all state it refers to."""
     vertices, edges = layout_of(plan.graph)
     snapshots = [snapshot for op in operators for snapshot in op.subtasks]
     chunks = {place_of(c): c.length for s in snapshots for part in s.parts for c in part.chunks}

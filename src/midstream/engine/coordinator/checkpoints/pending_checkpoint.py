@@ -1,4 +1,4 @@
-"""The checkpoint in progress: its state, what is known about it, and its outcome."""
+"""The checkpoint in progress: its request, its state, and its outcome."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class CheckpointProgress(Enum):
     """Its metadata is being written, and its attempt is over."""
 
 
-class CheckpointTurn(Enum):
-    """What leads to another state."""
+class CheckpointEvent(Enum):
+    """The events that lead to another state."""
 
     TRIGGERED = auto()
     ACKNOWLEDGED = auto()
@@ -38,21 +38,21 @@ class CheckpointTurn(Enum):
     """It was declined or refused, was not written, has timed out, or a task has finished or failed meanwhile."""
 
 
-_TRIGGERED, _ACKNOWLEDGED, _ATTEMPT_OVER, _COMPLETED, _FAILED = CheckpointTurn
-CHECKPOINT_TABLE: Final[TransitionTable[CheckpointProgress, CheckpointTurn]] = TransitionTable(
+_TRIGGERED, _ACKNOWLEDGED, _ATTEMPT_OVER, _COMPLETED, _FAILED = CheckpointEvent
+CHECKPOINT_TABLE: Final[TransitionTable[CheckpointProgress, CheckpointEvent]] = TransitionTable(
     "checkpoint",
     (
         Transition(
             CheckpointProgress.NONE,
             _TRIGGERED,
             (CheckpointProgress.COLLECTING,),
-            "tasks without an unfinished producer are told",
+            "tasks without an unfinished producer are triggered",
         ),
         Transition(
             CheckpointProgress.COLLECTING, _ACKNOWLEDGED, (CheckpointProgress.PUBLISHING,), "the metadata is written"
         ),
         Transition(
-            CheckpointProgress.COLLECTING, _FAILED, (CheckpointProgress.NONE,), "slots and waiting clients are told"
+            CheckpointProgress.COLLECTING, _FAILED, (CheckpointProgress.NONE,), "slots and waiting clients are notified"
         ),
         Transition(
             CheckpointProgress.PUBLISHING,
@@ -86,6 +86,18 @@ CHECKPOINT_TABLE: Final[TransitionTable[CheckpointProgress, CheckpointTurn]] = T
         ),
     ),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequest:
+    """What a checkpoint is triggered for. The first four fields are those of `PendingCheckpoint`."""
+
+    clients: tuple[int, ...]
+    is_stop: bool
+    is_rescale: bool
+    is_savepoint: bool
+    must_align: bool
+    """Whether no barrier may overtake rows, whatever `aligned_timeout` is."""
 
 
 @dataclass(slots=True)

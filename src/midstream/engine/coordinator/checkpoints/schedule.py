@@ -1,6 +1,4 @@
-"""When the next checkpoint is due: one interval after the last one began, after a pause, but sooner if it is waited
-for.
-"""
+"""When the next checkpoint is due: one interval after the last one began, and after a pause; earlier if requested."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ class CheckpointSchedule:
         self.failures = 0
         """The number of checkpoints that have failed in a row, of failures that count."""
         self.retry = False
-        """Whether the last checkpoint was aborted although nothing is wrong, and a new one is to be triggered soon."""
+        """Whether the last checkpoint was aborted although nothing is wrong: a new one must be triggered soon."""
         self.triggered_s = 0.0
         """When the last checkpoint was triggered, on the clock of `Effects.elapsed_s`."""
         self._effects = effects
@@ -60,12 +58,12 @@ class CheckpointSchedule:
         self.failures = 0
         self.retry = False
 
-    def is_now(self, wanted: bool, is_final: bool) -> bool:
+    def is_now(self, is_requested: bool, is_final: bool) -> bool:
         """Return whether to trigger a checkpoint now; if not, a timer will fire when one may be due.
 
-        `wanted`: a client, a stop, a rescale or a savepoint waits for it. `is_final`: the end of the job waits for it.
+        `is_requested`: a client, a stop, a rescale or a savepoint waits for it. `is_final`: the end of the job does.
         """
-        due_ms = self._due_ms(wanted, is_final)
+        due_ms = self._due_ms(is_requested, is_final)
         if due_ms is None:
             return False
         now_ms = self._effects.now_ms
@@ -80,9 +78,9 @@ class CheckpointSchedule:
         self._wake = None
         self._woken_for_ms = due_ms
 
-    def _due_ms(self, wanted: bool, is_final: bool) -> int | None:
+    def _due_ms(self, is_requested: bool, is_final: bool) -> int | None:
         """Return when the next checkpoint is due; None: not before one is requested."""
-        if wanted or self.retry or (is_final and not self.failures):
+        if is_requested or self.retry or (is_final and not self.failures):
             return self._not_before_ms
         due_ms = []
         if is_final:

@@ -31,7 +31,7 @@ class StateSizes:
         return [*self._points, self._newest]
 
     def add(self, metadata: CheckpointMetadata, at_ms: int) -> None:
-        """Note the sizes of a checkpoint that has completed, or from which the job resumes, at this time."""
+        """Record the sizes of a checkpoint that has completed, or from which the job resumes, at this time."""
         self.of = {operator: sizes for operator, sizes in _sizes(metadata).items() if sizes != (0, 0)}
         self._newest = StateSize(at_ms, sum(size for _, size in self.of.values()))
         self._left_out += 1

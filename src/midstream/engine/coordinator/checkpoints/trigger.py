@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from midstream.engine.checkpoint.edge_ends import loses_edges
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import CheckpointRequest
 from midstream.engine.coordinator.placement.rescale import RescaleStage
 
 if TYPE_CHECKING:
@@ -19,16 +20,20 @@ def trigger_when_due(job: Coordinator, sources: SplitAssignment, program: JobGra
     assert attempt is not None
     if checkpoints.storage is None or checkpoints.pending is not None or attempt.finished_at_start:
         return
-    if rescaling.stage is RescaleStage.DEALING:
-        return  # a newer checkpoint would have to be dealt out in its place, and might not fit to the new tasks
+    if rescaling.stage is RescaleStage.DISTRIBUTING:
+        return  # a newer checkpoint would have to be distributed in its place, and might not fit to the new tasks
     if requests.draining and not attempt.at_end_of_data:
         return  # it would record some sources as ended within their input, while others could continue to read
-    rescale, savepoint = rescaling.wants_checkpoint, job.savepoints.wants_checkpoint
-    wanted = requests.wants_checkpoint or rescaling.is_urgent or savepoint
-    if checkpoints.due.is_now(wanted, attempt.awaits_checkpoint):
-        clients, is_stop = requests.take_waiting(), requests.wants_stop
-        align = savepoint or (rescale and rescaling.must_align)
-        if is_stop:  # the job resumes when the program is started again, at the program's own parallelism
-            align = align or loses_edges(job.plan.graph, program)
-        asked = clients, is_stop, rescale, savepoint, align
-        job.savepoints.triggered(checkpoints.trigger(attempt, sources.snapshot(), *asked))
+    is_rescale, is_savepoint = rescaling.needs_checkpoint, job.savepoints.needs_checkpoint
+    is_requested = requests.needs_checkpoint or rescaling.is_urgent or is_savepoint
+    if not checkpoints.schedule.is_now(is_requested, attempt.awaits_checkpoint):
+        return
+    clients, is_stop = requests.take_checkpoint_clients(), requests.needs_stop_checkpoint
+    must_align = is_savepoint or (is_rescale and rescaling.must_align)
+    if is_stop:  # the job resumes when the program is started again, at the program's own parallelism
+        must_align = must_align or loses_edges(job.plan.graph, program)
+    request = CheckpointRequest(
+        clients=clients, is_stop=is_stop, is_rescale=is_rescale, is_savepoint=is_savepoint, must_align=must_align
+    )
+    checkpoint_id = checkpoints.trigger(attempt, sources.snapshot(), request)
+    job.savepoints.triggered(checkpoint_id)

@@ -72,7 +72,7 @@ class Attempt:
         self.unanswered = set(slots)
         """The slots that have still to answer `Deployed`, or later `Cancelled`."""
         self.finished_at_start = set(finished)
-        """The tasks deployed as finished that have not ended yet. They end at once, so no checkpoint is triggered
+        """The tasks deployed as finished that have not ended yet. They end immediately, so no checkpoint is triggered
         before: it would have to be aborted because they end meanwhile.
         """
         self.final: set[TaskId] = set()
@@ -92,7 +92,7 @@ class Attempt:
     def check_owner(self, slot: int, ref: TaskId) -> None:
         """Raise InvariantError if `slot` does not run the task about which it has sent a message."""
         if ref not in self.phases or self.slot_of(ref) != slot:
-            raise InvariantError(f"slot {slot} speaks for task {ref}, which it does not run")
+            raise InvariantError(f"slot {slot} sent a message about task {ref}, which it does not run")
 
     def checkpoint_completed(self, finished: Iterable[TaskId]) -> None:
         self.has_checkpoint = True
@@ -100,7 +100,7 @@ class Attempt:
         self._not_final -= self.final
 
     def advance(self, ref: TaskId, report: type[TaskReport]) -> None:
-        """Note a task's message. Raises InvariantError if it cannot come in the phase of the task."""
+        """Record a task's message. Raises InvariantError if it cannot come in the phase of the task."""
         before = self.phases[ref]
         phase = ATTEMPT_TABLE.next(before, report)
         self.phases[ref] = phase

@@ -1,4 +1,4 @@
-"""The attempts to run the job, one after the other: what their slots are told, and which slots have not answered yet.
+"""The attempts to run the job, one after the other: what their slots receive, and which slots have not answered yet.
 
 deploy --all slots have answered--> start --...--> cancel --all have answered, or are given up--> deploy
 """
@@ -51,9 +51,9 @@ class Attempts:
 
     def start(self) -> None:
         attempt = self._attempt()
-        self.tell(Start(attempt.number, self._slots.peers(attempt.slots)))
+        self.send(Start(attempt.number, self._slots.peers(attempt.slots)))
 
-    def tell(self, message: ToSlot) -> None:
+    def send(self, message: ToSlot) -> None:
         """Send a message to all slots of the current attempt."""
         for slot in self._attempt().slots:
             self._effects.send(slot, message)
@@ -61,12 +61,12 @@ class Attempts:
     def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
         pending, attempt = completed.pending, completed.pending.attempt
         if not pending.attempt_is_over:
-            self.tell(CheckpointCompleted(attempt.number, pending.checkpoint_id))
+            self.send(CheckpointCompleted(attempt.number, pending.checkpoint_id))
             attempt.checkpoint_completed(ref for ref, ack in pending.acks.items() if ack.finished)
 
     def resume_sources(self, checkpoint_id: int) -> None:
         """Resume the sources, which are paused after this checkpoint: the tasks continue."""
-        self.tell(ResumeSources(self._attempt().number, checkpoint_id))
+        self.send(ResumeSources(self._attempt().number, checkpoint_id))
 
     def slot_lost(self, slot: int) -> None:
         if self.current is not None:
@@ -77,10 +77,10 @@ class Attempts:
         """Whether every slot that is still present has answered: the attempt is deployed, or cancelled, everywhere."""
         return not self._attempt().unanswered
 
-    def has_symptom(self, failure: Failure) -> None:
-        """A task has reported that a peer is gone. Wait a moment for the cause, which is the failure to show to users."""
+    def report_symptom(self, failure: Failure) -> None:
+        """A task has reported that a peer is gone. Wait `CAUSE_WAIT_S` for the cause, which users must see."""
         if self._symptom is None:
-            unexplained = partial(self._effects.facts.attempt_failed, failure)
+            unexplained = partial(self._effects.notifications.attempt_failed, failure)
             self._symptom = self._effects.set_timer(TimerKind.SYMPTOM, CAUSE_WAIT_S, unexplained)
 
     def cancel(self, *_: object) -> None:
@@ -101,7 +101,7 @@ class Attempts:
             lost = self._slots.lost(slot)
             call = lost.in_call if lost is not None else None
             why = "" if call is None else f": {call.operator} had been in one call for {call.for_ms // 1000} s"
-            self._effects.facts.warned(f"slot {slot} did not cancel its tasks in time and was given up{why}")
+            self._effects.notifications.warned(f"slot {slot} did not cancel its tasks in time and was given up{why}")
         attempt.unanswered.clear()
         self._slots.gather()
 

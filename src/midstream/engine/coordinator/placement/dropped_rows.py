@@ -26,7 +26,7 @@ class DroppedRows:
         self._now: dict[TaskId, tuple[tuple[str, int], ...]] = {}
         self._logged: set[str] = set()
 
-    def heard(self, task: TaskId, counts: tuple[tuple[str, int], ...]) -> None:
+    def record(self, task: TaskId, counts: tuple[tuple[str, int], ...]) -> None:
         """A task of the current attempt has reported its totals: uid, count."""
         if not counts:
             return

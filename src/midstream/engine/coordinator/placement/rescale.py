@@ -1,14 +1,14 @@
-"""Rescales a running job, or moves it off slots that have to leave: it gathers slots, has a checkpoint made, then
+"""Rescales a running job, or moves it off slots that have to leave: it gathers slots, requests a checkpoint, then
 switches.
 
 The stages, and what leads from one to the next, are in RESCALE_TABLE.
 
 Up to STORED the job continues to run, so giving up before then changes nothing. Its sources are paused after the
 checkpoint, so that no row is read twice. After a failure while SWITCHING, the job resumes with the plan before, from
-the same checkpoint. The client that requested the rescale is told the outcome in each case.
+the same checkpoint. The client that requested the rescale receives the outcome in each case.
 
 A move keeps the plan: it begins at GATHERING, and a failure while SWITCHING is a failure of the job like any other. A
-rescale that is requested meanwhile takes the place of the move, since it also avoids slots that are leaving.
+rescale that is requested meanwhile replaces the move, since it also avoids slots that are leaving.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from midstream.engine.coordinator.effects import Effects, IoKind
 from midstream.engine.coordinator.events import NO_STORAGE, JobPlan
 from midstream.engine.coordinator.placement.attempts import Attempts
 from midstream.engine.coordinator.placement.slots import Slots
-from midstream.engine.coordinator.restore.distribute import Restoring
+from midstream.engine.coordinator.restore.distribute import StateDistribution
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.core.state_machine import Transition, TransitionTable
 from midstream.engine.protocol.messages import Reply
@@ -41,9 +41,9 @@ class RescaleStage(Enum):
     GATHERING = auto()
     """The slots that the new plan needs beyond the present ones are requested."""
     STORING = auto()
-    """A checkpoint is to be made, or is being made."""
-    DEALING = auto()
-    """The checkpoint is dealt out to the new tasks, which shows that they can resume from it. No other checkpoint is
+    """A checkpoint is requested, or in progress."""
+    DISTRIBUTING = auto()
+    """The checkpoint is distributed to the new tasks, which proves that they can resume from it. No other checkpoint is
     triggered meanwhile.
     """
     STORED = auto()
@@ -51,17 +51,17 @@ class RescaleStage(Enum):
     """The old tasks are cancelled, and the new ones deployed."""
 
 
-class RescaleTurn(Enum):
-    """What leads to another stage."""
+class RescaleEvent(Enum):
+    """The events that lead to another stage."""
 
-    ASKED = auto()
+    REQUESTED = auto()
     PLANNED = auto()
     SLOT_LEAVES = auto()
     SLOT_MISSING = auto()
     GATHERED = auto()
     COMPLETED = auto()
     """The checkpoint that was made for it has completed."""
-    DEALT = auto()
+    DISTRIBUTED = auto()
     SWITCHES = auto()
     RUNS = auto()
     """All tasks of the new plan run."""
@@ -69,34 +69,42 @@ class RescaleTurn(Enum):
     """It is given up, or the job ends."""
 
 
-_ASKED, _PLANNED, _SLOT_LEAVES, _SLOT_MISSING, _GATHERED, _COMPLETED, _DEALT, _SWITCHES, _RUNS, _OFF = RescaleTurn
-RESCALE_TABLE: Final[TransitionTable[RescaleStage, RescaleTurn]] = TransitionTable(
+_REQUESTED, _PLANNED, _SLOT_LEAVES, _SLOT_MISSING, _GATHERED, _COMPLETED, _DISTRIBUTED, _SWITCHES, _RUNS, _OFF = (
+    RescaleEvent
+)
+RESCALE_TABLE: Final[TransitionTable[RescaleStage, RescaleEvent]] = TransitionTable(
     "rescale",
     (
-        Transition(RescaleStage.NONE, _ASKED, (RescaleStage.PLANNING,), "the job is planned anew"),
+        Transition(RescaleStage.NONE, _REQUESTED, (RescaleStage.PLANNING,), "the plan for the new parallelism is made"),
         Transition(RescaleStage.NONE, _SLOT_LEAVES, (RescaleStage.GATHERING,), "a move, with the present plan"),
         Transition(
-            RescaleStage.PLANNING, _PLANNED, (RescaleStage.GATHERING,), "slots are requested, besides the present ones"
+            RescaleStage.PLANNING,
+            _PLANNED,
+            (RescaleStage.GATHERING,),
+            "slots are requested in addition to the present ones",
         ),
-        Transition(RescaleStage.GATHERING, _GATHERED, (RescaleStage.STORING,), "a checkpoint is wanted"),
+        Transition(RescaleStage.GATHERING, _GATHERED, (RescaleStage.STORING,), "a checkpoint is requested"),
         Transition(
-            RescaleStage.STORING, _COMPLETED, (RescaleStage.DEALING,), "sources are paused, the checkpoint is dealt out"
+            RescaleStage.STORING,
+            _COMPLETED,
+            (RescaleStage.DISTRIBUTING,),
+            "sources are paused, the checkpoint is distributed",
         ),
-        Transition(RescaleStage.DEALING, _DEALT, (RescaleStage.STORED,), "new tasks can resume from it"),
+        Transition(RescaleStage.DISTRIBUTING, _DISTRIBUTED, (RescaleStage.STORED,), "new tasks can resume from it"),
         *(
             Transition(
                 stage, _SLOT_MISSING, (RescaleStage.GATHERING,), "another one is requested; paused sources are resumed"
             )
-            for stage in (RescaleStage.GATHERING, RescaleStage.STORING, RescaleStage.DEALING)
+            for stage in (RescaleStage.GATHERING, RescaleStage.STORING, RescaleStage.DISTRIBUTING)
         ),
         Transition(RescaleStage.STORED, _SWITCHES, (RescaleStage.SWITCHING,), "the old tasks are cancelled"),
-        Transition(RescaleStage.SWITCHING, _RUNS, (RescaleStage.NONE,), "the client is told"),
+        Transition(RescaleStage.SWITCHING, _RUNS, (RescaleStage.NONE,), "the client is answered"),
         *(
             Transition(
                 stage,
                 _OFF,
                 (RescaleStage.NONE,),
-                "the client is told; while SWITCHING, a rescale returns to its old plan",
+                "the client is answered; while SWITCHING, a rescale returns to its old plan",
             )
             for stage in RescaleStage
             if stage is not RescaleStage.NONE
@@ -114,9 +122,9 @@ class _Rescale:
     after: JobPlan | None = None
     checkpoint: str | None = None
     checkpoint_id: int = 0
-    """The id of the checkpoint, known from DEALING on, like its path in `checkpoint`."""
+    """The id of the checkpoint, known from DISTRIBUTING on, like its path in `checkpoint`."""
     has_failed: bool = False
-    """Whether a move's checkpoint has failed: then the next one is not triggered at once, but when it is due."""
+    """Whether a move's checkpoint has failed: then the next one is not triggered immediately, but when it is due."""
 
 
 class Rescaling:
@@ -127,37 +135,37 @@ class Rescaling:
         effects: Effects,
         slots: Slots,
         attempts: Attempts,
-        restoring: Restoring,
+        distribution: StateDistribution,
     ) -> None:
         self._effects = effects
         self._slots = slots
         self._attempts = attempts
-        self._restoring = restoring
+        self._distribution = distribution
         self.stage = RescaleStage.NONE
         self._current: _Rescale | None = None
-        self._goes_back = False
+        self._is_rolled_back = False
         """Whether the job returns to the plan before, and its tasks do not run yet."""
 
-    def _turn(self, what: RescaleTurn) -> None:
-        self.stage = RESCALE_TABLE.next(self.stage, what)
+    def _transition(self, event: RescaleEvent) -> None:
+        self.stage = RESCALE_TABLE.next(self.stage, event)
 
     @property
-    def wants_checkpoint(self) -> bool:
+    def needs_checkpoint(self) -> bool:
         return self.stage is RescaleStage.STORING
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the checkpoint is wanted at once."""
-        return self._current is not None and self.wants_checkpoint and not self._current.has_failed
+        """Whether the checkpoint must be triggered immediately."""
+        return self._current is not None and self.needs_checkpoint and not self._current.has_failed
 
     @property
     def is_move(self) -> bool:
         return self._current is not None and self._current.client is None
 
     @property
-    def leaves_tasks(self) -> bool:
+    def abandons_tasks(self) -> bool:
         """Whether the tasks that are being cancelled belong to a plan that is being left: their failures mean nothing."""
-        return self._goes_back or self.stage is RescaleStage.SWITCHING
+        return self._is_rolled_back or self.stage is RescaleStage.SWITCHING
 
     @property
     def plan(self) -> JobPlan:
@@ -171,9 +179,9 @@ class Rescaling:
         assert self._current is not None
         return loses_edges(self._current.before.graph, self.plan.graph)
 
-    def asked(self, client: int, parallelism: int, plan: JobPlan) -> None:
+    def request(self, client: int, parallelism: int, plan: JobPlan) -> None:
         if self.is_move:
-            self.give_up("the job is to be rescaled")
+            self.give_up("a rescale was requested")
         if self._current is not None:
             self._refuse(client, f"the job is being rescaled already, to parallelism {self._current.parallelism}")
         elif plan.config.checkpoint_dir is None:
@@ -183,7 +191,7 @@ class Rescaling:
         elif plan.rescaled is None:
             self._refuse(client, "this job cannot be rescaled while it runs; stop it and start it at that parallelism")
         else:
-            self._turn(RescaleTurn.ASKED)
+            self._transition(RescaleEvent.REQUESTED)
             self._current = _Rescale(client, parallelism, plan)
             work = partial(plan.rescaled, parallelism)
             planned = partial(self._planned, self._current)
@@ -203,40 +211,40 @@ class Rescaling:
             self.give_up("the job sets the parallelism of every operator itself: nothing would change")
             return
         rescale.after = after
-        self._gather(RescaleTurn.PLANNED)
+        self._gather(RescaleEvent.PLANNED)
 
     def move_if_needed(self, plan: JobPlan, *, is_stopping: bool) -> None:
         """Begin a move if slots are leaving. A rescale in progress also avoids these slots."""
         if not self._slots.leaving or self._current is not None or is_stopping:
             return
         if plan.config.checkpoint_dir is None:
-            self._stay(f"the {NO_STORAGE}")
+            self._keep_slots(f"the {NO_STORAGE}")
             return
         self._current = _Rescale(None, plan.config.parallelism, plan, after=plan)
-        self._gather(RescaleTurn.SLOT_LEAVES)
+        self._gather(RescaleEvent.SLOT_LEAVES)
 
-    def _gather(self, because: RescaleTurn) -> None:
+    def _gather(self, because: RescaleEvent) -> None:
         """Request enough slots for the old tasks and for the new ones, not counting slots that are leaving."""
         assert self._current is not None
-        self._turn(because)
+        self._transition(because)
         before = self._current.before.graph.slots - len(self._slots.leaving)
         self._slots.resize(max(self.plan.graph.slots, before))
         self._slots.gather()
 
     def gathered(self) -> None:
         """All slots are present; the tasks still run as before."""
-        self._turn(RescaleTurn.GATHERED)
+        self._transition(RescaleEvent.GATHERED)
 
     def slot_is_missing(self) -> None:
         """A slot is missing on which no task runs yet: request another one, and make the checkpoint once it is present."""
-        if RESCALE_TABLE.allows(self.stage, RescaleTurn.SLOT_MISSING):
-            self._leave_checkpoint()
-            self._gather(RescaleTurn.SLOT_MISSING)
+        if RESCALE_TABLE.allows(self.stage, RescaleEvent.SLOT_MISSING):
+            self._release_checkpoint()
+            self._gather(RescaleEvent.SLOT_MISSING)
 
     def slots_failed(self, reason: str) -> None:
         """The slots do not come. In the case of a move, the tasks stay on the slots that are leaving."""
         if self.is_move:
-            self._stay(reason)
+            self._keep_slots(reason)
         self.give_up(reason)
 
     def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
@@ -247,9 +255,9 @@ class Rescaling:
         if aborted.pending.rescales and not aborted.retry:
             self.checkpoint_failed(str(aborted))
 
-    def stop_asked(self, _: bool) -> None:
+    def stop_requested(self, _: bool) -> None:
         if self.stage is not RescaleStage.SWITCHING:
-            self.give_up("it is asked to stop")
+            self.give_up("a stop was requested")
 
     def checkpoint_failed(self, reason: str) -> None:
         """The checkpoint that was made for this has failed."""
@@ -268,45 +276,45 @@ class Rescaling:
             self._attempts.resume_sources(metadata.checkpoint_id)
             return
         rescale.checkpoint, rescale.checkpoint_id = path, metadata.checkpoint_id
-        self._turn(RescaleTurn.COMPLETED)
-        self._restoring.deal(metadata, self.plan, partial(self._dealt, rescale, path))
+        self._transition(RescaleEvent.COMPLETED)
+        self._distribution.distribute(metadata, self.plan, partial(self._distributed, rescale, path))
 
-    def _dealt(self, rescale: _Rescale, path: str, failed: Failed | None) -> bool:
-        if self._current is not rescale or self.stage is not RescaleStage.DEALING or rescale.checkpoint != path:
+    def _distributed(self, rescale: _Rescale, path: str, failed: Failed | None) -> bool:
+        if self._current is not rescale or self.stage is not RescaleStage.DISTRIBUTING or rescale.checkpoint != path:
             return False
         if failed is not None:
             self.give_up(str(failed.error))
             return False
-        self._turn(RescaleTurn.DEALT)
+        self._transition(RescaleEvent.DISTRIBUTED)
         return True
 
     def switching(self) -> None:
-        self._turn(RescaleTurn.SWITCHES)
+        self._transition(RescaleEvent.SWITCHES)
 
     def running(self) -> None:
         """All tasks run: if these are the new ones, the rescale or move is complete."""
-        self._goes_back = False
+        self._is_rolled_back = False
         if self._current is not None and self.stage is RescaleStage.SWITCHING:
-            self._turn(RescaleTurn.RUNS)
+            self._transition(RescaleEvent.RUNS)
             if self._current.client is not None:
                 self._effects.reply(self._current.client, Reply(checkpoint=self._current.checkpoint))
             self._current = None
 
     def give_up(self, reason: str) -> JobPlan | None:
         """Give up the rescale or move: the job continues with the plan before, which is returned if it has been left."""
-        self._leave_checkpoint()
+        self._release_checkpoint()
         stage, rescale = self.stage, self._remove()
         if rescale is None:
             return None
         if rescale.client is not None:
-            had, wanted = rescale.before.config.parallelism, rescale.parallelism
+            old, new = rescale.before.config.parallelism, rescale.parallelism
             self._refuse(
-                rescale.client, f"could not rescale to parallelism {wanted}; the job continues at {had}: {reason}"
+                rescale.client, f"could not rescale to parallelism {new}; the job continues at {old}: {reason}"
             )
         if stage is not RescaleStage.SWITCHING:
             self._slots.resize(rescale.before.graph.slots)
         elif rescale.client is not None:
-            self._goes_back = True
+            self._is_rolled_back = True
             return rescale.before
         return None
 
@@ -319,20 +327,20 @@ class Rescaling:
         """Remove and return the current rescale or move, which is over."""
         rescale, self._current = self._current, None
         if rescale is not None:
-            self._turn(RescaleTurn.OFF)
+            self._transition(RescaleEvent.OFF)
         return rescale
 
-    def _leave_checkpoint(self) -> None:
+    def _release_checkpoint(self) -> None:
         """Resume the sources, if they are paused after the checkpoint for this, which becomes an ordinary one."""
-        if self._current is not None and self.stage is RescaleStage.DEALING:
+        if self._current is not None and self.stage is RescaleStage.DISTRIBUTING:
             self._attempts.resume_sources(self._current.checkpoint_id)
 
-    def _stay(self, why: str) -> None:
+    def _keep_slots(self, why: str) -> None:
         leaving = sorted(self._slots.leaving)
         which, until = ("slots", "they end") if len(leaving) > 1 else ("slot", "it ends")
         numbers = ", ".join(map(str, leaving))
-        self._effects.facts.warned(f"the tasks stay on {which} {numbers} until {until}: {why}")
-        self._slots.stay()
+        self._effects.notifications.warned(f"the tasks stay on {which} {numbers} until {until}: {why}")
+        self._slots.keep_leaving()
 
     def _refuse(self, client: int, reason: str) -> None:
         self._effects.reply(client, Reply(error=reason))

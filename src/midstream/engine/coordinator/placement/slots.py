@@ -22,7 +22,7 @@ PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 RETRY_S: Final = 1.0
 EXTENSIONS_MAX: Final = 4
 """How often the wait for slots is extended while executors are starting: some never register."""
-LATELY_MS: Final = 5_000
+RECENT_MS: Final = 5_000
 """The time constant with which reports of a task are averaged: they come once a second and with each checkpoint, and a
 single one would make the shares jump.
 """
@@ -36,8 +36,8 @@ class Rate:
 
     at_ms: int
     metrics: TaskMetrics
-    lately_ms: float = 0.0
-    """The recent time, in which what lies `LATELY_MS` back counts a third (1/e) of what is now. The next three are how
+    recent_ms: float = 0.0
+    """The recent time, in which what lies `RECENT_MS` back counts a third (1/e) of what is now. The next three are how
     much of it the task was busy and backpressured, and how long each of its operators worked.
     """
     busy_ms: float = 0.0
@@ -47,11 +47,11 @@ class Rate:
     @property
     def busy(self) -> float:
         """The share of the recent time for which the task was busy, 0 to 1."""
-        return _share(self.busy_ms, self.lately_ms)
+        return _share(self.busy_ms, self.recent_ms)
 
     @property
     def backpressured(self) -> float:
-        return _share(self.backpressured_ms, self.lately_ms)
+        return _share(self.backpressured_ms, self.recent_ms)
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Slots:
         self.needed = graph.slots
         self.live: dict[int, Slot] = {}
         self.leaving: set[int] = set()
-        """The live slots on which no later attempt is to run."""
+        """The live slots on which no later attempt runs."""
         self.changes = 0
         """The number of changes of `live`, `leaving` and `needed`."""
         self.rates: dict[TaskId, Rate] = {}
@@ -108,7 +108,7 @@ class Slots:
         self._requests_failed = 0
         self._timer: str | None = None
         self.gathers_since_s = 0.0
-        """Since when slots are awaited, on the clock of `Effects.elapsed_s`; it begins anew after each timeout."""
+        """Since when slots are awaited, on the clock of `Effects.elapsed_s`; it is set again after each timeout."""
         self._is_gathering = False
 
     @property
@@ -119,7 +119,7 @@ class Slots:
     def complete(self) -> bool:
         return self.staying == self.needed
 
-    # ---- asking for them ----
+    # ---- requesting them ----
 
     def gather(self, *_: object) -> None:
         """Request all slots that are missing, and set a timer for their arrival, which is cancelled once all are there."""
@@ -134,8 +134,8 @@ class Slots:
             self._wait()
 
     def _stop_if_complete(self) -> None:
-        """Stop waiting for slots if all are present. What else the job waits for before it is deployed may take longer
-        than they may: commits of what the restored checkpoint holds, or the pause before a restart.
+        """Stop waiting for slots if all are present. The other waits before a deployment may take longer than
+        `timeout_s`: commits of what the restored checkpoint holds, or the pause before a restart.
         """
         if self.complete:
             self._is_gathering = False
@@ -157,22 +157,22 @@ class Slots:
             del self.live[slot]
         self._stop_if_complete()
 
-    def leaves(self, slot: int, reason: str) -> bool:
-        """A slot is to be replaced. False: it is not present, or is already leaving."""
+    def mark_leaving(self, slot: int, reason: str) -> bool:
+        """A slot must be replaced. False: it is not present, or is already leaving."""
         if slot not in self.live or slot in self.leaving:
             return False
         self.leaving.add(slot)
         self.changes += 1
-        self._effects.facts.warned(f"{self.live[slot]} is being vacated: {reason}")
+        self._effects.notifications.warned(f"{self.live[slot]} is being vacated: {reason}")
         return True
 
-    def stay(self) -> None:
+    def keep_leaving(self) -> None:
         """Slots that are leaving cannot be replaced: they count again for as long as they are present."""
         self.leaving.clear()
         self.changes += 1
         self._stop_if_complete()
 
-    def let_leave(self, *slots: int) -> None:
+    def release_leaving(self, *slots: int) -> None:
         """Release slots that are leaving, and on which no task runs any more."""
         for slot in slots:
             self._effects.close_slot(slot, "the executor of this slot is shutting down")
@@ -191,29 +191,31 @@ class Slots:
     def _timed_out(self) -> None:
         self._timer = None
         what = "the reason why no slots come"
-        self._effects.run_io(IoKind.SUPPLY, self._supply, self._explained, waits_for=what)
+        self._effects.run_io(IoKind.SUPPLY, self._supply, self._supply_reported, waits_for=what)
 
-    def _explained(self, outcome: Done[Supply] | Failed) -> None:
-        """It is known why no slots came in time: wait on for what is starting, else report that they did not come."""
+    def _supply_reported(self, outcome: Done[Supply] | Failed) -> None:
+        """The cluster has reported why no slots came in time: wait for slots that are starting, or report a failure."""
         if not self._is_gathering or self._timer is not None:
-            return  # they have come meanwhile, or others are awaited
+            return  # they have come meanwhile, or another wait has begun
         supply = outcome.value if isinstance(outcome, Done) else Supply()
         if supply.gone:
             self._requested.clear()
             text = f"{supply.gone}. Start the job again"
-            self._effects.facts.slots_failed(Failure(text, "", UnavailableError(text), fatal=True))
+            self._effects.notifications.slots_failed(Failure(text, "", UnavailableError(text), fatal=True))
         elif supply.starting and self._extended < EXTENSIONS_MAX:
             self._extended += 1
-            self._effects.facts.warned(f"{supply.starting}; the wait for slots goes on for {self._timeout_s:g} s more")
+            self._effects.notifications.warned(
+                f"{supply.starting}; the wait for slots goes on for {self._timeout_s:g} s more"
+            )
             self._wait()
         else:
-            self._not_come(supply)
+            self._report_missing(supply)
 
     def _wait(self) -> None:
         self.gathers_since_s = self._effects.elapsed_s
         self._timer = self._effects.set_timer(TimerKind.SLOTS, self._timeout_s, self._timed_out)
 
-    def _not_come(self, supply: Supply) -> None:
+    def _report_missing(self, supply: Supply) -> None:
         self._requested.clear()
         waited_s, self._extended = self._timeout_s * (1 + self._extended), 0
         there = self.staying
@@ -233,7 +235,7 @@ class Slots:
             )
         text = f"the job needs {self.needed} slots, and {came}: {why}"
         error = ClusterError(text) if self.job_has_run else UnavailableError(text)
-        self._effects.facts.slots_failed(Failure(text, "", error, fatal=not self.job_has_run))
+        self._effects.notifications.slots_failed(Failure(text, "", error, fatal=not self.job_has_run))
 
     def request_failed(self, request: str, reason: str) -> None:
         """A request will not lead to a slot. Once the job has run, only the timeout can make it fail for that."""
@@ -243,16 +245,16 @@ class Slots:
         self._requests_failed += 1
         text = f"a slot could not be started ({self.staying} of {self.needed} are connected): {reason}"
         if not self.job_has_run and self._requests_failed >= FIRST_REQUESTS_FAILED_MAX:
-            self._effects.facts.slots_failed(Failure(text, "", UnavailableError(text), fatal=True))
+            self._effects.notifications.slots_failed(Failure(text, "", UnavailableError(text), fatal=True))
             return
-        self._effects.facts.warned(text)
-        self._effects.set_timer(TimerKind.SLOT_RETRY, RETRY_S, self._ask_again)
+        self._effects.notifications.warned(text)
+        self._effects.set_timer(TimerKind.SLOT_RETRY, RETRY_S, self._request_again)
 
-    def _ask_again(self) -> None:
+    def _request_again(self) -> None:
         if self._is_gathering:
             self.gather()
 
-    # ---- having them ----
+    # ---- using them ----
 
     def running(self) -> None:
         self.job_has_run = True
@@ -314,7 +316,7 @@ class Slots:
     def peers(self, slots: Iterable[int]) -> tuple[Peer, ...]:
         return tuple(Peer(s, self.live[s].register.host, self.live[s].register.port) for s in slots)
 
-    def heard(self, slot: int, status: SlotStatus, attempt: int, now_ms: int) -> None:
+    def handle_status(self, slot: int, status: SlotStatus, attempt: int, now_ms: int) -> None:
         """A slot has sent a heartbeat. Totals of an older attempt are not mixed with those of this one."""
         if slot not in self.live:
             return
@@ -323,26 +325,26 @@ class Slots:
         for text in status.warnings:
             if text not in self._warned:
                 self._warned.add(text)
-                self._effects.facts.warned(f"{self.live[slot]}: {text}")
+                self._effects.notifications.warned(f"{self.live[slot]}: {text}")
         if status.attempt != attempt:
             return
         for metrics in status.tasks:
-            self._note(metrics, now_ms)
+            self._record(metrics, now_ms)
 
-    def reported(self, metrics: TaskMetrics | None, now_ms: int) -> None:
+    def handle_metrics(self, metrics: TaskMetrics | None, now_ms: int) -> None:
         """A task has acknowledged a checkpoint, or finished. Metrics that it sent with that count like a heartbeat's."""
         if metrics is not None:
-            self._note(metrics, now_ms)
+            self._record(metrics, now_ms)
 
-    def _note(self, metrics: TaskMetrics, now_ms: int) -> None:
-        self.late.heard(metrics.task, metrics.late)
-        self.timers.heard(metrics.task, metrics.timers_dropped)
+    def _record(self, metrics: TaskMetrics, now_ms: int) -> None:
+        self.late.record(metrics.task, metrics.late)
+        self.timers.record(metrics.task, metrics.timers_dropped)
         if metrics.bad_records:
-            self.bad.heard(metrics.task, ((metrics.operators[0][0], metrics.bad_records),))
+            self.bad.record(metrics.task, ((metrics.operators[0][0], metrics.bad_records),))
         before = self.rates.get(metrics.task)
         rate = Rate(now_ms, metrics)
         if before is not None:
-            _count_in(rate, before)
+            _accumulate(rate, before)
         self.rates[metrics.task] = rate
 
     def check(self) -> None:
@@ -365,17 +367,17 @@ def other_python(slot: int, register: Register) -> Failure:
     return Failure(str(error), "", error, fatal=True)
 
 
-def _count_in(rate: Rate, before: Rate) -> None:
+def _accumulate(rate: Rate, before: Rate) -> None:
     """Add what a task did between two reports to the decayed sums of the earlier one."""
     now, then, span_ms = rate.metrics, before.metrics, max(0, rate.at_ms - before.at_ms)
-    kept = math.exp(-span_ms / LATELY_MS)
-    rate.lately_ms = span_ms + before.lately_ms * kept
+    kept = math.exp(-span_ms / RECENT_MS)
+    rate.recent_ms = span_ms + before.recent_ms * kept
     rate.busy_ms = now.busy_ms - then.busy_ms + before.busy_ms * kept
     rate.backpressured_ms = now.backpressured_ms - then.backpressured_ms + before.backpressured_ms * kept
     if now.worked_us:  # a task that has finished reports none
-        so_far = before.worked_us or (0.0,) * len(now.worked_us)
-        steps = zip(now.worked_us, then.worked_us, so_far, strict=True)
-        rate.worked_us = tuple(new - old + lately * kept for new, old, lately in steps)
+        sums = before.worked_us or (0.0,) * len(now.worked_us)
+        steps = zip(now.worked_us, then.worked_us, sums, strict=True)
+        rate.worked_us = tuple(new - old + recent * kept for new, old, recent in steps)
 
 
 def _share(part_ms: float, whole_ms: float) -> float:

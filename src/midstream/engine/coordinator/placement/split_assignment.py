@@ -45,7 +45,7 @@ _decoder = msgspec.msgpack.Decoder(Split)
 
 @dataclass(frozen=True, slots=True)
 class _Notice:
-    """What a source is told about a completed checkpoint."""
+    """What a source is notified of after a checkpoint."""
 
     position: bytes | None
     pending: tuple[bytes, ...]
@@ -60,7 +60,7 @@ class WaitingReaders:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[TaskId, int] = {}
+        self._ready: dict[TaskId, int] = {}
         """The subtasks that are not set aside, with the number of their request, which counts requests."""
         self._aside: dict[TaskId, int] = {}
         """The subtasks that have `_share` splits or more, with the number of their request."""
@@ -68,43 +68,43 @@ class WaitingReaders:
         self._count = 0
 
     def __contains__(self, ref: TaskId) -> bool:
-        return ref in self._asked or ref in self._aside
+        return ref in self._ready or ref in self._aside
 
     def __len__(self) -> int:
-        return len(self._asked) + len(self._aside)
+        return len(self._ready) + len(self._aside)
 
     def add(self, ref: TaskId) -> None:
         self._count += 1
-        self._asked[ref] = self._count
+        self._ready[ref] = self._count
 
     def remove(self, ref: TaskId) -> None:
-        if self._asked.pop(ref, None) is None:
+        if self._ready.pop(ref, None) is None:
             del self._aside[ref]
 
     def clear(self) -> None:
-        self._asked.clear()
+        self._ready.clear()
         self._aside.clear()
 
     def first(self) -> TaskId:
-        self._bring_back()
-        return next(iter(self._asked))
+        self._restore_aside()
+        return next(iter(self._ready))
 
-    def first_below(self, share: int, given: Mapping[TaskId, int]) -> TaskId | None:
-        """Return the first subtask that has been given fewer than `share` splits."""
+    def first_below(self, share: int, assigned: Mapping[TaskId, int]) -> TaskId | None:
+        """Return the first subtask that has been assigned fewer than `share` splits."""
         if share != self._share:
-            self._bring_back()
+            self._restore_aside()
             self._share = share
-        while self._asked:
-            ref = next(iter(self._asked))
-            if given.get(ref, 0) < share:
+        while self._ready:
+            ref = next(iter(self._ready))
+            if assigned.get(ref, 0) < share:
                 return ref
-            self._aside[ref] = self._asked.pop(ref)
+            self._aside[ref] = self._ready.pop(ref)
         return None
 
-    def _bring_back(self) -> None:
+    def _restore_aside(self) -> None:
         if self._aside:
-            together = {**self._asked, **self._aside}
-            self._asked = dict(sorted(together.items(), key=itemgetter(1)))
+            together = {**self._ready, **self._aside}
+            self._ready = dict(sorted(together.items(), key=itemgetter(1)))
             self._aside = {}
 
 
@@ -122,16 +122,16 @@ class _State:
     pending: deque[bytes] = field(default_factory=deque)
     beginnings: int = 0
     """The number of splits in `pending` that do not follow all splits found with them (`Split.follows` is false)."""
-    told_assigned: bool = False
-    """Whether the subtasks have been told that `beginnings` is 0."""
+    assigned_reported: bool = False
+    """Whether the subtasks have been notified that `beginnings` is 0."""
     waiting: WaitingReaders = field(default_factory=WaitingReaders)
     """The subtasks that have requested a split and have no answer yet."""
     unanswered: set[TaskId] = field(default_factory=set)
     """Those in `waiting` to which no SplitsAssigned was sent after their request."""
-    given: Counter[TaskId] = field(default_factory=Counter)
-    """The number of splits that each subtask was given in this attempt."""
-    given_count: int = 0
-    """The number of splits that all subtasks together were given in this attempt."""
+    assigned: Counter[TaskId] = field(default_factory=Counter)
+    """The number of splits that each subtask was assigned in this attempt."""
+    assigned_count: int = 0
+    """The number of splits that all subtasks together were assigned in this attempt."""
     generation: int = 0
     """The number of resets and pauses: the result of a discovery that began before one of them is ignored."""
     busy: bool = False
@@ -195,10 +195,10 @@ class SplitAssignment:
         assert all(not state.waiting for state in self._states.values())
         self._attempt = attempt
         for state in self._states.values():
-            state.given.clear()
-            state.given_count = 0
-            state.told_assigned = False
-            self._tell_assigned(state)
+            state.assigned.clear()
+            state.assigned_count = 0
+            state.assigned_reported = False
+            self._report_assigned(state)
 
     def pause(self) -> None:
         """The attempt is over; `reset` comes before the next one."""
@@ -215,7 +215,7 @@ class SplitAssignment:
         for state in self._states.values():
             self._effects.cancel_timer(state.timer)
             state.timer = None
-            self._hand_out(state)
+            self._assign_splits(state)
 
     def end(self, *_: object) -> None:
         self.pause()
@@ -227,7 +227,7 @@ class SplitAssignment:
         state.waiting.clear()
         state.unanswered.clear()
 
-    # ---- handing out ----
+    # ---- assignment ----
 
     def request(self, ref: TaskId) -> None:
         """A subtask requests a split."""
@@ -236,52 +236,52 @@ class SplitAssignment:
             return
         state.waiting.add(ref)
         state.unanswered.add(ref)
-        self._hand_out(state)
+        self._assign_splits(state)
         self._next_call(state)
 
-    def _hand_out(self, state: _State) -> None:
+    def _assign_splits(self, state: _State) -> None:
         attempt = self._attempt
         if attempt is None:
             return
         while state.waiting:
             if state.pending and self._discovers:
-                ref = _in_turn(state)
+                ref = _next_reader(state)
                 if ref is None:
                     return
                 state.waiting.remove(ref)
                 state.unanswered.discard(ref)
-                state.given[ref] += 1
-                state.given_count += 1
+                state.assigned[ref] += 1
+                state.assigned_count += 1
                 split = state.pending.popleft()
                 state.beginnings -= _beginnings([_decoder.decode(split)])
                 is_last = state.beginnings == 0
                 self._effects.send(attempt.slot_of(ref), AssignSplit(attempt.number, ref, split, is_last))
-                state.told_assigned = state.told_assigned and is_last
-                self._tell_assigned(state)
+                state.assigned_reported = state.assigned_reported and is_last
+                self._report_assigned(state)
             elif state.exhausted or not self._discovers:
                 ref = state.waiting.first()
                 state.waiting.remove(ref)
                 state.unanswered.discard(ref)
                 self._effects.send(attempt.slot_of(ref), NoMoreSplits(attempt.number, ref))
             else:
-                self._answer(state, attempt)
+                self._report_none(state, attempt)
                 return
 
-    def _answer(self, state: _State, attempt: Attempt) -> None:
+    def _report_none(self, state: _State, attempt: Attempt) -> None:
         """Report to each subtask that waits that there is no split for it at present: it may be idle from now on."""
         if state.position is not None:
             for ref in sorted(state.unanswered):
                 self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref, none_waits=True))
             state.unanswered.clear()
 
-    def _tell_assigned(self, state: _State) -> None:
-        """Tell all subtasks that event time need not wait for splits that are still to be assigned: only they know
-        which of them have rows for which event time waits.
+    def _report_assigned(self, state: _State) -> None:
+        """Notify all subtasks that event time need not wait for splits that are still to be assigned. Only a subtask
+        can determine whether it has rows for which event time waits.
         """
         attempt = self._attempt
-        if attempt is None or state.told_assigned or state.position is None or state.beginnings:
+        if attempt is None or state.assigned_reported or state.position is None or state.beginnings:
             return
-        state.told_assigned = True
+        state.assigned_reported = True
         for subtask in range(state.parallelism):
             ref = TaskId(state.vertex, subtask)
             self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref))
@@ -295,7 +295,7 @@ class SplitAssignment:
         )
 
     def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
-        """Tell the sources that override `checkpoint_completed`. Of several checkpoints, only the newest matters."""
+        """Notify the sources that override `checkpoint_completed`. Of several checkpoints, only the newest matters."""
         positions = {position.uid: position for position in completed.metadata.sources}
         for operator in completed.metadata.operators:
             state, position = self._states.get(operator.uid), positions.get(operator.uid)
@@ -316,10 +316,10 @@ class SplitAssignment:
         if state.notice is not None:
             notice, state.notice = state.notice, None
             state.busy = state.called = True
-            work = partial(_tell, state.spec, notice, self.storage)
+            work = partial(_notify_source, state.spec, notice, self.storage)
             what = f"source {state.spec.name!r} to take note of a checkpoint"
-            told = partial(self._told, state)
-            self._effects.run_io(IoKind.NOTIFY, work, told, about=state.spec.uid, waits_for=what, has_limit=True)
+            notified = partial(self._notified, state)
+            self._effects.run_io(IoKind.NOTIFY, work, notified, about=state.spec.uid, waits_for=what, has_limit=True)
         elif self._discovers and not state.exhausted and state.timer is None and not state.pending:
             state.busy = state.called = True
             context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage)
@@ -333,9 +333,9 @@ class SplitAssignment:
                 has_limit=True,
             )
 
-    def _told(self, state: _State, outcome: Done[None] | Failed) -> None:
+    def _notified(self, state: _State, outcome: Done[None] | Failed) -> None:
         state.busy = False
-        # The next completed checkpoint includes what this one says.
+        # The next completed checkpoint includes what this one contains.
         warn_if_failed(self._effects, f"source {state.spec.name!r}, after a checkpoint", outcome)
         self._next_call(state)
 
@@ -347,11 +347,11 @@ class SplitAssignment:
         if isinstance(outcome, Failed):
             state.generation += 1
             failure = failure_of(outcome.error, f"source {state.spec.name!r}: finding its splits failed")
-            self._effects.facts.start_failed(failure)
+            self._effects.notifications.start_failed(failure)
             return
         found = outcome.value
         assert not state.pending, state.spec.uid
-        splits = _in_line(found.splits)
+        splits = _without_follows(found.splits)
         state.pending.extend(_encoder.encode(split) for split in splits)
         state.beginnings = _beginnings(splits)
         state.position = found.position
@@ -360,8 +360,8 @@ class SplitAssignment:
             again = partial(self._timer_fired, state)
             interval_s = state.spec.source.discovery_interval_s
             state.timer = self._effects.set_timer(TimerKind.DISCOVER, interval_s, again, state.spec.uid)
-        self._tell_assigned(state)
-        self._hand_out(state)
+        self._report_assigned(state)
+        self._assign_splits(state)
         self._next_call(state)
 
     def _timer_fired(self, state: _State) -> None:
@@ -384,35 +384,36 @@ def _discover(source: Source, position: bytes | None, context: DiscoveryContext)
     return checked_discovery(source.discover(position, context))
 
 
-def _in_turn(state: _State) -> TaskId | None:
-    """Which of those that wait gets the next split; None: one that has not asked yet, as these have their share.
+def _next_reader(state: _State) -> TaskId | None:
+    """Return the waiting subtask that gets the next split; None: the split is for one that has not requested it yet, as
+    the waiting ones have their share.
 
-    All subtasks of a source are there as long as splits are pending: none ends before it hears that there are no more.
+    All subtasks of a source run as long as splits are pending: each ends only after `NoMoreSplits`.
     """
     if not state.spec.source.equal_shares:
         return state.waiting.first()
-    share = ceil((state.given_count + len(state.pending)) / state.parallelism)
-    return state.waiting.first_below(share, state.given)
+    share = ceil((state.assigned_count + len(state.pending)) / state.parallelism)
+    return state.waiting.first_below(share, state.assigned)
 
 
-def _in_line(splits: Sequence[Split]) -> list[Split]:
+def _without_follows(splits: Sequence[Split]) -> list[Split]:
     """Return the splits with `follows` cleared, unless a split follows all splits found before it.
 
     Of several files, event time also waits for the second part of one: once its first part has been read, only other
     files would hold event time back for it, and these may be far ahead, or end.
     """
-    line = 1
-    while line < len(splits) and splits[line].follows:
-        line += 1
-    return [*splits[:line], *(msgspec.structs.replace(split, follows=False) for split in splits[line:])]
+    kept = 1
+    while kept < len(splits) and splits[kept].follows:
+        kept += 1
+    return [*splits[:kept], *(msgspec.structs.replace(split, follows=False) for split in splits[kept:])]
 
 
 def _beginnings(splits: Iterable[Split]) -> int:
     return sum(not split.follows for split in splits)
 
 
-def _tell(spec: SourceSpec, notice: _Notice, storage: Storage | None) -> None:
-    """Read which splits are unfinished, and tell the source. For the I/O pool."""
+def _notify_source(spec: SourceSpec, notice: _Notice, storage: Storage | None) -> None:
+    """Read which splits are unfinished, and notify the source. For the I/O pool."""
     unfinished = [_decoder.decode(split) for split in notice.pending]
     if notice.parts:
         assert storage is not None

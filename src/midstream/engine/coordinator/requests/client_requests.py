@@ -38,15 +38,15 @@ class ClientRequests:
         return self.stop is not None and self.stop.drain
 
     @property
-    def wants_checkpoint(self) -> bool:
-        return bool(self._checkpoint) or self.wants_stop
+    def needs_checkpoint(self) -> bool:
+        return bool(self._checkpoint) or self.needs_stop_checkpoint
 
     @property
-    def wants_stop(self) -> bool:
-        """Whether the job is to stop with a checkpoint that has not completed yet."""
+    def needs_stop_checkpoint(self) -> bool:
+        """Whether the job must stop with a checkpoint that has not completed yet."""
         return self.stop is not None and not self.stop.drain and not self.stop.is_stored
 
-    def asked(self, client: int, request: DoCheckpoint | DoStop, has_storage: bool) -> None:
+    def handle(self, client: int, request: DoCheckpoint | DoStop, has_storage: bool) -> None:
         match request:
             case DoCheckpoint() if not has_storage:
                 self.refuse([client], f"the {NO_STORAGE}")
@@ -56,7 +56,7 @@ class ClientRequests:
                 self._checkpoint.append(client)
             case DoStop(drain) if self.stop is None:
                 self.stop = Stop(drain, [client])
-                self._effects.facts.stop_asked(drain)
+                self._effects.notifications.stop_requested(drain)
             case DoStop(drain) if self.stop.drain == drain:
                 self.stop.clients.append(client)
             case DoStop():
@@ -65,11 +65,11 @@ class ClientRequests:
             case _:
                 assert_never(request)
 
-    def stop_at_once(self, path: str | None) -> bool:
+    def stop_immediately(self, path: str | None) -> bool:
         """Stop a job no task of which runs, with the checkpoint at `path`, if there is one. False: no stop is wanted,
         or it is one with a savepoint.
         """
-        if self.stop is None or not self.wants_stop or self.stop.with_savepoint:
+        if self.stop is None or not self.needs_stop_checkpoint or self.stop.with_savepoint:
             return False
         self.stop.is_stored, self.stop.checkpoint = True, path
         return True
@@ -85,7 +85,7 @@ class ClientRequests:
     def stop_with_savepoint(self, client: int) -> Stop:
         assert self.stop is None
         self.stop = stop = Stop(False, [client], with_savepoint=True)
-        self._effects.facts.stop_asked(False)
+        self._effects.notifications.stop_requested(False)
         return stop
 
     def stop_is_stored(self, path: str) -> None:
@@ -103,7 +103,7 @@ class ClientRequests:
 
     def checkpoint_aborted(self, aborted: AbortedCheckpoint) -> None:
         if aborted.retry:
-            self.put_back(aborted.pending.clients)
+            self.requeue(aborted.pending.clients)
             return
         self.refuse(aborted.pending.clients, str(aborted))
         if aborted.pending.stops:
@@ -113,19 +113,19 @@ class ClientRequests:
         if self.stop is not None and not self.stop.drain and (self.stop.is_stored or was_to_stop):
             self.stop_failed(f"{why}; the job continues; the stop is cancelled")
 
-    def take_waiting(self) -> tuple[int, ...]:
+    def take_checkpoint_clients(self) -> tuple[int, ...]:
         """A checkpoint is triggered: return the clients that waited for one, and now wait for this one."""
         clients, self._checkpoint = tuple(self._checkpoint), []
         return clients
 
-    def put_back(self, clients: tuple[int, ...]) -> None:
+    def requeue(self, clients: tuple[int, ...]) -> None:
         self._checkpoint[:0] = clients
 
     def stop_failed(self, reason: str) -> None:
         """Cancel the stop, if there is one: the job continues to run."""
         stop, self.stop = self.stop, None
         if stop is not None and stop.with_savepoint:
-            self._effects.facts.stop_failed(stop, reason)
+            self._effects.notifications.stop_failed(stop, reason)
         elif stop is not None:
             self.refuse(stop.clients, reason)
 
@@ -140,5 +140,5 @@ class ClientRequests:
                 reply_to_stop = Reply(error=f"no savepoint was made: {reason}")
             for client in self.stop.clients:
                 self._effects.reply(client, reply_to_stop)
-        self.refuse(self.take_waiting(), reason)
+        self.refuse(self.take_checkpoint_clients(), reason)
         self.stop = None

@@ -2,14 +2,14 @@
 
 | wait | limit |
 |---|---|
-| a checkpoint's acknowledgements, and its metadata's writing | `checkpoint_timeout`, see `checkpoints` |
+| a checkpoint's acknowledgements, and its metadata's writing | `checkpoint_timeout`, see `checkpoint_coordinator` |
 | slots that were requested | `slot_timeout`, see `slots` |
 | slots that cancel their tasks | `heartbeat_timeout`, see `attempts` |
 | slots that read state and open operators, tasks that start | `limit_s`; then the attempt fails |
 | the checkpoint directory, a sink's committer, a source's enumerator | `limit_s`; then the job fails for good |
 | a restart, before a drain can end | none: a failure that is temporary is over at some time, and clients see the wait |
-| all other I/O at the end of the job | `machine.END_TIMEOUT_S` |
-| savepoints that are copied, files that are deleted, the plan of a rescale | none: the job runs on meanwhile |
+| all other I/O at the end of the job | `coordinator.END_TIMEOUT_S` |
+| savepoints that are copied, files that are deleted, the plan of a rescale | none: the job continues meanwhile |
 | brokers and other services that slots report as not answering | none: the source or sink that uses them has its own |
 | a user's function, while checkpoints are made | that of the checkpoints; then that of cancelling |
 
@@ -50,41 +50,41 @@ def limit_s(config: JobConfig) -> float:
 
 
 class PendingWaits:
-    """Finds what the job waits for, anew each time; it stores only since when, and which waits have been logged."""
+    """Finds what the job waits for, each time again; it stores only since when, and which waits have been logged."""
 
     def __init__(self, effects: Effects, name: str) -> None:
         self._effects = effects
         self._name = name
         self._state: tuple[Phase, int] | None = None
-        """The phase and the attempt at the last call of `look`."""
+        """The phase and the attempt at the last call of `poll`."""
         self._since_s = 0.0
-        """When `look` first found that phase and attempt."""
-        self._said: set[str] = set()
+        """When `poll` first found that phase and attempt."""
+        self._logged: set[str] = set()
         """The waits that have been logged and continue."""
 
-    def look(self, job: Coordinator, passed_s: float) -> Failure | None:
-        """Time has passed: log the waits that take long. If one has exceeded its limit, return the failure of the
-        attempt or the job.
-        """
+    def poll(self, job: Coordinator, passed_s: float) -> None:
+        """Time has passed: log the waits that take long. If one exceeds its limit, the attempt or the job fails."""
         self._effects.elapsed_s += passed_s
         state = _state(job)
         if state != self._state:
             self._state, self._since_s = state, self._effects.elapsed_s
         if job.phase in (Phase.ENDING, Phase.ENDED):
-            return None  # the end of a job has its own limit
-        self._log([wait for wait in self.waits(job) if wait.for_ms >= LOGGED_S * 1000])
-        return self._overdue(job)
+            return  # the end of a job has its own limit
+        self._log([wait for wait in self.shown(job) if wait.for_ms >= LOGGED_S * 1000])
+        failure = self._overdue(job)
+        if failure is not None:
+            self._effects.notifications.attempt_failed(failure)
 
-    def waits(self, job: Coordinator) -> tuple[WaitStatus, ...]:
+    def shown(self, job: Coordinator) -> tuple[WaitStatus, ...]:
         """Return the waits that have taken longer than `SHOWN_S`, longest first."""
         found = [wait for wait in self._all(job) if wait.for_ms > SHOWN_S * 1000]
         return tuple(sorted(found, key=lambda wait: -wait.for_ms))
 
     def _log(self, long: list[WaitStatus]) -> None:
         for wait in long:
-            if wait.what not in self._said:
+            if wait.what not in self._logged:
                 _log.warning("job %s: %s", self._name, wait.sentence)
-        self._said = {wait.what for wait in long}
+        self._logged = {wait.what for wait in long}
 
     def _overdue(self, job: Coordinator) -> Failure | None:
         most_s = limit_s(job.plan.config)
@@ -102,7 +102,7 @@ class PendingWaits:
         return None
 
     def _in_phase_ms(self, job: Coordinator) -> int:
-        """Return how long the job has been in its phase; 0 if the phase has begun since the last call of `look`."""
+        """Return how long the job has been in its phase; 0 if the phase has begun since the last call of `poll`."""
         if _state(job) != self._state:
             return 0
         return round((self._effects.elapsed_s - self._since_s) * 1000)
@@ -138,7 +138,7 @@ class PendingWaits:
             case Phase.CANCELLING if attempt is not None and attempt.unanswered:
                 what = f"{_slots(attempt.unanswered)} to cancel the tasks"
                 yield WaitStatus(what, for_ms, round(config.heartbeat_timeout_s * 1000))
-            case Phase.GATHERING if job.requests.draining and job.restarts.delayed:
+            case Phase.GATHERING if job.requests.draining and job.failover.delayed:
                 what = "the restart after a failure, since a drain ends once the job processes everything"
                 yield WaitStatus(f"{what}; cancel the job to end it without", for_ms)
             case Phase.GATHERING | Phase.DEPLOYING | Phase.CANCELLING:
@@ -152,7 +152,7 @@ class PendingWaits:
         checkpoints = job.checkpoints
         pending = checkpoints.pending
         if pending is not None and checkpoints.outcome_is_known:
-            for_ms = round((self._effects.elapsed_s - checkpoints.due.triggered_s) * 1000)
+            for_ms = round((self._effects.elapsed_s - checkpoints.schedule.triggered_s) * 1000)
             if for_ms > SHOWN_S * 1000:  # a shorter wait is not shown, and there may be many tasks to name
                 what = f"checkpoint {pending.checkpoint_id}, of {checkpoints.unanswered(pending)}"
                 yield WaitStatus(what, for_ms, round(job.plan.config.checkpoint_timeout_s * 1000))

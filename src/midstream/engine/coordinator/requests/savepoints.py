@@ -1,11 +1,11 @@
-"""Savepoints: a place is claimed, a checkpoint is made, its output is committed, then it is copied to the place.
+"""Savepoints: a directory is claimed, a checkpoint is made, its output is committed, then it is copied there.
 
 The stages of a savepoint, and what leads from one to the next, are in SAVEPOINT_TABLE.
 
 The checkpoint is aligned, since rows in flight could only be read by the same graph. It is retained while it is copied,
 and the job continues to run meanwhile. A stop is answered by `ClientRequests`; for a stop the sources are paused after the
-checkpoint, and resumed if the savepoint fails. When a client is told that its savepoint has failed, the place is free
-again, except at the end of the job, which does not wait for that.
+checkpoint, and resumed if the savepoint fails. When a client receives the failure of its savepoint, the directory is
+free again, except at the end of the job, which does not wait for that.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class SavepointStage(Enum):
     COPIED = auto()
     """It is complete, and the job has still to stop with it."""
     DISCARDING = auto()
-    """It has failed. The client is told when its place is free again."""
+    """It has failed. The client is answered when its directory is free again."""
 
 
-class SavepointTurn(Enum):
-    """What leads to another stage."""
+class SavepointEvent(Enum):
+    """The events that lead to another stage."""
 
     CLAIMED = auto()
-    """Its place is claimed."""
+    """Its directory is claimed."""
     TRIGGERED = auto()
     COMPLETED = auto()
     TO_BE_REPEATED = auto()
@@ -66,12 +66,12 @@ class SavepointTurn(Enum):
     """Something has failed, or the job ends."""
 
 
-_CLAIMED, _TRIGGERED, _COMPLETED, _TO_BE_REPEATED, _COMMITTED, _COPIED, _OFF = SavepointTurn
-SAVEPOINT_TABLE: Final[TransitionTable[SavepointStage, SavepointTurn]] = TransitionTable(
+_CLAIMED, _TRIGGERED, _COMPLETED, _TO_BE_REPEATED, _COMMITTED, _COPIED, _OFF = SavepointEvent
+SAVEPOINT_TABLE: Final[TransitionTable[SavepointStage, SavepointEvent]] = TransitionTable(
     "savepoint",
     (
         Transition(
-            SavepointStage.CLAIMING, _CLAIMED, (SavepointStage.WAITING,), "a stop that waited for its place is noted"
+            SavepointStage.CLAIMING, _CLAIMED, (SavepointStage.WAITING,), "a stop that waited for its directory begins"
         ),
         Transition(SavepointStage.WAITING, _TRIGGERED, (SavepointStage.STORING,), "an aligned checkpoint is made"),
         Transition(
@@ -79,7 +79,10 @@ SAVEPOINT_TABLE: Final[TransitionTable[SavepointStage, SavepointTurn]] = Transit
         ),
         Transition(SavepointStage.STORING, _TO_BE_REPEATED, (SavepointStage.WAITING,), "the next one is for it"),
         Transition(
-            SavepointStage.COMMITTING, _COMMITTED, (SavepointStage.COPYING,), "the checkpoint is copied to the place"
+            SavepointStage.COMMITTING,
+            _COMMITTED,
+            (SavepointStage.COPYING,),
+            "the checkpoint is copied to the directory",
         ),
         Transition(
             SavepointStage.COPYING,
@@ -88,7 +91,9 @@ SAVEPOINT_TABLE: Final[TransitionTable[SavepointStage, SavepointTurn]] = Transit
             "the client is answered; that of a stop, when the job has stopped",
         ),
         *(
-            Transition(stage, _OFF, (SavepointStage.DISCARDING,), "the place is given back, then the client is told")
+            Transition(
+                stage, _OFF, (SavepointStage.DISCARDING,), "the directory is cleared, then the client is answered"
+            )
             for stage in SavepointStage
             if stage not in (SavepointStage.COPYING, SavepointStage.DISCARDING)
         ),
@@ -101,9 +106,9 @@ class _Savepoint:
     client: int
     is_stop: bool
     stage: SavepointStage = SavepointStage.CLAIMING
-    place: SavepointLocation | None = None
+    location: SavepointLocation | None = None
     stop: Stop | None = None
-    """The stop that waits for it, once the place is claimed."""
+    """The stop that waits for it, once the directory is claimed."""
     checkpoint_id: int = 0
     """The id of its checkpoint, from STORING on."""
     metadata: CheckpointMetadata | None = None
@@ -111,11 +116,11 @@ class _Savepoint:
     attempt: Attempt | None = None
     """The attempt in which its checkpoint was made, from COMMITTING on."""
     refused: list[int] = field(default_factory=list)
-    """The clients that get `reason` as an answer when the place is free again."""
+    """The clients that get `reason` as an answer when the directory is free again."""
     reason: str = ""
 
-    def turn(self, what: SavepointTurn) -> None:
-        self.stage = SAVEPOINT_TABLE.next(self.stage, what)
+    def transition(self, event: SavepointEvent) -> None:
+        self.stage = SAVEPOINT_TABLE.next(self.stage, event)
 
 
 class Savepoints:
@@ -136,7 +141,7 @@ class Savepoints:
         return not self._at(SavepointStage.COMMITTING, SavepointStage.COPYING)
 
     @property
-    def wants_checkpoint(self) -> bool:
+    def needs_checkpoint(self) -> bool:
         """Whether a savepoint waits for an aligned checkpoint to be triggered."""
         return bool(self._at(SavepointStage.WAITING))
 
@@ -145,11 +150,11 @@ class Savepoints:
         """The oldest completed checkpoint that has to be retained because it is still to be copied."""
         return min((s.checkpoint_id for s in self._at(SavepointStage.COMMITTING, SavepointStage.COPYING)), default=None)
 
-    # ---- asked, claimed ----
+    # ---- requested, claimed ----
 
-    def asked(self, client: int, request: DoSavepoint | DoStop) -> None:
+    def request(self, client: int, request: DoSavepoint | DoStop) -> None:
         is_stop = isinstance(request, DoStop)
-        place = request.savepoint if isinstance(request, DoStop) else request.place
+        directory = request.savepoint if isinstance(request, DoStop) else request.place
         if self._root is None:
             self._requests.refuse([client], f"the {NO_STORAGE}")
         elif isinstance(request, DoStop) and request.drain:
@@ -160,19 +165,19 @@ class Savepoints:
         else:
             savepoint = _Savepoint(client, is_stop)
             self._all.append(savepoint)
-            work = partial(claim_place, self._open_storage, place, self._root, self._about)
-            what = f"the directory of a savepoint, {place or 'below the checkpoint directory'}, to be created"
-            self._effects.run_io(IoKind.SAVEPOINT_PLACE, work, partial(self._claimed, savepoint), waits_for=what)
+            work = partial(claim_place, self._open_storage, directory, self._root, self._about)
+            what = f"the directory of a savepoint, {directory or 'below the checkpoint directory'}, to be created"
+            self._effects.run_io(IoKind.SAVEPOINT_LOCATION, work, partial(self._claimed, savepoint), waits_for=what)
 
     def _claimed(self, savepoint: _Savepoint, outcome: Done[SavepointLocation] | Failed) -> None:
         if isinstance(outcome, Failed):
             self._fail(savepoint, str(outcome.error))
             return
-        savepoint.place = outcome.value
+        savepoint.location = outcome.value
         if self._has_ended or self._requests.stop is not None:
             self._fail(savepoint, "the job is stopping already")
             return
-        savepoint.turn(SavepointTurn.CLAIMED)
+        savepoint.transition(SavepointEvent.CLAIMED)
         if savepoint.is_stop:
             savepoint.stop = self._requests.stop_with_savepoint(savepoint.client)
 
@@ -180,54 +185,54 @@ class Savepoints:
 
     def triggered(self, checkpoint_id: int) -> None:
         for savepoint in self._at(SavepointStage.WAITING):
-            savepoint.turn(SavepointTurn.TRIGGERED)
+            savepoint.transition(SavepointEvent.TRIGGERED)
             savepoint.checkpoint_id = checkpoint_id
 
     def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
         for savepoint in self._of(completed.pending.checkpoint_id):
-            savepoint.turn(SavepointTurn.COMPLETED)
+            savepoint.transition(SavepointEvent.COMPLETED)
             savepoint.metadata, savepoint.attempt = completed.metadata, completed.pending.attempt
 
     def checkpoint_aborted(self, aborted: AbortedCheckpoint) -> None:
         for savepoint in self._of(aborted.pending.checkpoint_id):
             if aborted.retry:
-                savepoint.turn(SavepointTurn.TO_BE_REPEATED)
+                savepoint.transition(SavepointEvent.TO_BE_REPEATED)
             else:
                 self._fail(savepoint, str(aborted))
 
     # ---- copying ----
 
-    def step(self, source: Storage | None, oldest_uncommitted: int | None) -> None:
+    def advance(self, source: Storage | None, oldest_uncommitted: int | None) -> None:
         """Begin to copy the checkpoints whose output is committed, which are those before `oldest_uncommitted`."""
         for savepoint in self._at(SavepointStage.COMMITTING):
             if oldest_uncommitted is not None and oldest_uncommitted <= savepoint.checkpoint_id:
                 continue
-            assert source is not None and savepoint.metadata is not None and savepoint.place is not None
-            savepoint.turn(SavepointTurn.COMMITTED)
-            work = partial(_copy, source, savepoint.metadata, savepoint.place)
-            what = f"checkpoint {savepoint.checkpoint_id} to be copied to the savepoint {savepoint.place.url}"
+            assert source is not None and savepoint.metadata is not None and savepoint.location is not None
+            savepoint.transition(SavepointEvent.COMMITTED)
+            work = partial(_copy, source, savepoint.metadata, savepoint.location)
+            what = f"checkpoint {savepoint.checkpoint_id} to be copied to the savepoint {savepoint.location.url}"
             copied = partial(self._copied, savepoint)
             self._effects.run_io(IoKind.SAVEPOINT, work, copied, about=savepoint.checkpoint_id, waits_for=what)
 
     def _copied(self, savepoint: _Savepoint, outcome: Done[None] | Failed) -> None:
-        assert savepoint.place is not None
-        savepoint.turn(SavepointTurn.COPIED)
+        assert savepoint.location is not None
+        savepoint.transition(SavepointEvent.COPIED)
         if savepoint.refused or self._has_ended:
-            self._discard(savepoint)  # its client has been told that there is none, or is told when it is gone
+            self._discard(savepoint)  # its client has been refused, or is refused when the savepoint is gone
         elif isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-            self._effects.facts.fenced(outcome.error)
+            self._effects.notifications.fenced(outcome.error)
         elif isinstance(outcome, Failed):
             self._fail(savepoint, str(outcome.error))
         elif savepoint.stop is not None:
-            savepoint.stop.checkpoint = savepoint.place.url
+            savepoint.stop.checkpoint = savepoint.location.url
         else:
             self._all.remove(savepoint)
-            self._effects.reply(savepoint.client, Reply(checkpoint=savepoint.place.url))
+            self._effects.reply(savepoint.client, Reply(checkpoint=savepoint.location.url))
 
     # ---- its end ----
 
     def _fail(self, savepoint: _Savepoint, reason: str) -> None:
-        """A savepoint has failed: the job continues at once, and the client is answered when the place is free again."""
+        """A savepoint has failed: the job continues, and the client is answered when the directory is free again."""
         if self._has_ended:
             self._discard(savepoint)
         elif savepoint.stop is None:
@@ -244,22 +249,22 @@ class Savepoints:
         self._refuse(savepoint, stop.clients, reason)
 
     def _refuse(self, savepoint: _Savepoint, clients: list[int], reason: str) -> None:
-        """Note whom to answer, and discard the savepoint; if it is being copied, that follows when copying has ended."""
+        """Store the clients to answer, and discard the savepoint, immediately or when copying has ended."""
         savepoint.refused, savepoint.reason = clients, f"no savepoint was made: {reason}"
         if savepoint.stage is not SavepointStage.COPYING:
             self._discard(savepoint)
 
     def _discard(self, savepoint: _Savepoint) -> None:
-        savepoint.turn(SavepointTurn.OFF)
-        if savepoint.place is None:
+        savepoint.transition(SavepointEvent.OFF)
+        if savepoint.location is None:
             self._discarded(savepoint, Done(None))
         else:
             gone = partial(self._discarded, savepoint)
-            what = f"the directory of an abandoned savepoint, {savepoint.place.url}, to be cleared"
-            self._effects.run_io(IoKind.SAVEPOINT_DISCARD, partial(discard, savepoint.place), gone, waits_for=what)
+            what = f"the directory of an abandoned savepoint, {savepoint.location.url}, to be cleared"
+            self._effects.run_io(IoKind.SAVEPOINT_DISCARD, partial(discard, savepoint.location), gone, waits_for=what)
 
     def _discarded(self, savepoint: _Savepoint, _: Done[None] | Failed) -> None:
-        """The place is free again, or could not be cleared: what remains of the savepoint is refused as unfinished."""
+        """The directory is free again, or could not be cleared: what remains of the savepoint counts as unfinished."""
         self._all.remove(savepoint)
         self._requests.refuse(savepoint.refused, savepoint.reason)
 
@@ -276,8 +281,8 @@ class Savepoints:
                 savepoint.refused = []
             elif savepoint.stop is None:
                 self._requests.refuse([savepoint.client], f"no savepoint was made: {why}")
-            is_at_work = savepoint.stage in (SavepointStage.CLAIMING, SavepointStage.COPYING, SavepointStage.DISCARDING)
-            if not is_at_work and not (stopped and savepoint.stage is SavepointStage.COPIED):
+            has_io = savepoint.stage in (SavepointStage.CLAIMING, SavepointStage.COPYING, SavepointStage.DISCARDING)
+            if not has_io and not (stopped and savepoint.stage is SavepointStage.COPIED):
                 self._discard(savepoint)
 
     def _at(self, *stages: SavepointStage) -> list[_Savepoint]:
@@ -287,14 +292,14 @@ class Savepoints:
         return [s for s in self._at(SavepointStage.STORING) if s.checkpoint_id == checkpoint_id]
 
 
-def _copy(source: Storage, metadata: CheckpointMetadata, place: SavepointLocation) -> None:
+def _copy(source: Storage, metadata: CheckpointMetadata, location: SavepointLocation) -> None:
     """Copy a checkpoint. Raises StorageError; FencedError if a later coordinator has taken over.
 
-    A later one may have deleted files, or have had the sinks take back output. A savepoint that was complete before it
-    took over is one of those that the user already had when the job went back.
+    A later one may have deleted files, or rolled back output. A savepoint that was complete before it took over is one
+    of those that existed when the job was started from an older checkpoint.
     """
     try:
-        write_savepoint(source, metadata, place)
+        write_savepoint(source, metadata, location)
     except StorageError:
         check_epoch(source, metadata.epoch)
         raise

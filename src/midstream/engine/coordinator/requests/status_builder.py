@@ -61,7 +61,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         last_checkpoint=checkpoints.history.last_completed,
         checkpoints=(*([in_progress] if in_progress else []), *checkpoints.history.newest_first),
         failures=tuple(job.failures),
-        restarts=job.restarts.total,
+        restarts=job.failover.restart_count,
         restored_from=job.restored_from,
         had_finished=job.had_finished,
         checkpoint_dir=config.checkpoint_dir,
@@ -70,7 +70,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         slot_memory_limit_bytes=tuple(slot.status.memory_limit_bytes if slot.status else 0 for slot in slots),
         slot_pids=tuple(slot.register.pid for slot in slots),
         slot_hosts=tuple(slot.register.host for slot in slots),
-        waiting=job.waiting.waits(job),
+        waiting=job.waits.shown(job),
         warnings=(
             *job.warnings,
             *job.slots.late.warnings(),
@@ -87,7 +87,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
 
 
 def state_of(job: Coordinator) -> str:
-    again = job.restarts.total > 0
+    again = job.failover.restart_count > 0
     if job.rescaling.stage is RescaleStage.SWITCHING:
         return "moving" if job.rescaling.is_move else "rescaling"
     match job.phase:

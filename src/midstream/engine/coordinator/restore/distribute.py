@@ -1,8 +1,7 @@
-"""The state with which the next attempt begins: that of a checkpoint, dealt out to the slots once for each restart.
+"""The state with which the next attempt begins: that of a checkpoint, distributed to the slots once for each restart.
 
-For a large job with rows in flight this takes seconds (there are two hundred thousand handles and more), and the loop
-must not be blocked for that long, since it also handles heartbeats. So it is done on the I/O pool, where the state of
-each slot is also encoded as it is sent.
+For a large job with rows in flight this takes seconds (there are more than 200,000 handles), for which the loop must
+not be blocked, since it also handles heartbeats. So the I/O pool distributes the state, and encodes that of each slot.
 """
 
 from __future__ import annotations
@@ -40,14 +39,13 @@ NOTHING = DistributedState(frozenset(), {}, (), ())
 """The state with which a job begins at the beginning."""
 
 
-def deal(metadata: CheckpointMetadata, plan: JobPlan) -> DistributedState:
-    """Deal out the state of a checkpoint. For the I/O pool. Raises ConfigError and StorageError as `assign_state` does."""
+def distribute(metadata: CheckpointMetadata, plan: JobPlan) -> DistributedState:
+    """Distribute the state of a checkpoint. For the I/O pool. Raises what `assign_state` raises."""
     graph = plan.graph
     state = assign_state(metadata, graph, plan.allow_dropped_state)
     for uid, position in state.sources.items():
-        decoded_splits(
-            position.pending, f"source {uid!r}"
-        )  # the coordinator decodes them one by one, and believes them
+        # validated here: the coordinator decodes them one by one, without checks
+        decoded_splits(position.pending, f"source {uid!r}")
     slots = []
     for subtask in range(graph.slots):
         refs = [TaskId(vertex.id, subtask) for vertex in graph.vertices if subtask < vertex.parallelism]
@@ -60,59 +58,67 @@ def deal(metadata: CheckpointMetadata, plan: JobPlan) -> DistributedState:
 _Of: TypeAlias = tuple[CheckpointMetadata, JobGraph]
 
 
-class Restoring:
+class StateDistribution:
+    """Distributes the state for the next attempt, and keeps it until it has been sent."""
+
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
-        self._dealt: tuple[_Of, DistributedState] | None = None
-        self._asked: _Of | None = None
-        """The checkpoint and graph that are being dealt out for the next attempt."""
+        self._distributed: tuple[_Of, DistributedState] | None = None
+        self._requested: _Of | None = None
+        """The checkpoint that is being distributed for the next attempt, and its graph."""
 
-    def dealt(self, metadata: CheckpointMetadata | None, graph: JobGraph) -> DistributedState | None:
-        """Return the state of this checkpoint for this graph; None if it has not been dealt out yet."""
+    def state_of(self, metadata: CheckpointMetadata | None, graph: JobGraph) -> DistributedState:
+        """Return the state of this checkpoint for this graph. It `is_ready`."""
+        state = self._find(metadata, graph)
+        assert state is not None
+        return state
+
+    def _find(self, metadata: CheckpointMetadata | None, graph: JobGraph) -> DistributedState | None:
+        """Return the state of this checkpoint for this graph; None if it has not been distributed yet."""
         if metadata is None:
             return NOTHING
-        if self._dealt is not None and _is_same(self._dealt[0], (metadata, graph)):
-            return self._dealt[1]
+        if self._distributed is not None and _is_same(self._distributed[0], (metadata, graph)):
+            return self._distributed[1]
         return None
 
-    def keep(self, metadata: CheckpointMetadata, graph: JobGraph, dealt: DistributedState) -> None:
-        self._dealt = (metadata, graph), dealt
+    def keep(self, metadata: CheckpointMetadata, graph: JobGraph, state: DistributedState) -> None:
+        self._distributed = (metadata, graph), state
 
     def forget(self) -> None:
-        """Release the state, which has been sent to the slots and is not needed again before the next attempt."""
-        self._dealt = None
+        """Release the state: the slots have received it, and it is not needed again before the next attempt."""
+        self._distributed = None
 
-    def deal(self, metadata: CheckpointMetadata, plan: JobPlan, done: Callable[[Failed | None], bool]) -> None:
-        """Deal out the state, then call `done` with the failure or None. The result is kept only if `done` returns
+    def distribute(self, metadata: CheckpointMetadata, plan: JobPlan, done: Callable[[Failed | None], bool]) -> None:
+        """Distribute the state, then call `done` with the failure or None. The result is kept only if `done` returns
         True.
         """
         ready = partial(self._ready, (metadata, plan.graph), done)
-        what = f"checkpoint {metadata.checkpoint_id} to be dealt out to the slots"
-        self._effects.run_io(IoKind.DEAL, partial(deal, metadata, plan), ready, waits_for=what)
+        what = f"checkpoint {metadata.checkpoint_id} to be distributed to the slots"
+        self._effects.run_io(IoKind.DISTRIBUTE, partial(distribute, metadata, plan), ready, waits_for=what)
 
     def is_ready(self, metadata: CheckpointMetadata | None, plan: JobPlan, failed: Callable[[Failed], None]) -> bool:
-        """Return whether the state has been dealt out. If not, this begins to do so, and an event will follow."""
-        if self.dealt(metadata, plan.graph) is not None:
+        """Return whether the state has been distributed. If not, this begins to distribute it, and an event follows."""
+        if self._find(metadata, plan.graph) is not None:
             return True
         assert metadata is not None
-        if self._asked is None or not _is_same(self._asked, (metadata, plan.graph)):
-            asked = self._asked = metadata, plan.graph
+        if self._requested is None or not _is_same(self._requested, (metadata, plan.graph)):
+            requested = self._requested = metadata, plan.graph
 
             def done(failure: Failed | None) -> bool:
-                if self._asked is not asked:
+                if self._requested is not requested:
                     return False
-                self._asked = None
+                self._requested = None
                 if failure is not None:
                     failed(failure)
                 return True
 
-            self.deal(metadata, plan, done)
+            self.distribute(metadata, plan, done)
         return False
 
     def _ready(self, of: _Of, done: Callable[[Failed | None], bool], outcome: Done[DistributedState] | Failed) -> None:
-        is_wanted = done(outcome if isinstance(outcome, Failed) else None)
-        if is_wanted and isinstance(outcome, Done):
-            self._dealt = of, outcome.value
+        is_used = done(outcome if isinstance(outcome, Failed) else None)
+        if is_used and isinstance(outcome, Done):
+            self._distributed = of, outcome.value
 
 
 def _is_same(one: _Of, other: _Of) -> bool:

@@ -1,13 +1,13 @@
-"""Output that is newer than the checkpoint from which a job is to resume: found, refused, kept, or taken back.
+"""Output that is newer than the checkpoint from which a job resumes: found, refused, kept, or rolled back.
 
 A job that resumes from an older checkpoint than its sinks have committed emits the rows in between once more. That
-never happens silently: the user has to name the checkpoint, and to say whether the sinks take back what they have
-committed since, or keep it, so that it is duplicated.
+never happens silently: the user has to name the checkpoint, and to choose whether the sinks roll back what they have
+committed since (`take-back`), or keep it, so that it is duplicated.
 
-    ask the sinks what they have committed      before the newest checkpoint is determined: a job that is
-                                                still running completes a checkpoint before it commits
-    decide                                      refuses, or says what is to be done; changes nothing
-    take back                                   once the newer checkpoints do not count any more
+    find_committed      before the newest checkpoint is determined: a job that is still running completes a
+                        checkpoint before it commits
+    decide              refuses, or returns what must be done; changes nothing
+    roll_back           once the newer checkpoints do not count any more
 
 For the I/O pool.
 """
@@ -52,7 +52,7 @@ class JobStart:
     """Whether the job begins at the beginning although there may be completed checkpoints."""
     begun: Begun | None = None
     """Where the last start began, if it has completed no checkpoint of its own."""
-    leaves: bool = False
+    leaves_usable: bool = False
     """Whether there are usable checkpoints newer than `metadata`, none of which shows that what it holds for sinks has
     been committed: see `shows_committed`.
     """
@@ -83,7 +83,7 @@ class Newer:
 class Decision:
     after: int
     newer: tuple[Newer, ...] = ()
-    takes_back: bool = False
+    rolls_back: bool = False
     warnings: tuple[str, ...] = ()
     counts_until: int | None = None
     """The newest of the earlier checkpoints that still counts; None: all of them."""
@@ -102,23 +102,23 @@ def transactional(graph: JobGraph) -> list[OperatorSpec]:
     return [spec for spec in specs if spec.sink is not None and spec.sink.is_transactional]
 
 
-def ask_sinks(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[str, int | None]:
-    """Return, by uid, the newest checkpoint of these jobs that is committed; None if the sink cannot tell."""
+def find_committed(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[str, int | None]:
+    """Return, by uid, the newest checkpoint of these jobs that is committed; None if the sink cannot determine it."""
     answers: dict[str, int | None] = {}
     for spec in transactional(graph):
         assert spec.sink is not None
         try:
             answers[spec.uid] = spec.sink.newest_committed(Output(spec.uid, jobs, held.get(spec.uid, ())))
         except MidstreamError as error:
-            raise type(error)(f"sink {spec.name!r}: looking for what it has committed: {error}") from error
+            raise type(error)(f"sink {spec.name!r}: finding what it has committed: {error}") from error
     return answers
 
 
 def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) -> Decision:
     """Decide what to do about output that is newer than the checkpoint from which the job begins.
 
-    `committed`: see `ask_sinks`. Raises ConfigError if there is newer output and the user has not said what to do about
-    it, or if a sink cannot do that.
+    `committed`: see `find_committed`. Raises ConfigError if there is newer output and the user has not chosen what to
+    do about it, or if a sink cannot do that.
     """
     graph, metadata, newest_known = plan.graph, start.metadata, start.newest_known
     after = BEGINNING if metadata is None else metadata.checkpoint_id
@@ -127,8 +127,8 @@ def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) 
         shown = _shown_again(graph, after, newest_known)
         if metadata is None or newest_known <= after or not _is_pending(metadata, committed):
             return Decision(after, warnings=shown)
-        # This start commits that output. A newer checkpoint that did not resume from this one would take it for its own
-        # because of the lower id, and the job would make the same rows again from there.
+        # This start commits that output. A newer checkpoint that did not resume from this one would count it as its own
+        # because of the lower id, and the job would produce the same rows again from there.
         return Decision(after, warnings=(_given_up(after, "is committed only now"), *shown), counts_until=after)
     if metadata is None:
         raise ConfigError(
@@ -136,7 +136,7 @@ def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) 
             "directory been emptied? Restore it; or start over (--fresh, fresh=True) with other targets for the output"
         )
     by_name = plan.restore is not None and plan.restore != "latest"
-    again = _said_before(start.begun, after, newer, by_name)
+    again = _last_choice(start.begun, after, newer, by_name)
     what = plan.newer_output or again
     if what is None or not (by_name or what == again):
         raise ConfigError(_refusal(newer, after, by_name))
@@ -146,12 +146,12 @@ def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) 
             for newer in newer
         )
         shown = _shown_again(graph, after, newest_known)
-        if not start.leaves or not _may_be_pending(metadata, committed):
+        if not start.leaves_usable or not _may_be_pending(metadata, committed):
             return Decision(after, newer, False, (*twice, *shown))
         given_up = _given_up(after, "may be committed only now")
         return Decision(after, newer, False, (*twice, given_up, *shown), after)
     for each in newer:
-        problem = _why_not(each, after)
+        problem = _rollback_problem(each, after)
         if problem:
             raise ConfigError(
                 f"sink {each.spec.name!r} cannot take back what it has committed after checkpoint {after}: {problem}. Nothing has "
@@ -165,8 +165,8 @@ def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str,
     """Yield the sinks with output that is newer than the checkpoint, or may become so.
 
     What a newer checkpoint holds may be in a commit that has begun: a driver that was presumed dead may be in the middle
-    of it, and no epoch stops that. Nor is it known whether the last start had all sinks take back such output. Those that
-    cannot had none, or it would have been refused.
+    of it, and no epoch stops that. Nor is it known whether the last start had all sinks roll back such output. Those
+    that cannot had none, or it would have been refused.
     """
     begun = start.begun
     had_until = begun.below - 1 if begun is not None and begun.newer_output == "take-back" else BEGINNING
@@ -174,24 +174,24 @@ def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str,
         assert spec.sink is not None
         if not spec.sink.output_lasts:
             continue
-        said, held = committed[spec.uid], start.held.get(spec.uid, ())
-        until = start.newest_known if said is None else said
+        known, held = committed[spec.uid], start.held.get(spec.uid, ())
+        until = start.newest_known if known is None else known
         output = Output(spec.uid, start.jobs, held)
         if until > after:
-            yield Newer(spec, output, until, "" if said is not None else "it cannot determine this")
+            yield Newer(spec, output, until, "" if known is not None else "it cannot determine this")
         elif held:
             yield Newer(spec, output, max(checkpoint_id for checkpoint_id, _ in held), UNDER_WAY)
         elif start.metadata is not None and had_until > after:
             had = Newer(spec, output, had_until, UNDER_WAY)
-            if not _why_not(had, after):
+            if not _rollback_problem(had, after):
                 yield had
 
 
-def _said_before(begun: Begun | None, after: int, newer: Iterable[Newer], by_name: bool) -> NewerOutput | None:
-    """Return what the last start, if it has completed nothing, was to do about newer output, if that holds for this one.
+def _last_choice(begun: Begun | None, after: int, newer: Iterable[Newer], by_name: bool) -> NewerOutput | None:
+    """Return what the last start chose for newer output, if it has completed nothing and its choice applies here.
 
-    It holds for a start that repeats it. If that was to take back, it also holds for a start from another checkpoint
-    with nothing newer to remove: commits that are under way have to be stopped.
+    It applies to a start that repeats it. If the choice was to roll back, it also applies to a start from another
+    checkpoint with nothing newer to remove: commits that are under way have to be stopped.
     """
     if begun is None:
         return None
@@ -207,8 +207,8 @@ def _is_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None
 
 
 def _may_be_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None]) -> bool:
-    """Whether a sink may not have committed what the checkpoint holds for it. One with newer output does not say so: that
-    output may be of another line.
+    """Whether a sink may not have committed what the checkpoint holds for it. Newer output does not prove that it has:
+    it may be of another lineage.
     """
     newest: dict[str, int] = {}
     for entry in metadata.committables:
@@ -220,9 +220,9 @@ def _given_up(after: int, when: str) -> str:
     return f"checkpoints after {after} no longer count: what checkpoint {after} holds for sinks {when}"
 
 
-def take_back(decision: Decision, metadata: CheckpointMetadata) -> None:
-    """Have the sinks take back newer output. Raises what a sink raises; if called again, it continues where it ended."""
-    for newer in decision.newer if decision.takes_back else ():
+def roll_back(decision: Decision, metadata: CheckpointMetadata) -> None:
+    """Have the sinks roll back newer output. Raises what a sink raises; a second call continues where it ended."""
+    for newer in decision.newer if decision.rolls_back else ():
         kept = [item for entry in metadata.committables if entry.uid == newer.spec.uid for item in entry.items]
         try:
             newer.sink.take_back(newer.output, decision.after, kept)
@@ -233,7 +233,7 @@ def take_back(decision: Decision, metadata: CheckpointMetadata) -> None:
             ) from error
 
 
-def _why_not(newer: Newer, after: int) -> str:
+def _rollback_problem(newer: Newer, after: int) -> str:
     try:
         newer.sink.check_take_back(newer.output, after)
     except ConfigError as error:
@@ -244,7 +244,7 @@ def _why_not(newer: Newer, after: int) -> str:
 def _refusal(newer: Iterable[Newer], after: int, by_name: bool) -> str:
     newer = tuple(newer)
     unable = "".join(
-        f" (sink {each.spec.name!r} cannot: {problem})" for each in newer if (problem := _why_not(each, after))
+        f" (sink {each.spec.name!r} cannot: {problem})" for each in newer if (problem := _rollback_problem(each, after))
     )
     start = "" if by_name else f"--from {after} "
     return (

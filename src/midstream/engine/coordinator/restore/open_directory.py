@@ -33,8 +33,15 @@ from midstream.engine.checkpoint.store import (
     was_gone_back_behind,
 )
 from midstream.engine.coordinator.events import JobPlan
-from midstream.engine.coordinator.restore.distribute import NOTHING, DistributedState, deal
-from midstream.engine.coordinator.restore.newer_output import Decision, Held, JobStart, ask_sinks, decide, take_back
+from midstream.engine.coordinator.restore.distribute import NOTHING, DistributedState, distribute
+from midstream.engine.coordinator.restore.newer_output import (
+    Decision,
+    Held,
+    JobStart,
+    decide,
+    find_committed,
+    roll_back,
+)
 from midstream.engine.core.errors import ConfigError, MidstreamError, StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.exchange.capacity import check_pool
@@ -55,7 +62,7 @@ Found = TypeVar("Found")
 class OpenedStorage:
     storage: Storage
     opened: Opened
-    dealt: DistributedState
+    state: DistributedState
     """The state with which the first attempt begins."""
 
 
@@ -79,7 +86,7 @@ def check_plan(plan: JobPlan) -> None:
 
 
 def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> JobStart:
-    """Find out from where the job would begin, without changing anything. Raises as `open_checkpoints` does.
+    """Find the checkpoint from which the job would begin. Changes nothing. Raises as `open_checkpoints` does.
 
     This is done before the cluster is started, so that errors are reported early.
     """
@@ -89,12 +96,12 @@ def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> JobStar
     storage = open_storage(root)
     check_owner(storage, plan.config.name)
 
-    def look(_: int) -> JobStart:
+    def find(_: int) -> JobStart:
         start = _find(plan, root, storage, list_checkpoints(storage), open_storage)
         _check_fits(plan, start)
         return start
 
-    return _while_it_moves_on(plan, open_storage, look)
+    return _while_a_job_runs(plan, open_storage, find)
 
 
 def check_start(plan: JobPlan, start: JobStart, open_storage: Callable[[str], Storage]) -> tuple[str, ...]:
@@ -103,7 +110,7 @@ def check_start(plan: JobPlan, start: JobStart, open_storage: Callable[[str], St
         return start.warnings
     if start.metadata is not None:
         _check_committables(start.metadata, plan.graph)
-    committed = ask_sinks(plan.graph, start.jobs, start.held)
+    committed = find_committed(plan.graph, start.jobs, start.held)
     if _is_newer(committed, start):
         start = find_start(plan, open_storage)  # a job that is still running may have completed another one since
     return start.warnings + decide(plan, start, committed).warnings
@@ -113,6 +120,12 @@ def copies_in(plan: JobPlan) -> bool:
     """Return whether opening the directory copies a checkpoint from elsewhere, which takes long if it is large."""
     root = plan.config.checkpoint_dir
     return plan.restore is not None and root is not None and split_restore(plan.restore, root)[0] is not None
+
+
+def describe_opening(plan: JobPlan) -> str:
+    """Complete "waiting for …" while the directory is opened."""
+    what = f"the checkpoint directory {plan.config.checkpoint_dir} to be opened"
+    return f"{what}, and {plan.restore} to be copied to it" if copies_in(plan) else what
 
 
 def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> OpenedStorage:
@@ -127,12 +140,12 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
     storage = open_storage(root)
     taken = take_over(storage, root, plan.config.name, plan.job_id)
 
-    def look(number: int) -> tuple[JobStart, Decision, CheckpointMetadata | None]:
+    def find(number: int) -> tuple[JobStart, Decision, CheckpointMetadata | None]:
         # the leader before this one commits nothing more that is newer than what is listed now
         start = _find(plan, root, storage, taken.listed, open_storage)
         decision = Decision(0)
         if plan.restore is not None and not start.starts_over:
-            committed = ask_sinks(plan.graph, start.jobs, start.held)
+            committed = find_committed(plan.graph, start.jobs, start.held)
             if start.elsewhere is not None and _is_newer(committed, start):
                 start = _find(plan, root, storage, taken.listed, open_storage)  # see `check_start`
             decision = decide(plan, start, committed)
@@ -148,7 +161,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
             raise StorageError(f"{start.elsewhere}: {error}") from error
         return start, decision, copied
 
-    start, decision, copied = _while_it_moves_on(plan, open_storage, look)
+    start, decision, copied = _while_a_job_runs(plan, open_storage, find)
     first = next_checkpoint_id(storage, decision.newest_seen)
     if copied is not None and copied.checkpoint_id < first:  # an earlier coordinator has claimed that id meanwhile
         copied = msgspec.structs.replace(copied, checkpoint_id=first)
@@ -159,11 +172,11 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
         giving_up_after=decision.counts_until,
         fresh=start.starts_over,
         source=None if start.metadata is None else (copied or start.metadata).checkpoint_id,
-        keeps=bool(decision.newer) and not decision.takes_back,
-        takes_back=decision.takes_back,
+        keeps=bool(decision.newer) and not decision.rolls_back,
+        takes_back=decision.rolls_back,
     )
     if start.metadata is not None:
-        take_back(decision, start.metadata)
+        roll_back(decision, start.metadata)
     warnings = start.warnings + decision.warnings
     opened = begin(storage, taken, start.metadata if copied is None else None, decision.newest_seen, warnings)
     if copied is not None:
@@ -174,27 +187,27 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
             restore=copied,
             retained=(*opened.retained, Retained(copied.checkpoint_id, frozenset(copied.files))),
         )
-    return OpenedStorage(storage, opened, NOTHING if opened.restore is None else deal(opened.restore, plan))
+    return OpenedStorage(storage, opened, NOTHING if opened.restore is None else distribute(opened.restore, plan))
 
 
-def _while_it_moves_on(plan: JobPlan, open_storage: Callable[[str], Storage], look: Callable[[int], Found]) -> Found:
-    """Call `look`, with the number of calls before, until it does not fail because a running job has moved on.
+def _while_a_job_runs(plan: JobPlan, open_storage: Callable[[str], Storage], find: Callable[[int], Found]) -> Found:
+    """Call `find`, with the number of calls before, until it does not fail because of a job that still runs.
 
-    A job that still runs deletes its latest checkpoint as soon as it has newer ones; `look` is then called for these.
+    Such a job deletes its latest checkpoint as soon as it has newer ones; `find` is then called for these.
     """
     assert plan.config.checkpoint_dir is not None
     elsewhere, which = (None, "") if plan.restore is None else split_restore(plan.restore, plan.config.checkpoint_dir)
     if elsewhere is None or which != "latest":
-        return look(0)
+        return find(0)
     storage = open_storage(elsewhere)
     for number in range(TRIES_MAX - 1):
         newest = _newest(storage)
         try:
-            return look(number)
+            return find(number)
         except StorageError:
             if _newest(storage) == newest:
                 raise
-    return look(TRIES_MAX - 1)
+    return find(TRIES_MAX - 1)
 
 
 def _newest(storage: Storage) -> int:
@@ -208,7 +221,7 @@ def _is_newer(committed: Mapping[str, int | None], start: JobStart) -> bool:
 
 
 def _check_committables(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Have the sinks check that they can commit what the checkpoint holds: otherwise the job would retry it for ever."""
+    """Have the sinks check that they can commit what the checkpoint holds: the job would retry it indefinitely."""
     sinks = {spec.uid: spec for vertex in graph.vertices for spec in vertex.operators if spec.sink is not None}
     for entry in metadata.committables:
         spec = sinks.get(entry.uid)
@@ -248,7 +261,7 @@ def _find(
         text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
         return JobStart(None, None, newest_known, jobs, (text,))
     if begun is not None:
-        if plan.resume:  # that start has committed nothing, so it is begun again
+        if plan.resume:  # that start has committed nothing, so it is repeated
             text = (
                 f"the job was started over since checkpoint {metadata.checkpoint_id} and has completed none since: starting from "
                 "the beginning"
@@ -270,16 +283,16 @@ def _start_from(
         max(entry.checkpoint_id for entry in listed),
         jobs | {metadata.job_id},
         held=_held(listed, metadata),
-        leaves=_has_usable(listed, metadata) and not shows_committed(storage, listed, metadata),
+        leaves_usable=_has_usable(listed, metadata) and not shows_committed(storage, listed, metadata),
     )
 
 
 def _begun_again(
     plan: JobPlan, storage: Storage, listed: Collection[Listed], newest: CheckpointMetadata | None, begun: Begun
 ) -> CheckpointMetadata:
-    """Return the checkpoint from which the last start resumed, if it is to be begun again.
+    """Return the checkpoint from which the last start resumed, if that start must be repeated.
 
-    Raises ConfigError if the user has to say whether it is, or if that checkpoint is not there.
+    Raises ConfigError if the user has to choose whether it is, or if that checkpoint does not exist.
     """
     last = f"the job was last started from checkpoint {begun.source}"
     or_newest = (
@@ -291,9 +304,9 @@ def _begun_again(
             f"directory, start from that again (--from PATH); {or_newest}"
         )
     if not plan.resume and (newest is None or begun.source != newest.checkpoint_id):
-        said = f" --newer-output {begun.newer_output}" if begun.newer_output else ""
+        option = f" --newer-output {begun.newer_output}" if begun.newer_output else ""
         raise ConfigError(
-            f"{last}, which is not the newest one, and has completed none since: --from {begun.source}{said} resumes from there, "
+            f"{last}, which is not the newest one, and has completed none since: --from {begun.source}{option} resumes from there, "
             f"{or_newest}"
         )
     found = choose(listed, str(begun.source), plan.config.name, storage)
@@ -335,7 +348,7 @@ def _find_elsewhere(
         jobs.union(theirs.values(), {metadata.job_id}),
         held=_held((*listed, *before), metadata),
         begun=begun_since(own, _newest_usable(listed)),
-        leaves=_has_usable(listed, metadata)
+        leaves_usable=_has_usable(listed, metadata)
         and not (shows_committed(own, listed, metadata) or shows_committed(storage, before, metadata)),
     )
 

@@ -1,4 +1,4 @@
-"""Facts and tables of the coordinator: all of them are there, and what is not in a table raises with its story."""
+"""Notifications and tables of the coordinator: all of them are there, and what is not in a table raises with its story."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.state_machine import TransitionTable
 
 
-def test_every_fact_is_heard_and_every_place_in_the_order_has_its_reason() -> None:
-    found = vars(Bench().job._effects.facts)
+def test_every_notification_has_subscribers_and_every_position_in_their_order_a_reason() -> None:
+    found = vars(Bench().job._effects.notifications)
     assert found.keys() == inspect.get_annotations(notifications.Notifications).keys()
-    for name, fact in found.items():
-        assert fact.subscribers and all(why for _, why in fact.subscribers), name
+    for name, notification in found.items():
+        assert notification.subscribers and all(why for _, why in notification.subscribers), name
 
 
-def test_those_who_hear_are_told_in_order() -> None:
-    heard: list[str] = []
+def test_subscribers_are_notified_in_order() -> None:
+    notified: list[str] = []
     warned: notifications.Notification[[str]] = notifications.Notification(
-        (lambda text: heard.append(f"first: {text}"), "it comes first"),
-        (lambda text: heard.append(f"second: {text}"), "it comes second"),
+        (lambda text: notified.append(f"first: {text}"), "it comes first"),
+        (lambda text: notified.append(f"second: {text}"), "it comes second"),
     )
     warned("a slot has gone")
-    assert heard == ["first: a slot has gone", "second: a slot has gone"]
+    assert notified == ["first: a slot has gone", "second: a slot has gone"]
 
 
 @pytest.mark.parametrize(
