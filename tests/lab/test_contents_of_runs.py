@@ -264,7 +264,11 @@ def ends_too_soon() -> Patches:
     original = SourceDriver.step
 
     def step(self: Any) -> Step:
-        return Step.ENDED if self._asking is SplitRequestState.NO_MORE and len(self._splits) == 1 else original(self)
+        return (
+            Step.ENDED
+            if self._request_state is SplitRequestState.NO_MORE and len(self._splits) == 1
+            else original(self)
+        )
 
     return [(SourceDriver, "step", step)]
 

@@ -83,7 +83,7 @@ class Submission:
                 if vertex.source is not None:
                     undo.callback(vertex.source.source.close)
                     vertex.source.source.prepare(vertex.source.uid, plan.config.checkpoint_dir, self.restoring)
-            graph.give_own_code(own_code(graph, top_level_names(plan.modules), plan.config.trusted_packages))
+            graph.set_own_code(own_code(graph, top_level_names(plan.modules), plan.config.trusted_packages))
             plan = replace(
                 plan,
                 graph_bytes=pickled(graph),

@@ -86,7 +86,7 @@ class TwoSlots:
         self.right.attach(self.pipes[1])
         self.right.add_receiver(self.channel)
         self.left.add_sender(self.partition.subpartitions[0])
-        self.gate.ask()
+        self.gate.request_rows()
 
     def carry(self, source: PeerLink, target: PeerLink, bytes_max: int) -> bool:
         stream = b"".join(source.pull(bytes_max))
@@ -191,13 +191,13 @@ def test_rows_and_combined_batches_arrive_as_what_they_are_and_only_equals_are_j
     is_local: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adaptive_combiner, "ROWS_MIN", 10)
-    monkeypatch.setattr(adaptive_combiner, "SHARE_MAX", 20)
+    monkeypatch.setattr(adaptive_combiner, "REDUCTION_MIN", 20)
     monkeypatch.setattr(ResultPartition, "_hands_over", False)  # or nothing would be combined for one local consumer
     world = TwoSlots(buffer_bytes=4096, window=9, combiner=Longest())
     if is_local:
         channel = LocalChannel(world.partition.subpartitions[0])
         channel.connect(lambda: None)
-        channel.ask()
+        channel.request_rows()
     few, many = [batch(at, 5) for at in (0, 5, 10)], [batch(at, 20) for at in (100, 200, 300)]
     for rows in (*few[:2], *many[:2], few[2], many[2]):
         world.partition.emit(rows)
@@ -304,12 +304,12 @@ def test_a_producer_waits_until_every_consumer_has_asked_for_rows() -> None:
     woken: list[bool] = []
     partition.wake_when_available(lambda: woken.append(True))
     first, second = partition.subpartitions
-    first.ask()
-    first.ask()
+    first.request_rows()
+    first.request_rows()
     assert not partition.is_available() and not woken
     partition.broadcast(Watermark(1))
     assert not first.is_empty, "events need not be asked for"
-    second.ask()
+    second.request_rows()
     assert partition.is_available() and woken == [True]
 
 

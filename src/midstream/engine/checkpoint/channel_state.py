@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from midstream.engine.checkpoint.extents import Piece, Written, check_extent, placed, write_extents
+from midstream.engine.checkpoint.extents import Piece, Written, check_extent, with_extent, write_extents
 from midstream.engine.checkpoint.segment_references import segments_left
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_batch
 from midstream.engine.core.batch_framing import PREFIX_BYTES, prefix, read_prefix
@@ -80,7 +80,7 @@ def store_channels(
 
     written = write_extents(storage, file, encoded(), 0 if moves else inline_bytes_max - carried)
     for (segments, index), extent in zip(new, written.extents, strict=True):
-        segments[index] = placed(segments[index], extent)
+        segments[index] = with_extent(segments[index], extent)
     return tuple(msgspec.structs.replace(state, segments=tuple(segments)) for state, segments in states), written
 
 
@@ -144,9 +144,9 @@ def verify_channels(storage: Storage, states: Sequence[ChannelState], keep_bytes
     This first checks that all files exist and are long enough, which costs nothing, then their bytes; of these it
     returns the first `keep_bytes_max`, so that they need not be read again.
     """
-    wanted = [(state, segment) for state in states for segment in segments_left(state) if segment.file]
+    unread = [(state, segment) for state in states for segment in segments_left(state) if segment.file]
     ends: dict[str, tuple[Segment, ChannelState]] = {}
-    for state, segment in wanted:
+    for state, segment in unread:
         if segment.file not in ends or segment.offset > ends[segment.file][0].offset:
             ends[segment.file] = segment, state
     for segment, state in ends.values():
@@ -154,7 +154,7 @@ def verify_channels(storage: Storage, states: Sequence[ChannelState], keep_bytes
             raise _damaged(segment, where(state), "its last byte is missing: it was truncated or replaced")
     kept: ReadAhead = {}
     seen: set[tuple[str, int]] = set()
-    for state, segment in wanted:
+    for state, segment in unread:
         place = segment.file, segment.offset
         if place not in seen:
             seen.add(place)
@@ -211,8 +211,8 @@ def _rows_of(
 ) -> Sequence[pa.RecordBatch]:
     """Do this for batches of one form. All forms have the key columns."""
     assert state.key_groups is not None
-    joined = concat(batches)
-    found = key_groups(joined, edge.keys, max_parallelism)
+    combined_rows = concat(batches)
+    found = key_groups(combined_rows, edge.keys, max_parallelism)
     low, high = state.key_groups
     is_ours = (found >= low) & (found < high)
     if state.ahead:
@@ -222,16 +222,16 @@ def _rows_of(
         numbers = np.repeat(np.arange(first, first + len(batches)), [batch.num_rows for batch in batches])
         is_ours &= gone[found] <= numbers
     kept = np.flatnonzero(is_ours)
-    if len(kept) == joined.num_rows:
+    if len(kept) == combined_rows.num_rows:
         return batches
-    rows = joined.take(pa.array(kept, pa.int64()))
+    rows = combined_rows.take(pa.array(kept, pa.int64()))
     ends = np.searchsorted(kept, np.cumsum([batch.num_rows for batch in batches]))
     return [rows.slice(start, end - start) for start, end in pairwise([0, *ends.tolist()])]
 
 
 def _damaged(segment: Segment, place: str, what: str) -> StorageError:
-    lies = f"file {segment.file} (bytes {segment.offset} to {segment.offset + segment.length})"
+    location = f"file {segment.file} (bytes {segment.offset} to {segment.offset + segment.length})"
     return StorageError(
-        f"{place}: channel state {lies if segment.file else 'in the metadata'}: {what}. "
+        f"{place}: channel state {location if segment.file else 'in the metadata'}: {what}. "
         "This checkpoint cannot be restored; to go back to an older one, name it with --from."
     )

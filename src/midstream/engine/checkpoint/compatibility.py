@@ -17,28 +17,28 @@ from midstream.engine.protocol.messages import PartHandle
 
 def dropped_state(metadata: CheckpointMetadata, graph: JobGraph, allowed: bool) -> tuple[str, ...]:
     """Return the uids with state that the graph does not have. Raises ConfigError unless dropping them is allowed."""
-    there = {spec.uid for vertex in graph.vertices for spec in vertex.specs}
+    present = {spec.uid for vertex in graph.vertices for spec in vertex.specs}
     sources = {vertex.source.uid for vertex in graph.vertices if vertex.source}
     with_state = {op.uid for op in metadata.operators if any(s.parts for s in op.subtasks)}
     with_state |= {position.uid for position in metadata.sources}
     with_state |= {entry.uid for entry in metadata.committables}
-    changed = [position.uid for position in metadata.sources if position.uid in there - sources]
+    changed = [position.uid for position in metadata.sources if position.uid in present - sources]
     if changed:
         raise ConfigError(
             f"{changed[0]!r} was a source in checkpoint {metadata.checkpoint_id} and is another operator now; "
             "give the new operator another uid"
         )
     sinks = {spec.uid for vertex in graph.vertices for spec in vertex.operators if spec.sink is not None}
-    unsunk = [entry.uid for entry in metadata.committables if entry.uid in there - sinks]
+    unsunk = [entry.uid for entry in metadata.committables if entry.uid in present - sinks]
     if unsunk:
         raise ConfigError(
             f"{unsunk[0]!r} was a sink in checkpoint {metadata.checkpoint_id}, with output to commit, and is another operator "
             "now; give the new operator another uid"
         )
-    dropped = sorted(with_state - there)
+    dropped = sorted(with_state - present)
     if dropped and not allowed:
-        new = sorted(there - {op.uid for op in metadata.operators})
-        listed = ", ".join(_lost(metadata, uid, new) for uid in dropped)
+        new = sorted(present - {op.uid for op in metadata.operators})
+        listed = ", ".join(_describe_dropped(metadata, uid, new) for uid in dropped)
         raise ConfigError(
             f"checkpoint {metadata.checkpoint_id} has state of {listed}, which the job no longer has. "
             "Give an operator that uid to take it over, or allow the state to be dropped (--allow-dropped-state)"
@@ -46,7 +46,7 @@ def dropped_state(metadata: CheckpointMetadata, graph: JobGraph, allowed: bool) 
     return tuple(dropped)
 
 
-def _lost(metadata: CheckpointMetadata, uid: str, new: list[str]) -> str:
+def _describe_dropped(metadata: CheckpointMetadata, uid: str, new: list[str]) -> str:
     """Describe the state of a missing operator, and what its uid may be now."""
     operator = next((op for op in metadata.operators if op.uid == uid), None)
     name = operator.name if operator is not None else uid

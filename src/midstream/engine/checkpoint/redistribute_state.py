@@ -139,14 +139,14 @@ def _assign_part(
         case Redistribute.SPLIT:
             if own:
                 return [[own[i]] if i in own else [] for i in range(parallelism)]
-            dealt: list[list[PartHandle]] = [[] for _ in range(parallelism)]
+            distributed: list[list[PartHandle]] = [[] for _ in range(parallelism)]
             before = 0
             for chunk in everything:
                 for index in range(chunk.rows)[:parallelism]:
                     handle = PartHandle(name, rule.value, (chunk,), index, parallelism)
-                    dealt[(before + index) % parallelism].append(handle)
+                    distributed[(before + index) % parallelism].append(handle)
                 before += chunk.rows
-            return dealt
+            return distributed
         case Redistribute.UNION:
             return [[PartHandle(name, rule.value, everything)]] * parallelism
         case Redistribute.BROADCAST:

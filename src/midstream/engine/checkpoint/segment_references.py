@@ -35,21 +35,21 @@ def pieces_of(state: ChannelState, whole: tuple[int, int]) -> list[Piece]:
 
     `whole`: the key groups of a state that does not name any.
     """
-    first, behind = state.key_groups or whole
+    first, end = state.key_groups or whole
     if not state.ahead:
-        return [(first, behind, state.skip)]
+        return [(first, end, state.skip)]
     pieces = []
     for piece in state.ahead:
         if first < piece[0]:
             pieces.append((first, piece[0], state.skip))
         pieces.append(piece)
         first = piece[1]
-    if first < behind:
-        pieces.append((first, behind, state.skip))
+    if first < end:
+        pieces.append((first, end, state.skip))
     return pieces
 
 
-def joined(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]]) -> tuple[ChannelState, list[Piece]]:
+def merge_shares(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]]) -> tuple[ChannelState, list[Piece]]:
     """Join what was dealt out from one reference: return the state with the most batches, and the pieces of all, in its
     batches.
     """
@@ -58,10 +58,10 @@ def joined(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]]) -> 
     pieces = []
     for state, own in zip(states, whole, strict=True):
         missing = total - batches_of(state)
-        pieces += [(first, behind, missing + skip) for first, behind, skip in pieces_of(state, own)]
+        pieces += [(first, end, missing + skip) for first, end, skip in pieces_of(state, own)]
     pieces.sort(key=itemgetter(0))
-    for (_, behind, _), (first, _, _) in pairwise(pieces):
-        if first < behind:
+    for (_, end, _), (first, _, _) in pairwise(pieces):
+        if first < end:
             raise InvariantError(
                 f"edge {longest.edge}: two consumers have key group {first} of channel state {longest.number}"
             )
@@ -75,11 +75,11 @@ def left_of(
     total = batches_of(state)
     left: list[Piece] = []
     for piece in pieces:
-        first, behind, skip = piece
+        first, end, skip = piece
         if skip >= total:
             continue
         if left and left[-1][1] == first and left[-1][2] == skip:
-            left[-1] = left[-1][0], behind, skip
+            left[-1] = left[-1][0], end, skip
         else:
             left.append(piece)
     if not left:
@@ -91,19 +91,19 @@ def left_of(
         index += 1
     ahead = []
     low = at = left[0][0]
-    for first, behind, skip in left:
+    for first, end, skip in left:
         if at < first:
             ahead.append((at, first, total - gone))
         if skip > least:
-            ahead.append((first, behind, skip - gone))
-        at = behind
+            ahead.append((first, end, skip - gone))
+        at = end
     return state.segments[index:], least - gone, (low, at), tuple(ahead)
 
 
 def without_first(state: ChannelState, segments: int, batches: int) -> ChannelState:
     """Return what is left after `segments` whole segments and `batches` of the next one have been taken."""
     gone = sum(segment.batches for segment in state.segments[:segments])
-    ahead = tuple((first, behind, skip - gone) for first, behind, skip in state.ahead if skip - gone > batches)
+    ahead = tuple((first, end, skip - gone) for first, end, skip in state.ahead if skip - gone > batches)
     return msgspec.structs.replace(state, segments=state.segments[segments:], skip=batches, ahead=ahead)
 
 
@@ -157,8 +157,8 @@ def each_once(states: Iterable[ChannelState]) -> list[ChannelState]:
 
 def segments_left(state: ChannelState) -> tuple[Segment, ...]:
     """Return the segments that are not wholly consumed."""
-    behind = list(accumulate(segment.batches for segment in state.segments))
-    return tuple(segment for segment, end in zip(state.segments, behind, strict=True) if end > state.skip)
+    ends = list(accumulate(segment.batches for segment in state.segments))
+    return tuple(segment for segment, end in zip(state.segments, ends, strict=True) if end > state.skip)
 
 
 def _batches_left(state: ChannelState) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from midstream.engine.checkpoint.extents import Written, check_extent, placed, write_extents
+from midstream.engine.checkpoint.extents import Written, check_extent, with_extent, write_extents
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_table
 from midstream.engine.core.errors import InvariantError, StorageError
 from midstream.engine.core.interfaces import Storage
@@ -109,7 +109,7 @@ def store_parts(
     written = write_extents(storage, file, encoded, inline_bytes_max)
     handles = dict(known)
     for (chunk_id, draft), extent in zip(drafts.items(), written.extents, strict=True):
-        handles[chunk_id] = placed(draft, extent)
+        handles[chunk_id] = with_extent(draft, extent)
     return StoredParts(
         tuple(
             tuple(
@@ -160,20 +160,20 @@ def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: rang
     parts: dict[str, tuple[Redistribute, list[tuple[ChunkHandle, _Owned]]]] = {}
     for handle in handles:
         rule = rule_of(handle, where)
-        first_rule, wanted = parts.setdefault(handle.name, (rule, []))
+        first_rule, selected = parts.setdefault(handle.name, (rule, []))
         if rule is not first_rule:
             raise StorageError(
                 f"{where}: state {handle.name!r} is {first_rule.value} in one subtask and {rule.value} in another"
             )
-        wanted.extend(_keyed_chunks(handle, key_groups) if rule is Redistribute.KEYED else _dealt_chunks(handle))
-    tables = _read_tables(storage, [chunk for _, wanted in parts.values() for chunk, _ in wanted], where)
-    for name, (rule, wanted) in parts.items():
-        for chunk, _ in wanted:
-            _check_groups(tables[place_of(chunk)], chunk, rule, f"{where}: state {name!r}")
+        selected.extend(_keyed_chunks(handle, key_groups) if rule is Redistribute.KEYED else _strided_chunks(handle))
+    tables = _read_tables(storage, [chunk for _, selected in parts.values() for chunk, _ in selected], where)
+    for name, (rule, selected) in parts.items():
+        for chunk, _ in selected:
+            _check_groups(tables[location_of(chunk)], chunk, rule, f"{where}: state {name!r}")
     return {
         name: StatePart(rule, kept)
-        for name, (rule, wanted) in parts.items()
-        if (kept := tuple(c for chunk, owned in wanted if (c := _select(tables[place_of(chunk)], chunk, owned))))
+        for name, (rule, selected) in parts.items()
+        if (kept := tuple(c for chunk, owned in selected if (c := _select(tables[location_of(chunk)], chunk, owned))))
     }
 
 
@@ -191,11 +191,11 @@ def in_files(handles: Iterable[PartHandle]) -> dict[str, ChunkHandle]:
 def verify_chunks(storage: Storage, handles: Sequence[PartHandle], where: str) -> int:
     """Read and check every chunk, without parsing it; return the number of bytes. Raises StorageError."""
     files = _Files(storage, where)
-    unique = {place_of(chunk): chunk for handle in handles for chunk in handle.chunks}
-    return sum(files.bytes_of(unique[place]).nbytes for place in sorted(unique))
+    unique = {location_of(chunk): chunk for handle in handles for chunk in handle.chunks}
+    return sum(files.bytes_of(unique[location]).nbytes for location in sorted(unique))
 
 
-def place_of(chunk: ChunkHandle) -> tuple[str, int, str]:
+def location_of(chunk: ChunkHandle) -> tuple[str, int, str]:
     """Return a key that identifies a chunk, ordered by file; chunks without a file are identified by their id."""
     return chunk.file, chunk.offset, chunk.id
 
@@ -203,8 +203,8 @@ def place_of(chunk: ChunkHandle) -> tuple[str, int, str]:
 def _read_tables(storage: Storage, chunks: Sequence[ChunkHandle], where: str) -> dict[tuple[str, int, str], pa.Table]:
     """Read each chunk once, file by file, so that at most one file is in memory besides the tables."""
     files = _Files(storage, where)
-    unique = {place_of(chunk): chunk for chunk in chunks}
-    return {place: files.read(unique[place]) for place in sorted(unique)}
+    unique = {location_of(chunk): chunk for chunk in chunks}
+    return {location: files.read(unique[location]) for location in sorted(unique)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,16 +241,16 @@ def intersects(chunk: ChunkHandle, key_groups: range) -> bool:
     return chunk.rows > 0 and chunk.key_group_min < key_groups.stop and chunk.key_group_max >= key_groups.start
 
 
-def _dealt_chunks(handle: PartHandle) -> list[tuple[ChunkHandle, _Owned]]:
+def _strided_chunks(handle: PartHandle) -> list[tuple[ChunkHandle, _Owned]]:
     """Return the chunks with the rows that `index` and `stride` assign to this handle; both count over all chunks."""
-    wanted = []
+    selected = []
     before = 0
     for chunk in handle.chunks:
         first = (handle.index - before) % handle.stride
         if first < chunk.rows:
-            wanted.append((chunk, _ALL if handle.stride == 1 else _Owned(index=first, stride=handle.stride)))
+            selected.append((chunk, _ALL if handle.stride == 1 else _Owned(index=first, stride=handle.stride)))
         before += chunk.rows
-    return wanted
+    return selected
 
 
 def _check_groups(table: pa.Table, chunk: ChunkHandle, rule: Redistribute, where: str) -> None:
@@ -341,8 +341,8 @@ class _Files:
         return self._data
 
     def _error(self, chunk: ChunkHandle, what: str) -> StorageError:
-        place = f"state file {chunk.file}, bytes {chunk.offset} to {chunk.offset + chunk.length}"
+        location = f"state file {chunk.file}, bytes {chunk.offset} to {chunk.offset + chunk.length}"
         return StorageError(
-            f"{self._where}: chunk {chunk.id} ({place if chunk.file else 'in the metadata'}): {what}. "
+            f"{self._where}: chunk {chunk.id} ({location if chunk.file else 'in the metadata'}): {what}. "
             "This checkpoint cannot be restored; to go back to an older one, name it with --from."
         )

@@ -139,7 +139,7 @@ def take_over(storage: Storage, root: str, job_name: str, job_id: str) -> TakenO
     return TakenOver(epoch, tuple(list_checkpoints(storage)))
 
 
-def say_where_from(
+def record_start(
     storage: Storage,
     taken: TakenOver,
     *,
@@ -360,7 +360,7 @@ def _is_being_deleted(names: Iterable[str], checkpoint_id: int, starts: Mapping[
     return marked_by > 0 and marked_by >= counted_by
 
 
-def was_gone_back_behind(storage: Storage, metadata: CheckpointMetadata) -> bool:
+def was_rewound_past(storage: Storage, metadata: CheckpointMetadata) -> bool:
     """Whether a later coordinator has resumed from an older checkpoint.
 
     `metadata` may be a copy, of a checkpoint that this directory has retained no longer.
@@ -403,12 +403,12 @@ def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> Begun | 
 
 def check_records(storage: Storage) -> list[str]:
     """Return what is wrong with the small files of the directory, whichever checkpoint is requested."""
-    looks: list[Callable[[], object]] = [partial(look, storage) for look in (_job_name, jobs_of, _starts)]
-    looks += [partial(_owner, storage, checkpoint_id) for checkpoint_id in _checkpoint_ids(storage)]
+    checks: list[Callable[[], object]] = [partial(check, storage) for check in (_job_name, jobs_of, _starts)]
+    checks += [partial(_owner, storage, checkpoint_id) for checkpoint_id in _checkpoint_ids(storage)]
     problems = []
-    for look in looks:
+    for check in checks:
         try:
-            look()
+            check()
         except StorageError as error:
             problems.append(str(error))
     return problems
@@ -469,10 +469,10 @@ def _by_name(listed: Collection[Listed], which: str, job_name: str | None, stora
     for entry in listed:
         if entry.checkpoint_id == int(digits):
             return _usable(entry, job_name, storage)
-    there = ", ".join(str(entry.checkpoint_id) for entry in listed) or "none"
+    existing = ", ".join(str(entry.checkpoint_id) for entry in listed) or "none"
     if any(map(_DROPPED.fullmatch, storage.list(checkpoint_path(int(digits))))):
-        raise StorageError(f"checkpoint {digits} is being deleted; the checkpoint directory has: {there}")
-    raise StorageError(f"checkpoint {digits} is not in the checkpoint directory, which has: {there}")
+        raise StorageError(f"checkpoint {digits} is being deleted; the checkpoint directory has: {existing}")
+    raise StorageError(f"checkpoint {digits} is not in the checkpoint directory, which has: {existing}")
 
 
 def _usable(entry: Listed, job_name: str | None, storage: Storage) -> CheckpointMetadata:

@@ -15,9 +15,9 @@ from midstream.engine.operators.base import Combiner
 
 ROWS_MIN: Final = 32_768
 """Batches of fewer rows are sent as they are: what a call takes whatever its rows is more than what is spared."""
-SHARE_MAX: Final = 6
+REDUCTION_MIN: Final = 6
 """Combining pays if at most one row is left of so many."""
-TRIED_FIRST: Final = 4
+PROBE_PARTS: Final = 4
 """The first one of so many parts of a batch is tried before the whole. It has more rows than may be left, or it could not
 say anything. Keys that come in turn, such as those of sensors that report one after the other, are like ever new ones in
 a part that is smaller.
@@ -46,7 +46,7 @@ class AdaptiveCombiner:
         if self._left:
             self._left -= 1
             return batch
-        combined = self._combined(batch)
+        combined = self._combine_if_worthwhile(batch)
         self._pays = combined is not None
         if combined is not None:
             self._pause = 0
@@ -54,11 +54,11 @@ class AdaptiveCombiner:
         self._left, self._pause = self._pause, min(2 * self._pause or 1, PAUSE_MAX)
         return batch
 
-    def _combined(self, batch: Batch) -> Batch | None:
+    def _combine_if_worthwhile(self, batch: Batch) -> Batch | None:
         """Return the combined batch, or None if it does not pay."""
-        left_max = batch.num_rows // SHARE_MAX
+        left_max = batch.num_rows // REDUCTION_MIN
         if not self._pays:
-            first = self._combiner.combine(batch.slice(0, -(-batch.num_rows // TRIED_FIRST)))
+            first = self._combiner.combine(batch.slice(0, -(-batch.num_rows // PROBE_PARTS)))
             if first.num_rows > left_max:
                 return None
         combined = self._combiner.combine(batch)

@@ -34,11 +34,11 @@ class Account(Protocol):
 class LeasedBatch:
     """A batch, for which `buffers` buffers are charged until each of its holders has released it."""
 
-    __slots__ = ("_account", "_holders", "batch", "buffers", "buffers_waiting", "form", "queued_s")
+    __slots__ = ("_account", "_holders", "batch", "buffers", "form", "queued_buffers", "queued_s")
 
     queued_s: float
-    """When the batch was added to its queue. A queue with a `QueueTime` sets this and `buffers_waiting`."""
-    buffers_waiting: int
+    """When the batch was added to its queue. A queue with a `QueueTime` sets this and `queued_buffers`."""
+    queued_buffers: int
     """The buffers in the queue when the batch was added, its own included."""
 
     def __init__(self, batch: Batch, buffers: int, account: Account, form: int = 0) -> None:
@@ -96,7 +96,7 @@ class _Parts:
             part.release()
 
 
-def joined(parts: Sequence[LeasedBatch]) -> LeasedBatch:
+def concat_leased(parts: Sequence[LeasedBatch]) -> LeasedBatch:
     """One batch with the rows of all parts, which have the same form, in their order. It takes over the reader's leases on the parts."""
     if len(parts) == 1:
         return parts[0]

@@ -49,7 +49,7 @@ class BufferPool:
         """Call `wake` once, as soon as `quota` has buffers available."""
         self._waiting[wake] = quota
 
-    def returned(self) -> None:
+    def wake_waiting(self) -> None:
         """Buffers were given back, or a queue has become shorter: wake every waiting task that may continue."""
         if self._waiting:
             for wake in [wake for wake, quota in self._waiting.items() if quota.available() > 0]:
@@ -93,7 +93,7 @@ class Quota:
         if buffers > self.in_use:
             raise InvariantError(f"quota {self.name}: {buffers} buffers given back, {self.in_use} in use")
         self.charge(-buffers)
-        self.pool.returned()
+        self.pool.wake_waiting()
 
     def charge(self, buffers: int) -> None:
         pool, beyond = self.pool, self.in_use - self.reserved

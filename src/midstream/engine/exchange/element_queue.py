@@ -17,7 +17,7 @@ from typing import Final
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, CheckpointBarrier, EndOfPartition, Event, Watermark
 from midstream.engine.core.errors import InvariantError
-from midstream.engine.exchange.batch_lease import LeasedBatch, joined
+from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
 
 FIRST_BUFFERS: Final = 2
 """The limit of a queue while it is not known how fast the queue is read."""
@@ -27,7 +27,7 @@ FIRST_BUFFERS: Final = 2
 class QueueTime:
     """How long a batch should wait in a queue at most. `now_s` is a clock that never goes back."""
 
-    wanted_s: float
+    target_s: float
     now_s: Callable[[], float]
 
 
@@ -43,9 +43,9 @@ class ElementQueue:
         self._buffers_max = buffers_max
         self._queue_time = queue_time
         self.limit = buffers_max if queue_time is None else min(FIRST_BUFFERS, buffers_max)
-        self.waiting = 0
+        self.queued_buffers = 0
         """The buffers that are charged for the batches in the queue."""
-        self.was_short = False
+        self.credit_starved = False
         """Whether the producer's rows had to wait for credit because of the limit. The queue's own length does not show
         that."""
         self._items: deque[LeasedBatch | Event] = deque()
@@ -68,9 +68,9 @@ class ElementQueue:
         last watermark before the end.
         """
         if isinstance(item, LeasedBatch):
-            self.waiting += item.buffers
+            self.queued_buffers += item.buffers
             if self._queue_time is not None:
-                item.queued_s, item.buffers_waiting = self._queue_time.now_s(), self.waiting
+                item.queued_s, item.queued_buffers = self._queue_time.now_s(), self.queued_buffers
             if self._capture is not None:
                 self._capture.append(item.hold())
         elif isinstance(item, (CheckpointBarrier, EndOfPartition)):
@@ -105,8 +105,8 @@ class ElementQueue:
         if not isinstance(item, LeasedBatch):
             return item
         run = self._run(item, rows_max)
-        taken = joined(run)
-        self.waiting -= taken.buffers
+        taken = concat_leased(run)
+        self.queued_buffers -= taken.buffers
         if self._queue_time is not None:
             self._set_limit(item, run[-1], self._queue_time)
         return taken
@@ -114,16 +114,16 @@ class ElementQueue:
     def _set_limit(self, first: LeasedBatch, last: LeasedBatch, queue_time: QueueTime) -> None:
         """Set the limit by how long the batches from `first` to `last` have waited. They were read as one batch.
 
-        The limit is lowered at once: `buffers_waiting` were read while `first` waited. It is raised by one batch at a
+        The limit is lowered at once: `queued_buffers` were read while `first` waited. It is raised by one batch at a
         time, and only if it has kept the producer waiting.
         """
-        waited_s, wanted_s = queue_time.now_s() - first.queued_s, queue_time.wanted_s
-        if waited_s > wanted_s:
-            self.limit = min(self.limit, int(first.buffers_waiting * wanted_s / waited_s))
-        elif waited_s < wanted_s / 2 and (self.was_short or last.buffers_waiting + last.buffers > self.limit):
+        waited_s, target_s = queue_time.now_s() - first.queued_s, queue_time.target_s
+        if waited_s > target_s:
+            self.limit = min(self.limit, int(first.queued_buffers * target_s / waited_s))
+        elif waited_s < target_s / 2 and (self.credit_starved or last.queued_buffers + last.buffers > self.limit):
             self.limit = min(self.limit + first.buffers, self._buffers_max)
         self.limit = max(self.limit, first.buffers)
-        self.was_short = False
+        self.credit_starved = False
 
     def _run(self, first: LeasedBatch, rows_max: int) -> list[LeasedBatch]:
         """The batches to join, beginning with `first`. Joining copies them, and does not pay for a large batch."""
@@ -184,17 +184,17 @@ class ElementQueue:
         return any(isinstance(i, CheckpointBarrier) and i.checkpoint_id == checkpoint_id for i in self._items)
 
     def check(self) -> None:
-        """Check that `waiting` counts the queued batches, that their leases last, and that a batch is allowed."""
+        """Check that `queued_buffers` counts the queued batches, that their leases last, and that a batch is allowed."""
         buffers = 0
         for item in self._items:
             if isinstance(item, LeasedBatch):
                 item.check()
                 buffers += item.buffers
-        if self.waiting != buffers or self.limit < 1:
-            raise InvariantError(f"a queue counts {self.waiting} of {buffers} buffers, limit {self.limit}")
+        if self.queued_buffers != buffers or self.limit < 1:
+            raise InvariantError(f"a queue counts {self.queued_buffers} of {buffers} buffers, limit {self.limit}")
 
     def clear(self) -> None:
         self._items.clear()
-        self.waiting = 0
+        self.queued_buffers = 0
         self._capture = None
         self.on_event = None

@@ -35,9 +35,9 @@ class LocalChannel:
     def connect(self, on_data: Callable[[], None]) -> None:
         self._subpartition.connect(on_data, local=True)
 
-    def ask(self) -> None:
+    def request_rows(self) -> None:
         """Ask the producer for rows. Events come without being asked for."""
-        self._subpartition.ask()
+        self._subpartition.request_rows()
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
         """Take the next element from the queue, as `ElementQueue.take` does."""
@@ -46,9 +46,9 @@ class LocalChannel:
     def discard(self) -> None:
         """Do nothing: the subpartition gives back every buffer that is charged to it."""
 
-    def check(self, at_work: LeasedBatch | None = None) -> None:
-        """Check that at least the queued batches, and the batch that the task has `at_work`, are charged."""
-        self._subpartition.check(at_work)
+    def check(self, current_batch: LeasedBatch | None = None) -> None:
+        """Check that at least the queued batches, and the batch that the task has `current_batch`, are charged."""
+        self._subpartition.check(current_batch)
 
 
 class RemoteChannel:
@@ -97,14 +97,14 @@ class RemoteChannel:
         self._partial_buffers = 0
         self._closed = False
 
-    def ask(self) -> None:
+    def request_rows(self) -> None:
         """Ask the producer for rows, by announcing the first credits. Events come without being asked for."""
         self._top_up()
 
     # ---- from the link ----
 
-    def receive_data(self, sequence: int, payload: memoryview, *, was_short: bool = False) -> None:
-        """A buffer has arrived. `was_short` says that it had to wait for credit."""
+    def receive_data(self, sequence: int, payload: memoryview, *, credit_starved: bool = False) -> None:
+        """A buffer has arrived. `credit_starved` says that it had to wait for credit."""
         self._next_sequence(sequence)
         if self._credit <= 0:
             raise InvariantError(f"{self.id}: a buffer came without credit")
@@ -113,8 +113,8 @@ class RemoteChannel:
         self._credit -= 1
         self._batch_buffers += 1
         self._partial_buffers += 1
-        if was_short:
-            self.queue.was_short = True
+        if credit_starved:
+            self.queue.credit_starved = True
         self._assemble(payload)
         self._top_up()
 
@@ -177,8 +177,8 @@ class RemoteChannel:
         if self._closed:
             return
         room, limit = self._window - self._batch_buffers, self.queue.limit
-        wanted = min(room, limit - self.queue.waiting - self._partial_buffers) - self._credit
-        if wanted <= 0 and not self._credit and not self.queue.waiting and self._partial_buffers:
+        wanted = min(room, limit - self.queue.queued_buffers - self._partial_buffers) - self._credit
+        if wanted <= 0 and not self._credit and not self.queue.queued_buffers and self._partial_buffers:
             assert self._partial is not None
             wanted = -(-(len(self._partial) - self._partial_filled) // self._buffer_bytes)
             if self._batch_buffers > self._partial_buffers:
@@ -198,10 +198,10 @@ class RemoteChannel:
         self._partial = None
         self._closed = True
 
-    def check(self, at_work: LeasedBatch | None = None) -> None:
-        """Check that at least the queued batches, and the batch that the task has `at_work`, are charged."""
+    def check(self, current_batch: LeasedBatch | None = None) -> None:
+        """Check that at least the queued batches, and the batch that the task has `current_batch`, are charged."""
         self.queue.check()
-        used = self.queue.waiting + (at_work.charged_to(self) if at_work is not None else 0)
+        used = self.queue.queued_buffers + (current_batch.charged_to(self) if current_batch is not None else 0)
         if self._batch_buffers < used + self._partial_buffers:
             raise InvariantError(
                 f"{self.id}: {self._batch_buffers} buffers charged, {used} in use, {self._partial_buffers} partial"

@@ -36,16 +36,16 @@ class Subpartition:
         channel: ChannelId,
         quota: Quota,
         queue: ElementQueue,
-        on_asked: Callable[[], None],
+        on_rows_requested: Callable[[], None],
         combined: pa.Schema | None = None,
     ) -> None:
         self.channel = channel
         self.queue = queue
         self._pool = quota.pool
         self._quota = quota
-        self._on_asked = on_asked
+        self._on_rows_requested = on_rows_requested
         self._combined = combined
-        self.asked = False
+        self.rows_requested = False
         """Whether the consumer has asked for rows. Events come without being asked for."""
         self._on_data: Callable[[], None] | None = None
         self._urgent: deque[CheckpointBarrier] = deque()
@@ -69,11 +69,11 @@ class Subpartition:
         if len(self.queue):
             on_data()
 
-    def ask(self) -> None:
+    def request_rows(self) -> None:
         """The consumer asks for rows, and takes them from now on."""
-        if not self.asked:
-            self.asked = True
-            self._on_asked()
+        if not self.rows_requested:
+            self.rows_requested = True
+            self._on_rows_requested()
 
     def add(self, element: Element) -> None:
         if self.closed:
@@ -106,7 +106,7 @@ class Subpartition:
             if taken is None:
                 return None
             if self.is_local:
-                self._pool.returned()  # the batch waits no more, and so the queue may be below its limit
+                self._pool.wake_waiting()  # the batch waits no more, and so the queue may be below its limit
             elif isinstance(taken, LeasedBatch):
                 self.sending = taken
             elif isinstance(taken, CheckpointBarrier) and self.on_barrier_sent is not None:
@@ -121,7 +121,7 @@ class Subpartition:
         if sent is None:
             raise InvariantError(f"{self.channel}: sent without having been taken")
         sent.release()
-        self._pool.returned()  # even if a checkpoint still holds the batch, the queue has room
+        self._pool.wake_waiting()  # even if a checkpoint still holds the batch, the queue has room
 
     def freed(self, buffers: int) -> None:
         if self._charged:  # it is 0 after `discard`, which gives back every buffer
@@ -129,9 +129,9 @@ class Subpartition:
             self._quota.free(buffers)
 
     @property
-    def waiting(self) -> int:
+    def queued_buffers(self) -> int:
         """The buffers of batches that have not been sent completely, or that a local consumer has not taken."""
-        return self.queue.waiting + (0 if self.sending is None else self.sending.buffers)
+        return self.queue.queued_buffers + (0 if self.sending is None else self.sending.buffers)
 
     @property
     def is_empty(self) -> bool:
@@ -170,10 +170,10 @@ class Subpartition:
         self._on_data = self.on_empty = None
         self.closed = True
 
-    def check(self, at_work: LeasedBatch | None = None) -> None:
-        """Check that at least the queued batches are charged, and the one being sent or `at_work` locally."""
+    def check(self, current_batch: LeasedBatch | None = None) -> None:
+        """Check that at least the queued batches are charged, and the one being sent or `current_batch` locally."""
         self.queue.check()
-        taken = at_work if self.is_local else self.sending
-        used = self.queue.waiting + (taken.charged_to(self) if taken is not None else 0)
+        taken = current_batch if self.is_local else self.sending
+        used = self.queue.queued_buffers + (taken.charged_to(self) if taken is not None else 0)
         if not self.closed and self._charged < used:
             raise InvariantError(f"{self.channel}: {self._charged} buffers are charged, {used} are in use")

@@ -129,7 +129,7 @@ class JobGraph:
             return range(consumer, consumer + 1)
         return range(self.vertices[edge.source].parallelism)
 
-    def give_own_code(self, own: OwnCode) -> None:
+    def set_own_code(self, own: OwnCode) -> None:
         """Tell sources, operators and sinks which code is the job's own, whose objects their pickles may hold."""
         for vertex in self.vertices:
             if vertex.source is not None:

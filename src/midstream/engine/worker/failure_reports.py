@@ -29,17 +29,24 @@ def task_failed(
     summary, details = _texts(error)
     summary = f"{_subtask(ref, name, operator)}: {summary}{f' ({sendable(place)})' if place else ''}"
     return m.TaskFailed(
-        attempt, ref, summary, details, is_permanent(error), symptom, _same(operator, error), _of_one_row(error, place)
+        attempt,
+        ref,
+        summary,
+        details,
+        is_permanent(error),
+        symptom,
+        _fingerprint(operator, error),
+        _of_one_row(error, place),
     )
 
 
-def place_of_failure(source: SourceDriver | None, chain: OperatorChain, error: BaseException, name: str) -> str:
+def location_of_failure(source: SourceDriver | None, chain: OperatorChain, error: BaseException, name: str) -> str:
     """The position in the input of the rows on which an operator of the task has failed, or "" if it is not known."""
-    if source is None or not source.emitting_rows or not chain.is_at_the_batch:
+    if source is None or not source.emitting_rows or not chain.processes_batch:
         return ""
     row = error.row if isinstance(error, JobError) else None
     try:
-        return source.place(chain.row_of_the_batch(source.emitting_rows, row))
+        return source.place(chain.row_in_batch(source.emitting_rows, row))
     except Exception:  # noqa: BLE001 - whatever `place` raises must not hide the failure itself
         _log.warning("%s: the position of its rows in the input is not known", name, exc_info=True)
         return ""
@@ -55,7 +62,7 @@ def deploy_failed(attempt: int, error: BaseException, opening: tuple[TaskId, str
     if opening is not None:
         ref, name, operator = opening
         summary = f"{_subtask(ref, name, operator)} could not be opened: {summary}"
-    return m.DeployFailed(attempt, summary, details, is_permanent(error), _same(operator, error))
+    return m.DeployFailed(attempt, summary, details, is_permanent(error), _fingerprint(operator, error))
 
 
 def _subtask(ref: TaskId, name: str, operator: str) -> str:
@@ -63,10 +70,10 @@ def _subtask(ref: TaskId, name: str, operator: str) -> str:
 
 
 def commit_failed(request: int, error: BaseException, stopped: bool) -> m.CommitFailed:
-    return m.CommitFailed(request, *_texts(error), is_permanent(error), _same("", error), stopped)
+    return m.CommitFailed(request, *_texts(error), is_permanent(error), _fingerprint("", error), stopped)
 
 
-def _same(operator: str, error: BaseException) -> str:
+def _fingerprint(operator: str, error: BaseException) -> str:
     what = kind_and_line(error)
     return what and f"{operator}: {what}"
 

@@ -118,10 +118,10 @@ class GateRecovery:
         self._charged = 0
         self._queue.clear()
 
-    def check(self, at_work: LeasedBatch | None = None) -> None:
+    def check(self, current_batch: LeasedBatch | None = None) -> None:
         """Check that batches are charged from when they are read until they are processed."""
         used = buffers_of([batch for _, batch in self._queue])
-        used += at_work.charged_to(self) if at_work is not None else 0
+        used += current_batch.charged_to(self) if current_batch is not None else 0
         if not self._closed and self._quota.in_use < used:
             raise InvariantError(f"edge {self.edge.id}: {used} recovered buffers, {self._quota.in_use} are charged")
         for _, batch in self._queue:
@@ -137,11 +137,11 @@ class GateRecovery:
                 at = _Position(at.state + 1)
                 continue
             left = state.segments[at.segment].batches - at.batch
-            behind = state.skip - at.index
-            if left and behind <= 0:
+            to_skip = state.skip - at.index
+            if left and to_skip <= 0:
                 return at
-            if behind < left:
-                at = replace(at, batch=at.batch + behind, index=at.index + behind)
+            if to_skip < left:
+                at = replace(at, batch=at.batch + to_skip, index=at.index + to_skip)
             else:
                 at = replace(at, segment=at.segment + 1, batch=0, index=at.index + left)
         return None

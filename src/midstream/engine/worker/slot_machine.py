@@ -127,7 +127,7 @@ class SlotMachine:
             self._services.send(m.Cancelled(message.attempt))
             return
         before = self.state
-        self._on(type(message))
+        self._transition(type(message))
         match message:
             case m.Welcome(slot=slot):
                 self.slot_id = slot
@@ -183,22 +183,22 @@ class SlotMachine:
         tasks = self._deployment.all_tasks if self._deployment is not None else ()
         return m.SlotStatus(attempt=self.attempt, tasks=tuple(task.metrics() for task in tasks))
 
-    def show_rows(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
-        """Show rows to users. `answer` is called at most once per task, and not if the operator does not run here."""
+    def show_rows(self, request: ShowRows, reply: Callable[[RowsShown], None]) -> None:
+        """Show rows to users. `reply` is called at most once per task, and not if the operator does not run here."""
         for task in self.tasks.values():
-            task.show(asked, answer)
+            task.show(request, reply)
 
-    def operator_at_work(self) -> tuple[str, str, int]:
+    def current_operator(self) -> tuple[str, str, int]:
         """The name, uid and subtask of the operator that runs now, or ("", "", -1) between two steps."""
-        task = self._opening or self._scheduler.at_work
-        return ("", "", -1) if task is None else (*task.operators.at_work, task.ref.subtask)
+        task = self._opening or self._scheduler.current_task
+        return ("", "", -1) if task is None else (*task.operators.current_operator, task.ref.subtask)
 
     def check(self) -> None:
         """Check every invariant that must hold between two mails."""
         if self._deployment is not None:
             self._deployment.check()
 
-    def _on(self, event: object) -> None:
+    def _transition(self, event: object) -> None:
         """Change the state as SLOT_TABLE says. Raises InvariantError for an event that must not come now."""
         self.state, before = SLOT_TABLE.next(self.state, event, self._story), self.state
         self._story.append((before, event))
@@ -235,7 +235,7 @@ class SlotMachine:
             except BaseException as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
                 self._not_opened(error)
                 return
-            self._on(SlotEvent.OPENED)
+            self._transition(SlotEvent.OPENED)
             self._services.send(m.Deployed(deploy.attempt))
 
         self._services.executor.submit(partial(load, deploy, config, self._services.open_storage, unpickle), done)
@@ -267,8 +267,8 @@ class SlotMachine:
     def _not_opened(self, error: BaseException) -> None:
         self.failure = error
         task = self._opening
-        opening = None if task is None else (task.ref, *task.operators.at_work)
-        self._on(SlotEvent.NOT_OPENED)
+        opening = None if task is None else (task.ref, *task.operators.current_operator)
+        self._transition(SlotEvent.NOT_OPENED)
         self._end_attempt()
         self._services.send(deploy_failed(self.attempt, error, opening))
 
@@ -282,7 +282,7 @@ class SlotMachine:
 
     def _end_attempt(self) -> None:
         """Close everything that runs here."""
-        self._commits.attempt_over()
+        self._commits.end_attempt()
         if self._deployment is not None:
             self._deployment.close()
         self._scheduler.stop()

@@ -41,7 +41,7 @@ from midstream.engine.operators.base import SnapshotResult
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.protocol.task_metrics import TaskMetrics
-from midstream.engine.worker.failure_reports import place_of_failure, task_failed
+from midstream.engine.worker.failure_reports import location_of_failure, task_failed
 from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.live_rows import show_next
 from midstream.engine.worker.source_driver import ReadProgress, SourceDriver
@@ -200,20 +200,20 @@ class Task:
             self.input.restore(self.operators.chain.offered_us[0])
 
     def start(self) -> None:
-        self._become(TaskState.RUNNING, TaskEvent.START)
+        self._transition(TaskState.RUNNING, TaskEvent.START)
         self._services.send(m.TaskRunning(self._services.attempt, self.ref))
         watermark_us = self.operators.chain.watermark_us
         if watermark_us > MIN_WATERMARK_US:
             # Consumers do not store the watermarks of their channels.
-            self.operators.edges.broadcast(Watermark(watermark_us))
+            self.operators.outputs.broadcast(Watermark(watermark_us))
         self.input.recover()
         self.wake()
 
     def close(self) -> None:
         """Drop everything and give back every buffer: the attempt is over, or the slot ends."""
         if self.state not in (TaskState.FINISHED, TaskState.CLOSED):
-            self._become(TaskState.CLOSED, TaskEvent.CLOSE)
-            self._let_go()
+            self._transition(TaskState.CLOSED, TaskEvent.CLOSE)
+            self._release()
         for gate in self.gates:
             gate.discard()
         for partition in self.partitions:
@@ -230,23 +230,23 @@ class Task:
             _log.warning("%s (subtask %d): failed after its end", self.vertex.name, self.ref.subtask, exc_info=error)
         if self.state in (TaskState.FINISHED, TaskState.CLOSED):
             return
-        self._become(TaskState.CLOSED, TaskEvent.FAIL)
+        self._transition(TaskState.CLOSED, TaskEvent.FAIL)
         self.failure = error
-        self._let_go()
+        self._release()
         operators, name = self.operators, self.vertex.name
-        place = place_of_failure(operators.source, operators.chain, error, name)
+        location = location_of_failure(operators.source, operators.chain, error, name)
         self._services.send(
-            task_failed(self._services.attempt, self.ref, name, error, symptom, operators.at_work[1], place)
+            task_failed(self._services.attempt, self.ref, name, error, symptom, operators.current_operator[1], location)
         )
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self.operators.stop_timers()
         self.mails.clear()
         self._snapshots.close()
         self._checkpoints.close()
         self.operators.close()
 
-    def _become(self, state: TaskState, event: TaskEvent) -> None:
+    def _transition(self, state: TaskState, event: TaskEvent) -> None:
         """Change the state. Raises InvariantError, with the task's story, if TASK_TABLE has no such transition."""
         before, self.state = self.state, TASK_TABLE.check(self.state, event, state, self._story)
         self._story.append((before, event))
@@ -279,7 +279,7 @@ class Task:
             self._story.append((self.state, f"trigger of checkpoint {checkpoint_id}"))
             self._checkpoints.handle(TriggerReceived(barrier))
             if barrier.pauses_sources and self.operators.source is not None and self.state in (_RUNNING, _PAUSED):
-                self._become(TaskState.PAUSED, TaskEvent.PAUSE)
+                self._transition(TaskState.PAUSED, TaskEvent.PAUSE)
                 self._paused_after = checkpoint_id
 
         if self.state is TaskState.FINISHED:  # it finished while the trigger was on its way
@@ -299,7 +299,7 @@ class Task:
 
     def add_split(self, split: bytes, is_last: bool) -> None:
         """Assign a split. It is a mail, like a trigger: a split that came before the trigger is in the checkpoint."""
-        self._tell_source(lambda source: source.add_split(split, is_last=is_last))
+        self._mail_source(lambda source: source.add_split(split, is_last=is_last))
 
     def splits_assigned(self, none_waits: bool) -> None:
         """Every split found so far is assigned; `none_waits` says whether that answers the last request.
@@ -309,18 +309,18 @@ class Task:
         if self.operators.source is not None and self.state is TaskState.CREATED:
             self.operators.source.splits_assigned(none_waits)
         else:
-            self._tell_source(lambda source: source.splits_assigned(none_waits))
+            self._mail_source(lambda source: source.splits_assigned(none_waits))
 
     def no_more_splits(self) -> None:
-        self._tell_source(lambda source: source.no_more_splits())
+        self._mail_source(lambda source: source.no_more_splits())
 
     def stop_source(self) -> None:
-        self._tell_source(lambda source: source.stop())
+        self._mail_source(lambda source: source.stop())
 
-    def _tell_source(self, tell: Callable[[SourceDriver], None]) -> None:
+    def _mail_source(self, call: Callable[[SourceDriver], None]) -> None:
         source = self.operators.source
         if source is not None and self.is_live:
-            self.mail(lambda: tell(source))
+            self.mail(lambda: call(source))
 
     # ---- the step ------------------------------------------------------------
 
@@ -351,7 +351,7 @@ class Task:
             return _WAIT
         if operators.chain.is_firing:
             return _FIRE
-        if operators.due and self._last is not _TIMER:
+        if operators.due_timers and self._last is not _TIMER:
             return _TIMER
         if state is _RUNNING:
             return _READ_GATES if operators.source is None else _READ_SOURCE
@@ -379,7 +379,7 @@ class Task:
             self.operators.chain.pump()
             return True
         elif step is _TIMER:
-            self.operators.due.popleft()()
+            self.operators.due_timers.popleft()()
             return True
         elif step is _FINISH:
             self._finish()
@@ -390,11 +390,11 @@ class Task:
         else:
             assert step is _PAUSE, step
             has_more = False
-        return has_more or bool(self.operators.due)
+        return has_more or bool(self.operators.due_timers)
 
     def _may_have_work(self) -> bool:
         operators, state = self.operators, self.state
-        if operators.due or operators.chain.is_firing or self.input.may_have_data:
+        if operators.due_timers or operators.chain.is_firing or self.input.may_have_data:
             return True
         if state is _RUNNING or state is _PAUSED:
             return operators.source is not None
@@ -421,19 +421,19 @@ class Task:
     # ---- the end -------------------------------------------------------------
 
     def _input_ended(self) -> None:
-        self._become(TaskState.ENDING, TaskEvent.INPUT_ENDED)
+        self._transition(TaskState.ENDING, TaskEvent.INPUT_ENDED)
 
     def _finish(self) -> None:
         """Emit the last results and `EndOfData`. Then the task waits for its final checkpoint."""
         operators = self.operators
         operators.chain.finish()
         operators.stop_timers()  # a timer would emit rows after the end of the data
-        operators.edges.broadcast(EndOfData())
+        operators.outputs.broadcast(EndOfData())
         if self._services.storage is None:
-            self._become(TaskState.AWAITS_SINKS, TaskEvent.ALL_EMITTED)
+            self._transition(TaskState.AWAITS_SINKS, TaskEvent.ALL_EMITTED)
             self._prepare_sinks()
         else:
-            self._become(TaskState.AWAITS_CHECKPOINT, TaskEvent.ALL_EMITTED)
+            self._transition(TaskState.AWAITS_CHECKPOINT, TaskEvent.ALL_EMITTED)
             self._services.send(m.TaskEndOfData(self._services.attempt, self.ref))
 
     def _prepare_sinks(self) -> None:
@@ -464,10 +464,10 @@ class Task:
         return True
 
     def _end(self, committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()) -> None:
-        self.operators.edges.broadcast(EndOfPartition())
+        self.operators.outputs.broadcast(EndOfPartition())
         metrics = self.metrics()
-        self._become(TaskState.FINISHED, TaskEvent.END)
-        self._let_go()
+        self._transition(TaskState.FINISHED, TaskEvent.END)
+        self._release()
         for gate in self.gates:
             gate.discard()
         self._services.send(m.TaskFinished(self._services.attempt, self.ref, committables, metrics))
@@ -498,7 +498,7 @@ class Task:
             operator.checkpoint_completed(checkpoint_id)
         final = self._final_checkpoint
         if self.state is _AWAITS_CHECKPOINT and final is not None and checkpoint_id >= final:
-            self._become(TaskState.AWAITS_SENT, TaskEvent.COMPLETED)
+            self._transition(TaskState.AWAITS_SENT, TaskEvent.COMPLETED)
 
     def _on_aborted(self, checkpoint_id: int) -> None:
         self._story.append((self.state, f"checkpoint {checkpoint_id} aborted"))
@@ -511,7 +511,7 @@ class Task:
     def _resume_source(self, checkpoint_id: int) -> None:
         """Resume the source if it is PAUSED after the barrier of this checkpoint."""
         if self.state is _PAUSED and self._paused_after == checkpoint_id:
-            self._become(TaskState.RUNNING, TaskEvent.RESUME)
+            self._transition(TaskState.RUNNING, TaskEvent.RESUME)
             self._paused_after = None
 
     # ---- metrics and checks ----------------------------------------------------
@@ -522,10 +522,10 @@ class Task:
             backpressured_s += self._services.clock.monotonic_s() - self._backpressured_since
         return task_metrics(self, backpressured_s)
 
-    def show(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
+    def show(self, request: ShowRows, reply: Callable[[RowsShown], None]) -> None:
         """Show the next rows of an operator, as `show_next` does."""
         if self.is_live:
-            show_next(asked, self.ref.subtask, self.vertex, self.operators.chain, self._services.executor, answer)
+            show_next(request, self.ref.subtask, self.vertex, self.operators.chain, self._services.executor, reply)
 
     def check(self) -> None:
         """Check everything that must hold between two steps."""

@@ -116,10 +116,10 @@ class TaskCheckpoints:
         """The captured batches of each checkpoint, until they are written or the checkpoint is given up."""
         self._writing: set[_InFlightState] = set()
         self._timers: dict[int, Timer] = {}
-        self._seen_s: tuple[int, float] = (-1, 0.0)
+        self._first_barrier_s: tuple[int, float] = (-1, 0.0)
         """The newest checkpoint, and when its first barrier was seen."""
         for number, (gate, index) in enumerate(self._channels):
-            gate.channels[index].queue.on_event = partial(self.arrived, number)
+            gate.channels[index].queue.on_event = partial(self.on_arrival, number)
         for partition in task.partitions:
             for sub in partition.subpartitions:
                 sub.on_barrier_sent = self._barrier_sent
@@ -141,7 +141,7 @@ class TaskCheckpoints:
 
     # ---- events ----
 
-    def arrived(self, channel: int, event: Arrival) -> None:
+    def on_arrival(self, channel: int, event: Arrival) -> None:
         """A barrier, or the end of the partition, has arrived in the channel and waits there for its turn."""
         if self._closed:
             return
@@ -179,17 +179,17 @@ class TaskCheckpoints:
         self.priority_gates = tuple(number for number, gate in enumerate(self._gates) if gate in priority)
         pending = self._handler.pending
         if pending is not None:
-            self._see(pending)
+            self._note_first_barrier(pending)
 
-    def _see(self, barrier: CheckpointBarrier) -> None:
+    def _note_first_barrier(self, barrier: CheckpointBarrier) -> None:
         """Note the first sight of this barrier, from which alignment is measured, and start its timeout.
 
         The timeout runs from the creation of the barrier.
         """
         checkpoint_id = barrier.checkpoint_id
-        if self._seen_s[0] == checkpoint_id:
+        if self._first_barrier_s[0] == checkpoint_id:
             return
-        self._seen_s = checkpoint_id, self._services.clock.monotonic_s()
+        self._first_barrier_s = checkpoint_id, self._services.clock.monotonic_s()
         if barrier.timeout_ms and checkpoint_id not in self._timers:
             # The coordinator's wall clock may differ from this one: the delay is never longer than the timeout itself.
             left_ms = barrier.created_ms + barrier.timeout_ms - self._services.clock.now_ms()
@@ -243,14 +243,14 @@ class TaskCheckpoints:
 
     def _snapshot(self, taken: TakeSnapshot) -> None:
         barrier = taken.barrier
-        self._see(barrier)
+        self._note_first_barrier(barrier)
         state = _InFlightState(barrier)
         for partition in self._partitions:
             if taken.overtaking and partition.edge.id in self._services.overtakable:
                 state.outputs += partition.overtake(barrier)
             else:
                 partition.broadcast(barrier)
-        self._task.take_snapshot(barrier, (self._services.clock.monotonic_s() - self._seen_s[1]) * 1000)
+        self._task.take_snapshot(barrier, (self._services.clock.monotonic_s() - self._first_barrier_s[1]) * 1000)
         if taken.capture:
             self._capture(state, taken.capture)
         state.capturing = bool(taken.capture)
@@ -267,9 +267,9 @@ class TaskCheckpoints:
             if not mine:
                 continue
             if number in rests:
-                at_work, next_row = rests.pop(number)
+                current_batch, next_row = rests.pop(number)
                 where = Captured(gate.edge.id, gate.consumer, gate.consumer, False)
-                state.inputs.append((where, [at_work.rest(next_row)]))
+                state.inputs.append((where, [current_batch.rest(next_row)]))
             if isinstance(gate.recovered, GateRecovery):
                 remaining = gate.recovered.remaining()
                 state.inputs.append((Captured(gate.edge.id, 0, gate.consumer, False, stored=remaining), []))
@@ -290,7 +290,7 @@ class TaskCheckpoints:
         if state is None or state.capturing or state.writing is not None:
             return
         if state.barrier.timeout_ms is not None and any(
-            partition.edge.id in self._services.overtakable and partition.is_waiting(checkpoint_id)
+            partition.edge.id in self._services.overtakable and partition.has_queued_barrier(checkpoint_id)
             for partition in self._partitions
         ):
             return

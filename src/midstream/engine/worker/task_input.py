@@ -53,7 +53,7 @@ class _Reader:
     """The reading of one gate: how far its batch at work has been processed, and how fast its rows are processed."""
 
     gate: InputGate
-    pace: BatchSizer
+    sizer: BatchSizer
     next_row: int = 0
     """The first row of the batch at work that has not been processed."""
 
@@ -149,22 +149,22 @@ class TaskInput:
     def may_have_data(self) -> bool:
         """Whether `work` may find an element now. If not, one of the gates will wake the task."""
         for reader in self._readers:  # noqa: SIM110 - a generator takes longer to create than the few are to look at
-            if reader.gate.at_work is not None or reader.gate.may_have_data:
+            if reader.gate.current_batch is not None or reader.gate.may_have_data:
                 return True
         return False
 
     def rests(self) -> dict[int, tuple[LeasedBatch, int]]:
         """The batch at work, and its first row that has not been processed, by the number of the gate."""
         return {
-            number: (reader.gate.at_work, reader.next_row)
+            number: (reader.gate.current_batch, reader.next_row)
             for number, reader in enumerate(self._readers)
-            if reader.gate.at_work is not None
+            if reader.gate.current_batch is not None
         }
 
     def _read(self, index: int) -> bool:
         reader = self._readers[index]
         gate = reader.gate
-        if gate.at_work is None:
+        if gate.current_batch is None:
             polled = gate.poll(min(self._rows_max, self._slice_rows(reader)))
             if polled is None:
                 return False
@@ -176,7 +176,7 @@ class TaskInput:
         return True
 
     def _slice_rows(self, reader: _Reader) -> int:
-        return reader.pace.rows(FIRST_ROWS // 2, self._clock.core_share)
+        return reader.sizer.rows(FIRST_ROWS // 2, self._clock.core_share)
 
     def _on_batch(self, gate: int, batch: pa.RecordBatch) -> None:
         reader, first = self._readers[gate], self._first_channel[gate]
@@ -212,16 +212,16 @@ class TaskInput:
 
         The rest of the batch is divided into slices of about the same size: a last slice of few rows costs a call.
         """
-        clock, at_work = self._clock, reader.gate.at_work
-        assert at_work is not None
-        batch = at_work.batch
+        clock, current_batch = self._clock, reader.gate.current_batch
+        assert current_batch is not None
+        batch = current_batch.batch
         rest = batch.num_rows - reader.next_row
         budget = self._slice_rows(reader)
         rows = -(-rest // max(1, round(rest / budget)))
         part = batch if rows == batch.num_rows else batch.slice(reader.next_row, rows)
         started_s = clock.own_core_s()
         self._chain.process(part, reader.gate.edge.port)
-        reader.pace.took(rows, clock.own_core_s() - started_s)
+        reader.sizer.record(rows, clock.own_core_s() - started_s)
         reader.next_row += rows
         if reader.next_row == batch.num_rows:
             reader.gate.processed()
@@ -232,7 +232,7 @@ class TaskInput:
         is_idle = self._valve.is_idle
         if is_idle != self._was_idle:
             self._was_idle = is_idle
-            self._chain.links[0].idle(is_idle)
+            self._chain.outputs[0].idle(is_idle)
 
     def _end_of_data(self, channel: int, port: int) -> None:
         if self._ended_data[channel]:

@@ -84,7 +84,7 @@ class WatermarkValve:
             mark = self._furthest()
         elif self._idle_count:
             mark = min(
-                (self.watermarks[channel] for channel in self._waited_for_beside_idle()), default=MAX_WATERMARK_US
+                (self.watermarks[channel] for channel in self._waited_for_despite_idle()), default=MAX_WATERMARK_US
             )
         else:
             if not self._at_lowest:
@@ -101,10 +101,10 @@ class WatermarkValve:
         does not wait for."""
         if self.is_idle:
             return []
-        channels = self._waited_for_beside_idle() if self._idle_count else range(len(self.watermarks))
+        channels = self._waited_for_despite_idle() if self._idle_count else range(len(self.watermarks))
         return [channel for channel in channels if self.watermarks[channel] != MAX_WATERMARK_US]
 
-    def _waited_for_beside_idle(self) -> Iterator[int]:
+    def _waited_for_despite_idle(self) -> Iterator[int]:
         active = [family.active(self.watermarks, self._idle) for family in self._families]
         for family, own in zip(self._families, active, strict=True):
             is_followed = any(active[other] for other in family.within_all) or (
