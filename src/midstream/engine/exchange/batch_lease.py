@@ -1,13 +1,13 @@
 """A batch in flight together with its lease: the buffers of the pool that are charged for it.
 
-    queued --take--> at work --release--------------------------> over: the account has its buffers back
+    queued --take--> current --release--------------------------> over: the account has its buffers back
        |                |                                          ^
        +------hold------+--> held for a checkpoint --release-------+
 
 A lease begins with one holder: the queue that the batch waits in, and then the reader that takes it from there, which
 is the gate of a task, or the sender of a remote channel. Each checkpoint that captures the batch holds the lease as
 well. Each holder releases it once: the reader when the rows have been processed or sent, a checkpoint when they have
-been written or it is given up. After the last release the lease is over, and the account frees the buffers.
+been written or it is abandoned. After the last release the lease is over, and the account frees the buffers.
 
 Batches that are joined become one batch with one lease, which holds the leases of its parts. The same is true of the
 rest of a batch that a checkpoint captures after a part of it has been processed.
@@ -24,10 +24,10 @@ from midstream.engine.core.errors import InvariantError
 
 
 class Account(Protocol):
-    """The account of batches has charged their buffers to the pool, and gives them back."""
+    """The account that has charged the buffers of batches to the pool, and releases them."""
 
     def freed(self, buffers: int) -> None:
-        """A lease on `buffers` buffers is over."""
+        """Release `buffers` buffers, whose lease is over."""
         ...
 
 
@@ -84,7 +84,7 @@ class LeasedBatch:
 
 
 class _Parts:
-    """The account of a batch that was made of other batches. These are charged to accounts of their own."""
+    """The account of a batch that was made of other batches, which are charged to accounts of their own."""
 
     __slots__ = ("parts",)
 
@@ -97,7 +97,7 @@ class _Parts:
 
 
 def concat_leased(parts: Sequence[LeasedBatch]) -> LeasedBatch:
-    """One batch with the rows of all parts, which have the same form, in their order. It takes over the reader's leases on the parts."""
+    """One batch with the rows of all parts, which have the same form, in their order. It owns the leases of its parts."""
     if len(parts) == 1:
         return parts[0]
     buffers = sum([part.buffers for part in parts])

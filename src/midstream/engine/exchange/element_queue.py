@@ -3,9 +3,9 @@
 A queue has whole elements in order. A captured batch is held, not copied: its lease (`engine.exchange.batch_lease`) is over once the
 consumer has processed it *and* it has been written.
 
-The capture for checkpoint n has every batch before barrier n, whether it is in the queue or still arrives. Only one
-queue captures a batch: the one in which it is when the barrier overtakes it. A batch that has not been sent completely
-is still in the producer's queue.
+The capture for checkpoint n has every batch before barrier n, queued or still to arrive. Only one queue captures a
+batch: the one that holds it when the barrier overtakes it. A batch that has not been sent completely is still in the
+producer's queue.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from midstream.engine.core.errors import InvariantError
 from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
 
 FIRST_BUFFERS: Final = 2
-"""The limit of a queue while it is not known how fast the queue is read."""
+"""The limit of a queue before its consumer's speed has been measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTime:
-    """How long a batch should wait in a queue at most. `now_s` is a clock that never goes back."""
+    """The target for the time that a batch waits in a queue. `now_s` is a monotonic clock."""
 
     target_s: float
     now_s: Callable[[], float]
@@ -34,9 +34,9 @@ class QueueTime:
 class ElementQueue:
     """The queue of one channel, or of one subpartition.
 
-    `on_event` is called with barriers and with the end as they arrive, before the elements ahead of them are read. The
-    producer has to stop at `limit` buffers. That is `buffers_max`, or as many of them as are read in `queue_time`: it
-    follows from how long the batch that was read last has waited. One batch, however large, is always allowed.
+        `on_event` is called with barriers and with the end as they arrive, before the elements ahead of them are read. The
+    producer must stop at `limit` buffers: at `buffers_max`, or with `queue_time` at a limit that adapts to how long the
+    last batch waited. One batch always fits.
     """
 
     def __init__(self, buffers_max: int, queue_time: QueueTime | None = None) -> None:
@@ -46,8 +46,7 @@ class ElementQueue:
         self.queued_buffers = 0
         """The buffers that are charged for the batches in the queue."""
         self.credit_starved = False
-        """Whether the producer's rows had to wait for credit because of the limit. The queue's own length does not show
-        that."""
+        """Set when the producer was short of credit; the queue length alone cannot tell."""
         self._items: deque[LeasedBatch | Event] = deque()
         self._capture: list[LeasedBatch] | None = None
         """The list for batches that arrive before barrier `_capture_id`. None if none are captured."""
@@ -64,7 +63,7 @@ class ElementQueue:
         """Add an element at the end. A watermark right after another one replaces it: otherwise a slow consumer would
         collect them without bound.
 
-        The final watermark, which says that the channel has ended, replaces none: the consumer's valve still needs the
+        The final watermark, which marks the end of the channel, replaces none: the consumer's valve still needs the
         last watermark before the end.
         """
         if isinstance(item, LeasedBatch):
@@ -114,8 +113,8 @@ class ElementQueue:
     def _set_limit(self, first: LeasedBatch, last: LeasedBatch, queue_time: QueueTime) -> None:
         """Set the limit by how long the batches from `first` to `last` have waited. They were read as one batch.
 
-        The limit is lowered at once: `queued_buffers` were read while `first` waited. It is raised by one batch at a
-        time, and only if it has kept the producer waiting.
+        The limit is lowered immediately: `queued_buffers` were read while `first` waited. It is raised by one batch at a
+        time, and only if the producer had to wait for it.
         """
         waited_s, target_s = queue_time.now_s() - first.queued_s, queue_time.target_s
         if waited_s > target_s:
@@ -126,7 +125,7 @@ class ElementQueue:
         self.credit_starved = False
 
     def _run(self, first: LeasedBatch, rows_max: int) -> list[LeasedBatch]:
-        """The batches to join, beginning with `first`. Joining copies them, and does not pay for a large batch."""
+        """The batches to concatenate, beginning with `first`. That copies them, and does not pay off for a large batch."""
         run = [first]
         rows = first.batch.num_rows
         if rows * 2 > rows_max:
@@ -168,7 +167,7 @@ class ElementQueue:
         return captured
 
     def stop_capture(self) -> None:
-        """Capture no more batches: the checkpoint is given up."""
+        """Capture no more batches: the checkpoint is abandoned."""
         self._capture = None
 
     def is_clear(self, event: Event) -> bool:

@@ -1,7 +1,7 @@
 """The consumer side of one channel. A local one reads the producer's queue, a remote one receives buffers.
 
 A channel returns elements in the order in which they were emitted. A batch that has been taken stays charged to the
-pool until its lease is over: it is processed in slices, and the rows that are left of it are in flight.
+pool until its lease is over: it is processed in slices, and its remaining rows are in flight.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LocalChannel:
         self._subpartition.connect(on_data, local=True)
 
     def request_rows(self) -> None:
-        """Ask the producer for rows. Events come without being asked for."""
+        """Request rows from the producer. Events arrive without a request."""
         self._subpartition.request_rows()
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
@@ -44,10 +44,10 @@ class LocalChannel:
         return self._subpartition.take(rows_max)
 
     def discard(self) -> None:
-        """Do nothing: the subpartition gives back every buffer that is charged to it."""
+        """Do nothing: the subpartition releases every buffer that is charged to it."""
 
     def check(self, current_batch: LeasedBatch | None = None) -> None:
-        """Check that at least the queued batches, and the batch that the task has `current_batch`, are charged."""
+        """Check that at least the queued batches, and the task's `current_batch`, are charged."""
         self._subpartition.check(current_batch)
 
 
@@ -57,14 +57,12 @@ class RemoteChannel:
     `window` buffers of the quota are reserved for this channel. Every announced credit is charged from its announcement
     until the lease of the batch that used it is over, and `credit + batch buffers <= window`. The window is static
     and each channel has its own, so that no channel can starve another, and no batch waits for a round trip of credit
-    while there is room. Within the window, credit is granted only up to the queue's limit. The batch that is
-    processed does not count there, so that the next one arrives meanwhile.
+    while there is room. Within the window, credit is granted only up to the queue's limit. The batch being processed does
+    not count towards it, so that the next one arrives meanwhile. Exception: a partial batch larger than the limit is
+    granted credit for its remainder. If the channel holds nothing else, that may even overdraw the quota, because these
+    buffers become free only after the remainder has arrived.
 
     `forms` are the schemas that batches may have (`Edge.forms`).
-
-    There is one exception: if nothing is queued but the first part of a batch that is larger than this, credit for its
-    rest is granted. If the channel holds nothing else, that may even overdraw the quota, because these buffers become
-    free only after the rest has arrived.
     """
 
     def __init__(
@@ -90,7 +88,7 @@ class RemoteChannel:
         self._credit = 0
         """Buffers that have been announced to the producer and have not arrived."""
         self._batch_buffers = 0
-        """Buffers that are charged for batches: queued, partial, captured ones, and the one that is processed."""
+        """Buffers that are charged for batches: queued, partial and captured ones, and the one being processed."""
         self._partial: memoryview | None = None
         self._partial_filled = 0
         self._partial_form = 0
@@ -98,13 +96,13 @@ class RemoteChannel:
         self._closed = False
 
     def request_rows(self) -> None:
-        """Ask the producer for rows, by announcing the first credits. Events come without being asked for."""
+        """Request rows from the producer, by granting the first credit. Events arrive without a request."""
         self._top_up()
 
     # ---- from the link ----
 
     def receive_data(self, sequence: int, payload: memoryview, *, credit_starved: bool = False) -> None:
-        """A buffer has arrived. `credit_starved` says that it had to wait for credit."""
+        """Handle a buffer. `credit_starved`: it had to wait for credit."""
         self._next_sequence(sequence)
         if self._credit <= 0:
             raise InvariantError(f"{self.id}: a buffer came without credit")
@@ -168,7 +166,7 @@ class RemoteChannel:
 
     def freed(self, buffers: int) -> None:
         if self._closed:
-            return  # `discard` has given back every buffer
+            return  # `discard` has released every buffer
         self._batch_buffers -= buffers
         self._quota.free(buffers)
         self._top_up()
@@ -191,7 +189,7 @@ class RemoteChannel:
             self._grant(self.id, wanted)
 
     def discard(self) -> None:
-        """Drop everything and give back every buffer: the attempt is over."""
+        """Drop everything and release every buffer: the attempt is over."""
         self._quota.free(self._credit + self._batch_buffers)
         self._credit = self._batch_buffers = self._partial_buffers = 0
         self.queue.clear()
@@ -199,7 +197,7 @@ class RemoteChannel:
         self._closed = True
 
     def check(self, current_batch: LeasedBatch | None = None) -> None:
-        """Check that at least the queued batches, and the batch that the task has `current_batch`, are charged."""
+        """Check that at least the queued batches, and the task's `current_batch`, are charged."""
         self.queue.check()
         used = self.queue.queued_buffers + (current_batch.charged_to(self) if current_batch is not None else 0)
         if self._batch_buffers < used + self._partial_buffers:

@@ -1,10 +1,10 @@
 """The consumer side of one edge for one subtask: all its channels, which are read in turn.
 
 Channels with data take turns. A blocked channel (aligning for a checkpoint) keeps its data until it is resumed. No
-channel is read before the gate's recovered rows have been processed, and no channel asks for rows before the last of
-these has been taken. A task polls its gates only when all its consumers have asked for rows. So recovery proceeds from
-the sinks upstream, and a source brings in no new rows while anything downstream of it is recovered. The rows in flight
-only become fewer, and there are none on channels that cannot be captured, so that no checkpoint has to wait for them.
+channel is read before the gate's recovered rows have been processed, and no channel requests rows before the last of
+these has been taken. A task polls its gates only when all its consumers have requested rows. So recovery proceeds from
+the sinks upstream, and a source emits no new rows while anything downstream of it is recovered. In-flight data can only
+shrink during recovery; channels that must align carry none, so checkpoints never wait.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class InputGate:
         self.current_batch: LeasedBatch | None = None
         """The batch that was polled last, until `processed` is called."""
         self.read_from: list[int] = []
-        """The channels from which the rows of the batch at work are. It is empty if they are recovered."""
+        """The channels from which the current batch was read. Empty if its rows are recovered."""
         self._blocked: set[int] = set()
 
     def set_channels(self, channels: Sequence[InputChannel]) -> None:
@@ -58,14 +58,14 @@ class InputGate:
         self._is_ready = [False] * len(channels)
 
     def request_rows(self) -> None:
-        """Ask the producers for rows, if nothing is left to recover."""
+        """Request rows from the producers, if nothing is left to recover."""
         if self.recovered is None or self.recovered.is_over:
             self._has_requested = True
             for channel in self.channels:
                 channel.request_rows()
 
     def on_data(self, channel: int) -> None:
-        """The channel at this index has data."""
+        """Queue the channel at this index, which has data, for its turn."""
         if not self._is_ready[channel] and channel not in self._blocked:
             self._is_ready[channel] = True
             self._ready.append(channel)
@@ -74,12 +74,14 @@ class InputGate:
     def poll(self, rows_max: int) -> LeasedBatch | tuple[int, Event] | None:
         """The next batch, or the next event with its channel's index, or None when nothing can be read now.
 
-        A small batch is joined with small ones that wait in other channels, up to `rows_max` rows: the more channels
-        there are, the smaller are their batches, and each call of an operator has a cost whatever its rows. A batch is
-        `current_batch` until all its rows have been processed, and `processed` is called.
+        A small batch is joined with small ones that wait in other channels, up to `rows_max` rows: more channels mean
+        smaller batches, and every operator call has a fixed cost. A batch is the `current_batch` until all its rows have
+        been processed, and `processed` is called.
         """
         if self.current_batch is not None:
-            raise InvariantError(f"edge {self.edge.id}, consumer {self.consumer}: polled with a batch at work")
+            raise InvariantError(
+                f"edge {self.edge.id}, consumer {self.consumer}: polled before the current batch was processed"
+            )
         batch = self.recovered.take() if self.recovered is not None else None
         if not self._has_requested:
             self.request_rows()
@@ -109,7 +111,7 @@ class InputGate:
         return None
 
     def _join(self, first: LeasedBatch, rows_max: int) -> LeasedBatch:
-        """Join `first` with batches of its form of other channels, if it is small enough for the copy to pay, as in a queue.
+        """Join `first` with batches of its form of other channels, if it is small enough for the copy to pay off, as in a queue.
 
         The channels of these batches have had their turn.
         """
@@ -135,16 +137,16 @@ class InputGate:
         return concat_leased(batches)
 
     def processed(self) -> None:
-        """The rows of the batch at work have been processed."""
+        """Release the current batch: its rows have been processed."""
         batch, self.current_batch = self.current_batch, None
         if batch is None:
-            raise InvariantError(f"edge {self.edge.id}, consumer {self.consumer}: no batch is at work")
+            raise InvariantError(f"edge {self.edge.id}, consumer {self.consumer}: there is no current batch")
         self.read_from.clear()
         batch.release()
 
     @property
     def may_have_data(self) -> bool:
-        """Whether `poll` may return an element now, or has to ask for rows. If not, `wake` will be called."""
+        """Whether `poll` may return an element now, or has to request rows. If not, `wake` will be called."""
         return bool(self._ready) or self.recovered is not None or not self._has_requested
 
     def block(self, channel: int) -> None:
@@ -195,13 +197,13 @@ class InputGate:
     def check(self) -> None:
         if self._has_requested and self.recovered is not None and not self.recovered.is_over:
             raise InvariantError(
-                f"edge {self.edge.id}, consumer {self.consumer}: asks for rows while others are left to be recovered"
+                f"edge {self.edge.id}, consumer {self.consumer}: requests rows while others remain to be recovered"
             )
         if not self._has_requested and any(
             isinstance(item, LeasedBatch) for channel in self.channels for item in channel.queue
         ):
             raise InvariantError(
-                f"edge {self.edge.id}, consumer {self.consumer}: rows have come that were not asked for"
+                f"edge {self.edge.id}, consumer {self.consumer}: rows have arrived that were not requested"
             )
         if self.current_batch is not None:
             self.current_batch.check()

@@ -2,7 +2,7 @@
 
 The transport pulls frames when the socket can take them, so that only a small number of bytes is ever in the socket,
 where no barrier can overtake them. Credits go first, because the peer's senders wait for them. Then the subpartitions
-that may send take turns, one buffer each.
+that can send take turns, one buffer each.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Sender:
     ) -> int:
         """Append one frame, and return its size in bytes.
 
-        `flag` says of an event that it is inside a batch, and of data that it had to wait for credit.
+        `flag` means of an event that it is inside a batch, and of data that it had to wait for credit.
         """
         size = sum(map(len, payload))
         head = header(kind, self._sub.channel, self._sequence, int(flag), size)
@@ -94,7 +94,7 @@ class Sender:
 
 
 class PeerLink:
-    """This slot's end of the link to one peer slot. It implements `engine.core.interfaces.LinkEnd`."""
+    """This slot's end of the connection to one peer slot. It implements `engine.core.interfaces.LinkEnd`."""
 
     def __init__(self, peer: int, buffer_bytes: int, rows_max: int, on_lost: Callable[[str], None]) -> None:
         self.peer = peer

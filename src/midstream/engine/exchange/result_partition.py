@@ -1,6 +1,6 @@
 """The producer side of an edge: one result partition per subtask, which routes rows to one subpartition per consumer.
 
-Rows are produced only for consumers that have asked for them. A consumer that still has rows to recover has not asked:
+Rows are produced only for consumers that have requested them. A consumer that still has rows to recover has not:
 otherwise every restart would add another pool full of rows to those in flight.
 """
 
@@ -25,13 +25,11 @@ from midstream.engine.exchange.subpartition import Subpartition
 from midstream.engine.graph.job_graph import Edge, Partitioning
 
 REBALANCE_SPLIT_ROWS = 4096
-"""A rebalanced batch is split into parts if each of them has at least so many rows."""
+"""The minimum number of rows of each part into which a rebalanced batch is split."""
 ONE_GATHER_ROWS_MAX = 1024
-"""Batches of up to so many rows are split with one gather."""
-
-
+"""Batches of up to this many rows are split with one gather."""
 SCANNED_CONSUMERS_MAX = 8
-"""For up to so many consumers, looking for the rows of each takes less than sorting all rows by consumer."""
+"""Up to this many consumers, one scan for the rows of each is faster than sorting all rows by consumer."""
 
 
 class ResultPartition:
@@ -68,11 +66,11 @@ class ResultPartition:
     def is_available(self) -> bool:
         """Whether a step may start that emits here.
 
-        It may if all consumers have asked for rows, the quota is not overdrawn, and every queue is below its limit.
+        It may if all consumers have requested rows, the quota is not overdrawn, and every queue is below its limit.
         """
         if self._not_requested or self._quota.available() <= 0:
             return False
-        for sub in self.subpartitions:  # noqa: SIM110 - a generator takes longer to create than the few are to look at
+        for sub in self.subpartitions:  # noqa: SIM110 - a generator takes longer to create than the few to check
             if sub.queued_buffers >= sub.queue.limit:
                 return False
         return True
@@ -104,13 +102,13 @@ class ResultPartition:
             wake()
 
     def emit(self, batch: Batch) -> None:
-        """Route the rows of `batch`, combined if that pays. Each consumer gets its rows in their order, and so does each key."""
+        """Route the rows of `batch`, combining first when worthwhile; order is kept per consumer and per key."""
         if batch.num_rows:
             self._route(batch if self._combiner is None or self._is_handed_over else self._combiner.apply(batch))
 
     @property
     def _is_handed_over(self) -> bool:
-        """Whether all keys go to one consumer in this slot: no rows are split or sent, so combining would spare nothing."""
+        """Whether all keys go to one consumer in this slot: no rows are split or sent, so combining would save nothing."""
         return self.edge.partitioning is Partitioning.KEYED and self._consumers == 1 and self.subpartitions[0].is_local
 
     @property

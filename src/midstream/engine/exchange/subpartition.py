@@ -46,7 +46,7 @@ class Subpartition:
         self._on_rows_requested = on_rows_requested
         self._combined = combined
         self.rows_requested = False
-        """Whether the consumer has asked for rows. Events come without being asked for."""
+        """Whether the consumer has requested rows. Events are sent without a request."""
         self._on_data: Callable[[], None] | None = None
         self._urgent: deque[CheckpointBarrier] = deque()
         """The barriers that have overtaken every element in the queue."""
@@ -70,7 +70,7 @@ class Subpartition:
             on_data()
 
     def request_rows(self) -> None:
-        """The consumer asks for rows, and takes them from now on."""
+        """Handle the consumer's request for rows, which it takes from now on."""
         if not self.rows_requested:
             self.rows_requested = True
             self._on_rows_requested()
@@ -106,7 +106,7 @@ class Subpartition:
             if taken is None:
                 return None
             if self.is_local:
-                self._pool.wake_waiting()  # the batch waits no more, and so the queue may be below its limit
+                self._pool.wake_waiting()  # the queue may be below its limit now
             elif isinstance(taken, LeasedBatch):
                 self.sending = taken
             elif isinstance(taken, CheckpointBarrier) and self.on_barrier_sent is not None:
@@ -116,7 +116,7 @@ class Subpartition:
         return taken
 
     def sent(self) -> None:
-        """The batch that was taken has been sent to the remote consumer completely."""
+        """Release the batch that was taken: it has been sent to the remote consumer completely."""
         sent, self.sending = self.sending, None
         if sent is None:
             raise InvariantError(f"{self.channel}: sent without having been taken")
@@ -124,7 +124,7 @@ class Subpartition:
         self._pool.wake_waiting()  # even if a checkpoint still holds the batch, the queue has room
 
     def freed(self, buffers: int) -> None:
-        if self._charged:  # it is 0 after `discard`, which gives back every buffer
+        if self._charged:  # it is 0 after `discard`, which releases every buffer
             self._charged -= buffers
             self._quota.free(buffers)
 
@@ -142,7 +142,7 @@ class Subpartition:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the next element is sent at once, even inside a batch that is being sent."""
+        """Whether the next element is sent immediately, even inside a batch that is being sent."""
         return bool(self._urgent)
 
     def overtake(self, barrier: CheckpointBarrier) -> list[LeasedBatch]:
@@ -151,7 +151,7 @@ class Subpartition:
         If the barrier is in the queue already, the batches after it are not returned.
         """
         if self.is_local:
-            raise InvariantError(f"{self.channel}: a barrier overtakes rows of which the local consumer is the owner")
+            raise InvariantError(f"{self.channel}: a barrier overtakes rows that the local consumer owns")
         captured = [] if self.sending is None else [self.sending.hold()]
         captured += self.queue.capture(barrier.checkpoint_id)
         self.queue.stop_capture()
@@ -171,7 +171,7 @@ class Subpartition:
         self.closed = True
 
     def check(self, current_batch: LeasedBatch | None = None) -> None:
-        """Check that at least the queued batches are charged, and the one being sent or `current_batch` locally."""
+        """Check that at least the queued batches are charged, and the one being sent or (locally) the `current_batch`."""
         self.queue.check()
         taken = current_batch if self.is_local else self.sending
         used = self.queue.queued_buffers + (taken.charged_to(self) if taken is not None else 0)

@@ -1,4 +1,4 @@
-"""The form of frames on a data connection between two slots.
+"""The layout of frames on a data connection between two slots.
 
 Every frame is a little-endian uint32 length, then a 15-byte header, then the payload:
 
