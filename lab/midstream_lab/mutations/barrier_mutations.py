@@ -106,14 +106,14 @@ def captured_row_doubled() -> Replacements:
 
 def announcement_lost() -> Replacements:
     """A barrier that arrives while rows are captured for it is ignored."""
-    original = TaskCheckpoints.arrived
+    original = TaskCheckpoints.on_arrival
 
-    def arrived(self: Any, channel: int, event: Any) -> None:
+    def on_arrival(self: Any, channel: int, event: Any) -> None:
         capturing = any(state.capturing for state in self._in_flight.values())
         if not (capturing and isinstance(event, CheckpointBarrier)):
             original(self, channel, event)
 
-    return [(TaskCheckpoints, "arrived", arrived)]
+    return [(TaskCheckpoints, "on_arrival", on_arrival)]
 
 
 def overtakes_again() -> Replacements:

@@ -1,35 +1,35 @@
-"""Decides how many rows the next batch of a source has, and when the source's rate allows it."""
+"""Chooses the number of rows of a source's next batch, and the time at which the source's rate allows it."""
 
 from __future__ import annotations
 
 from midstream.engine.worker.batch_sizer import BatchSizer
 
 FIRST_ROWS = 256
-"""The rows of the first batch, when it is not known how long the chain takes for a row."""
+"""The rows of the first batch, before the cost of a row has been measured."""
 RATE_BATCH_S = 0.001
-"""A batch of a source with a rate has the rows of so much time, so that no row waits longer than that for its batch."""
+"""A rate-limited source emits this much time's worth of rows per batch, so that no row waits longer for its batch."""
 RATE_BATCH_ROWS_MIN = 8
-"""If those are fewer rows than this, they are not worth a batch, and a batch has this many."""
+"""The minimum number of rows of such a batch: fewer are not worth one."""
 RATE_BATCH_S_MAX = 0.05
-"""A batch has the rows of no more than this time, even if they are fewer than PACED_ROWS."""
+"""A batch has the rows of no more than this time, even if they are fewer than RATE_BATCH_ROWS_MIN."""
 SOURCE_SLICE_S = 0.02
-"""How long the chain should take for one batch: mails and other tasks wait for it."""
+"""The target for the chain's time per batch: mails and other tasks wait for it."""
 CATCH_UP_S_MAX = 1.0
-"""A source with a rate catches up on so much time without emitting: on a busy machine it has no core at times."""
+"""The limit on the time that a delayed rate-limited source catches up on: on a busy machine it has no core at times."""
 DOWNSTREAM_BATCH_S = 0.1
-"""A batch has no more rows than the tasks downstream take in so long: barriers wait behind whole batches."""
+"""The limit on the time that the tasks downstream take for one batch: barriers wait for whole batches."""
 MEASURED_BATCHES = 8
-"""How many batches downstream has to take for one measurement. Where queues have room, some leave right after another,
-and the next one waits for all of them. So the times of single batches tell little, but their mean does."""
+"""Batches per measurement: with room in the queues several leave back to back, so only the mean interval is
+meaningful."""
 SETTLING_BATCHES = 4
-"""How many batches leave between two measurements: the time that they wait is that of batches of the size before."""
+"""Batches between two measurements, which still wait for batches of the previous size."""
 MEASUREMENT_S_MAX = 2.0
-"""A measurement ends after this time, even if downstream has taken fewer batches. A batch that takes as long is one by
-itself."""
+"""The time limit of a measurement, even if downstream has taken fewer batches. A batch that takes as long is a
+measurement of its own."""
 
 
 class SourceRate:
-    """The pace of one source subtask: a batch has the rows that the chain processes in SLICE_S and that the tasks
+    """The batch size of one source subtask: a batch has the rows that the chain processes in SLICE_S and that the tasks
     downstream take in BATCH_S, whichever are fewer.
 
     `rows_per_s` is the rate of this subtask, or None if the source has none.
@@ -39,12 +39,12 @@ class SourceRate:
         self._chain = BatchSizer(SOURCE_SLICE_S)
         self._downstream = BatchSizer(DOWNSTREAM_BATCH_S)
         self._measured_batches = self._measured_rows = 0
-        """The batches that downstream has taken in the measurement at work, and their rows. Here and below, the last
+        """The batches that downstream has taken in the current measurement, and their rows. Here and below, the last
         batch is not among them."""
         self._measured_s = 0.0
         """The time between those batches and the next ones."""
         self._settling = SETTLING_BATCHES
-        """How many batches have to leave before the next measurement."""
+        """The number of batches still to leave before the next measurement."""
         self._last: tuple[int, float] | None = None
         """The rows of the batch emitted last, and when it was emitted. None if the source has paused since."""
         self._rows_per_s = rows_per_s or 0.0
@@ -55,22 +55,22 @@ class SourceRate:
             self._rate_batch_rows = max(1, few, int(rows_per_s * RATE_BATCH_S))
             self._limit = min(rows_max, self._rate_batch_rows)
         self.rows_max = min(self._limit, FIRST_ROWS)
-        """How many rows the next batch may have."""
+        """The maximum number of rows of the next batch."""
         self.next_emit_s = float("-inf")
         """When the rate allows the next batch. Before the first rows none is late."""
 
     def keep_rate(self, rows: int, now_s: float) -> None:
         """Count `rows` towards the rate.
 
-        A source that is late catches up, on MADE_UP_S at most. Its batches become larger meanwhile, because with small
-        ones it would fall further and further behind.
+        A delayed source catches up on at most CATCH_UP_S_MAX, with larger batches: with small ones it would lag further
+        and further.
         """
         start_s = max(self.next_emit_s, now_s - CATCH_UP_S_MAX) if self.next_emit_s > float("-inf") else now_s
         self._limit = min(self._batch_rows, max(self._rate_batch_rows, int((now_s - start_s) * self._rows_per_s)))
         self.next_emit_s = start_s + rows / self._rows_per_s
 
     def record_emitted(self, rows: int, started_s: float, ended_s: float) -> None:
-        """A batch of `rows` rows was emitted. The times are of the clock of the slot's own core."""
+        """Record a batch of `rows` rows. The times are of the clock of the slot's own core."""
         self._chain.record(rows, ended_s - started_s)
         if self._last is not None:
             self._measure_downstream(self._last[0], started_s - self._last[1])
@@ -98,5 +98,5 @@ class SourceRate:
             self._measured_rows, self._measured_s = 0, 0.0
 
     def pause(self) -> None:
-        """The source has no rows now. The time until its next batch does not show how fast batches are taken."""
+        """Pause the measurement: the time until the source has rows again does not show how fast batches are taken."""
         self._last = None

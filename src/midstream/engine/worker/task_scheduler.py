@@ -1,4 +1,5 @@
-"""Decides which task of a slot runs next. Tasks take turns. Tasks with mails run first, but only so often in a row."""
+"""Chooses the task of a slot that runs next, in turn. Tasks with pending mail run first, up to MAILS_IN_A_ROW_MAX times in
+a row."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from midstream.engine.core.interfaces import Clock, Executor
 from midstream.engine.worker.task import MAILS_IN_A_ROW_MAX, Task
 
 STEPS_PER_MAIL = 8
-"""How many steps run at most in one mail of the loop, before the loop reads its sockets again."""
+"""The maximum number of steps in one mail of the loop, before the loop reads its sockets again."""
 RUN_S = 0.001
-"""No further step begins in a mail of the loop that has run for so long."""
+"""The time after which no further step begins in a mail of the loop."""
 
 
 class TaskScheduler:
@@ -25,7 +26,7 @@ class TaskScheduler:
         """The tasks in `_ready`."""
         self._is_posted = False
         self._mails_in_a_row = 0
-        """How often in a row a task with mails ran first."""
+        """How many times in a row a task with mails ran first."""
         self.current_task: Task | None = None
         """The task whose step runs now."""
 
