@@ -86,7 +86,7 @@ def task_seams(executor: WallClockExecutor, storage: Storage | None, **more: Any
         "config": JobConfig(name="job"),
         "clock": StandingClock(),
         "ids": CountingIds(),
-        "overtakable": frozenset(),
+        "unaligned_edges": frozenset(),
         "inline_bytes_max": 0,
         "send": lambda message: None,
         "schedule": lambda task: None,

@@ -274,14 +274,14 @@ def ends_too_soon() -> Patches:
 
 
 def saved_without_windows() -> Patches:
-    original = savepoint._moved_snapshot
+    original = savepoint._repacked_snapshot
 
     def moved(place: Any, snapshot: Any) -> Any:
         found = original(place, snapshot)
         parts = tuple(part for part in found.parts if part.name != "parts")
         return msgspec.structs.replace(found, parts=parts)
 
-    return [(savepoint, "_moved_snapshot", moved)]
+    return [(savepoint, "_repacked_snapshot", moved)]
 
 
 WRONG_WINDOWS = r"it emits \[.*\] \(\d+\) instead of \["

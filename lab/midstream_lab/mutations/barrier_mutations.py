@@ -256,10 +256,10 @@ def failed_capture_goes_on() -> Replacements:
 def overtakes_in_cycles() -> Replacements:
     """Barriers overtake wherever rows can be moved, also where a task would then wait for itself."""
 
-    def overtakable(graph: JobGraph) -> frozenset[int]:
+    def unaligned_edges(graph: JobGraph) -> frozenset[int]:
         return frozenset(edge.id for edge in graph.edges if edge.partitioning.redistributable)
 
-    return [(slot_machine, "overtakable", overtakable)]
+    return [(slot_machine, "unaligned_edges", unaligned_edges)]
 
 
 def obsolete_barrier_taken() -> Replacements:

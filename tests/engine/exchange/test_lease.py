@@ -75,7 +75,7 @@ def test_a_gate_finds_that_what_it_has_at_work_is_not_charged_any_more() -> None
     polled = gate.poll(1)
     assert isinstance(polled, LeasedBatch)
     gate.check()
-    with pytest.raises(InvariantError, match="polled with a batch at work"):
+    with pytest.raises(InvariantError, match="polled before the current batch was processed"):
         gate.poll(1)
     polled.release()
     with pytest.raises(InvariantError, match="0 holders"):

@@ -83,7 +83,7 @@ class World:
             self.storage,
             config=JobConfig(name="job", buffer_bytes=4096, max_parallelism=16),
             clock=self.clock,
-            overtakable={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
+            unaligned_edges={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
         )
         if recovered:
             old = store(self.storage, [Captured(0, 0, 0, True, (batch([(0, 1)]), batch([(0, 2)])))], "old", 10**6)

@@ -37,7 +37,7 @@ class Node:
     """One operator, source or sink. `operator` is None for a source and set for all others.
 
     `schema` is that of the main output, None for a sink. `uid`, `parallelism`: None where the
-    program did not say. `place` is the user's file and line, for messages.
+    program did not say. `location` is the user's file and line, for messages.
     """
 
     kind: str
@@ -49,15 +49,15 @@ class Node:
     source: Source | None = None
     operator: Operator | None = None
     sink: Sink | None = None
-    place: str = ""
+    location: str = ""
     id: int = -1
     """Its place among the nodes of the graph to which it was added."""
 
     @property
     def label(self) -> str:
         """How messages name it."""
-        place = f" ({self.place})" if self.place else ""
-        return f"operator {self.name!r}{place}"
+        location = f" ({self.location})" if self.location else ""
+        return f"operator {self.name!r}{location}"
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence, Set
 from midstream.engine.graph.job_graph import Edge, JobGraph, Partitioning
 
 
-def overtakable(graph: JobGraph) -> frozenset[int]:
+def unaligned_edges(graph: JobGraph) -> frozenset[int]:
     """The ids of the edges on which barriers may overtake rows, whose rows in flight may be part of a checkpoint."""
     upstream = _upstream(graph)
     found = {edge.id for edge in graph.edges if edge.partitioning.redistributable}

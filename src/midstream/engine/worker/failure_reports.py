@@ -20,14 +20,14 @@ DETAILS_CHARS_MAX = 100_000
 
 
 def task_failed(
-    attempt: int, ref: TaskId, name: str, error: BaseException, symptom: bool, operator: str = "", place: str = ""
+    attempt: int, ref: TaskId, name: str, error: BaseException, symptom: bool, operator: str = "", position: str = ""
 ) -> m.TaskFailed:
     """The report of a task's failure.
 
-    `operator` is the uid of the operator that was at work, and `place` the position in the input of its rows.
+    `operator` is the uid of the current operator, and `position` that of its rows in the input.
     """
     summary, details = _texts(error)
-    summary = f"{_subtask(ref, name, operator)}: {summary}{f' ({sendable(place)})' if place else ''}"
+    summary = f"{_subtask(ref, name, operator)}: {summary}{f' ({sendable(position)})' if position else ''}"
     return m.TaskFailed(
         attempt,
         ref,
@@ -36,19 +36,19 @@ def task_failed(
         is_permanent(error),
         symptom,
         _fingerprint(operator, error),
-        _of_one_row(error, place),
+        _of_one_row(error, position),
     )
 
 
-def location_of_failure(source: SourceDriver | None, chain: OperatorChain, error: BaseException, name: str) -> str:
-    """The position in the input of the rows on which an operator of the task has failed, or "" if it is not known."""
+def position_of_failure(source: SourceDriver | None, chain: OperatorChain, error: BaseException, name: str) -> str:
+    """The position in the input of the rows on which an operator of the task has failed, or "" if it is unknown."""
     if source is None or not source.emitting_rows or not chain.processes_batch:
         return ""
     row = error.row if isinstance(error, JobError) else None
     try:
-        return source.place(chain.row_in_batch(source.emitting_rows, row))
-    except Exception:  # noqa: BLE001 - whatever `place` raises must not hide the failure itself
-        _log.warning("%s: the position of its rows in the input is not known", name, exc_info=True)
+        return source.position_of(chain.row_in_batch(source.emitting_rows, row))
+    except Exception:  # noqa: BLE001 - whatever `Source.place` raises must not hide the failure itself
+        _log.warning("%s: the position of its rows in the input is unknown", name, exc_info=True)
         return ""
 
 
@@ -78,9 +78,9 @@ def _fingerprint(operator: str, error: BaseException) -> str:
     return what and f"{operator}: {what}"
 
 
-def _of_one_row(error: BaseException, place: str) -> bool:
+def _of_one_row(error: BaseException, position: str) -> bool:
     """Whether the failure is that of a known row, and depends on the row alone as far as the exception shows."""
-    is_known = isinstance(error, JobError) and (error.row is not None or bool(place))
+    is_known = isinstance(error, JobError) and (error.row is not None or bool(position))
     return is_known and depends_on_values(error)
 
 

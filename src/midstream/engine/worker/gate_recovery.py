@@ -80,7 +80,7 @@ class GateRecovery:
 
     @property
     def is_over(self) -> bool:
-        """Whether every batch has been taken. The last one may still be processed."""
+        """Whether every batch has been taken. The last one may still be in process."""
         return not self._queue and self._next is None
 
     def start(self) -> None:
@@ -130,7 +130,7 @@ class GateRecovery:
     # ---- reading ----
 
     def _first_to_read(self, at: _Position) -> _Position | None:
-        """The position of the first batch at or after `at` that exists and is not to be skipped."""
+        """The position of the first batch at or after `at` that exists and must not be skipped."""
         while at.state < len(self._states):
             state = self._states[at.state]
             if at.segment == len(state.segments):
@@ -147,7 +147,7 @@ class GateRecovery:
         return None
 
     def _read_next(self) -> None:
-        """Read the rest of the segment at `_next`, unless a read is under way."""
+        """Read the rest of the segment at `_next`, unless a read is in progress."""
         at = self._next
         if self._reading or self._closed or at is None:
             return

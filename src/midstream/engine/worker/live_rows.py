@@ -1,4 +1,4 @@
-"""Shows users the next batch that an operator emits. While no user asks, the cost is one comparison per batch."""
+"""Shows users the next batch that an operator emits. Without a request, the cost is one comparison per batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from midstream.engine.protocol.live_rows import (
 from midstream.engine.worker.operator_chain import OperatorChain
 
 VALUE_BYTES_MAX: Final = 64 * 1024
-"""A value of more bytes is shown as its size only: making text of it would hold up the task."""
+"""Of a larger value only its size is shown: converting it to text would block the task."""
 
 
 def show_next(
@@ -34,9 +34,9 @@ def show_next(
     executor: Executor,
     reply: Callable[[RowsShown], None],
 ) -> None:
-    """Answer with the next rows that the operator emits, if it is one of `chain` and emits any within WAIT_S.
+    """Reply with the next rows that the operator emits, if it is one of `chain` and emits any within WAIT_S.
 
-    If two requests ask for the same operator at a time, this task answers the later one.
+    Of two concurrent requests for the same operator, this task answers the later one.
     """
     index = next((i for i, spec in enumerate(vertex.specs) if spec.uid == request.operator), None)
     if index is None:
@@ -57,7 +57,7 @@ def show_next(
 
 
 def rows_shown(request: ShowRows, subtask: int, batch: pa.RecordBatch) -> RowsShown:
-    """The first rows of `batch`: as many as were asked for and as the limits on columns and characters allow."""
+    """The first rows of `batch`: the requested number, within the limits on columns and characters."""
     fields = list(batch.schema)[:COLUMNS_MAX]
     rows: list[tuple[str | None, ...]] = []
     left = CHARS_MAX

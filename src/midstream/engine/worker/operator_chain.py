@@ -23,7 +23,7 @@ NO_OPERATOR: Final = (-1, -1)
 
 
 class TaskOutputs:
-    """The partitions of a task, by the side output that they carry: here rows leave the task."""
+    """The partitions of a task, by the side output that they carry. Rows leave the task here."""
 
     def __init__(self, partitions: Sequence[ResultPartition]) -> None:
         self._all = partitions
@@ -58,7 +58,7 @@ class ChainOutput:
         self.late_rows = 0
         """Rows that were dropped because they were late, and no edge carries the side output of late rows."""
         self.tap: Callable[[pa.RecordBatch, str | None], None] | None = None
-        """Called with each batch and its side output before it is forwarded, while a user asks to see rows (see
+        """Called with each batch and its side output before it is forwarded, while a user requests rows (see
         `engine.worker.live_rows`)."""
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
@@ -87,7 +87,7 @@ class ChainOutput:
 
 
 class OperatorChain:
-    """The chain of `operators`. `outputs[i]` is the input of operator i, and the last link leads to the edges."""
+    """The chain of `operators`. `outputs[i]` is the input of operator i, and the last one leads to the edges."""
 
     def __init__(self, operators: Sequence[Operator], task_outputs: TaskOutputs, clock: Clock) -> None:
         self.operators = tuple(operators)
@@ -103,16 +103,16 @@ class OperatorChain:
         self._is_idle_sent = False
         """The idleness that was last sent over the edges."""
         self.current: tuple[int, int] = NO_OPERATOR
-        """The index of the operator at work, and how many rows it was given (-1 for a watermark, or for nothing). The
-        index after the last operator's stands for the edges. A failure leaves it as it is: it names the operator that
-        has failed."""
+        """The index of the current operator, and how many rows it was given (-1 for a watermark, or for nothing). The
+        index after the last operator's stands for the edges. A failure does not change it, so that it names the failed
+        operator."""
         self.worked_s = [0.0] * (len(self.operators) + 2)
-        """How long each operator was at work, then the edges. The last entry is the time when none of them was."""
+        """How long each operator has worked, then the edges. The last entry is the time when none of them did."""
         self._entered_s = clock.stopwatch_s()
         """When `current` last changed, by the stopwatch."""
 
     def enter(self, current: tuple[int, int]) -> tuple[int, int]:
-        """Make this the operator at work. Returns the one before it, which is charged with the time since it began."""
+        """Make this the current operator. Returns the previous one, which is charged with the time since it began."""
         before, now_s = self.current, self._clock.stopwatch_s()
         self.worked_s[before[0]] += now_s - self._entered_s
         self.current, self._entered_s = current, now_s
@@ -151,7 +151,7 @@ class OperatorChain:
             self._task_outputs.broadcast(Watermark(watermark_us))
 
     def idle(self, index: int, idle: bool) -> None:
-        """The input of the operator at `index` has become idle, or active again."""
+        """Handle a change of the input of the operator at `index`: it has become idle, or active again."""
         if not any(operator.makes_watermarks for operator in self.operators[index:]):
             self._is_idle = idle
             self._broadcast_idle()
@@ -208,9 +208,9 @@ class OperatorChain:
         return all_fired
 
     def row_in_batch(self, rows: int, row: int | None) -> int | None:
-        """The position, among the `rows` that came into the chain, of row `row` of the operator at work.
+        """The position, among the `rows` that came into the chain, of row `row` of the current operator.
 
-        It is None where that is not known, because an operator in between has added, removed or merged rows.
+        None if it is unknown, because an operator in between has added, removed or merged rows.
         """
         index, given = self.current
         if row is None or given != rows or not all(operator.keeps_rows for operator in self.operators[:index]):
@@ -219,7 +219,7 @@ class OperatorChain:
 
     @property
     def processes_batch(self) -> bool:
-        """Whether the operator at work has rows that were made from the batch that came into the chain last."""
+        """Whether the current operator has rows that were made from the batch that came into the chain last."""
         index, given = self.current
         return given >= 0 and all(operator.keeps_splits for operator in self.operators[:index])
 

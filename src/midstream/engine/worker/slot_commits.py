@@ -1,6 +1,6 @@
 """Commits on this slot, for sinks with `commits_on_slots`. Each lane has one committer, and makes one call at a time.
 
-When an attempt is over, the calls that it has begun are told to stop, and its committers are closed. The next commit of
+When an attempt is over, its calls in progress are signalled to stop, and its committers are closed. The next commit of
 a lane creates another committer.
 """
 
@@ -35,7 +35,7 @@ class _Loaded:
 
 
 Work: TypeAlias = "Callable[[Done[_Loaded] | Failed], None]"
-"""A call for the I/O pool. It gets the sinks, or the failure to load them."""
+"""A call for the I/O pool, with the sinks, or the failure to load them."""
 
 
 @dataclass(slots=True)
@@ -61,12 +61,12 @@ class SlotCommits:
         self._lanes: dict[tuple[str, int], _Lane] = {}
         """Every lane that has had a commit, by the sink's uid and the lane's number."""
         self._stopped = services.make_signal()
-        """The signal that tells the calls of the current attempt, or of the next one, to stop."""
+        """The signal for the calls of the current attempt, or of the next one, to stop."""
 
     def load(self, message: m.CommitSinks) -> None:
         """Load the sinks. The driver sends this message once.
 
-        If that fails, because the storage does not answer for instance, the next commit loads them again.
+        If that fails, for instance because the storage does not respond, the next commit loads them again.
         """
         self._sinks = message
         self._loaded = None
@@ -91,7 +91,7 @@ class SlotCommits:
         lane = self._lanes.setdefault((message.uid, message.lane), _Lane(message.uid))
         if lane.open_request is not None:
             raise InvariantError(
-                f"sink {message.uid!r}, lane {message.lane}: commit {message.request} comes before commit "
+                f"sink {message.uid!r}, lane {message.lane}: commit {message.request} arrives before commit "
                 f"{lane.open_request} is answered"
             )
         lane.open_request = message.request
@@ -104,7 +104,7 @@ class SlotCommits:
         self._start_next(lane)
 
     def end_attempt(self) -> None:
-        """Tell the calls under way to stop, and close all committers: the attempt is over, or the slot ends."""
+        """Stop the calls in progress, and close all committers: the attempt is over, or the slot ends."""
         self._stopped.set()
         self._stopped = self._services.make_signal()
         for lane in self._lanes.values():

@@ -1,7 +1,7 @@
 """The state machine of one slot, which deploys, runs and cancels the tasks of one attempt at a time.
 
-SLOT_TABLE has the messages that may come in each state. `assembly` builds the tasks of an attempt, and `scheduler`
-decides which of them runs next. Messages and completions of an attempt that is over, or is not the current one, are
+SLOT_TABLE has the messages that may come in each state. `deployment` builds the tasks of an attempt, and
+`task_scheduler` chooses which of them runs next. Messages and completions of an attempt that is over, or is not the current one, are
 ignored.
 """
 
@@ -22,7 +22,7 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.core.state_machine import Story, Transition, TransitionTable, new_story
 from midstream.engine.exchange.buffer_pool import BufferPool
-from midstream.engine.graph.unaligned_edges import overtakable
+from midstream.engine.graph.unaligned_edges import unaligned_edges
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.worker.deployment import Deployment, Loaded, load
@@ -71,9 +71,9 @@ def _rows(
 SLOT_TABLE: Final[TransitionTable[SlotState, object]] = TransitionTable(
     "slot",
     (
-        Transition(_IDLE, m.Welcome, (_IDLE,), "it has a number"),
+        Transition(_IDLE, m.Welcome, (_IDLE,), "the slot gets its number"),
         *_rows(SlotState, m.Deploy, "running tasks are closed, state is read", _DEPLOYING),
-        Transition(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "it is reported to the coordinator"),
+        Transition(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "reported to the coordinator"),
         Transition(_DEPLOYING, SlotEvent.NOT_OPENED, (_IDLE,), "everything is closed, the failure is reported"),
         Transition(_DEPLOYED, m.Start, (_RUNNING,), "links to other slots are opened, tasks run"),
         *_rows((_DEPLOYED, _RUNNING), m.SplitsAssigned, "a mail for a source"),
@@ -83,14 +83,14 @@ SLOT_TABLE: Final[TransitionTable[SlotState, object]] = TransitionTable(
         *_rows(SlotState, m.Release, "everything is closed", _IDLE),
         *_rows(SlotState, m.CommitSinks, "sinks are loaded"),
         *_rows(SlotState, m.Commit, "a lane commits or aborts"),
-        *_rows(SlotState, m.Heartbeat, "the driver lives"),
+        *_rows(SlotState, m.Heartbeat, "the driver is alive"),
     ),
 )
 """The events are classes of messages and members of `SlotEvent`."""
 
 
 class SlotMachine:
-    """One slot: it gets the coordinator's messages, and runs the tasks of the current attempt."""
+    """One slot, which handles the coordinator's messages, and runs the tasks of the current attempt."""
 
     def __init__(self, services: SlotServices) -> None:
         self._services = services
@@ -117,7 +117,7 @@ class SlotMachine:
     # ---- messages --------------------------------------------------------------
 
     def handle(self, message: m.ToSlot) -> None:  # noqa: PLR0912 - one arm for each message
-        """Handle one message of the coordinator. They come in the order of sending.
+        """Handle one message of the coordinator. They arrive in the order of sending.
 
         Failures of the job do not raise here: they are reported.
         """
@@ -179,7 +179,7 @@ class SlotMachine:
         self.handle(m.Release())
 
     def status(self) -> m.SlotStatus:
-        """The slot's status for the heartbeat. The process adds the figures of its memory."""
+        """The slot's status for the heartbeat. The process adds its memory metrics."""
         tasks = self._deployment.all_tasks if self._deployment is not None else ()
         return m.SlotStatus(attempt=self.attempt, tasks=tuple(task.metrics() for task in tasks))
 
@@ -212,7 +212,7 @@ class SlotMachine:
     def _graph_of(self, message: m.Deploy | m.CommitSinks) -> bytes:
         self._graph = message.graph or self._graph
         if not self._graph:
-            raise InvariantError(f"slot {self.slot_id} is to use the job's graph, and was never sent one")
+            raise InvariantError(f"slot {self.slot_id} must use the job's graph, and was never sent one")
         return self._graph
 
     # ---- the life of an attempt ----------------------------------------------------
@@ -220,7 +220,7 @@ class SlotMachine:
     def _deploy(self, deploy: m.Deploy) -> None:
         """Read the state on the I/O pool, then build the tasks and open their operators."""
         self.attempt = deploy.attempt
-        self.failure = None  # its traceback refers to all that the attempt before had restored
+        self.failure = None  # its traceback refers to everything that the previous attempt had restored
         config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
         unpickle = partial(self._services.unpickle, self._graph_of(deploy))
 
@@ -252,7 +252,7 @@ class SlotMachine:
             executor=self._services.executor,
             ids=self._services.ids,
             storage=loaded.storage,
-            overtakable=overtakable(any_graph),
+            unaligned_edges=unaligned_edges(any_graph),
             inline_bytes_max=inline_bytes_max(config.inline_bytes, subtasks),
             send=self._services.send,
             schedule=self._scheduler.schedule,

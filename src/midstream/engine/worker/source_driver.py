@@ -1,10 +1,10 @@
 """Reads the splits of one source subtask and emits their batches.
 
-Every split has the offset after the last batch that was emitted. These splits, and the tally of bad records, are the
-state of a source. A batch that has been read ahead but not emitted is read again after a restore.
+The state of a source is its splits, each with the offset after the last batch that was emitted, and the tally of bad
+records. A batch that has been read ahead but not emitted is read again after a restore.
 
 Every batch has rows of one split, and splits take turns, batch by batch. So their event times differ by a few batches
-at most, and each operator of the chain can know from which split its rows are (`Splits`).
+at most, and each operator of the chain can determine the split of its rows (`Splits`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ SPLITS = "splits"
 """The name of the state part with the splits, each at its offset."""
 SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
 REST_S_MIN = 0.004
-"""How long a split without rows for now rests before it is read again. The time doubles, up to REST_S_MAX, with each
-read that finds none."""
+"""How long a split without rows rests before it is read again. The time doubles, up to REST_S_MAX, with each empty read."""
 REST_S_MAX = 0.05
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
@@ -60,7 +59,7 @@ class ReadProgress(Enum):
     """The result of one step of a source."""
 
     EMITTED = auto()
-    """The source may have more to emit at once."""
+    """The source may have more to emit immediately."""
     WAITING = auto()
     """The source has nothing to emit now, and will call `wake`."""
     ENDED = auto()
@@ -86,7 +85,7 @@ class Reading(Enum):
     AHEAD = auto()
     """A batch has been read, and waits for its turn."""
     RESTING = auto()
-    """The split had no rows for now, and is read again when its timer fires."""
+    """The split had no rows, and is read again when its timer fires."""
     AT_END = auto()
     """Every row of the split has been emitted."""
 
@@ -112,12 +111,12 @@ class _OpenSplit:
 
 
 class SplitRequestState(Enum):
-    """Whether a source asks the coordinator for splits."""
+    """Whether a source requests splits from the coordinator."""
 
     MAY_REQUEST = auto()
     REQUESTED = auto()
     NONE_AVAILABLE = auto()
-    """The coordinator has no split at present, and answers once it has one."""
+    """The coordinator has no split at present, and will send the next one."""
     NO_MORE = auto()
     """The coordinator has no more splits."""
     STOPPED = auto()
@@ -165,9 +164,9 @@ class SourceDriver(Splits):
         self._request_state = _MAY_REQUEST
         self._all_assigned = False
         """Whether every split that discovery has found is assigned to some subtask. False at first, because discovery
-        may not have found any yet. Other subtasks may still ask for splits when it is True."""
+        may not have found any yet. Other subtasks may still request splits when it is True."""
         self._emitting: tuple[_OpenSplit, int] | None = None
-        """The split whose batch the chain processes, and the batch's rows. A failure of the chain leaves them here."""
+        """The split whose batch the chain processes, and the batch's rows. A failure of the chain does not reset it."""
         self._listeners: list[Callable[[], None]] = []
         self._changed = True
         """Whether the listeners have to be called before anything else is emitted."""
@@ -180,7 +179,7 @@ class SourceDriver(Splits):
             self.tally.restore(parts[TALLY])
 
     def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
-        """Read this split, too. `is_last` says whether every split found so far is now assigned (`all_assigned`)."""
+        """Read this split as well. `is_last`: every split found so far is now assigned (`all_assigned`)."""
         if self._request_state in (_REQUESTED, _NONE_AVAILABLE):
             self._request_state = _MAY_REQUEST
         self._all_assigned = is_last
@@ -188,9 +187,9 @@ class SourceDriver(Splits):
         self._wake()
 
     def splits_assigned(self, none_waits: bool) -> None:
-        """Every split that was found is assigned to some subtask, this one or another.
+        """Note that every split that was found is assigned to some subtask, this one or another.
 
-        `none_waits` says whether that is the answer to the last request.
+        `none_waits`: this is the answer to the last request.
         """
         self._all_assigned = self._changed = True
         if none_waits and self._request_state is _REQUESTED:
@@ -282,7 +281,7 @@ class SourceDriver(Splits):
         return self._all_assigned
 
     def split_id(self, split: int) -> str | None:
-        """The id of the split, or None if it is not open any more. Listeners are called for that in the next step."""
+        """The id of the split, or None if it is no longer open. Listeners are called for that in the next step."""
         return next((current.split.id for current in self._splits if current.number == split), None)
 
     @property
@@ -309,7 +308,7 @@ class SourceDriver(Splits):
         """How many rows from here the chain processes now, or has failed on. It is 0 when the chain processes none."""
         return 0 if self._emitting is None else self._emitting[1]
 
-    def place(self, row: int | None) -> str:
+    def position_of(self, row: int | None) -> str:
         """The position in the input of this row of `emitting_rows`, or of all of them if `row` is None."""
         assert self._emitting is not None
         current, rows = self._emitting
@@ -326,7 +325,7 @@ class SourceDriver(Splits):
     def _emit_timed(self, current: _OpenSplit, batch: pa.RecordBatch) -> None:
         """Emit a batch, and set the size of the next ones.
 
-        It depends on how long the chain took, and on how fast batches are taken downstream.
+        It depends on how long the chain took, and on how fast downstream tasks take batches.
         """
         started_s = self._clock.own_core_s()
         self._current = current.number
@@ -390,7 +389,7 @@ class SourceDriver(Splits):
         self._executor.submit(work, done)
 
     def _let_rest(self, current: _OpenSplit, offset: int) -> None:
-        """Read the split again later: it has no rows for now.
+        """Read the split again later: it has no rows at present.
 
         All rows that it had before have been emitted, because a read begins when the batch before it is taken.
         """

@@ -1,14 +1,14 @@
 """Runs one subtask: it reads its gates or its source, runs its operators, and emits to its partitions.
 
 Everything happens in `step`, a slice of work that always completes: its output goes to the subpartitions even if that
-overdraws the pool, and the next step waits until the pool is whole. Between two steps nothing is half done. That is why
+overdraws the pool, and the next step waits until the pool is no longer overdrawn. Between two steps nothing is half done. That is why
 a mail (a trigger, a split, a completed checkpoint) is a step of its own.
 
-TASK_TABLE has the states of a task and the events that lead from one to the next. `Task.next_step` is the only place
-where it is decided what a task does next, and `Step` has everything that this can be.
+TASK_TABLE has the states of a task and the events that lead from one to the next. Only `Task.next_step` chooses what a
+task does next, and `Step` lists the choices.
 
 A task whose data has ended still takes part in checkpoints. It ends when three conditions are met: a checkpoint that it
-joined after the end of its data has completed, all that it has emitted is with its consumers, and it has acknowledged
+joined after the end of its data has completed, its consumers have received all that it has emitted, and it has acknowledged
 or declined every checkpoint that it has joined. Only then are its channels closed. So the sinks' committers have
 everything that the task's sinks have prepared, and rows still in flight are in every checkpoint.
 """
@@ -41,7 +41,7 @@ from midstream.engine.operators.base import SnapshotResult
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.protocol.task_metrics import TaskMetrics
-from midstream.engine.worker.failure_reports import location_of_failure, task_failed
+from midstream.engine.worker.failure_reports import position_of_failure, task_failed
 from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.live_rows import show_next
 from midstream.engine.worker.source_driver import ReadProgress, SourceDriver
@@ -54,7 +54,7 @@ from midstream.engine.worker.task_snapshots import TaskSnapshots
 _log = logging.getLogger(__name__)
 
 MAILS_IN_A_ROW_MAX = 32
-"""How many mails are handled in a row. Mails go before rows, but continuous checkpoints must not starve the rows."""
+"""The maximum number of mails handled in a row. Mails go before rows, but continuous checkpoints must not starve the rows."""
 
 
 class TaskState(Enum):
@@ -65,7 +65,7 @@ class TaskState(Enum):
     ENDING = "ending"
     """The input has ended. The last results are still to be emitted."""
     AWAITS_CHECKPOINT = "awaits its final checkpoint"
-    """`EndOfData` is sent. Each checkpoint that the task joins from here on has everything that it has emitted."""
+    """`EndOfData` is sent. Each checkpoint that the task joins from now on has everything that it has emitted."""
     AWAITS_SINKS = "awaits its sinks"
     """`EndOfData` is sent, in a job without checkpoints. What the sinks have prepared is committed when all tasks have
     ended."""
@@ -100,9 +100,9 @@ TASK_TABLE: Final[TransitionTable[TaskState, TaskEvent]] = TransitionTable(
     (
         Transition(_CREATED, TaskEvent.START, (_RUNNING,), "consumers get the restored watermark; recovery begins"),
         Transition(_RUNNING, TaskEvent.PAUSE, (_PAUSED,), "the source is not read"),
-        Transition(_PAUSED, TaskEvent.PAUSE, (_PAUSED,), "the job tries again, with another checkpoint"),
+        Transition(_PAUSED, TaskEvent.PAUSE, (_PAUSED,), "the job retries with another checkpoint"),
         Transition(
-            _PAUSED, TaskEvent.RESUME, (_RUNNING,), "the checkpoint is aborted, or the job continues all the same"
+            _PAUSED, TaskEvent.RESUME, (_RUNNING,), "the checkpoint is aborted, or the job continues nevertheless"
         ),
         Transition(_RUNNING, TaskEvent.INPUT_ENDED, (_ENDING,), "watermarks fire"),
         Transition(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` goes out"),
@@ -162,7 +162,7 @@ class Task:
         self._mails_in_a_row = 0
         self._last = Step.READ_GATES
         """The last step that could emit. Timers take turns with rows: an operator whose timers are always due would
-        starve the rows. It is no state of its own, because it means the same in each state."""
+        starve the rows. Kept apart from TaskState because it applies in every state."""
         self.operators = operators = TaskOperators(
             ref, self.vertex, is_bounded(graph, ref.vertex), services, partitions, self.wake, self.fail
         )
@@ -182,8 +182,8 @@ class Task:
         """The checkpoint after whose barrier the source is not read, while the task is PAUSED."""
         self._final_checkpoint: int | None = None
         """The first checkpoint that the task has joined since its data ended. Whichever completes first, this one or a
-        later one, has everything that the task has emitted. If this one is aborted, that says nothing of the later ones,
-        which may have been joined before the abort arrived."""
+        later one, has everything that the task has emitted. If this one is aborted, the later ones remain valid: they may
+        have been joined before the abort arrived."""
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
@@ -210,7 +210,7 @@ class Task:
         self.wake()
 
     def close(self) -> None:
-        """Drop everything and give back every buffer: the attempt is over, or the slot ends."""
+        """Drop everything and release every buffer: the attempt is over, or the slot ends."""
         if self.state not in (TaskState.FINISHED, TaskState.CLOSED):
             self._transition(TaskState.CLOSED, TaskEvent.CLOSE)
             self._release()
@@ -222,9 +222,9 @@ class Task:
     def fail(self, error: BaseException, *, symptom: bool = False) -> None:
         """End the task with this failure, and report it once.
 
-        `symptom` says that the failure is probably a consequence of another one. The task's channels stay until the
-        attempt is cancelled: peers that do not know of the failure still send with the credit that they have, and
-        process batches that they have by reference.
+        `symptom`: the failure is probably a consequence of another one. The task's channels stay until the attempt is
+        cancelled: peers that have not been notified still send with the credit that they have, and process batches that
+        they have by reference.
         """
         if self.state is TaskState.FINISHED:
             _log.warning("%s (subtask %d): failed after its end", self.vertex.name, self.ref.subtask, exc_info=error)
@@ -234,9 +234,9 @@ class Task:
         self.failure = error
         self._release()
         operators, name = self.operators, self.vertex.name
-        location = location_of_failure(operators.source, operators.chain, error, name)
+        position = position_of_failure(operators.source, operators.chain, error, name)
         self._services.send(
-            task_failed(self._services.attempt, self.ref, name, error, symptom, operators.current_operator[1], location)
+            task_failed(self._services.attempt, self.ref, name, error, symptom, operators.current_operator[1], position)
         )
 
     def _release(self) -> None:
@@ -282,7 +282,7 @@ class Task:
                 self._transition(TaskState.PAUSED, TaskEvent.PAUSE)
                 self._paused_after = checkpoint_id
 
-        if self.state is TaskState.FINISHED:  # it finished while the trigger was on its way
+        if self.state is TaskState.FINISHED:  # it finished while the trigger was in transit
             self._snapshots.decline(checkpoint_id, f"task {self.ref} has finished", counts=False)
         else:
             self.mail(trigger)
@@ -302,7 +302,7 @@ class Task:
         self._mail_source(lambda source: source.add_split(split, is_last=is_last))
 
     def splits_assigned(self, none_waits: bool) -> None:
-        """Every split found so far is assigned; `none_waits` says whether that answers the last request.
+        """Every split found so far is assigned; `none_waits`: this is the answer to the last request.
 
         It is a mail, so that it keeps its place among the splits. Before the start there are no splits and no mails.
         """
@@ -344,7 +344,7 @@ class Task:
         """The next step of a live task. If it is WAIT, `wake` will be called. Nothing else is changed by the call."""
         state, operators = self.state, self.operators
         if state is _AWAITS_SENT and self._snapshots.is_idle and self._is_sent():
-            return _END  # before the mails: with checkpoints that follow at once there is always another trigger
+            return _END  # before the mails: with continuous checkpoints there is always another trigger
         if self.mails and self._mails_in_a_row < MAILS_IN_A_ROW_MAX:
             return _MAIL
         if not self._output_available():
@@ -360,7 +360,7 @@ class Task:
         return _FINISH if state is _ENDING else _READ_GATES
 
     def _step(self, started_s: float) -> bool:
-        """Do the next step. Returns whether another one may find something to do. If not, `wake` will be called."""
+        """Do the next step. Returns whether another one may have something to do. If not, `wake` will be called."""
         step = self.next_step()
         if step is _MAIL:
             self._mails_in_a_row += 1

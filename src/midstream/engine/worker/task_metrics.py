@@ -1,4 +1,4 @@
-"""The figures that a task reports in a heartbeat: totals since it was deployed.
+"""The metrics that a task reports in a heartbeat: totals since it was deployed.
 
 Everything is counted where it happens, once per batch. Sums over channels are made here, once per heartbeat.
 """
@@ -57,7 +57,7 @@ def task_metrics(task: Task, backpressured_s: float) -> TaskMetrics:
 
 
 def has_dropped(task: Task) -> bool:
-    """Whether the task has dropped rows, timers or records, which must be reported however soon it is lost."""
+    """Whether the task has dropped rows, timers or records, which must be reported even if it is lost soon."""
     chain, source = task.operators.chain, task.operators.source
     return (
         any(output.late_rows for output in chain.outputs)

@@ -171,7 +171,7 @@ class TaskOperators:
 
     def _timer(self, when: str, start: Callable[[Callable[[], None]], Timer], mail: Callable[[], None]) -> Timer:
         if not self._takes_timers:
-            raise InvariantError(f"task {self._ref} has ended its data, and is to be called {when}")
+            raise InvariantError(f"task {self._ref} has ended its data, and sets a timer {when}")
         timer: Timer
 
         def fire() -> None:
@@ -184,7 +184,7 @@ class TaskOperators:
         return timer
 
     def stop_timers(self) -> None:
-        """Cancel all timers. From here on none can be set."""
+        """Cancel all timers. From now on none can be set."""
         self._takes_timers = False
         for timer in self._timers:
             timer.cancel()
