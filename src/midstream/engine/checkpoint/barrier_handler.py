@@ -1,4 +1,4 @@
-"""The barrier handler of one task, which decides when the task's snapshot is taken, and for which channels it waits.
+"""The barrier handler of one task, which chooses when the task's snapshot is taken, and for which channels it waits.
 
 Theory of operation. Rows before barrier n of their channel belong to checkpoint n, rows after it do not. A barrier is
 *announced* when it arrives at the channel, and *received* when the task has read everything before it. The snapshot is
@@ -12,8 +12,8 @@ taken either
   (`capturable`). The barriers of all other channels must have been received, or announced with no row before them
   (`is_clear`), so that a task that may not emit anything, and therefore reads nothing, does not delay a checkpoint.
 
-The time decides which of the two: a barrier says how long after its creation it may overtake (`timeout_ms`; 0 is at
-once, None is never). Ids only grow. At most one checkpoint is pending, and a newer one aborts it.
+The choice depends on time: a barrier carries the time after its creation from which it may overtake (`timeout_ms`; 0:
+immediately, None: never). Ids only grow. At most one checkpoint is pending, and a newer one aborts it.
 
 A handler dispatches by `BARRIER_TABLE`, which has every possible pair of state and event, and the states that may
 follow. Two kinds of events are about another checkpoint than the pending one, whatever their class: an event about
@@ -150,7 +150,7 @@ class CaptureComplete:
 
 @dataclass(frozen=True, slots=True)
 class AbortCheckpoint:
-    """Forward the cancellation, tell the coordinator, and drop what was captured."""
+    """Forward the cancellation, report it to the coordinator, and drop what was captured."""
 
     checkpoint_id: int
     reason: str
@@ -178,9 +178,9 @@ class OtherCheckpoint(Enum):
     """The kinds of events that are about another checkpoint than the pending one."""
 
     OVER = auto()
-    """The event is about a checkpoint that was taken, cancelled or given up here: it changes nothing."""
+    """The event is about a checkpoint that was taken, cancelled or abandoned here: it changes nothing."""
     NEWER = auto()
-    """The event is a barrier of a newer checkpoint than the pending one. Once the pending one is given up, the event is
+    """The event is a barrier of a newer checkpoint than the pending one. Once the pending one is abandoned, the event is
     handled again, in IDLE.
     """
 
@@ -346,7 +346,7 @@ class BarrierHandler:
         return []
 
     def _advance(self, newly_received: int | None = None) -> list[BarrierInstruction]:
-        """Take the snapshot, or complete it, if the time has come. `newly_received` is not blocked yet."""
+        """Take the snapshot, or complete it, if its conditions are met. `newly_received` is not blocked yet."""
         pending = self._pending
         if pending is None:
             return []

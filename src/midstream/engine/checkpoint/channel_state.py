@@ -3,8 +3,8 @@
 A file is a series of segments, each some whole batches of one channel: (prefix with length and form, Arrow IPC record
 batch message) each, without the schema, which is the one of the edge's forms (see `engine.core.batch_framing`). They are encoded
 while they are written, one at a time; few bytes go into the metadata instead (see `extents`). Batches are never cut: one that was partly sent when the barrier overtook it is
-stored whole by its producer, and its receiver drops the part that has arrived. So nothing has to be reassembled on
-restore, and a segment is read, checked and filtered on its own.
+stored whole by its producer, and its receiver drops the part that has arrived. So a restore reassembles nothing, and a
+segment is read, checked and filtered on its own.
 
 Watermarks in flight are not stored: each operator's last ones are (`OperatorSnapshot`), and it emits them again.
 Everything here is pure or blocking I/O: for I/O threads only.
@@ -50,7 +50,7 @@ class Captured:
 def store_channels(
     storage: Storage, captured: Sequence[Captured], file: str, segment_bytes: int, inline_bytes_max: int = 0
 ) -> tuple[tuple[ChannelState, ...], Written]:
-    """Write `captured` to `file`, and return its places in this file and in older ones, in the same order.
+    """Write `captured` to `file`, and return its locations in this file and in older ones, in the same order.
 
     What an older checkpoint holds inline counts against `inline_bytes_max` and goes into the file if that is exceeded:
     it cannot accumulate from one recovery to the next. Raises StorageError or OSError.
@@ -59,7 +59,7 @@ def store_channels(
     moves = carried > inline_bytes_max
     states: list[tuple[ChannelState, list[Segment]]] = []
     new: list[tuple[list[Segment], int]] = []
-    """Receives the places of the new extents, in the order of writing."""
+    """Receives the locations of the new extents, in the order of writing."""
 
     def encoded() -> Iterator[Sequence[Piece]]:
         for item in captured:
@@ -233,5 +233,5 @@ def _damaged(segment: Segment, place: str, what: str) -> StorageError:
     location = f"file {segment.file} (bytes {segment.offset} to {segment.offset + segment.length})"
     return StorageError(
         f"{place}: channel state {location if segment.file else 'in the metadata'}: {what}. "
-        "This checkpoint cannot be restored; to go back to an older one, name it with --from."
+        "This checkpoint cannot be restored; to rewind to an older one, name it with --from."
     )

@@ -1,4 +1,4 @@
-"""Checks whether a changed program can take over the state of a checkpoint: what it lacks, and what it has changed.
+"""Checks whether a changed program can restore the state of a checkpoint: what it lacks, and what it has changed.
 
 These are pure functions. Every refusal names the operator and the old and new setting, and comes before anything runs.
 """
@@ -41,13 +41,13 @@ def dropped_state(metadata: CheckpointMetadata, graph: JobGraph, allowed: bool) 
         listed = ", ".join(_describe_dropped(metadata, uid, new) for uid in dropped)
         raise ConfigError(
             f"checkpoint {metadata.checkpoint_id} has state of {listed}, which the job no longer has. "
-            "Give an operator that uid to take it over, or allow the state to be dropped (--allow-dropped-state)"
+            "Give an operator that uid to restore it, or allow the state to be dropped (--allow-dropped-state)"
         )
     return tuple(dropped)
 
 
 def _describe_dropped(metadata: CheckpointMetadata, uid: str, new: list[str]) -> str:
-    """Describe the state of a missing operator, and what its uid may be now."""
+    """Describe the state of a missing operator, and a uid that may have replaced its own."""
     operator = next((op for op in metadata.operators if op.uid == uid), None)
     name = operator.name if operator is not None else uid
     chunks = (
@@ -57,7 +57,7 @@ def _describe_dropped(metadata: CheckpointMetadata, uid: str, new: list[str]) ->
     )
     what = [f"{sum(c.length for c in chunks.values()):,} bytes, {sum(c.rows for c in chunks.values()):,} rows"]
     if any(position.uid == uid for position in metadata.sources):
-        what.append("where the source was")
+        what.append("the position of a source")
     if any(entry.uid == uid for entry in metadata.committables):
         what.append("output to commit")
     close = get_close_matches(uid, new, n=1)
@@ -94,6 +94,6 @@ def check_settings(metadata: CheckpointMetadata, graph: JobGraph) -> None:
 
 
 def _parts_to_restore(operator: OperatorState) -> Iterator[PartHandle]:
-    """Yield the parts that the subtasks still running would take over."""
+    """Yield the parts of the subtasks that were still running."""
     for i in operator.running:
         yield from operator.subtasks[i].parts

@@ -1,8 +1,8 @@
-"""Extents: runs of bytes that a checkpoint refers to, in a file, or, where they are few, in its metadata.
+"""Extents: runs of bytes that a checkpoint refers to, in a file or, if they are small, in its metadata.
 
 A task writes at most one file of each kind per checkpoint. What would be a small file travels in the acknowledgement
 instead and becomes part of `_metadata`: a small checkpoint is a single file. Otherwise extents are encoded one by one
-while they are written, so that no more than one of them is in memory however much there is to store.
+while they are written, so that at most one of them is in memory.
 
     bytes inline in one checkpoint <= INLINE_JOB_BYTES_MAX, whatever the number of tasks
 
@@ -25,7 +25,7 @@ from midstream.engine.protocol.messages import ChannelState, ChunkHandle, Operat
 Piece = bytes | memoryview
 
 INLINE_JOB_BYTES_MAX: Final = 4 * 2**20
-"""The limit for one checkpoint: metadata is written in one go at the end, and sent over the control connections."""
+"""The limit for one checkpoint: metadata is written in one call at the end, and sent over the control connections."""
 KINDS: Final = 2
 """The kinds of files, state and channel state, each of which has its own budget."""
 
@@ -44,7 +44,7 @@ Handle = TypeVar("Handle", ChunkHandle, Segment)
 
 
 def with_extent(handle: Handle, extent: Extent) -> Handle:
-    """Return the handle with the bytes where they have been written."""
+    """Return the handle with the location of its bytes."""
     return msgspec.structs.replace(handle, **msgspec.structs.asdict(extent))
 
 

@@ -1,11 +1,11 @@
 """Assigns the rows in flight of a checkpoint to the consumers of a graph.
 
-The rows always go to consumers: what a producer had not sent follows what its consumer had received. An edge is identified
-by its ends (`engine/checkpoint/edge_ends.py`), since its number may be different in the new graph.
+Rows are always assigned to consumers: what a producer had not sent follows what its consumer had received. An edge is
+identified by its ends (`engine/checkpoint/edge_ends.py`), since its number may be different in the new graph.
 
     partitioning now   consumer j of q gets
-    keyed              every state that can hold rows of its key groups; the reader filters them. States that
-                       were dealt out from one are one again first, so each consumer reads it once
+    keyed              every state that can hold rows of its key groups; the reader filters them. States split by
+                       an earlier rescale are merged first, so each segment is read once
     global             everything, if j is 0
     rebalance,forward  at the same parallelism its own states, else whole states in turn
 
@@ -108,7 +108,7 @@ def _same_keys(old: EdgeLayout, edge: Edge) -> bool:
 def _by_key(
     states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, parallelism: int, max_parallelism: int
 ) -> Iterator[ChannelState]:
-    """Deal out states by key: filtered where they may hold other rows; all consumers together cover each key group
+    """Distribute states by key: filtered where they may hold other rows; all consumers together cover each key group
     once.
     """
     same_keys = _same_keys(old, edge)
@@ -164,11 +164,11 @@ def _ranges(parallelism: int, max_parallelism: int) -> list[tuple[int, int]]:
 def _each_once(
     states: list[ChannelState], whose: list[tuple[int, int]]
 ) -> Iterator[tuple[ChannelState, list[Piece] | None]]:
-    """Yield states in one order for all consumers that keeps the order of each old consumer; without pieces, nothing is
-    gone.
+    """Yield states in one order for all consumers that keeps the order of each old consumer; without pieces, nothing has
+    been consumed.
 
-    States that had been dealt out before are ordered by their numbers, so that all consumers have them in the same
-    order, and joined. They come after what an old consumer began with, and before what it has received since.
+    States that had been distributed before are ordered by their numbers, so that all consumers have them in the same
+    order, and merged. They come after what an old consumer began with, and before what it has received since.
     """
     front: list[ChannelState] = []
     shared: list[ChannelState] = []
@@ -207,7 +207,7 @@ def _check_combined(
     states: list[ChannelState],
     now: tuple[tuple[str, str], ...],
 ) -> None:
-    """Check that what was combined before it was sent is still what the operator makes of rows."""
+    """Check that the operator still combines rows in the way in which the stored ones were combined."""
     if old.combined == now or not any(segment.combined for state in states for segment in segments_left(state)):
         return
     then, today = dict(old.combined), dict(now)

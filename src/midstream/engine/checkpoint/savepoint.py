@@ -1,10 +1,10 @@
 """Savepoints: checkpoints in a directory of their own that refer to nothing outside of it.
 
-    _savepoint              the job's name; written first, which claims the place
+    _savepoint              the job's name; written first, which claims the location
     shared/e7-a2-c17-v3-s0.state     the bytes of the job's state files that this checkpoint refers to
     chk-17/_metadata        written last: without it there is no savepoint
 
-A savepoint has the form of a checkpoint directory, so one reader serves both; its paths are relative, so it may be
+A savepoint has the layout of a checkpoint directory, so one reader serves both; its paths are relative, so it may be
 moved. What sinks had prepared is committed before the savepoint is made, so a savepoint does not refer to it.
 
 Restoring makes the same copy. A checkpoint elsewhere, savepoint or not, is copied into the job's own directory and is
@@ -31,7 +31,7 @@ from midstream.engine.core.urls import below, is_below
 from midstream.engine.protocol.messages import ChunkHandle, OperatorSnapshot, Segment
 
 FOLDER = "savepoints"
-"""The folder below the checkpoint directory for savepoints without an explicit place."""
+"""The folder below the checkpoint directory for savepoints without an explicit location."""
 _CHECKPOINT = re.compile(r"chk-\d+")
 
 
@@ -56,7 +56,7 @@ class SavepointLocation:
 def claim_location(
     open_storage: Callable[[str], Storage], url: str | None, root: str, about: SavepointFile
 ) -> SavepointLocation:
-    """Claim the place of a savepoint. None: the next free number below the checkpoint directory `root`.
+    """Claim the location of a savepoint. None: the next free number below the checkpoint directory `root`.
 
     Raises StorageError if something exists there already or it cannot be written.
     """
@@ -66,7 +66,7 @@ def claim_location(
         if is_below(url, root) and not is_below(url, above):
             raise StorageError(
                 f"{url}: this is in the job's checkpoint directory, where the job deletes what it does not need; give "
-                f"a place outside of it, or below {above}"
+                f"a directory outside of it, or below {above}"
             )
         storage = open_storage(url)
         existing = storage.list("")
@@ -89,7 +89,7 @@ def write_savepoint(source: Storage, metadata: CheckpointMetadata, location: Sav
     """Copy checkpoint `metadata`, whose sinks have committed everything, from `source` to `location`.
 
     If this raises StorageError, nothing that could be restored remains there. It raises FencedError if a later
-    coordinator has taken over `source`: that one may have had the sinks take back what the savepoint does not hold.
+    coordinator has taken over `source`: that one may have had the sinks roll back what the savepoint does not hold.
     """
     kept = {path: path for path in metadata.files}
     copied = _copy(source, location.storage, msgspec.structs.replace(metadata, committables=()), kept)
@@ -135,7 +135,7 @@ class _Piece:
 
 
 class _Packing:
-    """The place of each piece of the old files in the new, packed ones."""
+    """The location of each piece of the old files in the new, packed ones."""
 
     def __init__(self, names: dict[str, str]) -> None:
         self._names = names
@@ -143,7 +143,7 @@ class _Packing:
         self._offsets: dict[tuple[str, int], int] = {}
 
     def note(self, location: ChunkHandle | Segment) -> None:
-        if location.file:  # else it lies in the metadata
+        if location.file:  # otherwise it is in the metadata
             self.pieces[location.file].add(_Piece(location.offset, location.length, location.checksum))
 
     def pack(self) -> None:

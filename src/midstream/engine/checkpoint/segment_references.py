@@ -1,8 +1,8 @@
-"""References to channel state: which batches and key groups of stored segments have still to be consumed.
+"""References to channel state: which batches and key groups of stored segments are still to be consumed.
 
 The consumers of a keyed edge share stored segments: each has the rows of its own key groups, and they may have consumed
 different numbers of batches. So a reference has pieces, which are ranges of key groups with the number of batches
-consumed. References of several consumers to the same batches can be joined again, whatever was consumed in between:
+consumed. References of several consumers to the same batches can be merged again, whatever was consumed in between:
 however often a job is rescaled, a consumer has one reference to a segment and reads it once.
 
     a channel is stored, 3 batches          key groups 0..7, skip 0
@@ -10,8 +10,8 @@ however often a job is rescaled, a consumer has one reference to a segment and r
     the first takes 1, the third all        0..1 skip 1 | 2..3 skip 0 |             | 6..7 skip 0
     one consumer                            0..7 skip 0, ahead: 0..1 skip 1, 4..5 skip 3
 
-References that are joined have the same `number`: they were dealt out from one reference. They have their last batches
-in common, since batches are always consumed from the front. Pure functions.
+References that can be merged have the same `number`: they were split from one reference. They share their last batches,
+since batches are always consumed from the front. Pure functions.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def pieces_of(state: ChannelState, whole: tuple[int, int]) -> list[Piece]:
 
 
 def merge_shares(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]]) -> tuple[ChannelState, list[Piece]]:
-    """Join what was dealt out from one reference: return the state with the most batches, and the pieces of all, in its
-    batches.
+    """Merge what was split from one reference: return the state with the most batches, and the pieces of all, in terms of
+    its batches.
     """
     longest = max(states, key=batches_of)
     total = batches_of(longest)
@@ -166,7 +166,7 @@ def _batches_left(state: ChannelState) -> int:
 
 
 def sharing(states: Iterable[ChannelState]) -> Iterator[list[ChannelState]]:
-    """Yield the states dealt out from one reference together, in the order of their numbers; each has a number."""
+    """Yield the states split from one reference together, in the order of their numbers; each has a number."""
     together: list[ChannelState] = []
     for state in sorted(states, key=attrgetter("number")):
         if together and state.number != together[0].number:

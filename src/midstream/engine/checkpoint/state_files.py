@@ -33,7 +33,7 @@ _NAME = re.compile(r"e(\d+)-a(\d+)-c(\d+)-v(\d+)-s(\d+)\.(state|channels(?:-[1-9
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateFile:
-    """The writer of a state file: no two writers ever share a name."""
+    """The writer of a state file: no two writers share a name."""
 
     epoch: int
     attempt: int
@@ -123,7 +123,7 @@ def store_parts(
 
 
 def _encode_table(table: pa.Table) -> memoryview:
-    is_large = table.get_total_buffer_size() >= COMPRESS_FROM_BYTES  # at least nbytes, which looks at every offset
+    is_large = table.get_total_buffer_size() >= COMPRESS_FROM_BYTES  # at least nbytes, which reads every offset
     compression: Literal["lz4"] | None = "lz4" if is_large and table.nbytes >= COMPRESS_FROM_BYTES else None
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
@@ -133,7 +133,7 @@ def _encode_table(table: pa.Table) -> memoryview:
 
 
 def _draft(chunk: Chunk, redistribute: Redistribute) -> ChunkHandle:
-    """Return the chunk's handle, without a place."""
+    """Return the chunk's handle, without a location."""
     low, high = -1, -1
     if redistribute is Redistribute.KEYED:
         if chunk.table.schema.get_field_index(KEY_GROUP) < 0:
@@ -178,7 +178,7 @@ def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: rang
 
 
 def known_chunks(handles: Sequence[PartHandle], parts: Mapping[str, StatePart]) -> dict[str, ChunkHandle]:
-    """Return the chunks that `read_parts` took over whole from a file, which need not be written again."""
+    """Return the chunks that `read_parts` restored whole from a file, which need not be written again."""
     kept = {chunk.id for part in parts.values() for chunk in part.chunks}
     return {chunk_id: chunk for chunk_id, chunk in in_files(handles).items() if chunk_id in kept}
 
@@ -261,11 +261,11 @@ def _check_groups(table: pa.Table, chunk: ChunkHandle, rule: Redistribute, where
         if len(groups) and not chunk.key_group_min <= groups.min() <= groups.max() <= chunk.key_group_max:
             raise StorageError(
                 f"{where}: chunk {chunk.id} has rows of the key groups {groups.min()} to {groups.max()}, and the metadata "
-                f"says {chunk.key_group_min} to {chunk.key_group_max}: it is damaged, or midstream has not written it"
+                f"has {chunk.key_group_min} to {chunk.key_group_max}: it is damaged, or midstream has not written it"
             )
     elif KEY_GROUP in table.column_names:
         raise StorageError(
-            f"{where}: chunk {chunk.id} has rows of keys, and the metadata says that it is redistributed as "
+            f"{where}: chunk {chunk.id} has rows of keys, and according to the metadata it is redistributed as "
             f"{rule.value!r}: it is damaged, or midstream has not written it"
         )
 
@@ -308,7 +308,7 @@ class _Files:
         """Return the chunk's table. Raises StorageError."""
         data = self.bytes_of(chunk)
         if data.nbytes < COMPRESS_FROM_BYTES:
-            data = memoryview(bytes(data))  # the table lies in these bytes: it shall not keep the whole file
+            data = memoryview(bytes(data))  # the table refers to these bytes: it must not keep the whole file in memory
         try:
             table = read_table(data)
         except NOT_ARROW as error:
@@ -344,5 +344,5 @@ class _Files:
         location = f"state file {chunk.file}, bytes {chunk.offset} to {chunk.offset + chunk.length}"
         return StorageError(
             f"{self._where}: chunk {chunk.id} ({location if chunk.file else 'in the metadata'}): {what}. "
-            "This checkpoint cannot be restored; to go back to an older one, name it with --from."
+            "This checkpoint cannot be restored; to rewind to an older one, name it with --from."
         )
