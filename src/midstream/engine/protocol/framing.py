@@ -26,7 +26,7 @@ DATA_FRAME_BYTES_MAX: Final = 64 * 2**20
 
 
 class ProtocolViolation(ClusterError):
-    """The peer sent what no correct peer sends. The connection is closed, and nothing received on it is used."""
+    """The peer violated the protocol. The connection is closed, and nothing received on it is used."""
 
 
 def frame(kind: int, *body: bytes | memoryview) -> list[bytes | memoryview]:
@@ -79,7 +79,7 @@ class FrameDecoder:
             self._move(bytearray(buffer_bytes))
 
     def space(self) -> memoryview:
-        """Return where to put the next bytes; never empty. Frames taken before are no longer valid."""
+        """Return the buffer for the next bytes; never empty. Frames taken before are no longer valid."""
         if self._start == self._end:
             self._start = self._end = 0
             if self._lent is not None and self._buffer is not self._lent:
@@ -98,7 +98,7 @@ class FrameDecoder:
         return self._view[self._end :]
 
     def keep(self) -> None:
-        """Give back a lent buffer: the waiting bytes, usually part of a frame, are copied."""
+        """Return a lent buffer: the waiting bytes, usually part of a frame, are copied."""
         if self._buffer is self._lent and self._start < self._end:
             self._move(bytearray(self._end - self._start))
 
