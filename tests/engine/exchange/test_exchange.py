@@ -323,7 +323,7 @@ def test_a_remote_consumer_asks_by_its_first_credit() -> None:
 def test_a_gap_in_the_sequence_is_an_error() -> None:
     world = TwoSlots(buffer_bytes=4096, window=2)
     frame = header(FrameKind.DATA, ChannelId(0, 0, 0), 5, 0, 0)[4:]
-    with pytest.raises(InvariantError, match="frame 5 came where 0 was due"):
+    with pytest.raises(InvariantError, match="frame 5 arrived where 0 was expected"):
         world.right.receive(memoryview(frame))
 
 

@@ -21,8 +21,8 @@ an OVER checkpoint changes nothing, and a barrier of a NEWER one ends the pendin
 in IDLE. An event without a row is refused: a barrier that was overtaken is never received, a timer fires once, writing
 can only fail for what is being captured, and a task is triggered once.
 
-A channel that has ended, or whose end has arrived, counts as having delivered every later barrier. This machine knows
-channels only as numbers from 0.
+A channel that has ended, or whose end has arrived, counts as having delivered every later barrier. This machine identifies
+channels only by numbers from 0.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CancelReceived:
 
 @dataclass(frozen=True, slots=True)
 class EndAnnounced:
-    """No barrier will come on this channel any more; rows may be waiting before its end, unless it `is_clear`."""
+    """No further barrier will arrive in this channel; rows may be waiting before its end, unless it `is_clear`."""
 
     channel: int
     is_clear: bool = False
@@ -246,7 +246,7 @@ class BarrierHandler:
         return self._must_align - pending.received - pending.clear
 
     def handle(self, event: BarrierEvent) -> list[BarrierInstruction]:
-        """Process an event. Raises InvariantError, with the last events, if it cannot come in the current state."""
+        """Process an event. Raises InvariantError, with the last events, if it is not valid in the current state."""
         if isinstance(event, (BarrierReceived, ChannelEnded)):
             self._check_can_be_read(event)
         kind = self._kind_of(event)

@@ -107,14 +107,14 @@ def _segments(
 
 
 def read_segment(
-    storage: Storage, segment: Segment, forms: Sequence[pa.Schema], place: str, data: memoryview | None = None
+    storage: Storage, segment: Segment, forms: Sequence[pa.Schema], where: str, data: memoryview | None = None
 ) -> list[pa.RecordBatch]:
-    """Read a segment's batches. Raises StorageError naming `place` and the file if it is missing, short or altered.
+    """Read a segment's batches. Raises StorageError naming `where` and the file if it is missing, short or altered.
 
     `forms`: the schemas that its batches may have (`Edge.forms`). `data`: its bytes, if they have been read and checked before.
     """
     if data is None:
-        data = segment_bytes(storage, segment, place)
+        data = segment_bytes(storage, segment, where)
     batches = []
     position = 0
     try:
@@ -128,9 +128,9 @@ def read_segment(
             batches.append(read_batch(data[position : position + length], forms[form]))
             position += length
     except (StorageError, struct.error, *NOT_ARROW) as error:
-        raise _damaged(segment, place, f"its bytes are intact but are not batches of this edge: {error}") from error
+        raise _damaged(segment, where, f"its bytes are intact but are not batches of this edge: {error}") from error
     if len(batches) != segment.batches or sum(batch.num_rows for batch in batches) != segment.rows:
-        raise _damaged(segment, place, f"it does not hold {segment.batches} batches of {segment.rows} rows")
+        raise _damaged(segment, where, f"it does not hold {segment.batches} batches of {segment.rows} rows")
     return batches
 
 
@@ -150,43 +150,43 @@ def verify_channels(storage: Storage, states: Sequence[ChannelState], keep_bytes
         if segment.file not in ends or segment.offset > ends[segment.file][0].offset:
             ends[segment.file] = segment, state
     for segment, state in ends.values():
-        if not _read(storage, segment, segment.length - 1, 1, where(state)):
-            raise _damaged(segment, where(state), "its last byte is missing: it was truncated or replaced")
+        if not _read(storage, segment, segment.length - 1, 1, channel_text(state)):
+            raise _damaged(segment, channel_text(state), "its last byte is missing: it was truncated or replaced")
     kept: ReadAhead = {}
     seen: set[tuple[str, int]] = set()
     for state, segment in unread:
-        place = segment.file, segment.offset
-        if place not in seen:
-            seen.add(place)
-            data = segment_bytes(storage, segment, where(state))
+        key = segment.file, segment.offset
+        if key not in seen:
+            seen.add(key)
+            data = segment_bytes(storage, segment, channel_text(state))
             if keep_bytes_max >= data.nbytes:
                 keep_bytes_max -= data.nbytes
-                kept[place] = data
+                kept[key] = data
     return kept
 
 
-def where(state: ChannelState) -> str:
+def channel_text(state: ChannelState) -> str:
     """Name a channel in messages."""
     return f"in-flight data of edge {state.edge}, subtask {state.producer} to {state.consumer}"
 
 
-def segment_bytes(storage: Storage, segment: Segment, place: str) -> memoryview:
+def segment_bytes(storage: Storage, segment: Segment, where: str) -> memoryview:
     """Return the bytes of a segment, with length and checksum verified. Raises StorageError."""
     if segment.inline:
         data = memoryview(segment.inline)
     else:
-        data = memoryview(_read(storage, segment, 0, segment.length, place))
+        data = memoryview(_read(storage, segment, 0, segment.length, where))
     problem = check_extent(data, segment.length, segment.checksum)
     if problem:
-        raise _damaged(segment, place, problem)
+        raise _damaged(segment, where, problem)
     return data
 
 
-def _read(storage: Storage, segment: Segment, offset: int, length: int, place: str) -> bytes:
+def _read(storage: Storage, segment: Segment, offset: int, length: int, where: str) -> bytes:
     try:
         return storage.read_range(segment.file, segment.offset + offset, length)
     except StorageError as error:
-        raise StorageError(f"{place}: {error}") from error
+        raise StorageError(f"{where}: {error}") from error
 
 
 def rows_of(
@@ -216,11 +216,11 @@ def _rows_of(
     low, high = state.key_groups
     is_ours = (found >= low) & (found < high)
     if state.ahead:
-        gone = np.zeros(max_parallelism, np.int64)
+        consumed = np.zeros(max_parallelism, np.int64)
         for ahead_low, ahead_high, skip in state.ahead:
-            gone[ahead_low:ahead_high] = skip
+            consumed[ahead_low:ahead_high] = skip
         numbers = np.repeat(np.arange(first, first + len(batches)), [batch.num_rows for batch in batches])
-        is_ours &= gone[found] <= numbers
+        is_ours &= consumed[found] <= numbers
     kept = np.flatnonzero(is_ours)
     if len(kept) == combined_rows.num_rows:
         return batches
@@ -229,9 +229,9 @@ def _rows_of(
     return [rows.slice(start, end - start) for start, end in pairwise([0, *ends.tolist()])]
 
 
-def _damaged(segment: Segment, place: str, what: str) -> StorageError:
+def _damaged(segment: Segment, where: str, what: str) -> StorageError:
     location = f"file {segment.file} (bytes {segment.offset} to {segment.offset + segment.length})"
     return StorageError(
-        f"{place}: channel state {location if segment.file else 'in the metadata'}: {what}. "
+        f"{where}: channel state {location if segment.file else 'in the metadata'}: {what}. "
         "This checkpoint cannot be restored; to rewind to an older one, name it with --from."
     )

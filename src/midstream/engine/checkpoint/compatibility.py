@@ -1,6 +1,6 @@
 """Checks whether a changed program can restore the state of a checkpoint: what it lacks, and what it has changed.
 
-These are pure functions. Every refusal names the operator and the old and new setting, and comes before anything runs.
+These are pure functions. Every refusal names the operator and the old and new setting, before anything runs.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def assign_channels(
         _check_columns(metadata, ends, old, edge)
         _check_combined(metadata, ends, old, states, combined_of(edge, graph))
         had = metadata.vertices[old.target].parallelism
-        # A later checkpoint may still hold these rows. It knows only its own consumers, and what these had received
+        # A later checkpoint may still hold these rows. It refers only to its own consumers, and what these had received
         # (all of this) precedes what they had not. So everything becomes the consumers' input part.
         refs = [TaskId(edge.target, subtask) for subtask in range(graph.vertices[edge.target].parallelism)]
         for state in _distribute(states, old, edge, had, graph):

@@ -39,7 +39,7 @@ class Assignment:
     tasks: Mapping[TaskId, tuple[OperatorSnapshot, ...]]
     """The state and event time of each task that gets some."""
     channels: Mapping[TaskId, tuple[ChannelState, ...]]
-    """The rows in flight to each task, in the order in which they are to be read."""
+    """The rows in flight to each task, in the order in which they must be read."""
     finished: frozenset[TaskId]
     """The tasks that had finished, which are not run again."""
     sources: Mapping[str, SourcePosition]

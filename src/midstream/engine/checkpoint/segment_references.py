@@ -85,25 +85,25 @@ def left_of(
     if not left:
         return None
     least = min(skip for _, _, skip in left) if len(left) > 1 else left[0][2]
-    index = gone = 0
-    while gone + state.segments[index].batches <= least:
-        gone += state.segments[index].batches
+    index = consumed = 0
+    while consumed + state.segments[index].batches <= least:
+        consumed += state.segments[index].batches
         index += 1
     ahead = []
     low = at = left[0][0]
     for first, end, skip in left:
         if at < first:
-            ahead.append((at, first, total - gone))
+            ahead.append((at, first, total - consumed))
         if skip > least:
-            ahead.append((first, end, skip - gone))
+            ahead.append((first, end, skip - consumed))
         at = end
-    return state.segments[index:], least - gone, (low, at), tuple(ahead)
+    return state.segments[index:], least - consumed, (low, at), tuple(ahead)
 
 
 def without_first(state: ChannelState, segments: int, batches: int) -> ChannelState:
     """Return what is left after `segments` whole segments and `batches` of the next one have been taken."""
-    gone = sum(segment.batches for segment in state.segments[:segments])
-    ahead = tuple((first, end, skip - gone) for first, end, skip in state.ahead if skip - gone > batches)
+    consumed = sum(segment.batches for segment in state.segments[:segments])
+    ahead = tuple((first, end, skip - consumed) for first, end, skip in state.ahead if skip - consumed > batches)
     return msgspec.structs.replace(state, segments=state.segments[segments:], skip=batches, ahead=ahead)
 
 
@@ -120,9 +120,9 @@ def left_bytes(states: Iterable[ChannelState]) -> int:
     for state in states:
         skip = state.skip
         for segment in state.segments:
-            gone = min(skip, segment.batches)
-            skip -= gone
-            size += segment.length * (segment.batches - gone) // segment.batches
+            consumed = min(skip, segment.batches)
+            skip -= consumed
+            size += segment.length * (segment.batches - consumed) // segment.batches
     return size
 
 

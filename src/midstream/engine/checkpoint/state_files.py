@@ -96,7 +96,7 @@ def store_parts(
     """Write the unknown chunks of each operator's parts to `file`, and return the handles of all parts.
 
     `known` maps chunk ids to handles in files that a *completed* checkpoint references. Handles of a checkpoint whose
-    outcome the task does not know must not be in it: its files may have been deleted. Raises StorageError or OSError.
+    outcome is unknown to the task must not be in it: its files may have been deleted. Raises StorageError or OSError.
     """
     new: dict[str, tuple[Chunk, Redistribute]] = {}
     for parts in operators:
@@ -220,7 +220,7 @@ _ALL = _Owned()
 
 
 def rule_of(handle: PartHandle, where: str) -> Redistribute:
-    """Return the rule of a part. Raises StorageError for one that this version does not know."""
+    """Return the rule of a part. Raises StorageError for one that this version does not have."""
     try:
         return Redistribute(handle.redistribute)
     except ValueError as error:

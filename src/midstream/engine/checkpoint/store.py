@@ -173,7 +173,7 @@ def begin(
     known, for example to a sink.
 
     An id that an earlier coordinator has claimed since this one recorded its first is skipped, and the claim stays.
-    Without the claim, later coordinators could not know that its owner may still publish it, and would use the id.
+    Without the claim, later coordinators would use the id, which its owner may still publish.
     """
     assert taken.first > 0, taken
     next_id = next_checkpoint_id(storage, newest_seen)

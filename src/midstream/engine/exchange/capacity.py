@@ -3,7 +3,7 @@
 A slot's tasks reserve, for each of their edges, the minimum that guarantees progress regardless of other tasks:
 
     output   one buffer for each consumer, and one more
-    input    `WINDOW_BUFFERS_MIN` for each producer in another slot, and one for rows that are to be recovered
+    input    `WINDOW_BUFFERS_MIN` for each producer in another slot, and one for rows to recover
 
 So an exchange between p subtasks and p others takes 3p buffers of each slot. All tasks share the other buffers of the
 pool, and windows grow with them, up to `WINDOW_BUFFERS_MAX`.

@@ -105,7 +105,7 @@ class RemoteChannel:
         """Handle a buffer. `credit_starved`: it had to wait for credit."""
         self._next_sequence(sequence)
         if self._credit <= 0:
-            raise InvariantError(f"{self.id}: a buffer came without credit")
+            raise InvariantError(f"{self.id}: a buffer arrived without credit")
         if len(payload) > self._buffer_bytes:
             raise InvariantError(f"{self.id}: a buffer of {len(payload)} bytes, agreed on {self._buffer_bytes}")
         self._credit -= 1
@@ -126,7 +126,7 @@ class RemoteChannel:
 
     def _next_sequence(self, sequence: int) -> None:
         if sequence != self._sequence:
-            raise InvariantError(f"{self.id}: frame {sequence} came where {self._sequence} was due")
+            raise InvariantError(f"{self.id}: frame {sequence} arrived where {self._sequence} was expected")
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
 
     def _assemble(self, payload: memoryview) -> None:
@@ -175,18 +175,18 @@ class RemoteChannel:
         if self._closed:
             return
         room, limit = self._window - self._batch_buffers, self.queue.limit
-        wanted = min(room, limit - self.queue.queued_buffers - self._partial_buffers) - self._credit
-        if wanted <= 0 and not self._credit and not self.queue.queued_buffers and self._partial_buffers:
+        credits = min(room, limit - self.queue.queued_buffers - self._partial_buffers) - self._credit
+        if credits <= 0 and not self._credit and not self.queue.queued_buffers and self._partial_buffers:
             assert self._partial is not None
-            wanted = -(-(len(self._partial) - self._partial_filled) // self._buffer_bytes)
+            credits = -(-(len(self._partial) - self._partial_filled) // self._buffer_bytes)
             if self._batch_buffers > self._partial_buffers:
-                wanted = min(wanted, room)
-        elif wanted * 2 < min(self._window, limit) and self._credit:
+                credits = min(credits, room)
+        elif credits * 2 < min(self._window, limit) and self._credit:
             return  # the credit would be too little for a message of its own
-        if wanted > 0:
-            self._quota.charge(wanted)
-            self._credit += wanted
-            self._grant(self.id, wanted)
+        if credits > 0:
+            self._quota.charge(credits)
+            self._credit += credits
+            self._grant(self.id, credits)
 
     def discard(self) -> None:
         """Drop everything and release every buffer: the attempt is over."""

@@ -1,7 +1,7 @@
 """The output of one subtask to one consumer on one edge: a queue of whole elements.
 
 Elements are serialised, and cut into buffers, only when a remote consumer's credit allows it. A local consumer takes
-them by reference. That is why small batches can still be joined while they wait, and no batch is ever emitted in part.
+them by reference. So small batches can still be joined while they wait, and no batch is emitted in part.
 
 Elements keep their order, except for barriers that overtake. The last of several watermarks in a row replaces the
 others: a consumer that cannot keep up would otherwise collect them without bound.

@@ -68,7 +68,7 @@ def check_job_graph(graph: JobGraph) -> None:
         assert bool(vertex.source) != bool(graph.inputs(i)), f"{vertex.name}: a source has no inputs, all others have"
     for i, edge in enumerate(graph.edges):
         assert edge.id == i, (edge.id, i)
-        assert edge.source < edge.target, f"edge {i} from {edge.source} to {edge.target} goes back"
+        assert edge.source < edge.target, f"edge {i} from {edge.source} to {edge.target} is not topological"
         assert bool(edge.keys) == (edge.partitioning is Partitioning.KEYED), edge
         source, target = graph.vertices[edge.source], graph.vertices[edge.target]
         if edge.partitioning is Partitioning.FORWARD:

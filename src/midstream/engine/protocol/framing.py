@@ -3,7 +3,7 @@
     length: u32, little endian, of what follows | type: u8 | body
 
 The length is checked against a limit before memory is allocated for the frame, and the limit is tiny until the peer has
-proved that it knows the job's secret (see `handshake`). Types below 0x10 belong to the connection itself, the others to
+proved that it has the job's secret (see `handshake`). Types below 0x10 belong to the connection itself, the others to
 its user. Sans-I/O: runs on the thread that owns the connection.
 """
 

@@ -1,4 +1,4 @@
-"""The messages by which a slot reports an exception to the driver, whatever user code has put into it."""
+"""The messages by which a slot reports an exception to the driver, regardless of its content."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from midstream.engine.checkpoint.channel_state import ReadAhead, read_segment, rows_of, where
+from midstream.engine.checkpoint.channel_state import ReadAhead, channel_text, read_segment, rows_of
 from midstream.engine.checkpoint.segment_references import left_bytes, without_first
 from midstream.engine.core.batches import batch_bytes
 from midstream.engine.core.errors import InvariantError
@@ -159,7 +159,7 @@ class GateRecovery:
         data = self._read_ahead.pop((segment.file, segment.offset), None)
 
         def work() -> Sequence[pa.RecordBatch]:
-            batches = read_segment(storage, segment, edge.forms, where(state), data)[at.batch :]
+            batches = read_segment(storage, segment, edge.forms, channel_text(state), data)[at.batch :]
             return rows_of(batches, edge, state, at.index, max_parallelism)
 
         def done(outcome: Done[Sequence[pa.RecordBatch]] | Failed) -> None:

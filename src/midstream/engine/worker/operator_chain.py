@@ -1,8 +1,8 @@
 """The operators of one task in a chain: an operator's output is the next operator's input, in the same call.
 
 A watermark moves down the chain only as fast as it fires: an operator with more results due than fit in a slice keeps
-its watermark pending, and `pump` continues with it later. An operator never gets rows while a watermark that came
-before them is still pending for it.
+its watermark pending, and `pump` continues with it later. An operator never gets rows while an earlier watermark is
+still pending for it.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class OperatorChain:
         return all_fired
 
     def row_in_batch(self, rows: int, row: int | None) -> int | None:
-        """The position, among the `rows` that came into the chain, of row `row` of the current operator.
+        """The position, among the `rows` that entered the chain, of row `row` of the current operator.
 
         None if it is unknown, because an operator in between has added, removed or merged rows.
         """
@@ -219,7 +219,7 @@ class OperatorChain:
 
     @property
     def processes_batch(self) -> bool:
-        """Whether the current operator has rows that were made from the batch that came into the chain last."""
+        """Whether the current operator has rows that were made from the batch that entered the chain last."""
         index, given = self.current
         return given >= 0 and all(operator.keeps_splits for operator in self.operators[:index])
 

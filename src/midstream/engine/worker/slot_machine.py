@@ -1,6 +1,6 @@
 """The state machine of one slot, which deploys, runs and cancels the tasks of one attempt at a time.
 
-SLOT_TABLE has the messages that may come in each state. `deployment` builds the tasks of an attempt, and
+SLOT_TABLE has the messages that are valid in each state. `deployment` builds the tasks of an attempt, and
 `task_scheduler` chooses which of them runs next. Messages and completions of an attempt that is over, or is not the current one, are
 ignored.
 """
@@ -199,7 +199,7 @@ class SlotMachine:
             self._deployment.check()
 
     def _transition(self, event: object) -> None:
-        """Change the state as SLOT_TABLE says. Raises InvariantError for an event that must not come now."""
+        """Change the state by SLOT_TABLE. Raises InvariantError for an event that is not valid in the current state."""
         self.state, before = SLOT_TABLE.next(self.state, event, self._story), self.state
         self._story.append((before, event))
 

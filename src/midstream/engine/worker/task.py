@@ -105,7 +105,7 @@ TASK_TABLE: Final[TransitionTable[TaskState, TaskEvent]] = TransitionTable(
             _PAUSED, TaskEvent.RESUME, (_RUNNING,), "the checkpoint is aborted, or the job continues nevertheless"
         ),
         Transition(_RUNNING, TaskEvent.INPUT_ENDED, (_ENDING,), "watermarks fire"),
-        Transition(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` goes out"),
+        Transition(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` is sent"),
         Transition(
             _AWAITS_CHECKPOINT, TaskEvent.COMPLETED, (_AWAITS_SENT,), "nothing of the task can be lost any more"
         ),
@@ -130,13 +130,13 @@ class Step(Enum):
     FIRE = "fire a slice of a watermark"
     TIMER = "call a timer that is due"
     READ_GATES = "read from the gates"
-    """Read rows, or once the data has ended the barriers and ends that still come."""
+    """Read rows, or after the end of the data the remaining barriers and ends."""
     READ_SOURCE = "read from the source"
     PAUSE = "wait while the source is paused"
     FINISH = "emit what is left"
 
 
-# A member takes ten times as long as a global to look up.
+# Reading an enum member takes ten times as long as reading a global.
 _END, _MAIL, _WAIT, _FIRE, _TIMER, _READ_GATES, _READ_SOURCE, _PAUSE, _FINISH = Step
 
 
@@ -298,13 +298,13 @@ class Task:
         self.mail(lambda: self._resume_source(checkpoint_id))
 
     def add_split(self, split: bytes, is_last: bool) -> None:
-        """Assign a split. It is a mail, like a trigger: a split that came before the trigger is in the checkpoint."""
+        """Assign a split. It is a mail, like a trigger: a split that arrived before the trigger is in the checkpoint."""
         self._mail_source(lambda source: source.add_split(split, is_last=is_last))
 
     def splits_assigned(self, none_waits: bool) -> None:
         """Every split found so far is assigned; `none_waits`: this is the answer to the last request.
 
-        It is a mail, so that it keeps its place among the splits. Before the start there are no splits and no mails.
+        It is a mail, so that it keeps its position among the splits. Before the start there are no splits and no mails.
         """
         if self.operators.source is not None and self.state is TaskState.CREATED:
             self.operators.source.splits_assigned(none_waits)
@@ -529,7 +529,7 @@ class Task:
 
     def check(self) -> None:
         """Check everything that must hold between two steps."""
-        if self.is_live:  # a failure leaves the chain in the middle of its work
+        if self.is_live:  # a failure interrupts the chain within its work
             self.operators.chain.check()
         self._checkpoints.check()
         for gate in self.gates:

@@ -113,7 +113,7 @@ class TaskInput:
                 reader.gate.recovered.start()
 
     def event_times(self) -> tuple[InputMetrics, ...]:
-        """How far event time has come on each gate, over those of its channels that the valve waits for."""
+        """The event time of each gate, over those of its channels for which the valve waits."""
         waited_for = sorted(self._valve.waited_for())
         found = []
         for reader, first, end in zip(self._readers, self._first_channel, self._first_channel[1:], strict=False):

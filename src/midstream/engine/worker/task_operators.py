@@ -40,7 +40,7 @@ class RestoredOperators:
 class TaskOperators:
     """The source and the operators of one task.
 
-    `is_bounded` says whether every source that they depend on is bounded.
+    `is_bounded`: every source that they depend on is bounded.
     `wake` is called when a timer is due, and `fail` when something fails on another thread.
     """
 

@@ -65,7 +65,7 @@ def store_snapshot(
     try:
         stored = store_parts(storage, [result.parts for result in results], known, file, inline_bytes_max)
     except (StorageError, OSError) as error:
-        # The file may exist nevertheless: not every storage can tell whether a failed write took effect.
+        # The file may exist nevertheless: not every storage reports whether a failed write took effect.
         return StoredSnapshot((), committables, {}, (file,), error=error)
     parts = tuple(zip(uids, stored.parts, strict=True))
     return StoredSnapshot(parts, committables, stored.in_files, stored.written.files, stored.written.stored_bytes)
@@ -161,7 +161,7 @@ class TaskSnapshots:
         """Store the operators' snapshots. They are acknowledged once `in_flight_stored` has been called as well.
 
         `operators` are in the order of the chain. `began_s` is when the snapshot was begun, by the stopwatch.
-        `with_metrics`: the acknowledgement has the task's metrics, since no heartbeat may come after it.
+        `with_metrics`: the acknowledgement has the task's metrics, since no heartbeat may follow it.
         """
         if self._unacknowledged and next(reversed(self._unacknowledged)) >= checkpoint_id:
             raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._unacknowledged)}")
