@@ -192,7 +192,7 @@ def test_rows_and_combined_batches_arrive_as_what_they_are_and_only_equals_are_j
 ) -> None:
     monkeypatch.setattr(adaptive_combiner, "ROWS_MIN", 10)
     monkeypatch.setattr(adaptive_combiner, "REDUCTION_MIN", 20)
-    monkeypatch.setattr(ResultPartition, "_hands_over", False)  # or nothing would be combined for one local consumer
+    monkeypatch.setattr(ResultPartition, "_is_handed_over", False)  # or nothing would be combined for one local consumer
     world = TwoSlots(buffer_bytes=4096, window=9, combiner=Longest())
     if is_local:
         channel = LocalChannel(world.partition.subpartitions[0])
@@ -433,5 +433,5 @@ def test_reserved_buffers_stay_free_for_their_owner_whatever_others_take() -> No
     greedy.free(20)
     pool.check()
     assert pool.in_use == 0
-    with pytest.raises(InvariantError, match="given back"):
+    with pytest.raises(InvariantError, match="released"):
         greedy.free(1)
