@@ -118,19 +118,19 @@ def announcement_lost() -> Replacements:
 
 def overtakes_again() -> Replacements:
     """When its timeout has passed, a barrier overtakes also in outputs that it has left already."""
-    return [(ResultPartition, "overtake_waiting", ResultPartition.overtake)]
+    return [(ResultPartition, "overtake_queued", ResultPartition.overtake)]
 
 
 def overtakes_without_rows() -> Replacements:
     """What a barrier overtakes because its timeout has passed is not stored."""
-    original = ResultPartition.overtake_waiting
+    original = ResultPartition.overtake_queued
 
-    def overtake_waiting(self: Any, barrier: Any) -> Any:
+    def overtake_queued(self: Any, barrier: Any) -> Any:
         for _, items in original(self, barrier):
             release(items)
         return []
 
-    return [(ResultPartition, "overtake_waiting", overtake_waiting)]
+    return [(ResultPartition, "overtake_queued", overtake_queued)]
 
 
 def overtakes_what_is_shared() -> Replacements:

@@ -42,13 +42,13 @@ class Pipe:
     """A data link in memory: frames leave in random portions, chosen by the test."""
 
     def __init__(self) -> None:
-        self.wanted = False
+        self.requested = False
 
     def wake(self) -> None:
-        self.wanted = True
+        self.requested = True
 
     def close(self) -> None:
-        self.wanted = False
+        self.requested = False
 
 
 class TwoSlots:
@@ -192,7 +192,9 @@ def test_rows_and_combined_batches_arrive_as_what_they_are_and_only_equals_are_j
 ) -> None:
     monkeypatch.setattr(adaptive_combiner, "ROWS_MIN", 10)
     monkeypatch.setattr(adaptive_combiner, "REDUCTION_MIN", 20)
-    monkeypatch.setattr(ResultPartition, "_is_handed_over", False)  # or nothing would be combined for one local consumer
+    monkeypatch.setattr(
+        ResultPartition, "_is_handed_over", False
+    )  # or nothing would be combined for one local consumer
     world = TwoSlots(buffer_bytes=4096, window=9, combiner=Longest())
     if is_local:
         channel = LocalChannel(world.partition.subpartitions[0])

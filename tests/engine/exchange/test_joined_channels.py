@@ -83,7 +83,9 @@ class Negated:
 def test_what_waits_in_several_channels_is_joined_with_what_has_its_form_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive_combiner, "ROWS_MIN", 2)
     monkeypatch.setattr(adaptive_combiner, "REDUCTION_MIN", 1)
-    monkeypatch.setattr(ResultPartition, "_is_handed_over", False)  # or nothing would be combined for one local consumer
+    monkeypatch.setattr(
+        ResultPartition, "_is_handed_over", False
+    )  # or nothing would be combined for one local consumer
     world = World(4, Negated())
     for producer, rows in enumerate((2, 1, 2, 1)):
         world.emit(producer, rows)

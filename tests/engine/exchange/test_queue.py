@@ -304,9 +304,9 @@ def test_a_barrier_that_waits_its_turn_can_overtake_later_and_leaves_what_is_beh
     world.partition.broadcast(barrier(1))
     world.partition.emit(batch(100, 1))
     assert world.partition.has_queued_barrier(1)
-    ((_, captured),) = world.partition.overtake_waiting(barrier(1))
+    ((_, captured),) = world.partition.overtake_queued(barrier(1))
     assert numbers(captured) == list(range(30))
-    assert not world.partition.has_queued_barrier(1) and world.partition.overtake_waiting(barrier(1)) == []
+    assert not world.partition.has_queued_barrier(1) and world.partition.overtake_queued(barrier(1)) == []
     world.carry_all()
     assert world.heard == [barrier(1)]
     assert world.gate.poll(1) == (0, barrier(1))
@@ -323,7 +323,7 @@ def test_a_barrier_that_has_left_in_its_turn_is_told_and_overtakes_nothing() -> 
     assert world.partition.has_queued_barrier(7)
     world.carry_all()
     assert sent == [7] and not world.partition.has_queued_barrier(7)
-    assert world.partition.overtake_waiting(barrier(7)) == []
+    assert world.partition.overtake_queued(barrier(7)) == []
 
 
 def test_a_producer_hears_when_its_last_element_has_left_be_it_a_barrier_that_overtook() -> None:
@@ -377,7 +377,7 @@ def test_every_row_is_before_the_snapshot_or_captured_once_or_behind_the_barrier
                     world.partition.broadcast(barrier(1))
                     waits, cut = True, start
                 elif waits:
-                    found = world.partition.overtake_waiting(barrier(1))
+                    found = world.partition.overtake_queued(barrier(1))
                     unsent = found[0][1] if found else []
                 else:
                     unsent, cut = world.partition.overtake(barrier(1))[0][1], start

@@ -29,33 +29,36 @@ class AdaptiveCombiner:
 
     def __init__(self, combiner: Combiner) -> None:
         self._combiner = combiner
-        self._pays = False
+        self._pays_off = False
         """Whether combining has paid off for the last batch for which it was tried."""
-        self._pause = 0
+        self._retry_after_batches = 0
         """How many batches are sent as they are after the next failed try. 0 after a success, because a batch that spans two
         windows leaves twice as many rows as its neighbours."""
-        self._left = 0
-        """How many of these remain."""
+        self._batches_until_retry = 0
+        """The number of batches to send as they are before the next try."""
 
     def apply(self, batch: Batch) -> Batch:
         """Return the batch to send for `batch`. Raises what the consumer would raise for its rows."""
         if batch.num_rows < ROWS_MIN:
             return batch
-        if self._left:
-            self._left -= 1
+        if self._batches_until_retry:
+            self._batches_until_retry -= 1
             return batch
         combined = self._combine_if_worthwhile(batch)
-        self._pays = combined is not None
+        self._pays_off = combined is not None
         if combined is not None:
-            self._pause = 0
+            self._retry_after_batches = 0
             return combined
-        self._left, self._pause = self._pause, min(2 * self._pause or 1, PAUSE_MAX)
+        self._batches_until_retry, self._retry_after_batches = (
+            self._retry_after_batches,
+            min(2 * self._retry_after_batches or 1, PAUSE_MAX),
+        )
         return batch
 
     def _combine_if_worthwhile(self, batch: Batch) -> Batch | None:
         """Return the combined batch, or None if it does not pay off."""
         left_max = batch.num_rows // REDUCTION_MIN
-        if not self._pays:
+        if not self._pays_off:
             first = self._combiner.combine(batch.slice(0, -(-batch.num_rows // PROBE_PARTS)))
             if first.num_rows > left_max:
                 return None

@@ -156,7 +156,7 @@ class ResultPartition:
                 captured.append((sub.channel, sub.overtake(barrier)))
         return captured
 
-    def overtake_waiting(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
+    def overtake_queued(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
         """Do what `overtake` does, but only for consumers towards which the barrier is still queued."""
         return [(sub.channel, sub.overtake(barrier)) for sub in self._with_barrier(barrier.checkpoint_id)]
 

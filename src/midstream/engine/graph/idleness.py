@@ -49,7 +49,7 @@ def channel_origins(graph: JobGraph, ref: TaskId) -> list[Origin]:
     """
     found: list[Origin] = []
     for vertex in graph.vertices[: ref.vertex]:
-        found.append(_of(graph, vertex, found))
+        found.append(_origin_of(graph, vertex, found))
     origins: list[Origin] = []
     for edge in graph.inputs(ref.vertex):
         each = found[edge.source]
@@ -70,7 +70,7 @@ def is_bounded(graph: JobGraph, vertex: int) -> bool:
     return True
 
 
-def _of(graph: JobGraph, vertex: Vertex, before: list[Origin]) -> Origin:
+def _origin_of(graph: JobGraph, vertex: Vertex, before: list[Origin]) -> Origin:
     """The origins of what a vertex emits, for any one of its subtasks."""
     every, one = frozenset[int](), frozenset[int]()
     has_event_time = any(spec.operator.makes_watermarks for spec in vertex.operators)

@@ -62,7 +62,7 @@ _FOR_TASKS_THAT_RUN: Final = (
 _OF_AN_ATTEMPT: Final = (m.Start, m.SplitsAssigned, m.ResumeSources, *_FOR_TASKS_THAT_RUN)
 
 
-def _rows(
+def _transitions(
     states: Iterable[SlotState], message: object, what: str, then: SlotState | None = None
 ) -> Iterator[Transition[SlotState, object]]:
     return (Transition(state, message, (then or state,), what) for state in states)
@@ -72,18 +72,18 @@ SLOT_TABLE: Final[TransitionTable[SlotState, object]] = TransitionTable(
     "slot",
     (
         Transition(_IDLE, m.Welcome, (_IDLE,), "the slot gets its number"),
-        *_rows(SlotState, m.Deploy, "running tasks are closed, state is read", _DEPLOYING),
+        *_transitions(SlotState, m.Deploy, "running tasks are closed, state is read", _DEPLOYING),
         Transition(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "reported to the coordinator"),
         Transition(_DEPLOYING, SlotEvent.NOT_OPENED, (_IDLE,), "everything is closed, the failure is reported"),
         Transition(_DEPLOYED, m.Start, (_RUNNING,), "links to other slots are opened, tasks run"),
-        *_rows((_DEPLOYED, _RUNNING), m.SplitsAssigned, "a mail for a source"),
-        *_rows((_DEPLOYING, _DEPLOYED, _RUNNING), m.ResumeSources, "a mail for tasks"),
-        *(row for message in _FOR_TASKS_THAT_RUN for row in _rows((_RUNNING,), message, "a mail for tasks")),
-        *_rows(SlotState, m.Cancel, "everything is closed", _IDLE),
-        *_rows(SlotState, m.Release, "everything is closed", _IDLE),
-        *_rows(SlotState, m.CommitSinks, "sinks are loaded"),
-        *_rows(SlotState, m.Commit, "a lane commits or aborts"),
-        *_rows(SlotState, m.Heartbeat, "the driver is alive"),
+        *_transitions((_DEPLOYED, _RUNNING), m.SplitsAssigned, "a mail for a source"),
+        *_transitions((_DEPLOYING, _DEPLOYED, _RUNNING), m.ResumeSources, "a mail for tasks"),
+        *(row for message in _FOR_TASKS_THAT_RUN for row in _transitions((_RUNNING,), message, "a mail for tasks")),
+        *_transitions(SlotState, m.Cancel, "everything is closed", _IDLE),
+        *_transitions(SlotState, m.Release, "everything is closed", _IDLE),
+        *_transitions(SlotState, m.CommitSinks, "sinks are loaded"),
+        *_transitions(SlotState, m.Commit, "a lane commits or aborts"),
+        *_transitions(SlotState, m.Heartbeat, "the driver is alive"),
     ),
 )
 """The events are classes of messages and members of `SlotEvent`."""

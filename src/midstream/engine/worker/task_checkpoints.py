@@ -210,7 +210,7 @@ class TaskCheckpoints:
         if state is not None:
             for partition in self._partitions:
                 if partition.edge.id in self._services.unaligned_edges:
-                    state.outputs += partition.overtake_waiting(barrier)
+                    state.outputs += partition.overtake_queued(barrier)
             self._store_if_complete(barrier.checkpoint_id)
 
     def _barrier_sent(self, checkpoint_id: int) -> None:
