@@ -21,8 +21,8 @@ an OVER checkpoint changes nothing, and a barrier of a NEWER one ends the pendin
 in IDLE. An event without a row is refused: a barrier that was overtaken is never received, a timer fires once, writing
 can only fail for what is being captured, and a task is triggered once.
 
-A channel that has ended, or whose end has arrived, counts as having delivered every later barrier. This machine identifies
-channels only by numbers from 0.
+A channel that has ended, or whose end has arrived, counts as having delivered every later barrier. This machine
+identifies channels only by numbers from 0.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ class OtherCheckpoint(Enum):
     OVER = auto()
     """The event is about a checkpoint that was taken, cancelled or abandoned here: it changes nothing."""
     NEWER = auto()
-    """The event is a barrier of a newer checkpoint than the pending one. Once the pending one is abandoned, the event is
-    handled again, in IDLE.
+    """The event is a barrier of a newer checkpoint than the pending one. Once the pending one is abandoned, the event
+    is handled again, in IDLE.
     """
 
 
@@ -239,7 +239,8 @@ class BarrierHandler:
 
     @property
     def priority_channels(self) -> Collection[int]:
-        """The channels that have to be read up to their barriers before the pending checkpoint may overtake the others."""
+        """The channels that have to be read up to their barriers before the pending checkpoint may overtake the
+        others."""
         pending = self._pending
         if pending is None or pending.capturing or not pending.may_overtake:
             return ()

@@ -45,8 +45,8 @@ class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
     One of an earlier coordinator that is missing here was written later, when its files might have been deleted.
     """
     source: int | None = None
-    """The id of the checkpoint from which the job resumes, which may be a copy that is still to be published. None if it
-    began at the beginning.
+    """The id of the checkpoint from which the job resumes, which may be a copy that is still to be published. None if
+    it began at the beginning.
     """
     fresh: bool = False
     """The job began at the beginning, although there were checkpoints."""

@@ -58,8 +58,8 @@ class Written:
 
 
 def inline_bytes_max(requested_bytes: int, tasks: int) -> int:
-    """Return how many bytes of each kind each task may put into the metadata: `requested_bytes`, or less if there are many
-    tasks.
+    """Return how many bytes of each kind each task may put into the metadata: `requested_bytes`, or less if there are
+    many tasks.
     """
     return min(requested_bytes, INLINE_JOB_BYTES_MAX // (KINDS * tasks))
 

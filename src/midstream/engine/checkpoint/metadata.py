@@ -128,7 +128,8 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 _PACKED_FROM_BYTES: Final = 64 * 2**10
 _UNPACKED_BYTES_MAX: Final = 2**30
-"""The limit on the unpacked splits of one source, some millions of files: a few damaged bytes could unpack to any size."""
+"""The limit on the unpacked splits of one source, some millions of files: a few damaged bytes could unpack to any
+size."""
 _CHANNELS_AT_ONCE: Final = 4096
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(CheckpointMetadata).decode

@@ -164,8 +164,8 @@ def _ranges(parallelism: int, max_parallelism: int) -> list[tuple[int, int]]:
 def _each_once(
     states: list[ChannelState], whose: list[tuple[int, int]]
 ) -> Iterator[tuple[ChannelState, list[Piece] | None]]:
-    """Yield states in one order for all consumers that keeps the order of each old consumer; without pieces, nothing has
-    been consumed.
+    """Yield states in one order for all consumers that keeps the order of each old consumer; without pieces, nothing
+    has been consumed.
 
     States that had been distributed before are ordered by their numbers, so that all consumers have them in the same
     order, and merged. They come after what an old consumer began with, and before what it has received since.

@@ -191,8 +191,9 @@ def finished_tasks(
     If the parallelism has changed, every subtask of such a vertex runs. A task also runs as a whole if it has an
     operator that is new, or of which this subtask had not finished. Nothing was still to reach a finished subtask,
     neither rows in flight nor from its producers, and its results were at its consumers or in flight to them. So only
-    the work of the other subtasks remains, and any subtask may do it, wherever an edge now leads. But the state of a finished subtask is not restored (what it emitted at its end would be emitted again):
-    no row of its keys may arrive again.
+    the work of the other subtasks remains, and any subtask may do it, wherever an edge now leads. But the state of a
+    finished subtask is not restored (what it emitted at its end would be emitted again): no row of its keys may arrive
+    again.
     """
     found: set[TaskId] = set()
     for vertex in graph.vertices:  # producers come before consumers
@@ -239,8 +240,8 @@ _MAY_HAVE_SHIFTED: Final = (
 
 
 def _of_shifted_uids(old: Mapping[str, OperatorState], vertex: Vertex, known: str) -> str:
-    """Describe which automatic uids of a task have shifted since the checkpoint; "" if none has. `known`: a uid that the
-    task had then.
+    """Describe which automatic uids of a task have shifted since the checkpoint; "" if none has. `known`: a uid that
+    the task had then.
     """
     now = [spec.uid for spec in vertex.specs]
     then = [uid for uid, op in old.items() if op.vertex == old[known].vertex]

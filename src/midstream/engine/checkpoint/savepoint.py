@@ -200,7 +200,8 @@ def _repacked_snapshot(packing: _Packing, snapshot: OperatorSnapshot) -> Operato
 
 
 def _read(source: Storage, path: str, pieces: list[_Piece]) -> Iterator[bytes]:
-    """Read pieces. Raises StorageError for one that is not what was written: a copy of damaged bytes would appear intact."""
+    """Read pieces. Raises StorageError for one that is not what was written: a copy of damaged bytes would appear
+    intact."""
     for piece in pieces:
         data = source.read_range(path, piece.offset, piece.length)
         problem = check_extent(memoryview(data), piece.length, piece.checksum)

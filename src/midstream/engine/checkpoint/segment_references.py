@@ -50,8 +50,8 @@ def pieces_of(state: ChannelState, whole: tuple[int, int]) -> list[Piece]:
 
 
 def merge_shares(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]]) -> tuple[ChannelState, list[Piece]]:
-    """Merge what was split from one reference: return the state with the most batches, and the pieces of all, in terms of
-    its batches.
+    """Merge what was split from one reference: return the state with the most batches, and the pieces of all, in terms
+    of its batches.
     """
     longest = max(states, key=batches_of)
     total = batches_of(longest)

@@ -41,7 +41,8 @@ class StateFile:
     vertex: int
     subtask: int
     kind: str = "state"
-    """The kind, "state", or "channels", "channels-1", … for what was in flight, see `engine.checkpoint.channel_state`."""
+    """The kind, "state", or "channels", "channels-1", … for what was in flight, see
+    `engine.checkpoint.channel_state`."""
 
     @property
     def path(self) -> str:

@@ -15,8 +15,8 @@ the epochs before it publishes or deletes; it claims `_owner` exclusively, so it
 published under the same id; and it checks the epochs again *after* publishing, before the checkpoint is reported. A
 checkpoint that slips in between has a lower epoch than the later coordinator and an id that is not among those which
 that coordinator listed when it started (`.from`), by which it is recognised as superseded and never offered. A
-coordinator that rewinds to an older checkpoint and has sinks roll back newer output records this in the same way, before
-the first sink does: from then on the newer checkpoints are superseded.
+coordinator that rewinds to an older checkpoint and has sinks roll back newer output records this in the same way,
+before the first sink does: from then on the newer checkpoints are superseded.
 
 A deletion cannot be conditional, so a complete checkpoint is marked first (`_dropped`), and the epochs are checked
 again after that. A later coordinator takes its epoch before it lists the checkpoints: either it finds the mark, and
@@ -153,8 +153,8 @@ def record_start(
     """Record, for later coordinators, from where this one resumes, which checkpoints count and where new ids begin;
     return those that count.
 
-    `giving_up_after`: no checkpoint of earlier coordinators above that id counts. `first`: what `next_checkpoint_id` has
-    returned since this coordinator took over. `source`, `keeps`, `takes_back`: see `FromFile`.
+    `giving_up_after`: no checkpoint of earlier coordinators above that id counts. `first`: what `next_checkpoint_id`
+    has returned since this coordinator took over. `source`, `keeps`, `takes_back`: see `FromFile`.
     """
     newest = max((entry.checkpoint_id for entry in taken.listed), default=0)
     if giving_up_after is not None:
@@ -373,8 +373,8 @@ def was_rewound_past(storage: Storage, metadata: CheckpointMetadata) -> bool:
 def shows_committed(storage: Storage, listed: Iterable[Listed], metadata: CheckpointMetadata) -> bool:
     """Whether a newer one of these checkpoints shows that what `metadata` holds for sinks has been committed.
 
-    One start made both, and the newer one no longer holds that output; or the newer one's start resumed from `metadata`,
-    and committed that output first.
+    One start made both, and the newer one no longer holds that output; or the newer one's start resumed from
+    `metadata`, and committed that output first.
     """
     begun_here = {epoch for epoch, start in _starts(storage).items() if start.source == metadata.checkpoint_id}
     held = {(of.uid, of.checkpoint_id) for of in metadata.committables}
@@ -387,10 +387,11 @@ def shows_committed(storage: Storage, listed: Iterable[Listed], metadata: Checkp
 
 
 def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> Begun | None:
-    """Return from what the last start resumed, if it has completed no checkpoint and did not simply resume from `newest`.
+    """Return from what the last start resumed, if it has completed no checkpoint and did not simply resume from
+    `newest`.
 
-    `newest` is the newest checkpoint of the directory; None if there is none. A start that resumed from it is returned if it
-    had to keep newer output, or to roll it back.
+    `newest` is the newest checkpoint of the directory; None if there is none. A start that resumed from it is returned
+    if it had to keep newer output, or to roll it back.
     """
     made_by, newest_id = (0, 0) if newest is None else (newest.epoch, newest.checkpoint_id)
     since = {epoch: start for epoch, start in _starts(storage).items() if epoch > made_by}

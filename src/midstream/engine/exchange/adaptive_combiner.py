@@ -32,8 +32,8 @@ class AdaptiveCombiner:
         self._pays_off = False
         """Whether combining has paid off for the last batch for which it was tried."""
         self._retry_after_batches = 0
-        """How many batches are sent as they are after the next failed try. 0 after a success, because a batch that spans two
-        windows leaves twice as many rows as its neighbours."""
+        """How many batches are sent as they are after the next failed try. 0 after a success, because a batch that
+        spans two windows leaves twice as many rows as its neighbours."""
         self._batches_until_retry = 0
         """The number of batches to send as they are before the next try."""
 

@@ -97,7 +97,8 @@ class _Parts:
 
 
 def concat_leased(parts: Sequence[LeasedBatch]) -> LeasedBatch:
-    """One batch with the rows of all parts, which have the same form, in their order. It owns the leases of its parts."""
+    """One batch with the rows of all parts, which have the same form, in their order. It owns the leases of its
+    parts."""
     if len(parts) == 1:
         return parts[0]
     buffers = sum([part.buffers for part in parts])

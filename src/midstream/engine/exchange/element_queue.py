@@ -1,7 +1,7 @@
 """The queue of elements that wait for their consumer, and their capture for an unaligned checkpoint.
 
-A queue has whole elements in order. A captured batch is held, not copied: its lease (`engine.exchange.batch_lease`) is over once the
-consumer has processed it *and* it has been written.
+A queue has whole elements in order. A captured batch is held, not copied: its lease (`engine.exchange.batch_lease`) is
+over once the consumer has processed it *and* it has been written.
 
 The capture for checkpoint n has every batch before barrier n, queued or still to arrive. Only one queue captures a
 batch: the one that holds it when the barrier overtakes it. A batch that has not been sent completely is still in the
@@ -113,8 +113,8 @@ class ElementQueue:
     def _set_limit(self, first: LeasedBatch, last: LeasedBatch, queue_time: QueueTime) -> None:
         """Set the limit by how long the batches from `first` to `last` have waited. They were read as one batch.
 
-        The limit is lowered immediately: `queued_buffers` were read while `first` waited. It is raised by one batch at a
-        time, and only if the producer had to wait for it.
+        The limit is lowered immediately: `queued_buffers` were read while `first` waited. It is raised by one batch at
+        a time, and only if the producer had to wait for it.
         """
         waited_s, target_s = queue_time.now_s() - first.queued_s, queue_time.target_s
         if waited_s > target_s:
@@ -125,7 +125,8 @@ class ElementQueue:
         self.credit_starved = False
 
     def _run(self, first: LeasedBatch, rows_max: int) -> list[LeasedBatch]:
-        """The batches to concatenate, beginning with `first`. That copies them, and does not pay off for a large batch."""
+        """The batches to concatenate, beginning with `first`. That copies them, and does not pay off for a large
+        batch."""
         run = [first]
         rows = first.batch.num_rows
         if rows * 2 > rows_max:
@@ -183,7 +184,8 @@ class ElementQueue:
         return any(isinstance(i, CheckpointBarrier) and i.checkpoint_id == checkpoint_id for i in self._items)
 
     def check(self) -> None:
-        """Check that `queued_buffers` counts the queued batches, that their leases last, and that a batch is allowed."""
+        """Check that `queued_buffers` counts the queued batches, that their leases last, and that a batch is
+        allowed."""
         buffers = 0
         for item in self._items:
             if isinstance(item, LeasedBatch):

@@ -55,10 +55,10 @@ class RemoteChannel:
     """The channel to a producer in another slot: it receives buffers, assembles batches, and grants credit.
 
     `window` buffers of the quota are reserved for this channel. Every announced credit is charged from its announcement
-    until the lease of the batch that used it is over, and `credit + batch buffers <= window`. The window is static
-    and each channel has its own, so that no channel can starve another, and no batch waits for a round trip of credit
-    while there is room. Within the window, credit is granted only up to the queue's limit. The batch being processed does
-    not count towards it, so that the next one arrives meanwhile. Exception: a partial batch larger than the limit is
+    until the lease of the batch that used it is over, and `credit + batch buffers <= window`. The window is static and
+    each channel has its own, so that no channel can starve another, and no batch waits for a round trip of credit while
+    there is room. Within the window, credit is granted only up to the queue's limit. The batch being processed does not
+    count towards it, so that the next one arrives meanwhile. Exception: a partial batch larger than the limit is
     granted credit for its remainder. If the channel holds nothing else, that may even overdraw the quota, because these
     buffers become free only after the remainder has arrived.
 

@@ -75,8 +75,8 @@ class InputGate:
         """The next batch, or the next event with its channel's index, or None when nothing can be read now.
 
         A small batch is joined with small ones that wait in other channels, up to `rows_max` rows: more channels mean
-        smaller batches, and every operator call has a fixed cost. A batch is the `current_batch` until all its rows have
-        been processed, and `processed` is called.
+        smaller batches, and every operator call has a fixed cost. A batch is the `current_batch` until all its rows
+        have been processed, and `processed` is called.
         """
         if self.current_batch is not None:
             raise InvariantError(
@@ -111,7 +111,8 @@ class InputGate:
         return None
 
     def _join(self, first: LeasedBatch, rows_max: int) -> LeasedBatch:
-        """Join `first` with batches of its form of other channels, if it is small enough for the copy to pay off, as in a queue.
+        """Join `first` with batches of its form of other channels, if it is small enough for the copy to pay off, as in
+        a queue.
 
         The channels of these batches have had their turn.
         """

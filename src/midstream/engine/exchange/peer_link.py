@@ -1,8 +1,8 @@
 """This slot's end of the data connection to one peer slot: many channels over one byte stream.
 
-The transport pulls frames when the socket can take them, so that the socket never holds more than a small number of bytes,
-where no barrier can overtake them. Credits go first, because the peer's senders wait for them. Then the subpartitions
-that can send take turns, one buffer each.
+The transport pulls frames when the socket can take them, so that the socket never holds more than a small number of
+bytes, where no barrier can overtake them. Credits go first, because the peer's senders wait for them. Then the
+subpartitions that can send take turns, one buffer each.
 """
 
 from __future__ import annotations

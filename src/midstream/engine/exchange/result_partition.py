@@ -108,7 +108,8 @@ class ResultPartition:
 
     @property
     def _is_handed_over(self) -> bool:
-        """Whether all keys go to one consumer in this slot: no rows are split or sent, so combining would save nothing."""
+        """Whether all keys go to one consumer in this slot: no rows are split or sent, so combining would save
+        nothing."""
         return self.edge.partitioning is Partitioning.KEYED and self._consumers == 1 and self.subpartitions[0].is_local
 
     @property
@@ -212,8 +213,8 @@ def _split_by_one_gather(batch: Batch, owners: npt.NDArray[np.int32], consumers:
 
 
 def split_rows(batch: Batch, owners: npt.NDArray[np.int32], consumers: int, buffer_bytes: int) -> list[Batch]:
-    """The rows of each consumer, in their order: one pass over the owners and one gather per consumer; for many consumers,
-    one sort instead of the passes.
+    """The rows of each consumer, in their order: one pass over the owners and one gather per consumer; for many
+    consumers, one sort instead of the passes.
 
     A batch of few rows in no more than a buffer is gathered once and cut into slices, because there a call costs more
     than moving the rows. The slices share their memory, which is no more than the buffer that each of them is charged.

@@ -171,7 +171,8 @@ class Subpartition:
         self.closed = True
 
     def check(self, current_batch: LeasedBatch | None = None) -> None:
-        """Check that at least the queued batches are charged, and the one being sent or (locally) the `current_batch`."""
+        """Check that at least the queued batches are charged, and the one being sent or (locally) the
+        `current_batch`."""
         self.queue.check()
         taken = current_batch if self.is_local else self.sending
         used = self.queue.queued_buffers + (taken.charged_to(self) if taken is not None else 0)

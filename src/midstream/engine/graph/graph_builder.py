@@ -61,7 +61,8 @@ def build_job_graph(logical: LogicalGraph, config: JobConfig) -> JobGraph:
 
 
 def check_job_graph(graph: JobGraph) -> None:
-    """Check what slots and coordinator rely on. A violation is a bug in the code that built the graph, hence assertions."""
+    """Check what slots and coordinator rely on. A violation is a bug in the code that built the graph, hence
+    assertions."""
     for i, vertex in enumerate(graph.vertices):
         assert vertex.id == i, (vertex.id, i)
         assert vertex.source is not None or vertex.operators, vertex
@@ -132,7 +133,8 @@ def _in_topological_order(logical: LogicalGraph) -> list[Node]:
 
 
 def _find_cycle(nodes: Sequence[Node], stuck: set[int]) -> list[Node]:
-    """The nodes of one cycle in the direction of the rows. Each stuck node has a stuck input, so walking up must repeat."""
+    """The nodes of one cycle in the direction of the rows. Each stuck node has a stuck input, so walking up must
+    repeat."""
     path: list[int] = []
     at = min(stuck)
     while at not in path:

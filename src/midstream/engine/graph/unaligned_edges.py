@@ -2,12 +2,12 @@
 
 Rows in flight on a forward or broadcast edge belong to their consumers, so barriers keep their position among them, and
 a task downstream of such an edge reads up to the barrier before it takes its snapshot. Where rows take two paths, this
-could deadlock: task A, which has not reached its barrier, sends to B and to C, and B sends to C. B has already taken its
-snapshot (another subtask's barrier had arrived), so that C blocks the channel of B, and waits for the barrier of A. Then
-A waits for B to take its rows, B waits for C, and C for A.
+could deadlock: task A, which has not reached its barrier, sends to B and to C, and B sends to C. B has already taken
+its snapshot (another subtask's barrier had arrived), so that C blocks the channel of B, and waits for the barrier of A.
+Then A waits for B to take its rows, B waits for C, and C for A.
 
-So between tasks that can wait for each other in that way, barriers do not overtake either: B takes its snapshot after A,
-C does not block B while it waits for A, and A continues.
+So between tasks that can wait for each other in that way, barriers do not overtake either: B takes its snapshot after
+A, C does not block B while it waits for A, and A continues.
 """
 
 from __future__ import annotations

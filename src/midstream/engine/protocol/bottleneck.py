@@ -93,8 +93,9 @@ def uneven(vertex: VertexStatus) -> SubtaskStatus | None:
 def _factor(slow: VertexStatus, slot_busy: float, vertices: Sequence[VertexStatus], edges: Edges) -> float | None:
     """Return the speed-up of the task with which its input would never wait, if it can be determined.
 
-    A feeding task that works for a share b of its time and is backpressured for a share p could emit (b + p) / b times as
-    many rows; a task whose slot is busy for a share s of its time could take 1 / s times as many. None without a feeding task that waits, or if its work is too small to be measured.
+    A feeding task that works for a share b of its time and is backpressured for a share p could emit (b + p) / b times
+    as many rows; a task whose slot is busy for a share s of its time could take 1 / s times as many. None without a
+    feeding task that waits, or if its work is too small to be measured.
     """
     feeders = {source for source, target, _ in edges if target == slow.id}
     could = [

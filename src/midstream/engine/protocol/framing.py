@@ -107,7 +107,8 @@ class FrameDecoder:
         self._end += count
 
     def next_frame(self) -> memoryview | None:
-        """Return the next whole frame, from its type byte on, or None. Raises ProtocolViolation on an invalid length."""
+        """Return the next whole frame, from its type byte on, or None. Raises ProtocolViolation on an invalid
+        length."""
         start = self._start
         if self._end - start < LENGTH_BYTES:
             return None

@@ -9,11 +9,11 @@
     mac_d = HMAC-SHA256(secret, "midstream dialer"   | channel | HELLO | CHALLENGE | identity)
     mac_a = HMAC-SHA256(secret, "midstream acceptor" | channel | HELLO | CHALLENGE | identity | refusal)
 
-On an encrypted connection both MACs begin with `channel`, the hash of the certificate that the acceptor has presented. Each
-frame of the transcript is included with its length, so no two transcripts read the same. Both nonces are fresh, which
-rules out replay; the two labels differ, which rules out reflection. The dialer proves itself first: a dialer without
-the secret receives nothing from the acceptor but random bytes. `identity` (role, job, attempt, both slots) stays opaque
-until its MAC has been checked.
+On an encrypted connection both MACs begin with `channel`, the hash of the certificate that the acceptor has presented.
+Each frame of the transcript is included with its length, so no two transcripts read the same. Both nonces are fresh,
+which rules out replay; the two labels differ, which rules out reflection. The dialer proves itself first: a dialer
+without the secret receives nothing from the acceptor but random bytes. `identity` (role, job, attempt, both slots)
+stays opaque until its MAC has been checked.
 
 Sans-I/O: the caller passes nonces and frames (from the type byte on), and gets the bytes to send. Anything else raises
 ProtocolViolation, and the connection is closed without an answer.

@@ -66,8 +66,8 @@ class OperatorSnapshot(msgspec.Struct, frozen=True):
     """In an acknowledgement: the committables of older checkpoints that were not reported as completed.
 
     Rows prepared for a failed checkpoint are not written again while the job runs on, so the task reports them with
-    each later checkpoint until one that holds them completes. The coordinator drops those whose checkpoints had completed
-    after all.
+    each later checkpoint until one that holds them completes. The coordinator drops those whose checkpoints had
+    completed after all.
     """
     watermark_in_us: int = MIN_WATERMARK_US
     """The last watermark passed to the operator, which may still be firing for it."""
@@ -95,9 +95,9 @@ class ChannelState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Batches in flight from subtask `producer` to subtask `consumer` over `edge`, oldest first.
 
     The input part (`is_output` false) was held by the consumer, and precedes what its producers held. The first `skip`
-    batches are no longer part of it, nor are rows of other key groups than `key_groups` (the first, and one
-    past the last), if that is given (see `engine.checkpoint.segment_references`). There may be 130,000 of these objects, so they are
-    as small as possible and not tracked by the garbage collector.
+    batches are no longer part of it, nor are rows of other key groups than `key_groups` (the first, and one past the
+    last), if that is given (see `engine.checkpoint.segment_references`). There may be 130,000 of these objects, so they
+    are as small as possible and not tracked by the garbage collector.
     """
 
     edge: int
@@ -221,8 +221,8 @@ class AssignSplit(msgspec.Struct, frozen=True, tag="assign"):
 class SplitsAssigned(msgspec.Struct, frozen=True, tag="splits_assigned"):
     """All splits are assigned, to any subtask: event time need not wait for unassigned ones.
 
-    `none_waits`: the answer to the subtask's last request. There is no split for it at present, not even one that follows
-    others.
+    `none_waits`: the answer to the subtask's last request. There is no split for it at present, not even one that
+    follows others.
     """
 
     attempt: int
@@ -452,9 +452,9 @@ class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):
     channels: tuple[ChannelState, ...] = ()
     """The rows in flight to and from the task that it must store."""
     metrics: TaskMetrics | None = None
-    """The metrics of a task that has reached the end of its data, or whose job stops or moves with this checkpoint: it may
-    send no heartbeat after it. Also the metrics of a task that has dropped something: a task restored from the checkpoint
-    does not drop it again, so it must be reported now."""
+    """The metrics of a task that has reached the end of its data, or whose job stops or moves with this checkpoint: it
+    may send no heartbeat after it. Also the metrics of a task that has dropped something: a task restored from the
+    checkpoint does not drop it again, so it must be reported now."""
     snapshot_ms: float = 0.0
     """The time for which the task did nothing but take the snapshot."""
     storing_ms: float = 0.0
@@ -560,7 +560,8 @@ class DoCheckpoint(msgspec.Struct, frozen=True, tag="do_checkpoint"):
 
 
 class DoSavepoint(msgspec.Struct, frozen=True, tag="do_savepoint"):
-    """Make a savepoint. `place`: the path or URL of the directory to create; None: one below the checkpoint directory."""
+    """Make a savepoint. `place`: the path or URL of the directory to create; None: one below the checkpoint
+    directory."""
 
     place: str | None = None
 

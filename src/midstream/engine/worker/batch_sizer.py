@@ -46,11 +46,11 @@ class BatchSizer:
 
     If few rows fit that, and shorter calls cost little, a call gets only as many rows as take `short_budget_s`.
 
-    Calls are timed by the clock of the slot's own core, and `budget_s` is a time of that clock. `short_budget_s` is a time of
-    the common clock, because it is for tasks and barriers that wait for the end of a call.
+    Calls are timed by the clock of the slot's own core, and `budget_s` is a time of that clock. `short_budget_s` is a
+    time of the common clock, because it is for tasks and barriers that wait for the end of a call.
 
-    Smaller calls pay the fixed cost of a call more often. Where it is more than half of the budget, the rows get as much
-    time as the fixed cost. Otherwise a fixed cost of 20 ms would shrink the calls to one row.
+    Smaller calls pay the fixed cost of a call more often. Where it is more than half of the budget, the rows get as
+    much time as the fixed cost. Otherwise a fixed cost of 20 ms would shrink the calls to one row.
 
     Calls of equal size cannot separate fixed from per-row cost, so sizes are varied from time to time where that
     matters: otherwise a stream that begins with single rows would be processed row by row indefinitely.
@@ -63,8 +63,8 @@ class BatchSizer:
         self._largest_rows = self._rows_max = 0
         self._number = 0
         self._shortest: dict[int, _ShortestCall] = {}
-        """The shortest recent call of each size, by the bits of its number of rows. Disturbances only add time, so these
-        are the least disturbed ones."""
+        """The shortest recent call of each size, by the bits of its number of rows. Disturbances only add time, so
+        these are the least disturbed ones."""
         self._call_s = 0.0
         """The fixed cost of a call, as measured last."""
         self._calls_since_probe = 0
@@ -73,7 +73,8 @@ class BatchSizer:
         """The number of calls of similar size after which it must be measured."""
 
     def record(self, rows: int, seconds: float, calls: int = 1) -> None:
-        """Record a call with `rows` rows, at least one, that took `seconds`; of several `calls`, these are the means."""
+        """Record a call with `rows` rows, at least one, that took `seconds`; of several `calls`, these are the
+        means."""
         if self._calls and not self._fits_history(rows, seconds):
             self._calls = self._rows = self._seconds = self._squares = 0.0
             self._largest_rows = 0
@@ -126,8 +127,8 @@ class BatchSizer:
         return max(0.0, few_s - row_s * few_rows)
 
     def _fits_history(self, rows: int, seconds: float) -> bool:
-        """Whether a call took about as long as predicted, or the difference does not matter. If not, the history does not
-        predict the next calls: the function has changed, or one of the calls was disturbed.
+        """Whether a call took about as long as predicted, or the difference does not matter. If not, the history does
+        not predict the next calls: the function has changed, or one of the calls was disturbed.
         """
         call_s, row_s = self._costs()
         expected_s = call_s + row_s * rows

@@ -1,8 +1,8 @@
 """The state machine of one slot, which deploys, runs and cancels the tasks of one attempt at a time.
 
 SLOT_TABLE has the messages that are valid in each state. `deployment` builds the tasks of an attempt, and
-`task_scheduler` chooses which of them runs next. Messages and completions of an attempt that is over, or is not the current one, are
-ignored.
+`task_scheduler` chooses which of them runs next. Messages and completions of an attempt that is over, or is not the
+current one, are ignored.
 """
 
 from __future__ import annotations

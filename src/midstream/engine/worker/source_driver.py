@@ -41,7 +41,8 @@ SPLITS = "splits"
 """The name of the state part with the splits, each at its offset."""
 SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
 REST_S_MIN = 0.004
-"""How long a split without rows rests before it is read again. The time doubles, up to REST_S_MAX, with each empty read."""
+"""How long a split without rows rests before it is read again. The time doubles, up to REST_S_MAX, with each empty
+read."""
 REST_S_MAX = 0.05
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
@@ -434,8 +435,8 @@ def _move_past(current: _OpenSplit, ahead: _Ahead | None) -> None:
 
 
 def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _Ahead | None:
-    """Read the next batch of the split. Raises SchemaError if it has other columns than the source, and DataError if a text
-    in it is not UTF-8.
+    """Read the next batch of the split. Raises SchemaError if it has other columns than the source, and DataError if a
+    text in it is not UTF-8.
     """
     found = reader.read(rows_max)
     if found is None:

@@ -29,8 +29,8 @@ measurement of its own."""
 
 
 class SourceRate:
-    """The batch size of one source subtask: a batch has the rows that the chain processes in SOURCE_SLICE_S and that the tasks
-    downstream take in DOWNSTREAM_BATCH_S, whichever are fewer.
+    """The batch size of one source subtask: a batch has the rows that the chain processes in SOURCE_SLICE_S and that
+    the tasks downstream take in DOWNSTREAM_BATCH_S, whichever are fewer.
 
     `rows_per_s` is the rate of this subtask, or None if the source has none.
     """

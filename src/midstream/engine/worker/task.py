@@ -1,16 +1,16 @@
 """Runs one subtask: it reads its gates or its source, runs its operators, and emits to its partitions.
 
 Everything happens in `step`, a slice of work that always completes: its output goes to the subpartitions even if that
-overdraws the pool, and the next step waits until the pool is no longer overdrawn. Between two steps nothing is half done. That is why
-a mail (a trigger, a split, a completed checkpoint) is a step of its own.
+overdraws the pool, and the next step waits until the pool is no longer overdrawn. Between two steps nothing is half
+done. That is why a mail (a trigger, a split, a completed checkpoint) is a step of its own.
 
 TASK_TABLE has the states of a task and the events that lead from one to the next. Only `Task.next_step` chooses what a
 task does next, and `Step` lists the choices.
 
 A task whose data has ended still takes part in checkpoints. It ends when three conditions are met: a checkpoint that it
-joined after the end of its data has completed, its consumers have received all that it has emitted, and it has acknowledged
-or declined every checkpoint that it has joined. Only then are its channels closed. So the sinks' committers have
-everything that the task's sinks have prepared, and rows still in flight are in every checkpoint.
+joined after the end of its data has completed, its consumers have received all that it has emitted, and it has
+acknowledged or declined every checkpoint that it has joined. Only then are its channels closed. So the sinks'
+committers have everything that the task's sinks have prepared, and rows still in flight are in every checkpoint.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ from midstream.engine.worker.task_snapshots import TaskSnapshots
 _log = logging.getLogger(__name__)
 
 MAILS_IN_A_ROW_MAX = 32
-"""The maximum number of mails handled in a row. Mails go before rows, but continuous checkpoints must not starve the rows."""
+"""The maximum number of mails handled in a row. Mails go before rows, but continuous checkpoints must not starve the
+rows."""
 
 
 class TaskState(Enum):
@@ -182,8 +183,8 @@ class Task:
         """The checkpoint after whose barrier the source is not read, while the task is PAUSED."""
         self._final_checkpoint: int | None = None
         """The first checkpoint that the task has joined since its data ended. Whichever completes first, this one or a
-        later one, has everything that the task has emitted. If this one is aborted, the later ones remain valid: they may
-        have been joined before the abort arrived."""
+        later one, has everything that the task has emitted. If this one is aborted, the later ones remain valid: they
+        may have been joined before the abort arrived."""
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
@@ -298,7 +299,8 @@ class Task:
         self.mail(lambda: self._resume_source(checkpoint_id))
 
     def add_split(self, split: bytes, is_last: bool) -> None:
-        """Assign a split. It is a mail, like a trigger: a split that arrived before the trigger is in the checkpoint."""
+        """Assign a split. It is a mail, like a trigger: a split that arrived before the trigger is in the
+        checkpoint."""
         self._mail_source(lambda source: source.add_split(split, is_last=is_last))
 
     def splits_assigned(self, none_waits: bool) -> None:

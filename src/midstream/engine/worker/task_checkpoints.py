@@ -10,9 +10,9 @@ Later events only add to these batches: those still in transit, until the last c
 those in outputs where the barrier overtakes after its timeout. When they are complete, the batches are encoded and
 written on the I/O pool, and acknowledged together with the operators' state.
 
-Batches are held (`engine.exchange.batch_lease`), and charged to the pool, until they are written. If the barriers are slow to
-arrive, the batches captured so far are written from time to time: a producer that still has to process the rows before
-its barrier, because they are on an edge that cannot be overtaken, may need those buffers.
+Batches are held (`engine.exchange.batch_lease`), and charged to the pool, until they are written. If the barriers are
+slow to arrive, the batches captured so far are written from time to time: a producer that still has to process the rows
+before its barrier, because they are on an edge that cannot be overtaken, may need those buffers.
 
 Every batch in flight is stored by exactly one owner: a batch that has arrived is stored by its consumer, a batch that
 has not left, or has left in part, by its producer, and a recovered batch by the gate that recovers it.
@@ -147,7 +147,8 @@ class TaskCheckpoints:
     # ---- events ----
 
     def on_arrival(self, channel: int, event: Arrival) -> None:
-        """Handle a barrier, or the end of the partition, that has arrived in the channel and waits there for its turn."""
+        """Handle a barrier, or the end of the partition, that has arrived in the channel and waits there for its
+        turn."""
         if self._closed:
             return
         gate, index = self._channels[channel]

@@ -41,8 +41,8 @@ from midstream.engine.worker.watermark_valve import WatermarkValve
 SLICE_S = 0.01
 """The limit on the time of a step, on a core of its own. A step overruns only when rows became slower."""
 SHORT_SLICE_S = 0.002
-"""The time of a slice where short calls cost almost nothing. A barrier waits for a slice at each task on its way, and for
-the slices of slow tasks in the same slots."""
+"""The time of a slice where short calls cost almost nothing. A barrier waits for a slice at each task on its way, and
+for the slices of slow tasks in the same slots."""
 
 PRIORITY_MAX = 64
 """The maximum number of elements read in a row from `priority` gates (see `work`). Then another gate has its turn."""
@@ -61,8 +61,9 @@ class _Reader:
 class TaskInput:
     """The input of one task.
 
-    `handle` is called with barriers and ends as they are read. `origins` has the origin of each channel (see `WatermarkValve`).
-    `ended` is called once, when the data of all channels has ended and all rows read from them have been processed.
+    `handle` is called with barriers and ends as they are read. `origins` has the origin of each channel (see
+    `WatermarkValve`). `ended` is called once, when the data of all channels has ended and all rows read from them have
+    been processed.
     """
 
     def __init__(
@@ -130,7 +131,8 @@ class TaskInput:
     def work(self, priority: Sequence[int] = ()) -> bool:
         """Process a slice of a batch, or the next event, of the next gate. Returns False when no gate has an element.
 
-        The `priority` gates, for whose barriers a checkpoint waits, come first. The others have a turn after PRIORITY_MAX elements.
+        The `priority` gates, for whose barriers a checkpoint waits, come first. The others have a turn after
+        PRIORITY_MAX elements.
         """
         if self._priority_in_a_row < PRIORITY_MAX:
             for index in priority:
@@ -210,8 +212,8 @@ class TaskInput:
     def _process_slice(self, reader: _Reader) -> None:
         """Process as many rows of the current batch as fit the budget, according to the previous rows of this gate.
 
-        The rest of the batch is divided into slices of about the same size: a short last slice would pay a whole call for
-        few rows.
+        The rest of the batch is divided into slices of about the same size: a short last slice would pay a whole call
+        for few rows.
         """
         clock, current_batch = self._clock, reader.gate.current_batch
         assert current_batch is not None

@@ -1,5 +1,5 @@
-"""Chooses the task of a slot that runs next, in turn. Tasks with pending mail run first, up to MAILS_IN_A_ROW_MAX times in
-a row."""
+"""Chooses the task of a slot that runs next, in turn. Tasks with pending mail run first, up to MAILS_IN_A_ROW_MAX times
+in a row."""
 
 from __future__ import annotations
 

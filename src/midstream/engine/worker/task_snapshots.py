@@ -188,7 +188,8 @@ class TaskSnapshots:
         services.executor.submit(work, done)
 
     def in_flight_stored(self, checkpoint_id: int, in_flight: StoredInFlight) -> None:
-        """Note that the rows in flight at this snapshot have been stored, or there were none, or they are no longer needed."""
+        """Note that the rows in flight at this snapshot have been stored, or there were none, or they are no longer
+        needed."""
         if not self._closed:
             self._unacknowledged[checkpoint_id].in_flight = in_flight
             self._acknowledge_in_order()

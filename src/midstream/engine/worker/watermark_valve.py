@@ -17,8 +17,9 @@ class WatermarkValve:
     the subtasks of an operator, if all of these are idle, and the origins of an active channel are all among those of
     the subtasks taken together: then one of them is about to become active.
 
-    Once all channels are idle or have ended, event time is that of the furthest channel. But the watermark of a channel counts only up to that of each channel whose origins include all of its own, and
-    up to the furthest of subtasks whose origins together do.
+    Once all channels are idle or have ended, event time is that of the furthest channel. But the watermark of a channel
+    counts only up to that of each channel whose origins include all of its own, and up to the furthest of subtasks
+    whose origins together do.
 
     Channels without an origin have no event time and no foreseeable end. If there are others, the valve waits for these
     only; when they have ended, the task is idle until the channels without an origin have ended, too.
