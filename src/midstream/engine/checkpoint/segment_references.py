@@ -71,7 +71,7 @@ def merge_shares(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]
 def left_of(
     state: ChannelState, pieces: Sequence[Piece]
 ) -> tuple[tuple[Segment, ...], int, tuple[int, int], tuple[Piece, ...]] | None:
-    """Return segments, skip, key groups and `ahead` of what is left of these pieces of `state`; None if nothing is."""
+    """Return segments, skip, key groups and `ahead` of the rest of these pieces of `state`; None if nothing remains."""
     total = batches_of(state)
     left: list[Piece] = []
     for piece in pieces:
@@ -101,7 +101,7 @@ def left_of(
 
 
 def without_first(state: ChannelState, segments: int, batches: int) -> ChannelState:
-    """Return what is left after `segments` whole segments and `batches` of the next one have been taken."""
+    """Return what remains after `segments` whole segments and `batches` of the next one have been taken."""
     consumed = sum(segment.batches for segment in state.segments[:segments])
     ahead = tuple((first, end, skip - consumed) for first, end, skip in state.ahead if skip - consumed > batches)
     return msgspec.structs.replace(state, segments=state.segments[segments:], skip=batches, ahead=ahead)

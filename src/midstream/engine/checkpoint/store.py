@@ -245,7 +245,7 @@ def check_epoch(storage: Storage, epoch: int, *, was_claimed: bool = False) -> N
 
 
 class FencedError(StorageError):
-    """A later coordinator owns the directory: nothing may be written or deleted any more."""
+    """A later coordinator owns the directory: nothing more may be written or deleted."""
 
 
 def _highest_epoch(storage: Storage) -> int:

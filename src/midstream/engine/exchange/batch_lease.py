@@ -50,7 +50,7 @@ class LeasedBatch:
         self._holders = 1
 
     def hold(self) -> LeasedBatch:
-        """Add a holder to the lease, which has to release it. Returns this batch."""
+        """Add a holder to the lease, which must release it. Returns this batch."""
         self._holders += 1
         return self
 

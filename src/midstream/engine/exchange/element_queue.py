@@ -96,7 +96,7 @@ class ElementQueue:
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
         """Remove the next element and return it. Small batches of one form in a row are joined, up to `rows_max` rows.
 
-        The caller has to release a batch.
+        The caller must release a batch.
         """
         if not self._items:
             return None
@@ -153,7 +153,7 @@ class ElementQueue:
     def capture(self, checkpoint_id: int) -> list[LeasedBatch]:
         """Every batch before barrier `checkpoint_id`, which is removed. The list grows until that barrier has arrived.
 
-        Each batch is held, and the caller has to release it.
+        Each batch is held, and the caller must release it.
         """
         captured: list[LeasedBatch] = []
         for index, item in enumerate(self._items):

@@ -58,7 +58,7 @@ class InputGate:
         self._is_ready = [False] * len(channels)
 
     def request_rows(self) -> None:
-        """Request rows from the producers, if nothing is left to recover."""
+        """Request rows from the producers, if nothing remains to be recovered."""
         if self.recovered is None or self.recovered.is_over:
             self._has_requested = True
             for channel in self.channels:

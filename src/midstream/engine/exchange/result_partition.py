@@ -147,7 +147,7 @@ class ResultPartition:
     def overtake(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
         """Send the barrier ahead of everything that is queued for remote consumers.
 
-        Returns the batches that it has overtaken, by channel. The producer has to store them.
+        Returns the batches that it has overtaken, by channel. The producer must store them.
         """
         captured = []
         for sub in self.subpartitions:

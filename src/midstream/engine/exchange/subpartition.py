@@ -97,7 +97,7 @@ class Subpartition:
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
         """Remove the next element and return it.
 
-        A local consumer has to release a batch. For a remote consumer, `sent` must be called when it has been sent.
+        A local consumer must release a batch. For a remote consumer, `sent` must be called when it has been sent.
         """
         if self._urgent:
             taken: LeasedBatch | Event | None = self._urgent.popleft()
@@ -146,7 +146,7 @@ class Subpartition:
         return bool(self._urgent)
 
     def overtake(self, barrier: CheckpointBarrier) -> list[LeasedBatch]:
-        """Send the barrier ahead of every batch here. Returns these batches, which the producer has to store.
+        """Send the barrier ahead of every batch here. Returns these batches, which the producer must store.
 
         If the barrier is in the queue already, the batches after it are not returned.
         """

@@ -87,7 +87,7 @@ class GateRecovery:
         self._read_next()
 
     def take(self) -> LeasedBatch | None:
-        """The next batch, or None if none has been read. The caller has to release it."""
+        """The next batch, or None if none has been read. The caller must release it."""
         if not self._queue:
             return None
         _, batch = self._queue.popleft()

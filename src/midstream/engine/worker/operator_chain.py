@@ -187,7 +187,7 @@ class OperatorChain:
 
     @property
     def is_firing(self) -> bool:
-        """Whether a watermark is pending. Then `pump` has to be called before anything else."""
+        """Whether a watermark is pending. Then `pump` must be called before anything else."""
         return bool(self._pending)
 
     def pump(self) -> None:

@@ -134,7 +134,7 @@ class Step(Enum):
     """Read rows, or after the end of the data the remaining barriers and ends."""
     READ_SOURCE = "read from the source"
     PAUSE = "wait while the source is paused"
-    FINISH = "emit what is left"
+    FINISH = "emit the rest"
 
 
 # Reading an enum member takes ten times as long as reading a global.
@@ -343,7 +343,7 @@ class Task:
             return False
 
     def next_step(self) -> Step:
-        """The next step of a live task. If it is WAIT, `wake` will be called. Nothing else is changed by the call."""
+        """The next step of a live task. If it is WAIT, `wake` will be called. The call changes nothing else."""
         state, operators = self.state, self.operators
         if state is _AWAITS_SENT and self._snapshots.is_idle and self._is_sent():
             return _END  # before the mails: with continuous checkpoints there is always another trigger

@@ -55,7 +55,7 @@ class WatermarkValve:
         self._at_lowest -= self.watermarks[channel] == self._lowest_us
         self.watermarks[channel] = watermark_us
         if watermark_us == MAX_WATERMARK_US:
-            self._set_idle(channel, False)  # the channel has ended, and the valve does not wait for it any more
+            self._set_idle(channel, False)  # the channel has ended, and the valve no longer waits for it
         else:
             self._reached[channel] = watermark_us
         return self._merged()
