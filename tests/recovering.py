@@ -86,7 +86,7 @@ def task_seams(executor: WallClockExecutor, storage: Storage | None, **more: Any
         "config": JobConfig(name="job"),
         "clock": StandingClock(),
         "ids": CountingIds(),
-        "overtakable": frozenset(),
+        "unaligned_edges": frozenset(),
         "inline_bytes_max": 0,
         "send": lambda message: None,
         "schedule": lambda task: None,
@@ -123,7 +123,7 @@ class Recovering:
         self.pool = BufferPool(1 << 20, 4096)
         self.woken = 0
         self.failures: list[BaseException] = []
-        self.at_work: LeasedBatch | None = None
+        self.current_batch: LeasedBatch | None = None
         self.gate = GateRecovery(
             edge,
             states,
@@ -141,9 +141,9 @@ class Recovering:
     def take(self) -> list[tuple[int, int]] | None:
         """The rows of the next batch, whatever has to be read for it; None at the end."""
         while not self.gate.is_over:
-            self.at_work = self.gate.take()
-            if self.at_work is not None:
-                return rows_in(self.at_work.batch)
+            self.current_batch = self.gate.take()
+            if self.current_batch is not None:
+                return rows_in(self.current_batch.batch)
             assert self.steps.run_io(), "nothing is being read"
             if self.failures:
                 raise self.failures[0]
@@ -151,9 +151,9 @@ class Recovering:
         return None
 
     def processed(self) -> None:
-        assert self.at_work is not None
-        self.at_work.release()
-        self.at_work = None
+        assert self.current_batch is not None
+        self.current_batch.release()
+        self.current_batch = None
         self.pool.check()
 
     def drain(self) -> list[tuple[int, int]]:

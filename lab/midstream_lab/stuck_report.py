@@ -55,8 +55,8 @@ def _task(task: Task) -> Iterator[str]:
             yield f"    {channel.id} {state}"
     for partition in task.partitions:
         for sub in partition.subpartitions:
-            if sub.waiting or not sub.is_empty:
-                yield f"    {sub.channel} output: {sub.waiting} buffers{'' if sub.is_empty else ', not empty'}"
+            if sub.queued_buffers or not sub.is_empty:
+                yield f"    {sub.channel} output: {sub.queued_buffers} buffers{'' if sub.is_empty else ', not empty'}"
 
 
 def _waits(task: Task) -> Iterator[str]:

@@ -264,20 +264,24 @@ def ends_too_soon() -> Patches:
     original = SourceDriver.step
 
     def step(self: Any) -> Step:
-        return Step.ENDED if self._asking is SplitRequestState.NO_MORE and len(self._splits) == 1 else original(self)
+        return (
+            Step.ENDED
+            if self._request_state is SplitRequestState.NO_MORE and len(self._splits) == 1
+            else original(self)
+        )
 
     return [(SourceDriver, "step", step)]
 
 
 def saved_without_windows() -> Patches:
-    original = savepoint._moved_snapshot
+    original = savepoint._repacked_snapshot
 
     def moved(place: Any, snapshot: Any) -> Any:
         found = original(place, snapshot)
         parts = tuple(part for part in found.parts if part.name != "parts")
         return msgspec.structs.replace(found, parts=parts)
 
-    return [(savepoint, "_moved_snapshot", moved)]
+    return [(savepoint, "_repacked_snapshot", moved)]
 
 
 WRONG_WINDOWS = r"it emits \[.*\] \(\d+\) instead of \["

@@ -15,7 +15,7 @@ from effort import known, some
 from midstream.engine.checkpoint import savepoint, store
 from midstream.engine.checkpoint.metadata import decode_metadata
 from midstream.engine.checkpoint.state_files import StateFile
-from midstream.engine.checkpoint.store import begin, next_checkpoint_id, say_where_from, split_retained, take_over
+from midstream.engine.checkpoint.store import begin, next_checkpoint_id, record_start, split_retained, take_over
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.checkpoints import cleanup
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
@@ -185,7 +185,7 @@ def test_what_the_last_coordinator_cannot_delete_however_often_it_tries_is_delet
             with lied_to.world.looking():
                 job = lied_to.driver.plan.config.name
                 taken = take_over(disk, "sim://checkpoints", job, "next")
-                taken = say_where_from(disk, taken, first=next_checkpoint_id(disk, 0), fresh=False)
+                taken = record_start(disk, taken, first=next_checkpoint_id(disk, 0), fresh=False)
                 begin(disk, taken, None, 0, ())
             assert not _unreferenced(disk)
     assert left > 0

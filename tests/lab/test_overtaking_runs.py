@@ -20,7 +20,7 @@ def test_what_was_overtaken_in_another_program_is_read_once(seed: int, monkeypat
         nonlocal recovered
         original(self, *arguments)
         for task in self.tasks.values():
-            aligned = [gate for gate in task.gates if gate.edge.id not in task._services.overtakable]
+            aligned = [gate for gate in task.gates if gate.edge.id not in task._services.unaligned_edges]
             recovered += sum(gate.recovered is not None and gate.edge.partitioning.redistributable for gate in aligned)
 
     monkeypatch.setattr(SlotMachine, "_open", opened)

@@ -60,17 +60,17 @@ def test_a_run_that_is_told_to_go_on_at_another_parallelism_is_struck_during_rec
 
 
 def test_what_consumers_share_is_joined_again_wherever_each_of_them_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    joined = references.joined
+    merge_shares = references.merge_shares
     shared = differ = 0
 
     def counted(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]]) -> tuple[ChannelState, list[Piece]]:
         nonlocal shared, differ
-        state, pieces = joined(states, whole)
+        state, pieces = merge_shares(states, whole)
         shared += len(states) > 1
         differ += len({skip for _, _, skip in pieces}) > 1
         return state, pieces
 
-    monkeypatch.setattr(redistribute_channel_state, "joined", counted)
+    monkeypatch.setattr(redistribute_channel_state, "merge_shares", counted)
     for seed in range(16):
         outcome = run(rejoined(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"

@@ -23,7 +23,7 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_meta
 from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.checkpoint.store import is_metadata_path, is_superseded, jobs_of
 from midstream.engine.graph.job_graph import Edge, JobGraph, Partitioning, Vertex
-from midstream.engine.graph.unaligned_edges import overtakable
+from midstream.engine.graph.unaligned_edges import unaligned_edges
 from midstream.simulation.cluster import Driver
 from midstream.simulation.disk import Disk
 from midstream.simulation.world import World
@@ -46,7 +46,7 @@ def overtaken_where_none_may_be(metadata: CheckpointMetadata) -> list[str]:
         Edge(edge.id, edge.source, edge.target, Partitioning(edge.partitioning), pa.schema([]))
         for edge in metadata.edges
     )
-    may_be = overtakable(JobGraph(vertices, edges, metadata.max_parallelism))
+    may_be = unaligned_edges(JobGraph(vertices, edges, metadata.max_parallelism))
     wrong = sorted({state.edge for state in metadata.channels} - may_be)
     where = f"checkpoint {metadata.checkpoint_id}: rows in flight on edge"
     return [f"{where} {edge}, on which barriers do not overtake" for edge in wrong]

@@ -157,7 +157,7 @@ class Timestamps(TimestampsOperator):
         now_us, idle_after_us = self._outside.world.now_us, self._rule.idle_after_us
         may_be_idle = idle_after_us is not None and not (self._context.is_bounded or self.splits_end)
         if watermark_us is None and isinstance(self._splits, SourceDriver) and not list(self._splits.open):
-            if self._splits._asking is SplitRequestState.MAY_ASK:
+            if self._splits._request_state is SplitRequestState.MAY_REQUEST:
                 self._bug("it is idle between two splits, and has not requested the next one")
         for split in (0,) if self._splits is None else self._splits.open:
             if split not in self._read and (may_be_idle or self._splits is None):

@@ -106,31 +106,31 @@ def captured_row_doubled() -> Replacements:
 
 def announcement_lost() -> Replacements:
     """A barrier that arrives while rows are captured for it is ignored."""
-    original = TaskCheckpoints.arrived
+    original = TaskCheckpoints.on_arrival
 
-    def arrived(self: Any, channel: int, event: Any) -> None:
+    def on_arrival(self: Any, channel: int, event: Any) -> None:
         capturing = any(state.capturing for state in self._in_flight.values())
         if not (capturing and isinstance(event, CheckpointBarrier)):
             original(self, channel, event)
 
-    return [(TaskCheckpoints, "arrived", arrived)]
+    return [(TaskCheckpoints, "on_arrival", on_arrival)]
 
 
 def overtakes_again() -> Replacements:
     """When its timeout has passed, a barrier overtakes also in outputs that it has left already."""
-    return [(ResultPartition, "overtake_waiting", ResultPartition.overtake)]
+    return [(ResultPartition, "overtake_queued", ResultPartition.overtake)]
 
 
 def overtakes_without_rows() -> Replacements:
     """What a barrier overtakes because its timeout has passed is not stored."""
-    original = ResultPartition.overtake_waiting
+    original = ResultPartition.overtake_queued
 
-    def overtake_waiting(self: Any, barrier: Any) -> Any:
+    def overtake_queued(self: Any, barrier: Any) -> Any:
         for _, items in original(self, barrier):
             release(items)
         return []
 
-    return [(ResultPartition, "overtake_waiting", overtake_waiting)]
+    return [(ResultPartition, "overtake_queued", overtake_queued)]
 
 
 def overtakes_what_is_shared() -> Replacements:
@@ -256,10 +256,10 @@ def failed_capture_goes_on() -> Replacements:
 def overtakes_in_cycles() -> Replacements:
     """Barriers overtake wherever rows can be moved, also where a task would then wait for itself."""
 
-    def overtakable(graph: JobGraph) -> frozenset[int]:
+    def unaligned_edges(graph: JobGraph) -> frozenset[int]:
         return frozenset(edge.id for edge in graph.edges if edge.partitioning.redistributable)
 
-    return [(slot_machine, "overtakable", overtakable)]
+    return [(slot_machine, "unaligned_edges", unaligned_edges)]
 
 
 def obsolete_barrier_taken() -> Replacements:

@@ -13,7 +13,7 @@ from midstream.engine.checkpoint import channel_state
 from midstream.engine.core.batch_framing import prefix
 from midstream.engine.core.elements import Batch
 from midstream.engine.exchange import element_queue, peer_link
-from midstream.engine.exchange.batch_lease import LeasedBatch, joined
+from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
 from midstream.engine.operators.windows.aggregates import Max
 from midstream.engine.operators.windows.session_windows import SessionCombiner
 from midstream.engine.operators.windows.sliding_windows import PaneCombiner
@@ -127,12 +127,12 @@ def forms_are_joined() -> Replacements:
     """Several combined batches that are joined in a queue count as rows."""
 
     def joined_as_rows(parts: Sequence[LeasedBatch]) -> LeasedBatch:
-        found = joined(parts)
+        found = concat_leased(parts)
         if len(parts) > 1:
             found.form = 0
         return found
 
-    return [(element_queue, "joined", joined_as_rows)]
+    return [(element_queue, "concat_leased", joined_as_rows)]
 
 
 def joined_parts_count_as_merged() -> Replacements:

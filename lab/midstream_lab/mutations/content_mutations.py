@@ -10,7 +10,7 @@ import pyarrow as pa
 from midstream.engine.checkpoint import channel_state
 from midstream.engine.core.elements import Batch
 from midstream.engine.exchange import element_queue
-from midstream.engine.exchange.batch_lease import LeasedBatch, joined
+from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
 from midstream.engine.worker import gate_recovery
 from midstream.engine.worker.task_input import TaskInput
 from midstream_lab.mutations.mutation import Mutation, Replacements
@@ -47,12 +47,12 @@ def _recovered(change: Callable[[Batch], Batch]) -> Replacements:
 
 def _joined(change: Callable[[Batch], Batch]) -> Replacements:
     def changed(parts: Any) -> LeasedBatch:
-        found = joined(parts)
+        found = concat_leased(parts)
         if len(parts) > 1:
             found.batch = change(found.batch)
         return found
 
-    return [(element_queue, "joined", changed)]
+    return [(element_queue, "concat_leased", changed)]
 
 
 def recovered_columns_wiped() -> Replacements:
@@ -88,7 +88,7 @@ def joined_text_swapped() -> Replacements:
 
 def joined_rows_reversed() -> Replacements:
     """Batches that wait behind one another are joined the wrong way round."""
-    return [(element_queue, "joined", lambda parts: joined(parts[::-1]))]
+    return [(element_queue, "concat_leased", lambda parts: concat_leased(parts[::-1]))]
 
 
 def filtered_columns_shifted() -> Replacements:
@@ -123,7 +123,7 @@ def rest_off_by_one() -> Replacements:
 
     def rests(self: Any) -> Any:
         found = original(self)
-        return {number: (at_work, max(0, next_row - 1)) for number, (at_work, next_row) in found.items()}
+        return {number: (current_batch, max(0, next_row - 1)) for number, (current_batch, next_row) in found.items()}
 
     return [(TaskInput, "rests", rests)]
 

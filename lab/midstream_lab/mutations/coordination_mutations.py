@@ -194,7 +194,7 @@ def finished_is_opened() -> Replacements:
             original_finish(self)
             return
         self.operators.chain.finish()
-        self.operators.edges.broadcast(EndOfData())
+        self.operators.outputs.broadcast(EndOfData())
         self.state = TaskState.AWAITS_SENT
         self._end()
 
@@ -299,7 +299,7 @@ def watermark_before_timers() -> Replacements:
             index += 1
         if watermark_us > self.offered_us[-1]:
             self.offered_us[-1] = watermark_us
-            self._edges.broadcast(Watermark(watermark_us))
+            self._task_outputs.broadcast(Watermark(watermark_us))
 
     return [(OperatorChain, "offer", offer)]
 

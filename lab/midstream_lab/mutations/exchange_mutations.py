@@ -71,9 +71,9 @@ def read_rows_still_wait() -> Replacements:
     """What was read counts as waiting, so that the limit is reached for ever."""
 
     def take(self: Any, rows_max: int) -> Any:
-        before = self.waiting
+        before = self.queued_buffers
         taken = original(self, rows_max)
-        self.waiting = before
+        self.queued_buffers = before
         return taken
 
     original = ElementQueue.take
@@ -172,7 +172,7 @@ def freed_with_the_next() -> Replacements:
     def take(self: Any, rows_max: int) -> Any:
         element = original(self, rows_max)
         if isinstance(element, LeasedBatch):
-            self.at_work = element.hold()
+            self.current_batch = element.hold()
         return element
 
     def release_the_last(self: Any) -> None:
@@ -180,7 +180,7 @@ def freed_with_the_next() -> Replacements:
         done(self)
         for channel in remote:
             release(getattr(channel, "processed", ()))
-            channel.processed = (channel.at_work,)
+            channel.processed = (channel.current_batch,)
 
     return [(RemoteChannel, "take", take), (InputGate, "processed", release_the_last)]
 
@@ -285,7 +285,7 @@ def first_of_a_run_is_lost() -> Replacements:
         found = original(self, first, rows_max)
         if len(found) > 1 and self._items and isinstance(self._items[0], LeasedBatch):
             dropped = self._items.popleft()
-            self.waiting -= dropped.buffers
+            self.queued_buffers -= dropped.buffers
             dropped.release()
         return found
 
@@ -298,7 +298,7 @@ def joined_is_never_done() -> Replacements:
 
     def done(self: Any) -> None:
         if len(self.read_from) > 1:
-            _keep_all_but_the_first(self.at_work)
+            _keep_all_but_the_first(self.current_batch)
         original(self)
 
     return [(InputGate, "processed", done)]
@@ -353,11 +353,11 @@ def opened_before_recovered() -> Replacements:
     """Rows are requested while others are still to be recovered."""
 
     def ask_now(self: Any) -> None:
-        self._has_asked = True
+        self._has_requested = True
         for channel in self.channels:
-            channel.ask()
+            channel.request_rows()
 
-    return [(InputGate, "ask", ask_now)]
+    return [(InputGate, "request_rows", ask_now)]
 
 
 def split_by_the_wrong_range() -> Replacements:

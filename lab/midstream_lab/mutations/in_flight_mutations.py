@@ -132,22 +132,22 @@ def old_ranges() -> Replacements:
 def as_far_as_the_first() -> Replacements:
     """What consumers share counts as gone for all of them once it is for one."""
 
-    def joined(states: Any, whole: Any) -> Any:
-        state, pieces = segment_references.joined(states, whole)
+    def merge_shares(states: Any, whole: Any) -> Any:
+        state, pieces = segment_references.merge_shares(states, whole)
         furthest = max(skip for _, _, skip in pieces)
         return state, [(first, behind, furthest) for first, behind, _ in pieces]
 
-    return [(redistribute_channel_state, "joined", joined)]
+    return [(redistribute_channel_state, "merge_shares", merge_shares)]
 
 
 def joined_over_gaps() -> Replacements:
     """Key groups between those that consumers still share come back, though their rows are gone."""
 
-    def joined(states: Any, whole: Any) -> Any:
-        state, pieces = segment_references.joined(states, whole)
+    def merge_shares(states: Any, whole: Any) -> Any:
+        state, pieces = segment_references.merge_shares(states, whole)
         return state, [(pieces[0][0], pieces[-1][1], min(skip for _, _, skip in pieces))]
 
-    return [(redistribute_channel_state, "joined", joined)]
+    return [(redistribute_channel_state, "merge_shares", merge_shares)]
 
 
 def ahead_counts_from_the_start() -> Replacements:
@@ -189,7 +189,7 @@ def barrier_later() -> Replacements:
     original = TaskCheckpoints._snapshot
 
     def snapshot(self: Any, taken: Any) -> None:
-        self._see(taken.barrier)
+        self._note_first_barrier(taken.barrier)
         self._task.take_snapshot(taken.barrier, 0.0)
 
         def rest() -> None:

@@ -267,22 +267,22 @@ def commits_under_way_are_overlooked() -> Replacements:
 
 def taking_back_is_not_written_down() -> Replacements:
     """A start behind one that was killed before its sinks took anything back does not stop commits that are under way."""
-    original = store.say_where_from
+    original = store.record_start
 
-    def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+    def record_start(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
         return original(storage, taken, **{**named, "takes_back": False})
 
-    return [(open_directory, "say_where_from", say_where_from)]
+    return [(open_directory, "record_start", record_start)]
 
 
 def newer_ones_still_count() -> Replacements:
     """What is gone back behind is offered again when the driver dies before it has completed a checkpoint."""
-    original = store.say_where_from
+    original = store.record_start
 
-    def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+    def record_start(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
         return original(storage, taken, **{**named, "giving_up_after": None})
 
-    return [(open_directory, "say_where_from", say_where_from)]
+    return [(open_directory, "record_start", record_start)]
 
 
 def newer_ones_count_beside_pending_output() -> Replacements:
@@ -309,22 +309,22 @@ def goes_back_to_the_newest() -> Replacements:
 
 def fresh_is_not_written_down() -> Replacements:
     """A start from latest after a fresh start resumes from a checkpoint before that."""
-    original = store.say_where_from
+    original = store.record_start
 
-    def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+    def record_start(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
         return original(storage, taken, **{**named, "fresh": False})
 
-    return [(open_directory, "say_where_from", say_where_from)]
+    return [(open_directory, "record_start", record_start)]
 
 
 def where_it_went_back_is_not_written_down() -> Replacements:
     """A start from latest, after one that went back has completed nothing, resumes from a checkpoint that was left."""
-    original = store.say_where_from
+    original = store.record_start
 
-    def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+    def record_start(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
         return original(storage, taken, **{**named, "source": None})
 
-    return [(open_directory, "say_where_from", say_where_from)]
+    return [(open_directory, "record_start", record_start)]
 
 
 def uncertain_is_aborted() -> Replacements:

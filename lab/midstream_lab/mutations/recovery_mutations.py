@@ -65,8 +65,8 @@ def range_of_a_range_too_short() -> Replacements:
         pieces = original(state, whole)
         if state.key_groups is None:
             return pieces
-        first, behind, skip = pieces[-1]
-        return [*pieces[:-1], (first, behind - 1, skip)]
+        first, end, skip = pieces[-1]
+        return [*pieces[:-1], (first, end - 1, skip)]
 
     return [(redistribute_channel_state, "pieces_of", pieces_of), (segment_references, "pieces_of", pieces_of)]
 
@@ -74,16 +74,16 @@ def range_of_a_range_too_short() -> Replacements:
 def shared_border_off_by_one() -> Replacements:
     """Of two consumers that share a segment and have read different parts, the first has one key group of the other."""
 
-    def joined(states: Any, whole: Any) -> Any:
-        state, pieces = segment_references.joined(states, whole)
+    def merge_shares(states: Any, whole: Any) -> Any:
+        state, pieces = segment_references.merge_shares(states, whole)
         moved = [list(piece) for piece in pieces]
         for before, after in pairwise(moved):
             if before[1] == after[0] and before[2] != after[2] and after[1] - after[0] > 1:
                 before[1] += 1
                 after[0] += 1
-        return state, [(first, behind, skip) for first, behind, skip in moved]
+        return state, [(first, end, skip) for first, end, skip in moved]
 
-    return [(redistribute_channel_state, "joined", joined)]
+    return [(redistribute_channel_state, "merge_shares", merge_shares)]
 
 
 def merged_over_gaps() -> Replacements:
@@ -92,11 +92,11 @@ def merged_over_gaps() -> Replacements:
 
     def left_of(state: Any, pieces: Any) -> Any:
         merged: list[tuple[int, int, int]] = []
-        for first, behind, skip in pieces:
+        for first, end, skip in pieces:
             if merged and merged[-1][2] == skip:
-                merged[-1] = merged[-1][0], behind, skip
+                merged[-1] = merged[-1][0], end, skip
             else:
-                merged.append((first, behind, skip))
+                merged.append((first, end, skip))
         return original(state, merged)
 
     return [(redistribute_channel_state, "left_of", left_of)]
@@ -291,13 +291,13 @@ def recovered_at_once() -> Replacements:
 
 def removed_consumers_dropped() -> Replacements:
     """Rows in flight to subtasks that no longer exist are dealt to no subtask."""
-    original = redistribute_channel_state._deal
+    original = redistribute_channel_state._distribute
 
     def deal(states: Any, old: Any, edge: Any, had: int, graph: Any) -> Any:
         there = graph.vertices[edge.target].parallelism
         return original([state for state in states if state.consumer < there], old, edge, had, graph)
 
-    return [(redistribute_channel_state, "_deal", deal)]
+    return [(redistribute_channel_state, "_distribute", deal)]
 
 
 def dealt_to_the_next() -> Replacements:

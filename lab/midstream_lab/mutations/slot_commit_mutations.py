@@ -176,13 +176,13 @@ def driver_commits() -> Replacements:
 def not_told_to_stop() -> Replacements:
     """A commit does not learn that its attempt is over."""
 
-    def attempt_over(self: Any) -> None:
+    def end_attempt(self: Any) -> None:
         told, self._stopped = self._stopped, self._services.make_signal()
         original(self)
         self._stopped = told
 
-    original = SlotCommits.attempt_over
-    return [(SlotCommits, "attempt_over", attempt_over)]
+    original = SlotCommits.end_attempt
+    return [(SlotCommits, "end_attempt", end_attempt)]
 
 
 def committers_stay_open() -> Replacements:

@@ -32,10 +32,10 @@ def partition_ends_early() -> Replacements:
     def finish(self: Any) -> None:
         original(self)
         if self.is_finishing:
-            edges = self.operators.edges
-            edges.broadcast(EndOfPartition())
+            outputs = self.operators.outputs
+            outputs.broadcast(EndOfPartition())
             self._end = lambda *_: task.Task._end(self)
-            edges.broadcast = lambda event: None
+            outputs.broadcast = lambda event: None
 
     return [(task.Task, "_finish", finish)]
 
@@ -132,7 +132,7 @@ def final_by_any_checkpoint() -> Replacements:
     def on_completed(self: Any, checkpoint_id: int) -> None:
         original(self, checkpoint_id)
         if self.state is task.TaskState.AWAITS_CHECKPOINT:
-            self._become(task.TaskState.AWAITS_SENT, task.TaskEvent.COMPLETED)
+            self._transition(task.TaskState.AWAITS_SENT, task.TaskEvent.COMPLETED)
 
     return [(task.Task, "_on_completed", on_completed)]
 
@@ -309,10 +309,10 @@ def watermark_not_said_again() -> Replacements:
     original = task.Task.start
 
     def start(self: Any) -> None:
-        edges = self.operators.edges
-        told, edges.broadcast = edges.broadcast, nothing
+        outputs = self.operators.outputs
+        told, outputs.broadcast = outputs.broadcast, nothing
         original(self)
-        edges.broadcast = told
+        outputs.broadcast = told
 
     return [(task.Task, "start", start)]
 

@@ -76,7 +76,7 @@ class Program:
                     f"{kind}: column {field.name!r} of {own} is {field.type}; declare {canonical.type} in its schema, the form "
                     "in which rows of a job have such values"
                 )
-        return self.graph.add(Node(kind, schema=source.schema, source=source, place=calling_place()))
+        return self.graph.add(Node(kind, schema=source.schema, source=source, location=calling_place()))
 
     def add(
         self,
@@ -106,7 +106,7 @@ class Program:
                 schema=schema,
                 sink=sink,
                 parallelism=parallelism,
-                place=calling_place(),
+                location=calling_place(),
             )
         )
         self._makers[node.id] = make

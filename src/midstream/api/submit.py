@@ -83,7 +83,7 @@ class Submission:
                 if vertex.source is not None:
                     undo.callback(vertex.source.source.close)
                     vertex.source.source.prepare(vertex.source.uid, plan.config.checkpoint_dir, self.restoring)
-            graph.give_own_code(own_code(graph, top_level_names(plan.modules), plan.config.trusted_packages))
+            graph.set_own_code(own_code(graph, top_level_names(plan.modules), plan.config.trusted_packages))
             plan = replace(
                 plan,
                 graph_bytes=pickled(graph),
@@ -208,7 +208,7 @@ def _check_sinks(graph: JobGraph, logical: LogicalGraph, restoring: bool) -> Non
             try:
                 spec.sink.validate(spec.operator.schema, restoring)  # type: ignore[attr-defined]
             except MidstreamError as error:
-                place = next((node.place for node in logical.nodes if node.sink is spec.sink), "")
+                place = next((node.location for node in logical.nodes if node.sink is spec.sink), "")
                 sink = f"{f'{place}: ' if place else ''}sink {spec.name!r}"
                 raise type(error)(f"{sink}: {error}").with_traceback(error.__traceback__) from error.__cause__
     _check_parallelism(graph)

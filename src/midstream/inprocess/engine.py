@@ -151,7 +151,7 @@ class Engine:
         self.graph = graph = build_job_graph(self._logical, self._config)
         self.attempt += 1
         with by_value(self._own_modules):
-            graph.give_own_code(own_code(graph, (), self._config.trusted_packages))
+            graph.set_own_code(own_code(graph, (), self._config.trusted_packages))
             self.graph_bytes = pickled(graph)
         self.plan = JobPlan("in-process", graph, self.graph_bytes, self._config)
         tasks = tasks_of(graph)

@@ -54,7 +54,7 @@ def small_combining(seed: int, rows_min: int) -> list[tuple[Any, str, int]]:
     random = Random(f"combining {seed}")
     return [
         (adaptive_combiner, "ROWS_MIN", rows_min or random.choice((1, 1, 2, 5))),
-        (adaptive_combiner, "SHARE_MAX", 1 if rows_min else random.choice((1, 1, 1, 2))),
+        (adaptive_combiner, "REDUCTION_MIN", 1 if rows_min else random.choice((1, 1, 1, 2))),
         (adaptive_combiner, "PAUSE_MAX", random.choice((1, 1, 4))),
     ]
 

@@ -132,8 +132,8 @@ class World:
                 cut = len(rows) if whole else self.data.draw(st.integers(0, len(rows)))
                 self.consumed += [(key, n, subtask) for key, n in rows[:cut]]
                 if rows[cut:]:
-                    assert gate.at_work is not None
-                    rest = gate.at_work.rest(cut)
+                    assert gate.current_batch is not None
+                    rest = gate.current_batch.rest(cut)
                     inputs.append(Captured(0, subtask, subtask, False, (rest.batch,), forms=(rest.form,)))
                     break  # a slice of it is still to be worked when the checkpoint comes
                 gate.processed()

@@ -14,11 +14,11 @@ from effort import examples
 from in_memory import MemoryStorage
 from midstream.engine.checkpoint.channel_state import (
     Captured,
+    channel_text,
     read_segment,
     rows_of,
     store_channels,
     verify_channels,
-    where,
 )
 from midstream.engine.checkpoint.state_files import StateFile, channel_file, state_file
 from midstream.engine.core.errors import StorageError
@@ -32,7 +32,7 @@ FILE = "shared/e1-a0-c1-v1-s0.channels"
 
 
 def read(storage: MemoryStorage, state: ChannelState) -> list[pa.RecordBatch]:
-    return [b for segment in state.segments for b in read_segment(storage, segment, [SCHEMA], where(state))]
+    return [b for segment in state.segments for b in read_segment(storage, segment, [SCHEMA], channel_text(state))]
 
 
 @settings(max_examples=examples(80), deadline=None)

@@ -163,7 +163,7 @@ STATE_WITH_WRONG_GROUPS = {
     "of others": (
         "keyed",
         {KEY_GROUP: pa.array([1, 9], pa.int32())},
-        "the key groups 1 to 9, and the metadata says 1 to 2",
+        "the key groups 1 to 9, and the metadata has 1 to 2",
     ),
     "keyed, and said to be dealt out": ("split", {KEY_GROUP: GROUPS}, "redistributed as 'split'"),
 }

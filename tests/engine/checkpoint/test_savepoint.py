@@ -16,7 +16,7 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata, Committable
 from midstream.engine.checkpoint.savepoint import (
     SavepointFile,
     SavepointLocation,
-    claim_place,
+    claim_location,
     copy_in,
     discard,
     write_savepoint,
@@ -29,7 +29,7 @@ from midstream.engine.checkpoint.store import (
     load,
     next_checkpoint_id,
     publish,
-    say_where_from,
+    record_start,
     take_over,
 )
 from midstream.engine.core.errors import StorageError
@@ -80,7 +80,7 @@ def is_whole(storage: MemoryStorage, metadata: CheckpointMetadata) -> bool:
 
 def test_it_holds_what_it_needs_and_nothing_else_and_refers_to_nothing_outside() -> None:
     source, target = MemoryStorage(), MemoryStorage()
-    place = claim_place(lambda url: target, "/saved", "/job", ABOUT)
+    place = claim_location(lambda url: target, "/saved", "/job", ABOUT)
     write_savepoint(source, checkpoint(source), place)
     saved = load(target, "job", "latest")
     assert saved.checkpoint_id == 7 and saved.committables == ()
@@ -96,7 +96,7 @@ def test_damage_is_not_copied() -> None:
     metadata = checkpoint(source)
     for damaged in (b"first-secone", b"first-"):
         source.files[NEW] = damaged
-        place = claim_place(lambda url: target, "/saved", "/job", ABOUT)
+        place = claim_location(lambda url: target, "/saved", "/job", ABOUT)
         with pytest.raises(StorageError, match=f"{NEW}.*cannot be copied"):
             write_savepoint(source, metadata, place)
         with pytest.raises(StorageError, match="begun here and never completed"):
@@ -109,7 +109,7 @@ def test_one_whose_metadata_was_not_written_was_never_completed() -> None:
     source, target = MemoryStorage(), MemoryStorage()
     target.refuse = lambda path: path.endswith("_metadata")
     with pytest.raises(StorageError, match="disk is full"):
-        write_savepoint(source, checkpoint(source), claim_place(lambda url: target, "/saved", "/job", ABOUT))
+        write_savepoint(source, checkpoint(source), claim_location(lambda url: target, "/saved", "/job", ABOUT))
     with pytest.raises(StorageError, match="begun here and never completed"):
         load(target, None, "latest")
 
@@ -118,18 +118,18 @@ def test_one_whose_metadata_was_not_written_was_never_completed() -> None:
 def test_a_place_where_the_job_cleans_up_is_refused(place: str) -> None:
     target = MemoryStorage()
     with pytest.raises(StorageError, match=r"in the job's checkpoint directory.* or below /job/savepoints"):
-        claim_place(lambda url: target, place, "/job", ABOUT)
+        claim_location(lambda url: target, place, "/job", ABOUT)
     assert not target.files
-    claim_place(lambda url: target, "/job/savepoints/before-the-upgrade", "/job", ABOUT)
+    claim_location(lambda url: target, "/job/savepoints/before-the-upgrade", "/job", ABOUT)
 
 
 def test_a_place_behind_a_url_with_parameters() -> None:
     root = "s3://bucket/job?region=r&scheme=http"
     for inside in ("s3://bucket/job/chk-900", "s3://bucket/job/shared?region=r", root):
         with pytest.raises(StorageError, match="in the job's checkpoint directory"):
-            claim_place(lambda url: MemoryStorage(), inside, root, ABOUT)
+            claim_location(lambda url: MemoryStorage(), inside, root, ABOUT)
     asked: list[str] = []
-    place = claim_place(lambda url: asked.append(url) or MemoryStorage(), None, root, ABOUT)
+    place = claim_location(lambda url: asked.append(url) or MemoryStorage(), None, root, ABOUT)
     assert place.url == "s3://bucket/job/savepoints/1?region=r&scheme=http"
     assert asked == ["s3://bucket/job/savepoints?region=r&scheme=http", place.url]
 
@@ -139,13 +139,13 @@ def test_a_place_that_is_taken_is_refused_and_left_alone() -> None:
         storage = MemoryStorage()
         storage.files[there] = b"mine"
         with pytest.raises(StorageError, match=f"/saved: the place is taken .*{there.split('/')[0]}"):
-            claim_place(lambda url, storage=storage: storage, "/saved", "/job", ABOUT)  # type: ignore[misc]  # mypy infers no lambda with defaults
+            claim_location(lambda url, storage=storage: storage, "/saved", "/job", ABOUT)  # type: ignore[misc]  # mypy infers no lambda with defaults
         assert storage.files == {there: b"mine"}
 
 
 def test_giving_a_place_back_touches_nothing_that_was_put_there_meanwhile() -> None:
     source, target = MemoryStorage(), MemoryStorage()
-    place = claim_place(lambda url: target, "/saved", "/job", ABOUT)
+    place = claim_location(lambda url: target, "/saved", "/job", ABOUT)
     write_savepoint(source, checkpoint(source), place)
     target.files["notes.txt"] = b"mine"
     discard(place)
@@ -154,25 +154,25 @@ def test_giving_a_place_back_touches_nothing_that_was_put_there_meanwhile() -> N
 
 def test_without_a_place_they_are_numbered_below_the_checkpoint_directory(tmp_path: Path) -> None:
     root = str(tmp_path)
-    first = claim_place(FileStorage, None, root, ABOUT)
-    second = claim_place(FileStorage, None, root, ABOUT)
+    first = claim_location(FileStorage, None, root, ABOUT)
+    second = claim_location(FileStorage, None, root, ABOUT)
     assert (first.url, second.url) == (f"{root}/savepoints/1", f"{root}/savepoints/2")
     discard(first)
-    assert claim_place(FileStorage, None, root, ABOUT).url == f"{root}/savepoints/3"
+    assert claim_location(FileStorage, None, root, ABOUT).url == f"{root}/savepoints/3"
 
 
 def test_a_place_that_may_not_be_written_says_so(open_path: Path) -> None:
     (open_path / "file").touch()
     with pytest.raises(StorageError, match="a part of the path is a file"):
-        claim_place(FileStorage, str(open_path / "file" / "here"), "/job", ABOUT)
+        claim_location(FileStorage, str(open_path / "file" / "here"), "/job", ABOUT)
     open_path.chmod(0o555)
     with unprivileged(), pytest.raises(StorageError, match=r"here.*permission denied"):
-        claim_place(FileStorage, str(open_path / "here"), "/job", ABOUT)
+        claim_location(FileStorage, str(open_path / "here"), "/job", ABOUT)
 
 
 def opened_by(own: MemoryStorage, job_id: str) -> Opened:
     taken = take_over(own, "/job", "job", job_id)
-    return begin(own, say_where_from(own, taken, first=next_checkpoint_id(own, 0), fresh=False), None, 0, ())
+    return begin(own, record_start(own, taken, first=next_checkpoint_id(own, 0), fresh=False), None, 0, ())
 
 
 def test_a_checkpoint_elsewhere_becomes_one_of_the_jobs_own() -> None:

@@ -25,11 +25,11 @@ from midstream.engine.checkpoint.store import (
     load,
     next_checkpoint_id,
     publish,
-    say_where_from,
+    record_start,
     split_restore,
     split_retained,
     take_over,
-    was_gone_back_behind,
+    was_rewound_past,
 )
 from midstream.engine.core.errors import StorageError
 
@@ -43,7 +43,7 @@ def opened(storage: MemoryStorage, restore: str | None = None, job: str = "job")
 
 
 def said(storage: MemoryStorage, taken: TakenOver) -> TakenOver:
-    return say_where_from(storage, taken, first=next_checkpoint_id(storage, 0), fresh=False)
+    return record_start(storage, taken, first=next_checkpoint_id(storage, 0), fresh=False)
 
 
 def made(storage: MemoryStorage, checkpoint_id: int, epoch: int = 1, files: tuple[str, ...] = ()) -> None:
@@ -223,9 +223,9 @@ def test_a_copy_of_a_checkpoint_that_was_dropped_is_not_taken_for_one_that_was_g
     assert first is not None and third is not None
     drop(storage, 1, [1], [])
     taken = take_over(storage, ROOT, "job", "id")
-    say_where_from(storage, taken, first=4, giving_up_after=2, fresh=False)
-    assert not was_gone_back_behind(storage, first)
-    assert was_gone_back_behind(storage, third)
+    record_start(storage, taken, first=4, giving_up_after=2, fresh=False)
+    assert not was_rewound_past(storage, first)
+    assert was_rewound_past(storage, third)
 
 
 def test_a_checkpoint_without_metadata_is_no_checkpoint_and_is_cleaned_up() -> None:

@@ -496,7 +496,7 @@ def test_a_renamed_uid_is_suggested_with_the_size_of_what_would_be_lost() -> Non
         16,
     )
     bench = Bench(renamed, restore=SAVED, elsewhere={SAVED: saved_run()}).start()
-    assert "'read' (read: 10 bytes, 2 rows, where the source was; was it renamed to 'reads'?)" in bench.error
+    assert "'read' (read: 10 bytes, 2 rows, the position of a source; was it renamed to 'reads'?)" in bench.error
 
 
 class Watched(MemoryStorage):

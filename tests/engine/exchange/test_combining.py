@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from midstream.engine.exchange.adaptive_combiner import PAUSE_MAX, ROWS_MIN, SHARE_MAX, TRIED_FIRST, AdaptiveCombiner
+from midstream.engine.exchange.adaptive_combiner import (
+    PAUSE_MAX,
+    PROBE_PARTS,
+    REDUCTION_MIN,
+    ROWS_MIN,
+    AdaptiveCombiner,
+)
 from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Edge, Partitioning
@@ -36,7 +42,7 @@ def batch(rows: int, keys: int) -> pa.RecordBatch:
 def test_a_batch_is_combined_if_few_rows_are_left() -> None:
     combining = AdaptiveCombiner(Distinct())
     keys = 10_000  # in turn, so that none of them comes twice in the first rows
-    rows = keys * SHARE_MAX
+    rows = keys * REDUCTION_MIN
     few, many = batch(rows, keys), batch(rows, keys + 1)
     combined = combining.apply(few)
     assert combined.schema == Distinct.schema and combined.num_rows == keys
@@ -67,7 +73,7 @@ def test_no_more_than_the_first_rows_are_reduced_where_these_are_too_many() -> N
     many = batch(4 * ROWS_MIN, 4 * ROWS_MIN)
     for _ in range(10 * PAUSE_MAX):
         combining.apply(many)
-    assert set(combiner.sizes) == {4 * ROWS_MIN // TRIED_FIRST}
+    assert set(combiner.sizes) == {4 * ROWS_MIN // PROBE_PARTS}
     alike = batch(4 * ROWS_MIN, 1)
     few = [combining.apply(alike) for _ in range(PAUSE_MAX + 2)]
     assert {combined.num_rows for combined in few[-2:]} == {1}

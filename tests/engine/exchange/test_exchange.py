@@ -42,13 +42,13 @@ class Pipe:
     """A data link in memory: frames leave in random portions, chosen by the test."""
 
     def __init__(self) -> None:
-        self.wanted = False
+        self.requested = False
 
     def wake(self) -> None:
-        self.wanted = True
+        self.requested = True
 
     def close(self) -> None:
-        self.wanted = False
+        self.requested = False
 
 
 class TwoSlots:
@@ -86,7 +86,7 @@ class TwoSlots:
         self.right.attach(self.pipes[1])
         self.right.add_receiver(self.channel)
         self.left.add_sender(self.partition.subpartitions[0])
-        self.gate.ask()
+        self.gate.request_rows()
 
     def carry(self, source: PeerLink, target: PeerLink, bytes_max: int) -> bool:
         stream = b"".join(source.pull(bytes_max))
@@ -191,13 +191,15 @@ def test_rows_and_combined_batches_arrive_as_what_they_are_and_only_equals_are_j
     is_local: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adaptive_combiner, "ROWS_MIN", 10)
-    monkeypatch.setattr(adaptive_combiner, "SHARE_MAX", 20)
-    monkeypatch.setattr(ResultPartition, "_hands_over", False)  # or nothing would be combined for one local consumer
+    monkeypatch.setattr(adaptive_combiner, "REDUCTION_MIN", 20)
+    monkeypatch.setattr(
+        ResultPartition, "_is_handed_over", False
+    )  # or nothing would be combined for one local consumer
     world = TwoSlots(buffer_bytes=4096, window=9, combiner=Longest())
     if is_local:
         channel = LocalChannel(world.partition.subpartitions[0])
         channel.connect(lambda: None)
-        channel.ask()
+        channel.request_rows()
     few, many = [batch(at, 5) for at in (0, 5, 10)], [batch(at, 20) for at in (100, 200, 300)]
     for rows in (*few[:2], *many[:2], few[2], many[2]):
         world.partition.emit(rows)
@@ -304,12 +306,12 @@ def test_a_producer_waits_until_every_consumer_has_asked_for_rows() -> None:
     woken: list[bool] = []
     partition.wake_when_available(lambda: woken.append(True))
     first, second = partition.subpartitions
-    first.ask()
-    first.ask()
+    first.request_rows()
+    first.request_rows()
     assert not partition.is_available() and not woken
     partition.broadcast(Watermark(1))
     assert not first.is_empty, "events need not be asked for"
-    second.ask()
+    second.request_rows()
     assert partition.is_available() and woken == [True]
 
 
@@ -323,7 +325,7 @@ def test_a_remote_consumer_asks_by_its_first_credit() -> None:
 def test_a_gap_in_the_sequence_is_an_error() -> None:
     world = TwoSlots(buffer_bytes=4096, window=2)
     frame = header(FrameKind.DATA, ChannelId(0, 0, 0), 5, 0, 0)[4:]
-    with pytest.raises(InvariantError, match="frame 5 came where 0 was due"):
+    with pytest.raises(InvariantError, match="frame 5 arrived where 0 was expected"):
         world.right.receive(memoryview(frame))
 
 
@@ -433,5 +435,5 @@ def test_reserved_buffers_stay_free_for_their_owner_whatever_others_take() -> No
     greedy.free(20)
     pool.check()
     assert pool.in_use == 0
-    with pytest.raises(InvariantError, match="given back"):
+    with pytest.raises(InvariantError, match="released"):
         greedy.free(1)

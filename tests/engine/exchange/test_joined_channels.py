@@ -42,7 +42,7 @@ class World:
         self.gate.set_channels(channels)
         for index, channel in enumerate(channels):
             channel.connect(partial(self.gate.on_data, index))
-        self.gate.ask()
+        self.gate.request_rows()
         self._emitted = [0] * producers
 
     def emit(self, producer: int, rows: int) -> None:
@@ -82,8 +82,10 @@ class Negated:
 
 def test_what_waits_in_several_channels_is_joined_with_what_has_its_form_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive_combiner, "ROWS_MIN", 2)
-    monkeypatch.setattr(adaptive_combiner, "SHARE_MAX", 1)
-    monkeypatch.setattr(ResultPartition, "_hands_over", False)  # or nothing would be combined for one local consumer
+    monkeypatch.setattr(adaptive_combiner, "REDUCTION_MIN", 1)
+    monkeypatch.setattr(
+        ResultPartition, "_is_handed_over", False
+    )  # or nothing would be combined for one local consumer
     world = World(4, Negated())
     for producer, rows in enumerate((2, 1, 2, 1)):
         world.emit(producer, rows)
@@ -153,8 +155,8 @@ def test_what_a_checkpoint_holds_of_a_joined_batch_is_all_of_it() -> None:
     for producer in range(2):
         world.say(producer, barrier)
         assert not world.gate.is_clear(producer, barrier), "rows before it are at work"
-    assert world.gate.at_work is not None
-    held = world.gate.at_work.rest(0)
+    assert world.gate.current_batch is not None
+    held = world.gate.current_batch.rest(0)
     assert held.batch.num_rows == 2
     world.gate.processed()
     world.check()
@@ -169,7 +171,7 @@ def test_what_a_checkpoint_holds_of_a_joined_batch_is_all_of_it() -> None:
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=60),
     st.lists(st.integers(1, 60), min_size=1, max_size=20),
 )
-def test_every_channel_stays_in_its_order(said: list[tuple[int, int]], asked: list[int]) -> None:
+def test_every_channel_stays_in_its_order(said: list[tuple[int, int]], rows_requested: list[int]) -> None:
     """0 rows stand for a watermark; now and then everything is read, with each limit in turn."""
     world = World(4)
     expected: list[list[int]] = [[] for _ in range(4)]
@@ -203,7 +205,7 @@ def test_every_channel_stays_in_its_order(said: list[tuple[int, int]], asked: li
                 expected[producer].pop()  # a watermark behind a watermark replaces it
             expected[producer].append(-marks)
         if step % 7 == 6:
-            read(asked[step % len(asked)])
-    read(asked[0])
+            read(rows_requested[step % len(rows_requested)])
+    read(rows_requested[0])
     assert found == expected
     assert world.pool.in_use == 0

@@ -7,7 +7,7 @@ from test_exchange import batch
 from test_queue import Freed, forward, numbers
 
 from midstream.engine.core.errors import InvariantError
-from midstream.engine.exchange.batch_lease import LeasedBatch, joined
+from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
 from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.exchange.input_channel import LocalChannel
 from midstream.engine.exchange.input_gate import InputGate
@@ -45,7 +45,7 @@ def test_batches_that_are_read_as_one_are_released_as_one_each_to_its_account() 
     accounts = [Freed(), Freed()]
     parts = [LeasedBatch(batch(n, 1), n + 1, accounts[n % 2]) for n in range(3)]
     captured = parts[2].hold()
-    whole = joined(parts)
+    whole = concat_leased(parts)
     assert numbers([whole]) == [0, 1, 2] and whole.buffers == 6
     assert [whole.charged_to(account) for account in accounts] == [4, 2]
     rest = whole.rest(2)
@@ -60,7 +60,7 @@ def test_batches_that_are_read_as_one_are_released_as_one_each_to_its_account() 
 
 def test_one_batch_alone_is_not_copied() -> None:
     leased = LeasedBatch(batch(0, 1), 1, Freed())
-    assert joined([leased]) is leased
+    assert concat_leased([leased]) is leased
 
 
 def test_a_gate_finds_that_what_it_has_at_work_is_not_charged_any_more() -> None:
@@ -70,12 +70,12 @@ def test_a_gate_finds_that_what_it_has_at_work_is_not_charged_any_more() -> None
     gate = InputGate(partition.edge, 0, lambda: None)
     gate.set_channels([channel])
     channel.connect(lambda: gate.on_data(0))
-    gate.ask()
+    gate.request_rows()
     partition.emit(batch(0, 1))
     polled = gate.poll(1)
     assert isinstance(polled, LeasedBatch)
     gate.check()
-    with pytest.raises(InvariantError, match="polled with a batch at work"):
+    with pytest.raises(InvariantError, match="polled before the current batch was processed"):
         gate.poll(1)
     polled.release()
     with pytest.raises(InvariantError, match="0 holders"):

@@ -188,15 +188,15 @@ def test_a_local_channel_captures_at_the_consumer_and_the_producer_captures_noth
     gate = InputGate(partition.edge, 0, lambda: None)
     gate.set_channels([channel])
     channel.connect(lambda: gate.on_data(0))
-    gate.ask()
+    gate.request_rows()
     for n in range(4):
         partition.emit(batch(n, 1))
     assert not partition.is_available(), "four buffers are queued"
     assert gate.poll(1) is not None
     assert partition.is_available(), "what is being processed waits no more"
     assert partition.overtake(barrier(1)) == []
-    assert gate.at_work is not None
-    rest = [gate.at_work.rest(0)]
+    assert gate.current_batch is not None
+    rest = [gate.current_batch.rest(0)]
     captured = gate.capture(0, 1)
     assert numbers(rest) == [0] and numbers(captured) == [1, 2, 3]
     gate.check()
@@ -206,7 +206,7 @@ def test_a_local_channel_captures_at_the_consumer_and_the_producer_captures_noth
     gate.processed()
     assert gate.poll(1) is None, "the barrier was taken out"
     gate.check()
-    assert sub.waiting == 0 and partition.is_available()
+    assert sub.queued_buffers == 0 and partition.is_available()
     assert pool.in_use == 4, "held until it is written"
     release(rest + captured)
     pool.check()
@@ -303,10 +303,10 @@ def test_a_barrier_that_waits_its_turn_can_overtake_later_and_leaves_what_is_beh
     world.partition.emit(batch(0, 30, 20))
     world.partition.broadcast(barrier(1))
     world.partition.emit(batch(100, 1))
-    assert world.partition.is_waiting(1)
-    ((_, captured),) = world.partition.overtake_waiting(barrier(1))
+    assert world.partition.has_queued_barrier(1)
+    ((_, captured),) = world.partition.overtake_queued(barrier(1))
     assert numbers(captured) == list(range(30))
-    assert not world.partition.is_waiting(1) and world.partition.overtake_waiting(barrier(1)) == []
+    assert not world.partition.has_queued_barrier(1) and world.partition.overtake_queued(barrier(1)) == []
     world.carry_all()
     assert world.heard == [barrier(1)]
     assert world.gate.poll(1) == (0, barrier(1))
@@ -320,10 +320,10 @@ def test_a_barrier_that_has_left_in_its_turn_is_told_and_overtakes_nothing() -> 
     sent: list[int] = []
     world.partition.subpartitions[0].on_barrier_sent = sent.append
     world.partition.broadcast(barrier(7))
-    assert world.partition.is_waiting(7)
+    assert world.partition.has_queued_barrier(7)
     world.carry_all()
-    assert sent == [7] and not world.partition.is_waiting(7)
-    assert world.partition.overtake_waiting(barrier(7)) == []
+    assert sent == [7] and not world.partition.has_queued_barrier(7)
+    assert world.partition.overtake_queued(barrier(7)) == []
 
 
 def test_a_producer_hears_when_its_last_element_has_left_be_it_a_barrier_that_overtook() -> None:
@@ -377,7 +377,7 @@ def test_every_row_is_before_the_snapshot_or_captured_once_or_behind_the_barrier
                     world.partition.broadcast(barrier(1))
                     waits, cut = True, start
                 elif waits:
-                    found = world.partition.overtake_waiting(barrier(1))
+                    found = world.partition.overtake_queued(barrier(1))
                     unsent = found[0][1] if found else []
                 else:
                     unsent, cut = world.partition.overtake(barrier(1))[0][1], start

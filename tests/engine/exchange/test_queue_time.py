@@ -47,7 +47,7 @@ def read_at(queue: ElementQueue, now: Now, batch_s: float, batches: int) -> list
     """The limits of a queue that is kept as full as they allow, `batch_s` to read one of one buffer."""
     limits = []
     for _ in range(batches):
-        while queue.waiting < queue.limit:
+        while queue.queued_buffers < queue.limit:
             put(queue)
         now.s += batch_s
         read(queue)
@@ -83,7 +83,7 @@ def test_a_reader_that_gets_no_core_for_most_of_the_time_is_not_kept_short_for_i
         queue = ElementQueue(64, QueueTime(WANTED_S, judged(machine)))
         found = []
         for _ in range(4000):
-            while queue.waiting < queue.limit:
+            while queue.queued_buffers < queue.limit:
                 put(queue)
             machine.work(0.001)
             read(queue)
@@ -142,8 +142,10 @@ def test_a_remote_channel_asks_for_no_more_than_its_reader_manages_and_for_the_r
         if isinstance(polled, LeasedBatch):
             arrived += polled.batch.num_rows
             if arrived > 3 * rows:
-                assert slots.channel.queue.waiting <= 2 * size, "one buffer or one batch in 25 ms, and what was granted"
-    assert arrived == 30 * rows and not slots.channel.queue.waiting
+                assert slots.channel.queue.queued_buffers <= 2 * size, (
+                    "one buffer or one batch in 25 ms, and what was granted"
+                )
+    assert arrived == 30 * rows and not slots.channel.queue.queued_buffers
 
 
 def test_a_producer_gets_on_when_its_rows_are_read_even_if_a_checkpoint_still_holds_them() -> None:
@@ -155,7 +157,7 @@ def test_a_producer_gets_on_when_its_rows_are_read_even_if_a_checkpoint_still_ho
     gate = InputGate(edge, 0, lambda: None)
     gate.set_channels([channel])
     channel.connect(lambda: gate.on_data(0))
-    gate.ask()
+    gate.request_rows()
     for n in range(FIRST_BUFFERS):
         partition.emit(batch(n, 1))
     woken: list[bool] = []
@@ -180,7 +182,7 @@ def test_a_reader_that_is_called_with_what_waits_together_gets_more_than_it_read
     now = Now()
     queue = ElementQueue(64, QueueTime(0.01, now))
     for _ in range(300):
-        while queue.waiting < queue.limit:
+        while queue.queued_buffers < queue.limit:
             put(queue)
         now.s += 0.0005
         taken = queue.take(1000)
@@ -217,4 +219,4 @@ def test_the_rest_of_a_large_batch_takes_one_grant() -> None:
         slots.carry(slots.left, slots.right, 1 << 30)
         slots.carry(slots.right, slots.left, 1 << 30)
         trips += 1
-    assert trips == 2 and slots.channel.queue.waiting == 0
+    assert trips == 2 and slots.channel.queue.queued_buffers == 0

@@ -113,7 +113,7 @@ def test_an_explicit_partitioning_is_kept(how):
 def test_forward_between_different_parallelisms_is_refused():
     graph = LogicalGraph()
     head = source(graph)
-    end(graph, Input(head.id, SCHEMA, partitioning=Partitioning.FORWARD), parallelism=1, place="job.py:7")
+    end(graph, Input(head.id, SCHEMA, partitioning=Partitioning.FORWARD), parallelism=1, location="job.py:7")
     with pytest.raises(JobError, match=r"operator 'print' \(job.py:7\): forward\(\) needs the same parallelism.*2.*1"):
         build_job_graph(graph, CONFIG)
 
@@ -147,8 +147,8 @@ def test_a_filter_put_in_front_does_not_change_the_uids_of_windows():
 def test_two_equal_uids_are_refused_with_both_places():
     graph = LogicalGraph()
     head = source(graph)
-    a = step(graph, head, uid="same", place="job.py:3")
-    end(graph, step(graph, a, uid="same", name="second", place="job.py:4"))
+    a = step(graph, head, uid="same", location="job.py:3")
+    end(graph, step(graph, a, uid="same", name="second", location="job.py:4"))
     with pytest.raises(JobError, match=r"uid 'same' .* operator 'map' \(job.py:3\) and operator 'second' \(job.py:4\)"):
         build_job_graph(graph, CONFIG)
 
@@ -167,7 +167,7 @@ def test_an_unused_stream_is_refused_with_its_place():
     graph = LogicalGraph()
     head = source(graph)
     end(graph, head)
-    step(graph, head, name="forgotten", place="job.py:9")
+    step(graph, head, name="forgotten", location="job.py:9")
     with pytest.raises(
         JobError, match=r"operator 'forgotten' \(job.py:9\): its stream is never used; end it with a sink"
     ):
@@ -186,7 +186,7 @@ def test_a_job_without_sink_or_without_anything_is_refused():
 @pytest.mark.parametrize("parallelism", [0, -1, 200, True])
 def test_a_parallelism_that_cannot_be_is_refused(parallelism):
     graph = LogicalGraph()
-    end(graph, source(graph), parallelism=parallelism, place="job.py:2")
+    end(graph, source(graph), parallelism=parallelism, location="job.py:2")
     with pytest.raises(ConfigError, match=r"operator 'print' \(job.py:2\): parallelism"):
         build_job_graph(graph, CONFIG)
 

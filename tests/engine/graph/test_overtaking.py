@@ -22,7 +22,7 @@ from midstream.engine.checkpoint.barrier_handler import (
 )
 from midstream.engine.core.elements import CheckpointBarrier
 from midstream.engine.graph.job_graph import Edge, JobGraph, Partitioning, Vertex
-from midstream.engine.graph.unaligned_edges import overtakable
+from midstream.engine.graph.unaligned_edges import unaligned_edges
 
 FORWARD, KEYED, REBALANCE, BROADCAST = (
     Partitioning.FORWARD,
@@ -189,7 +189,7 @@ def redistributable(graph: JobGraph) -> frozenset[int]:
 def test_tasks_would_wait_for_themselves_if_barriers_overtook_wherever_rows_can_be_moved(graph: JobGraph) -> None:
     overtaken = redistributable(graph)
     assert any(Network(graph, overtaken, Random(seed)).run() for seed in range(2_000))
-    assert overtakable(graph) < overtaken
+    assert unaligned_edges(graph) < overtaken
 
 
 @pytest.mark.parametrize("start", range(0, 1_000, 250))
@@ -197,13 +197,15 @@ def test_every_checkpoint_of_every_graph_completes(start: int) -> None:
     for seed in range(start, start + 250):
         random = Random(seed)
         graph = (DIAMOND, CROSSED, ALONE)[seed // 4 % 3] if seed % 4 == 0 else random_graph(random)
-        stuck = Network(graph, overtakable(graph), random).run()
+        stuck = Network(graph, unaligned_edges(graph), random).run()
         assert not stuck, (seed, graph.edges, stuck)
 
 
 def test_only_what_leads_back_to_a_task_is_read_in_order() -> None:
-    assert overtakable(DIAMOND) == {2}, "the barrier on the way from 1 to 2 waits its turn; that from 2 to 3 need not"
-    assert overtakable(ALONE) == {2, 4}
+    assert unaligned_edges(DIAMOND) == {2}, (
+        "the barrier on the way from 1 to 2 waits its turn; that from 2 to 3 need not"
+    )
+    assert unaligned_edges(ALONE) == {2, 4}
 
 
 @pytest.mark.parametrize(
@@ -218,4 +220,4 @@ def test_only_what_leads_back_to_a_task_is_read_in_order() -> None:
     ids=["a chain", "two chains", "rules", "rules twice", "no task upstream aligns"],
 )
 def test_where_no_task_can_wait_for_itself_barriers_overtake(graph: JobGraph) -> None:
-    assert overtakable(graph) == redistributable(graph)
+    assert unaligned_edges(graph) == redistributable(graph)

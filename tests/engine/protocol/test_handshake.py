@@ -65,7 +65,7 @@ def test_a_dialer_with_the_wrong_secret_is_found_out_before_its_identity_is_pars
     a = dialer(secret=bytes(32))
     b = Acceptor(SECRET, nonce(), lambda identity: judged.append(identity) or "")
     proof = a.receive(content(b.receive(content(a.start()))))
-    with pytest.raises(ProtocolViolation, match="does not know the job's secret"):
+    with pytest.raises(ProtocolViolation, match="does not have the job's secret"):
         b.receive(content(proof))
     assert b.identity is None and not judged and not b.done
 
@@ -75,7 +75,7 @@ def test_an_acceptor_with_the_wrong_secret_is_found_out() -> None:
     impostor = acceptor(secret=bytes(32))
     a.receive(content(impostor.receive(content(a.start()))))
     forged = bytes((VERDICT,)) + os.urandom(MAC_BYTES)
-    with pytest.raises(ProtocolViolation, match="does not know the job's secret"):
+    with pytest.raises(ProtocolViolation, match="does not have the job's secret"):
         a.receive(memoryview(forged))
     assert not a.done
 

@@ -164,7 +164,7 @@ def test_a_job_without_checkpoints_has_no_storage() -> None:
 def test_a_second_commit_of_a_lane_before_the_first_is_answered_is_a_bug_of_the_driver() -> None:
     world = World()
     world.commit(1)
-    with pytest.raises(InvariantError, match="'write', lane 0: commit 2 comes before commit 1 is answered"):
+    with pytest.raises(InvariantError, match="'write', lane 0: commit 2 arrives before commit 1 is answered"):
         world.commit(2)
     world.pool.run_all()
     world.commit(3)
@@ -226,7 +226,7 @@ def test_when_the_attempt_is_over_its_commits_are_told_to_stop_and_its_committer
     stopped = Noting.contexts[0].stopped
     world.commit(2, checkpoint_id=2)
     Noting.failure = OSError("told to stop")
-    world.commits.attempt_over()
+    world.commits.end_attempt()
     assert stopped.is_set()
     world.pool.run()
     assert world.said[-1].request == 2 and world.said[-1].stopped
@@ -235,8 +235,8 @@ def test_when_the_attempt_is_over_its_commits_are_told_to_stop_and_its_committer
     world.pool.run_all()
     assert Noting.notes == [(0, "commit", 1, (b"1",)), (0, "close"), (1, "commit", 2, (b"3",))]
     assert not Noting.contexts[1].stopped.is_set()
-    world.commits.attempt_over()
-    world.commits.attempt_over()
+    world.commits.end_attempt()
+    world.commits.end_attempt()
     world.pool.run_all()
     assert Noting.notes[-1] == (1, "close") and len(Noting.notes) == 4, "closed once"
 
@@ -244,7 +244,7 @@ def test_when_the_attempt_is_over_its_commits_are_told_to_stop_and_its_committer
 def test_a_commit_that_had_not_begun_when_the_attempt_ended_sees_that_it_is_to_stop() -> None:
     world = World()
     world.commit(1)
-    world.commits.attempt_over()
+    world.commits.end_attempt()
     world.pool.run_all()
     assert Noting.contexts[0].stopped.is_set()
     assert Noting.notes == [(0, "commit", 1, (b"1",)), (0, "close")]
@@ -262,7 +262,7 @@ def test_a_sink_that_has_nothing_to_commit_is_done_at_once() -> None:
     Noting.has_committer = False
     world = World()
     world.commit(1)
-    world.commits.attempt_over()
+    world.commits.end_attempt()
     world.pool.run_all()
     assert world.said == [m.CommitDone(1)] and Noting.notes == []
 

@@ -30,7 +30,7 @@ class Gate:
         self.channels: Sequence[Any] = [object()]
         numbers = count()
         self.left = deque(batch([(0, next(numbers)) for _ in range(rows)]) for rows in batches)
-        self.at_work: LeasedBatch | None = None
+        self.current_batch: LeasedBatch | None = None
         self.read_from = [0]
 
     @property
@@ -38,13 +38,13 @@ class Gate:
         return bool(self.left)
 
     def poll(self, rows_max: int) -> LeasedBatch | None:
-        assert self.at_work is None
+        assert self.current_batch is None
         if self.left:
-            self.at_work = LeasedBatch(self.left.popleft(), 1, self)
-        return self.at_work
+            self.current_batch = LeasedBatch(self.left.popleft(), 1, self)
+        return self.current_batch
 
     def processed(self) -> None:
-        self.at_work = None
+        self.current_batch = None
 
     def freed(self, buffers: int) -> None: ...
 
@@ -138,5 +138,5 @@ def test_what_is_left_of_each_batch_is_known_by_gate() -> None:
     assert task.rests() == {}
     task.work()
     task.work()
-    left = {gate: (at_work.batch.num_rows, next_row) for gate, (at_work, next_row) in task.rests().items()}
+    left = {gate: (current_batch.batch.num_rows, next_row) for gate, (current_batch, next_row) in task.rests().items()}
     assert left == {gate: (whole, dict(rows.slices)[gate]) for gate, whole in ((SLOW, 1000), (RULES, 5000))}

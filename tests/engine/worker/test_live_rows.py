@@ -113,7 +113,7 @@ class World:
         operators = [_Passes(), _Passes()]
         self.chain = OperatorChain(operators, cast(TaskOutputs, _Nowhere()), StandingClock())
         for at, operator in enumerate(operators):
-            operator.open(None, self.chain.links[at + 1])
+            operator.open(None, self.chain.outputs[at + 1])
         specs = tuple(OperatorSpec(uid, uid, operator) for uid, operator in zip("ab", operators, strict=True))
         self.vertex = Vertex(0, 1, SourceSpec("source", "source", NoRows()), specs)
         self.timers: list[Callable[[], None]] = []
@@ -127,11 +127,11 @@ class World:
         show_next(asked, 0, self.vertex, self.chain, cast(Executor, self), self.answers.append)
 
     def emit(self, rows: int) -> None:
-        self.chain.links[0].emit(pa.RecordBatch.from_pydict({"n": list(range(rows))}))
+        self.chain.outputs[0].emit(pa.RecordBatch.from_pydict({"n": list(range(rows))}))
 
     @property
     def is_watched(self) -> bool:
-        return any(link.shown_to is not None for link in self.chain.links)
+        return any(output.tap is not None for output in self.chain.outputs)
 
 
 @pytest.mark.parametrize("operator", ["source", "a", "b"])

@@ -233,4 +233,4 @@ def test_timers_end_with_the_data_and_none_is_set_behind_it() -> None:
     slot.run()
     failed = slot.sent[-1]
     assert isinstance(failed, m.TaskFailed)
-    assert "has ended its data, and is to be called at 0 ms" in failed.summary
+    assert "has ended its data, and sets a timer at 0 ms" in failed.summary

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.engine.worker.batch_sizer import CALL_SHARE, BatchSizer
+from midstream.engine.worker.batch_sizer import CALL_SHARE_MAX, BatchSizer
 from midstream.engine.worker.source_rate import SourceRate
 
 LIMIT = 131_072
@@ -17,14 +17,14 @@ SHORT_S = 0.002
 
 
 def run(
-    call_s: float, row_s: float, *, enough_s: float | None = None, noise: float = 0.0, calls: int = 300
+    call_s: float, row_s: float, *, short_budget_s: float | None = None, noise: float = 0.0, calls: int = 300
 ) -> list[tuple[int, float]]:
-    """Rows and seconds of each call; with `enough_s` as tasks cut their slices."""
-    pace, random, found = BatchSizer(0.01, enough_s), Random(f"{call_s} {row_s} {noise}"), []
+    """Rows and seconds of each call; with `short_budget_s` as tasks cut their slices."""
+    sizer, random, found = BatchSizer(0.01, short_budget_s), Random(f"{call_s} {row_s} {noise}"), []
     for _ in range(calls):
-        rows = min(LIMIT, pace.rows(256))
+        rows = min(LIMIT, sizer.rows(256))
         seconds = (call_s + row_s * rows) * (1 + noise * random.random() ** 4)
-        pace.took(rows, seconds)
+        sizer.record(rows, seconds)
         found.append((rows, seconds))
     return found
 
@@ -75,18 +75,18 @@ def test_whatever_calls_there_were_before_what_a_call_costs_is_found_out(
 ) -> None:
     """A stream that began with single rows, or whose calls have all been alike, is not slow for ever."""
     call_s, random = share * budget_s, Random(f"{share} {row_s}")
-    pace = BatchSizer(budget_s, SHORT_S) if is_slice else BatchSizer(budget_s)
+    sizer = BatchSizer(budget_s, SHORT_S) if is_slice else BatchSizer(budget_s)
 
     def seconds(rows: int) -> float:
         return (call_s + row_s * rows) * (1 + noise * random.random() ** 4)
 
     for rows, took_s in before if isinstance(before, list) else [(before[0], seconds(before[0]))] * before[1]:
-        pace.took(rows, took_s)
+        sizer.record(rows, took_s)
     done, spent_s = 0, 0.0
     for call in range(600):
-        rows = min(LIMIT, pace.rows(256))
+        rows = min(LIMIT, sizer.rows(256))
         took_s = seconds(rows)
-        pace.took(rows, took_s)
+        sizer.record(rows, took_s)
         if call >= 200:
             done, spent_s = done + rows, spent_s + took_s
     half = min(LIMIT, max(budget_s, call_s) / row_s)
@@ -95,13 +95,15 @@ def test_whatever_calls_there_were_before_what_a_call_costs_is_found_out(
 
 @pytest.mark.parametrize("slower", [5, 10, 100, 1000])
 @pytest.mark.parametrize("after", [100, 113, 131])
-@pytest.mark.parametrize("enough_s", [None, SHORT_S])
-def test_after_the_first_call_that_is_much_slower_none_is_long(slower: int, after: int, enough_s: float | None) -> None:
-    pace, found = BatchSizer(0.01, enough_s), []
+@pytest.mark.parametrize("short_budget_s", [None, SHORT_S])
+def test_after_the_first_call_that_is_much_slower_none_is_long(
+    slower: int, after: int, short_budget_s: float | None
+) -> None:
+    sizer, found = BatchSizer(0.01, short_budget_s), []
     for call in range(after + 30):
-        rows = min(LIMIT, pace.rows(256))
+        rows = min(LIMIT, sizer.rows(256))
         found.append(1e-6 * (slower if call >= after else 1) * rows)
-        pace.took(rows, found[-1])
+        sizer.record(rows, found[-1])
     assert max(found[after + 1 :]) <= 0.04
 
 
@@ -111,16 +113,16 @@ def test_after_the_first_call_that_is_much_slower_none_is_long(slower: int, afte
 def test_a_call_that_stalls_does_not_make_slow_rows_come_many_at_a_time(
     row_s: float, at: int, stalled_s: float
 ) -> None:
-    pace, sizes = BatchSizer(0.01, SHORT_S), []
+    sizer, sizes = BatchSizer(0.01, SHORT_S), []
     for call in range(200):
-        sizes.append(pace.rows(1))
-        pace.took(sizes[-1], row_s * sizes[-1] + (stalled_s if call % 50 == at else 0.0))
+        sizes.append(sizer.rows(1))
+        sizer.record(sizes[-1], row_s * sizes[-1] + (stalled_s if call % 50 == at else 0.0))
     assert max(sizes) <= 4 and sizes.count(1) >= 180
 
 
 @pytest.mark.parametrize("row_s", [0.003, 0.05, 1.0])
 def test_two_rows_are_seldom_tried_where_single_rows_are_slow(row_s: float) -> None:
-    sizes = [rows for rows, _ in run(0.0, row_s, enough_s=SHORT_S, calls=3_000)[100:]]
+    sizes = [rows for rows, _ in run(0.0, row_s, short_budget_s=SHORT_S, calls=3_000)[100:]]
     assert max(sizes) <= 2 and sizes.count(2) <= 10
 
 
@@ -128,11 +130,11 @@ def test_two_rows_are_seldom_tried_where_single_rows_are_slow(row_s: float) -> N
 @pytest.mark.parametrize("call_s", [5e-5, 1.5e-4])
 def test_disturbances_are_not_taken_for_what_a_call_costs(call_s: float, disturbed_s: float) -> None:
     """On a busy machine three calls of ten take longer by chance; a barrier waits for as many rows as a slice has."""
-    pace, random, sizes = BatchSizer(0.01, SHORT_S), Random(f"{call_s} {disturbed_s}"), []
+    sizer, random, sizes = BatchSizer(0.01, SHORT_S), Random(f"{call_s} {disturbed_s}"), []
     for _ in range(3_000):
-        sizes.append(min(4, pace.rows(256, core_share=0.6)))
+        sizes.append(min(4, sizer.rows(256, core_share=0.6)))
         disturbance_s = random.expovariate(1 / disturbed_s) if random.random() < 0.3 else 0.0
-        pace.took(sizes[-1], call_s + 6.2e-4 * sizes[-1] + disturbance_s)
+        sizer.record(sizes[-1], call_s + 6.2e-4 * sizes[-1] + disturbance_s)
     assert sum(rows * rows for rows in sizes[50:]) <= 1.6 * sum(sizes[50:])
 
 
@@ -145,14 +147,14 @@ def test_large_batches_among_small_ones_are_not_cut_to_pieces_where_calls_are_di
     """Pieces would be batches for all tasks downstream. In a wide job on a busy machine nearly all calls are disturbed:
     each takes up to 1 + `slower` times as long, and three of ten take `disturbed_s` longer on average.
     """
-    pace, random = BatchSizer(0.01, SHORT_S), Random(f"{call_s} {row_s} {disturbed_s} {slower}")
+    sizer, random = BatchSizer(0.01, SHORT_S), Random(f"{call_s} {row_s} {disturbed_s} {slower}")
     spent_s = fewest_s = 0.0
     for number in range(1_500):
         rest = batch = random.randint(1, 30) if random.random() < 0.85 else random.randint(500, 5_000)
         while rest:
-            rows = -(-rest // max(1, round(rest / pace.rows(128))))
+            rows = -(-rest // max(1, round(rest / sizer.rows(128))))
             disturbance_s = random.expovariate(1 / disturbed_s) if disturbed_s and random.random() < 0.3 else 0.0
-            pace.took(rows, (call_s + row_s * rows) * (1 + slower * random.random()) + disturbance_s)
+            sizer.record(rows, (call_s + row_s * rows) * (1 + slower * random.random()) + disturbance_s)
             rest -= rows
             if number >= 100:
                 spent_s += call_s + row_s * rows
@@ -162,27 +164,27 @@ def test_large_batches_among_small_ones_are_not_cut_to_pieces_where_calls_are_di
 
 
 @pytest.mark.parametrize(("chain_s", "downstream_s"), [(0.0002, 0.18), (0.03, 0.05), (0.03, 0.3), (0.0005, 0.11)])
-@pytest.mark.parametrize("at_first", [1, 20, 1000])
+@pytest.mark.parametrize("first_rows", [1, 20, 1000])
 def test_a_source_whose_rows_cost_nothing_downstream_gets_large_batches(
-    at_first: int, chain_s: float, downstream_s: float
+    first_rows: int, chain_s: float, downstream_s: float
 ) -> None:
-    pace, now_s = SourceRate(LIMIT, None), 0.0
+    sizer, now_s = SourceRate(LIMIT, None), 0.0
     for call in range(500):
-        rows = at_first if call < 40 else pace.rows_max
-        pace.emitted(rows, now_s, now_s + chain_s)
+        rows = first_rows if call < 40 else sizer.rows_max
+        sizer.record_emitted(rows, now_s, now_s + chain_s)
         now_s += max(chain_s, downstream_s)
-    assert pace.rows_max >= LIMIT // 4  # not all of it where it has just been asked what a call costs
+    assert sizer.rows_max >= LIMIT // 4  # not all of it where it has just been asked what a call costs
 
 
 def taken_in_bursts(call_s: float, row_s: float, lag: int, jitter: float, batches: int) -> list[tuple[int, float]]:
     """Rows and seconds of each batch of a source; it emits the next one when all but `lag` batches have been processed,
     or up to `jitter` times as long afterwards as a batch takes. So some leave one right after the other."""
-    pace, random, found = SourceRate(LIMIT, None), Random(f"{call_s} {row_s} {lag} {jitter}"), []
+    sizer, random, found = SourceRate(LIMIT, None), Random(f"{call_s} {row_s} {lag} {jitter}"), []
     processed_s: list[float] = []
     now_s = 0.0
     for _ in range(batches):
-        rows, emitted_s = pace.rows_max, now_s
-        pace.emitted(rows, now_s, now_s + 0.001)
+        rows, emitted_s = sizer.rows_max, now_s
+        sizer.record_emitted(rows, now_s, now_s + 0.001)
         takes_s = call_s + row_s * rows
         processed_s.append(max(now_s, processed_s[-1] if processed_s else 0.0) + takes_s)
         room_s = processed_s[-1 - lag] if lag < len(processed_s) else 0.0
@@ -221,11 +223,11 @@ def test_barriers_wait_behind_no_batch_that_takes_several_times_the_budget_downs
 @pytest.mark.parametrize("slower", [10, 100, 1000])
 def test_when_rows_become_slower_downstream_batches_become_smaller(slower: int, after: int) -> None:
     """At once, wherever in a measurement that happens: batches are halved each time."""
-    pace, now_s = SourceRate(LIMIT, None), 0.0
+    sizer, now_s = SourceRate(LIMIT, None), 0.0
     taken_s: list[float] = []
     for call in range(400):
-        rows = pace.rows_max
-        pace.emitted(rows, now_s, now_s + 0.001)
+        rows = sizer.rows_max
+        sizer.record_emitted(rows, now_s, now_s + 0.001)
         taken_s.append(2e-6 * rows * (slower if call >= after else 1))
         now_s += max(0.001, taken_s[-1])
     assert sum(s for s in taken_s[after:] if s > 0.4) <= max(12.0, 3.2 * taken_s[after])
@@ -233,37 +235,37 @@ def test_when_rows_become_slower_downstream_batches_become_smaller(slower: int, 
 
 
 def test_nothing_is_known_at_first_and_a_clock_may_stand_still() -> None:
-    pace = BatchSizer(0.01)
-    assert pace.rows(77) == 77
+    sizer = BatchSizer(0.01)
+    assert sizer.rows(77) == 77
     for _ in range(30):
-        rows = pace.rows(1)
-        pace.took(rows, 0.0)
+        rows = sizer.rows(1)
+        sizer.record(rows, 0.0)
     assert rows >= 1 << 20
 
 
 def test_a_few_rows_in_between_do_not_make_it_start_over() -> None:
-    pace = BatchSizer(0.01)
+    sizer = BatchSizer(0.01)
     for _ in range(20):
-        pace.took(10_000, 0.001)
-    pace.took(1, 0.0001)
-    assert pace.rows(1) >= 10_000
+        sizer.record(10_000, 0.001)
+    sizer.record(1, 0.0001)
+    assert sizer.rows(1) >= 10_000
 
 
 def test_a_function_that_has_become_slow_is_called_with_fewer_rows_at_once() -> None:
-    pace = BatchSizer(0.01)
+    sizer = BatchSizer(0.01)
     for _ in range(50):
-        pace.took(10_000, 0.001)
+        sizer.record(10_000, 0.001)
     sizes = []
     for _ in range(50):
-        sizes.append(pace.rows(1))
-        pace.took(sizes[-1], sizes[-1] * 1e-3)
+        sizes.append(sizer.rows(1))
+        sizer.record(sizes[-1], sizes[-1] * 1e-3)
     assert max(sizes[1:]) <= 30 and max(sizes[30:]) <= 12
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 @pytest.mark.parametrize("row_s", [1e-4, 1e-3])
 def test_where_calls_cost_nothing_they_are_as_short_as_is_enough(row_s: float, noise: float) -> None:
-    sizes = sorted(rows for rows, _ in run(0.0, row_s, enough_s=SHORT_S, noise=noise)[20:])
+    sizes = sorted(rows for rows, _ in run(0.0, row_s, short_budget_s=SHORT_S, noise=noise)[20:])
     assert sizes[len(sizes) // 2] * row_s <= SHORT_S
 
 
@@ -271,40 +273,40 @@ def test_where_calls_cost_nothing_they_are_as_short_as_is_enough(row_s: float, n
 @pytest.mark.parametrize("row_s", [1e-6, 1e-4, 3e-4])
 @pytest.mark.parametrize("call_s", [1e-4, 3e-4, 1e-3, 3e-3])
 def test_where_calls_cost_something_there_are_hardly_more_of_them(call_s: float, row_s: float, noise: float) -> None:
-    found = run(call_s, row_s, enough_s=SHORT_S, noise=noise)[20:]
+    found = run(call_s, row_s, short_budget_s=SHORT_S, noise=noise)[20:]
     rows = sum(rows for rows, _ in found)
     fewest = rows * row_s / (0.01 - call_s)
-    share = min(CALL_SHARE, call_s / SHORT_S)
+    share = min(CALL_SHARE_MAX, call_s / SHORT_S)
     assert len(found) * call_s <= 1.5 * max(fewest * call_s, rows * row_s * share / (1 - share))
 
 
 def test_a_price_of_calls_that_was_none_is_found_out_although_all_calls_are_alike() -> None:
-    pace = BatchSizer(0.01, SHORT_S)
+    sizer = BatchSizer(0.01, SHORT_S)
     for rows in (4, 1, 4, 1):
-        pace.took(rows, 0.003)
-    assert pace.rows(1) >= 4
+        sizer.record(rows, 0.003)
+    assert sizer.rows(1) >= 4
     for _ in range(200):
-        rows = min(4, pace.rows(1))
-        pace.took(rows, rows * 1e-3)
-    assert pace.rows(1) <= 2
+        rows = min(4, sizer.rows(1))
+        sizer.record(rows, rows * 1e-3)
+    assert sizer.rows(1) <= 2
 
 
 def test_who_waits_for_a_short_slice_waits_no_longer_where_others_keep_the_slot_off_its_core() -> None:
-    pace = BatchSizer(0.01, SHORT_S)
+    sizer = BatchSizer(0.01, SHORT_S)
     for rows in (80, 20, 80, 20):
-        pace.took(rows, rows * 5e-5)
-    assert pace.rows(1) == pytest.approx(40, abs=1)
-    assert pace.rows(1, core_share=0.5) == pytest.approx(20, abs=1)  # 1 ms on a core of its own
+        sizer.record(rows, rows * 5e-5)
+    assert sizer.rows(1) == pytest.approx(40, abs=1)
+    assert sizer.rows(1, core_share=0.5) == pytest.approx(20, abs=1)  # 1 ms on a core of its own
 
 
 def test_rows_that_are_fast_have_the_whole_budget_of_a_core_of_their_own() -> None:
-    pace = BatchSizer(0.01, SHORT_S)
+    sizer = BatchSizer(0.01, SHORT_S)
     for rows in (800, 200, 800, 200):
-        pace.took(rows, rows * 2e-5)
-    assert pace.rows(1, core_share=0.1) == pace.rows(1) == pytest.approx(500, abs=1)
+        sizer.record(rows, rows * 2e-5)
+    assert sizer.rows(1, core_share=0.1) == sizer.rows(1) == pytest.approx(500, abs=1)
 
 
 @pytest.mark.parametrize("call_s", [0.0, 1e-3])
 def test_rows_that_are_fast_have_the_whole_budget(call_s: float) -> None:
-    found = run(call_s, 1e-5, enough_s=SHORT_S)[20:]
+    found = run(call_s, 1e-5, short_budget_s=SHORT_S)[20:]
     assert sum(seconds < 0.009 for _, seconds in found) <= 12, "but for a few, which ask what a call takes"

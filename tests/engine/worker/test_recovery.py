@@ -203,8 +203,8 @@ def test_a_batch_that_a_checkpoint_holds_is_charged_until_that_releases_it_even_
     rows, states = some(storage, [[2]])
     gate = Recovering(EDGE, states, storage)
     gate.take()
-    assert gate.at_work is not None
-    held = gate.at_work.rest(1)
+    assert gate.current_batch is not None
+    held = gate.current_batch.rest(1)
     gate.processed()
     assert gate.pool.in_use == 1 and rows_in(held.batch) == rows[1:]
     gate.gate.discard()

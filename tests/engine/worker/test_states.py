@@ -131,7 +131,7 @@ def test_a_source_holds_behind_the_checkpoint_that_asked_for_it_and_no_other(abo
 
 
 def late_row(task: Task) -> None:
-    task.operators.chain.links[1].emit(pa.record_batch({"n": pa.array([1])}), LATE)
+    task.operators.chain.outputs[1].emit(pa.record_batch({"n": pa.array([1])}), LATE)
 
 
 def late_timer(task: Task) -> None:

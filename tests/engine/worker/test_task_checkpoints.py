@@ -83,7 +83,7 @@ class World:
             self.storage,
             config=JobConfig(name="job", buffer_bytes=4096, max_parallelism=16),
             clock=self.clock,
-            overtakable={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
+            unaligned_edges={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
         )
         if recovered:
             old = store(self.storage, [Captured(0, 0, 0, True, (batch([(0, 1)]), batch([(0, 2)])))], "old", 10**6)
@@ -98,8 +98,8 @@ class World:
             )
             self.gate.recovered.start()
             self.steps.run_io()
-        self.gate.ask()
-        self.output.subpartitions[0].ask()
+        self.gate.request_rows()
+        self.output.subpartitions[0].request_rows()
         self.ref, self.gates, self.partitions, self.input = TaskId(1, 0), [self.gate], [self.output], self
         self.checkpoints = TaskCheckpoints(cast(Task, self), services, cast(TaskSnapshots, self.snapshots))
 
@@ -107,7 +107,7 @@ class World:
         self.taken.append(barrier.checkpoint_id)
 
     def rests(self) -> dict[int, tuple[LeasedBatch, int]]:
-        return {} if self.gate.at_work is None else {0: (self.gate.at_work, 0)}
+        return {} if self.gate.current_batch is None else {0: (self.gate.current_batch, 0)}
 
     def mail(self, work: Callable[[], None]) -> None:
         self.mails.append(work)

@@ -14,7 +14,7 @@ def test_half_a_surrogate_pair_is_written_out() -> None:
     try:
         raise FileNotFoundError(2, "No such file or directory", "caf\udce9.csv\udcff")
     except FileNotFoundError as error:
-        failed = task_failed(0, TaskId(0, 0), "read", error, False, place="caf\udce9.csv, row 3")
+        failed = task_failed(0, TaskId(0, 0), "read", error, False, position="caf\udce9.csv, row 3")
         msgspec.msgpack.encode(deploy_failed(0, error))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(failed), type=TaskFailed) == failed
     assert "caf\\udce9.csv" in failed.summary

@@ -51,7 +51,7 @@ def test_time_is_of_the_innermost_operator() -> None:
     operators: list[Operator] = [Works(clock, 1.0), Works(clock, 2.0), Works(clock, 3.0)]
     chain = OperatorChain(operators, cast(TaskOutputs, SlowEdges(clock)), clock)
     for at, operator in enumerate(operators):
-        operator.open(None, chain.links[at + 1])  # type: ignore[arg-type]  # it looks at no context
+        operator.open(None, chain.outputs[at + 1])  # type: ignore[arg-type]  # it looks at no context
     clock.passes(7.0)
     chain.process(ROW, 0)
     assert chain.worked_s == [2.0, 4.0, 6.0, 100.0, 7.0]

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from midstream.cli import formatting
 from midstream.cli.output import Answer, Exit
-from midstream.engine.checkpoint.channel_state import segment_bytes, where
+from midstream.engine.checkpoint.channel_state import channel_text, segment_bytes
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState
 from midstream.engine.checkpoint.segment_references import batches_of, each_once, left_bytes, segments_left
 from midstream.engine.checkpoint.state_files import read_parts, verify_chunks
@@ -171,7 +171,7 @@ def _report(storage: Storage, root: str, metadata: CheckpointMetadata) -> Checkp
                 continue  # other consumers have it too
             seen.add(place)
             try:
-                verified += segment_bytes(storage, segment, f"{path}, {where(state)}").nbytes
+                verified += segment_bytes(storage, segment, f"{path}, {channel_text(state)}").nbytes
             except StorageError as error:
                 problems.append(str(error))
     in_flight = tuple(edge for layout in metadata.edges if (edge := _edge(metadata, layout)).channels)

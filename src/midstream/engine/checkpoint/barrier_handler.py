@@ -1,4 +1,4 @@
-"""The barrier handler of one task, which decides when the task's snapshot is taken, and for which channels it waits.
+"""The barrier handler of one task, which chooses when the task's snapshot is taken, and for which channels it waits.
 
 Theory of operation. Rows before barrier n of their channel belong to checkpoint n, rows after it do not. A barrier is
 *announced* when it arrives at the channel, and *received* when the task has read everything before it. The snapshot is
@@ -12,8 +12,8 @@ taken either
   (`capturable`). The barriers of all other channels must have been received, or announced with no row before them
   (`is_clear`), so that a task that may not emit anything, and therefore reads nothing, does not delay a checkpoint.
 
-The time decides which of the two: a barrier says how long after its creation it may overtake (`timeout_ms`; 0 is at
-once, None is never). Ids only grow. At most one checkpoint is pending, and a newer one aborts it.
+The choice depends on time: a barrier carries the time after its creation from which it may overtake (`timeout_ms`; 0:
+immediately, None: never). Ids only grow. At most one checkpoint is pending, and a newer one aborts it.
 
 A handler dispatches by `BARRIER_TABLE`, which has every possible pair of state and event, and the states that may
 follow. Two kinds of events are about another checkpoint than the pending one, whatever their class: an event about
@@ -21,8 +21,8 @@ an OVER checkpoint changes nothing, and a barrier of a NEWER one ends the pendin
 in IDLE. An event without a row is refused: a barrier that was overtaken is never received, a timer fires once, writing
 can only fail for what is being captured, and a task is triggered once.
 
-A channel that has ended, or whose end has arrived, counts as having delivered every later barrier. This machine knows
-channels only as numbers from 0.
+A channel that has ended, or whose end has arrived, counts as having delivered every later barrier. This machine
+identifies channels only by numbers from 0.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CancelReceived:
 
 @dataclass(frozen=True, slots=True)
 class EndAnnounced:
-    """No barrier will come on this channel any more; rows may be waiting before its end, unless it `is_clear`."""
+    """No further barrier will arrive in this channel; rows may be waiting before its end, unless it `is_clear`."""
 
     channel: int
     is_clear: bool = False
@@ -150,7 +150,7 @@ class CaptureComplete:
 
 @dataclass(frozen=True, slots=True)
 class AbortCheckpoint:
-    """Forward the cancellation, tell the coordinator, and drop what was captured."""
+    """Forward the cancellation, report it to the coordinator, and drop what was captured."""
 
     checkpoint_id: int
     reason: str
@@ -178,10 +178,10 @@ class OtherCheckpoint(Enum):
     """The kinds of events that are about another checkpoint than the pending one."""
 
     OVER = auto()
-    """The event is about a checkpoint that was taken, cancelled or given up here: it changes nothing."""
+    """The event is about a checkpoint that was taken, cancelled or abandoned here: it changes nothing."""
     NEWER = auto()
-    """The event is a barrier of a newer checkpoint than the pending one. Once the pending one is given up, the event is
-    handled again, in IDLE.
+    """The event is a barrier of a newer checkpoint than the pending one. Once the pending one is abandoned, the event
+    is handled again, in IDLE.
     """
 
 
@@ -239,14 +239,15 @@ class BarrierHandler:
 
     @property
     def priority_channels(self) -> Collection[int]:
-        """The channels that have to be read up to their barriers before the pending checkpoint may overtake the others."""
+        """The channels that have to be read up to their barriers before the pending checkpoint may overtake the
+        others."""
         pending = self._pending
         if pending is None or pending.capturing or not pending.may_overtake:
             return ()
         return self._must_align - pending.received - pending.clear
 
     def handle(self, event: BarrierEvent) -> list[BarrierInstruction]:
-        """Process an event. Raises InvariantError, with the last events, if it cannot come in the current state."""
+        """Process an event. Raises InvariantError, with the last events, if it is not valid in the current state."""
         if isinstance(event, (BarrierReceived, ChannelEnded)):
             self._check_can_be_read(event)
         kind = self._kind_of(event)
@@ -346,7 +347,7 @@ class BarrierHandler:
         return []
 
     def _advance(self, newly_received: int | None = None) -> list[BarrierInstruction]:
-        """Take the snapshot, or complete it, if the time has come. `newly_received` is not blocked yet."""
+        """Take the snapshot, or complete it, if its conditions are met. `newly_received` is not blocked yet."""
         pending = self._pending
         if pending is None:
             return []

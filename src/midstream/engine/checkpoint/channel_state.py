@@ -3,8 +3,8 @@
 A file is a series of segments, each some whole batches of one channel: (prefix with length and form, Arrow IPC record
 batch message) each, without the schema, which is the one of the edge's forms (see `engine.core.batch_framing`). They are encoded
 while they are written, one at a time; few bytes go into the metadata instead (see `extents`). Batches are never cut: one that was partly sent when the barrier overtook it is
-stored whole by its producer, and its receiver drops the part that has arrived. So nothing has to be reassembled on
-restore, and a segment is read, checked and filtered on its own.
+stored whole by its producer, and its receiver drops the part that has arrived. So a restore reassembles nothing, and a
+segment is read, checked and filtered on its own.
 
 Watermarks in flight are not stored: each operator's last ones are (`OperatorSnapshot`), and it emits them again.
 Everything here is pure or blocking I/O: for I/O threads only.
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from midstream.engine.checkpoint.extents import Piece, Written, check_extent, placed, write_extents
+from midstream.engine.checkpoint.extents import Piece, Written, check_extent, with_extent, write_extents
 from midstream.engine.checkpoint.segment_references import segments_left
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_batch
 from midstream.engine.core.batch_framing import PREFIX_BYTES, prefix, read_prefix
@@ -50,7 +50,7 @@ class Captured:
 def store_channels(
     storage: Storage, captured: Sequence[Captured], file: str, segment_bytes: int, inline_bytes_max: int = 0
 ) -> tuple[tuple[ChannelState, ...], Written]:
-    """Write `captured` to `file`, and return its places in this file and in older ones, in the same order.
+    """Write `captured` to `file`, and return its locations in this file and in older ones, in the same order.
 
     What an older checkpoint holds inline counts against `inline_bytes_max` and goes into the file if that is exceeded:
     it cannot accumulate from one recovery to the next. Raises StorageError or OSError.
@@ -59,7 +59,7 @@ def store_channels(
     moves = carried > inline_bytes_max
     states: list[tuple[ChannelState, list[Segment]]] = []
     new: list[tuple[list[Segment], int]] = []
-    """Receives the places of the new extents, in the order of writing."""
+    """Receives the locations of the new extents, in the order of writing."""
 
     def encoded() -> Iterator[Sequence[Piece]]:
         for item in captured:
@@ -80,7 +80,7 @@ def store_channels(
 
     written = write_extents(storage, file, encoded(), 0 if moves else inline_bytes_max - carried)
     for (segments, index), extent in zip(new, written.extents, strict=True):
-        segments[index] = placed(segments[index], extent)
+        segments[index] = with_extent(segments[index], extent)
     return tuple(msgspec.structs.replace(state, segments=tuple(segments)) for state, segments in states), written
 
 
@@ -107,14 +107,14 @@ def _segments(
 
 
 def read_segment(
-    storage: Storage, segment: Segment, forms: Sequence[pa.Schema], place: str, data: memoryview | None = None
+    storage: Storage, segment: Segment, forms: Sequence[pa.Schema], where: str, data: memoryview | None = None
 ) -> list[pa.RecordBatch]:
-    """Read a segment's batches. Raises StorageError naming `place` and the file if it is missing, short or altered.
+    """Read a segment's batches. Raises StorageError naming `where` and the file if it is missing, short or altered.
 
     `forms`: the schemas that its batches may have (`Edge.forms`). `data`: its bytes, if they have been read and checked before.
     """
     if data is None:
-        data = segment_bytes(storage, segment, place)
+        data = segment_bytes(storage, segment, where)
     batches = []
     position = 0
     try:
@@ -128,9 +128,9 @@ def read_segment(
             batches.append(read_batch(data[position : position + length], forms[form]))
             position += length
     except (StorageError, struct.error, *NOT_ARROW) as error:
-        raise _damaged(segment, place, f"its bytes are intact but are not batches of this edge: {error}") from error
+        raise _damaged(segment, where, f"its bytes are intact but are not batches of this edge: {error}") from error
     if len(batches) != segment.batches or sum(batch.num_rows for batch in batches) != segment.rows:
-        raise _damaged(segment, place, f"it does not hold {segment.batches} batches of {segment.rows} rows")
+        raise _damaged(segment, where, f"it does not hold {segment.batches} batches of {segment.rows} rows")
     return batches
 
 
@@ -144,49 +144,49 @@ def verify_channels(storage: Storage, states: Sequence[ChannelState], keep_bytes
     This first checks that all files exist and are long enough, which costs nothing, then their bytes; of these it
     returns the first `keep_bytes_max`, so that they need not be read again.
     """
-    wanted = [(state, segment) for state in states for segment in segments_left(state) if segment.file]
+    unread = [(state, segment) for state in states for segment in segments_left(state) if segment.file]
     ends: dict[str, tuple[Segment, ChannelState]] = {}
-    for state, segment in wanted:
+    for state, segment in unread:
         if segment.file not in ends or segment.offset > ends[segment.file][0].offset:
             ends[segment.file] = segment, state
     for segment, state in ends.values():
-        if not _read(storage, segment, segment.length - 1, 1, where(state)):
-            raise _damaged(segment, where(state), "its last byte is missing: it was truncated or replaced")
+        if not _read(storage, segment, segment.length - 1, 1, channel_text(state)):
+            raise _damaged(segment, channel_text(state), "its last byte is missing: it was truncated or replaced")
     kept: ReadAhead = {}
     seen: set[tuple[str, int]] = set()
-    for state, segment in wanted:
-        place = segment.file, segment.offset
-        if place not in seen:
-            seen.add(place)
-            data = segment_bytes(storage, segment, where(state))
+    for state, segment in unread:
+        key = segment.file, segment.offset
+        if key not in seen:
+            seen.add(key)
+            data = segment_bytes(storage, segment, channel_text(state))
             if keep_bytes_max >= data.nbytes:
                 keep_bytes_max -= data.nbytes
-                kept[place] = data
+                kept[key] = data
     return kept
 
 
-def where(state: ChannelState) -> str:
+def channel_text(state: ChannelState) -> str:
     """Name a channel in messages."""
     return f"in-flight data of edge {state.edge}, subtask {state.producer} to {state.consumer}"
 
 
-def segment_bytes(storage: Storage, segment: Segment, place: str) -> memoryview:
+def segment_bytes(storage: Storage, segment: Segment, where: str) -> memoryview:
     """Return the bytes of a segment, with length and checksum verified. Raises StorageError."""
     if segment.inline:
         data = memoryview(segment.inline)
     else:
-        data = memoryview(_read(storage, segment, 0, segment.length, place))
+        data = memoryview(_read(storage, segment, 0, segment.length, where))
     problem = check_extent(data, segment.length, segment.checksum)
     if problem:
-        raise _damaged(segment, place, problem)
+        raise _damaged(segment, where, problem)
     return data
 
 
-def _read(storage: Storage, segment: Segment, offset: int, length: int, place: str) -> bytes:
+def _read(storage: Storage, segment: Segment, offset: int, length: int, where: str) -> bytes:
     try:
         return storage.read_range(segment.file, segment.offset + offset, length)
     except StorageError as error:
-        raise StorageError(f"{place}: {error}") from error
+        raise StorageError(f"{where}: {error}") from error
 
 
 def rows_of(
@@ -211,27 +211,27 @@ def _rows_of(
 ) -> Sequence[pa.RecordBatch]:
     """Do this for batches of one form. All forms have the key columns."""
     assert state.key_groups is not None
-    joined = concat(batches)
-    found = key_groups(joined, edge.keys, max_parallelism)
+    combined_rows = concat(batches)
+    found = key_groups(combined_rows, edge.keys, max_parallelism)
     low, high = state.key_groups
     is_ours = (found >= low) & (found < high)
     if state.ahead:
-        gone = np.zeros(max_parallelism, np.int64)
+        consumed = np.zeros(max_parallelism, np.int64)
         for ahead_low, ahead_high, skip in state.ahead:
-            gone[ahead_low:ahead_high] = skip
+            consumed[ahead_low:ahead_high] = skip
         numbers = np.repeat(np.arange(first, first + len(batches)), [batch.num_rows for batch in batches])
-        is_ours &= gone[found] <= numbers
+        is_ours &= consumed[found] <= numbers
     kept = np.flatnonzero(is_ours)
-    if len(kept) == joined.num_rows:
+    if len(kept) == combined_rows.num_rows:
         return batches
-    rows = joined.take(pa.array(kept, pa.int64()))
+    rows = combined_rows.take(pa.array(kept, pa.int64()))
     ends = np.searchsorted(kept, np.cumsum([batch.num_rows for batch in batches]))
     return [rows.slice(start, end - start) for start, end in pairwise([0, *ends.tolist()])]
 
 
-def _damaged(segment: Segment, place: str, what: str) -> StorageError:
-    lies = f"file {segment.file} (bytes {segment.offset} to {segment.offset + segment.length})"
+def _damaged(segment: Segment, where: str, what: str) -> StorageError:
+    location = f"file {segment.file} (bytes {segment.offset} to {segment.offset + segment.length})"
     return StorageError(
-        f"{place}: channel state {lies if segment.file else 'in the metadata'}: {what}. "
-        "This checkpoint cannot be restored; to go back to an older one, name it with --from."
+        f"{where}: channel state {location if segment.file else 'in the metadata'}: {what}. "
+        "This checkpoint cannot be restored; to rewind to an older one, name it with --from."
     )

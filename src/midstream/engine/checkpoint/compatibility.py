@@ -1,6 +1,6 @@
-"""Checks whether a changed program can take over the state of a checkpoint: what it lacks, and what it has changed.
+"""Checks whether a changed program can restore the state of a checkpoint: what it lacks, and what it has changed.
 
-These are pure functions. Every refusal names the operator and the old and new setting, and comes before anything runs.
+These are pure functions. Every refusal names the operator and the old and new setting, before anything runs.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from midstream.engine.protocol.messages import PartHandle
 
 def dropped_state(metadata: CheckpointMetadata, graph: JobGraph, allowed: bool) -> tuple[str, ...]:
     """Return the uids with state that the graph does not have. Raises ConfigError unless dropping them is allowed."""
-    there = {spec.uid for vertex in graph.vertices for spec in vertex.specs}
+    present = {spec.uid for vertex in graph.vertices for spec in vertex.specs}
     sources = {vertex.source.uid for vertex in graph.vertices if vertex.source}
     with_state = {op.uid for op in metadata.operators if any(s.parts for s in op.subtasks)}
     with_state |= {position.uid for position in metadata.sources}
     with_state |= {entry.uid for entry in metadata.committables}
-    changed = [position.uid for position in metadata.sources if position.uid in there - sources]
+    changed = [position.uid for position in metadata.sources if position.uid in present - sources]
     if changed:
         raise ConfigError(
             f"{changed[0]!r} was a source in checkpoint {metadata.checkpoint_id} and is another operator now; "
             "give the new operator another uid"
         )
     sinks = {spec.uid for vertex in graph.vertices for spec in vertex.operators if spec.sink is not None}
-    unsunk = [entry.uid for entry in metadata.committables if entry.uid in there - sinks]
+    unsunk = [entry.uid for entry in metadata.committables if entry.uid in present - sinks]
     if unsunk:
         raise ConfigError(
             f"{unsunk[0]!r} was a sink in checkpoint {metadata.checkpoint_id}, with output to commit, and is another operator "
             "now; give the new operator another uid"
         )
-    dropped = sorted(with_state - there)
+    dropped = sorted(with_state - present)
     if dropped and not allowed:
-        new = sorted(there - {op.uid for op in metadata.operators})
-        listed = ", ".join(_lost(metadata, uid, new) for uid in dropped)
+        new = sorted(present - {op.uid for op in metadata.operators})
+        listed = ", ".join(_describe_dropped(metadata, uid, new) for uid in dropped)
         raise ConfigError(
             f"checkpoint {metadata.checkpoint_id} has state of {listed}, which the job no longer has. "
-            "Give an operator that uid to take it over, or allow the state to be dropped (--allow-dropped-state)"
+            "Give an operator that uid to restore it, or allow the state to be dropped (--allow-dropped-state)"
         )
     return tuple(dropped)
 
 
-def _lost(metadata: CheckpointMetadata, uid: str, new: list[str]) -> str:
-    """Describe the state of a missing operator, and what its uid may be now."""
+def _describe_dropped(metadata: CheckpointMetadata, uid: str, new: list[str]) -> str:
+    """Describe the state of a missing operator, and a uid that may have replaced its own."""
     operator = next((op for op in metadata.operators if op.uid == uid), None)
     name = operator.name if operator is not None else uid
     chunks = (
@@ -57,7 +57,7 @@ def _lost(metadata: CheckpointMetadata, uid: str, new: list[str]) -> str:
     )
     what = [f"{sum(c.length for c in chunks.values()):,} bytes, {sum(c.rows for c in chunks.values()):,} rows"]
     if any(position.uid == uid for position in metadata.sources):
-        what.append("where the source was")
+        what.append("the position of a source")
     if any(entry.uid == uid for entry in metadata.committables):
         what.append("output to commit")
     close = get_close_matches(uid, new, n=1)
@@ -94,6 +94,6 @@ def check_settings(metadata: CheckpointMetadata, graph: JobGraph) -> None:
 
 
 def _parts_to_restore(operator: OperatorState) -> Iterator[PartHandle]:
-    """Yield the parts that the subtasks still running would take over."""
+    """Yield the parts of the subtasks that were still running."""
     for i in operator.running:
         yield from operator.subtasks[i].parts

@@ -1,8 +1,8 @@
-"""The small files of a checkpoint directory: its job, the starts of the job, where they began, and the maker of each
+"""The small files of a checkpoint directory: its job, the starts of the job, where they began, and the owner of each
 checkpoint.
 
 Each is a line of JSON, whose last field is a checksum of the rest and of the file's name. A wrong digit in one of them
-could hide the newest checkpoint, so a damaged file is an error that says what the file is for and what to do.
+could hide the newest checkpoint, so a damaged file is an error that names the file's purpose and the remedy.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
     first: int
     """The id from which its own checkpoints are numbered, so that later coordinators begin no lower.
 
-    Ids that were claimed and never completed are invisible after they have been cleaned up, but their owner may still
-    write them.
+    Ids that were claimed and never completed are invisible after the cleanup, but their owner may still write them.
     """
     counted: tuple[int, ...]
     """The ids of all checkpoints that counted when this coordinator started.
@@ -46,15 +45,15 @@ class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
     One of an earlier coordinator that is missing here was written later, when its files might have been deleted.
     """
     source: int | None = None
-    """The id of the checkpoint from which the job resumes, which may be a copy that is still to be published. None if it
-    began at the beginning.
+    """The id of the checkpoint from which the job resumes, which may be a copy that is still to be published. None if
+    it began at the beginning.
     """
     fresh: bool = False
     """The job began at the beginning, although there were checkpoints."""
     keeps: bool = False
-    """The user has said that output which is newer than `source` is kept, although its rows are made once more."""
+    """The user has requested that output newer than `source` is kept, although its rows are produced again."""
     takes_back: bool = False
-    """Sinks take back output which is newer than `source`. This is recorded before the first of them does."""
+    """Sinks roll back output newer than `source`. This is recorded before the first of them does."""
 
 
 _Record = TypeVar("_Record", JobFile, EpochFile, OwnerFile, FromFile)
@@ -64,7 +63,7 @@ _REMEDIES: Final = {
     JobFile: "It records to which job the directory belongs. If that is this job, delete the file: the next start "
     "writes it again",
     EpochFile: "It records which start of the job this was. Restore it from a copy of the directory; or delete it, but "
-    "then the output of that start is ignored when the job goes back to an older checkpoint",
+    "then the output of that start is ignored when the job is rewound to an older checkpoint",
     OwnerFile: "It records which start of the job has made this checkpoint, as the metadata also does: delete the file",
     FromFile: "It records which checkpoints of earlier starts count; without it, one that does not count could be "
     "mistaken for the newest, and output lost or duplicated. Restore it from a copy of the directory; or copy the "

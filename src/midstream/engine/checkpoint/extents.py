@@ -1,8 +1,8 @@
-"""Extents: runs of bytes that a checkpoint refers to, in a file, or, where they are few, in its metadata.
+"""Extents: runs of bytes that a checkpoint refers to, in a file or, if they are small, in its metadata.
 
 A task writes at most one file of each kind per checkpoint. What would be a small file travels in the acknowledgement
 instead and becomes part of `_metadata`: a small checkpoint is a single file. Otherwise extents are encoded one by one
-while they are written, so that no more than one of them is in memory however much there is to store.
+while they are written, so that at most one of them is in memory.
 
     bytes inline in one checkpoint <= INLINE_JOB_BYTES_MAX, whatever the number of tasks
 
@@ -25,7 +25,7 @@ from midstream.engine.protocol.messages import ChannelState, ChunkHandle, Operat
 Piece = bytes | memoryview
 
 INLINE_JOB_BYTES_MAX: Final = 4 * 2**20
-"""The limit for one checkpoint: metadata is written in one go at the end, and sent over the control connections."""
+"""The limit for one checkpoint: metadata is written in one call at the end, and sent over the control connections."""
 KINDS: Final = 2
 """The kinds of files, state and channel state, each of which has its own budget."""
 
@@ -43,8 +43,8 @@ class Extent(msgspec.Struct, frozen=True):
 Handle = TypeVar("Handle", ChunkHandle, Segment)
 
 
-def placed(handle: Handle, extent: Extent) -> Handle:
-    """Return the handle with the bytes where they have been written."""
+def with_extent(handle: Handle, extent: Extent) -> Handle:
+    """Return the handle with the location of its bytes."""
     return msgspec.structs.replace(handle, **msgspec.structs.asdict(extent))
 
 
@@ -57,11 +57,11 @@ class Written:
     inline_bytes: int
 
 
-def inline_bytes_max(wanted_bytes: int, tasks: int) -> int:
-    """Return how many bytes of each kind each task may put into the metadata: `wanted_bytes`, or less if there are many
-    tasks.
+def inline_bytes_max(requested_bytes: int, tasks: int) -> int:
+    """Return how many bytes of each kind each task may put into the metadata: `requested_bytes`, or less if there are
+    many tasks.
     """
-    return min(wanted_bytes, INLINE_JOB_BYTES_MAX // (KINDS * tasks))
+    return min(requested_bytes, INLINE_JOB_BYTES_MAX // (KINDS * tasks))
 
 
 def write_extents(storage: Storage, file: str, encoded: Iterable[Sequence[Piece]], inline_bytes_max: int) -> Written:
@@ -78,7 +78,7 @@ def write_extents(storage: Storage, file: str, encoded: Iterable[Sequence[Piece]
         inline = tuple(_inline(b"".join(pieces)) for pieces in first)
         return Written(inline, (), waiting_bytes, waiting_bytes)
     extents: list[Extent] = []
-    storage.write(file, _noted(chain(first, source), file, extents))
+    storage.write(file, _recorded(chain(first, source), file, extents))
     return Written(tuple(extents), (file,), sum(extent.length for extent in extents), 0)
 
 
@@ -86,7 +86,7 @@ def _inline(data: bytes) -> Extent:
     return Extent("", 0, len(data), xxhash.xxh3_64_intdigest(data), data)
 
 
-def _noted(encoded: Iterable[Sequence[Piece]], file: str, extents: list[Extent]) -> Iterator[Piece]:
+def _recorded(encoded: Iterable[Sequence[Piece]], file: str, extents: list[Extent]) -> Iterator[Piece]:
     """Yield the pieces one after the other, adding to `extents`."""
     offset = 0
     for pieces in encoded:

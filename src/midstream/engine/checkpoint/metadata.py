@@ -3,7 +3,7 @@
     magic (8) | format version (u32) | payload length (u64) | xxh3_64 (u64) | payload (msgpack)
 
 All numbers are little-endian; the checksum covers version, length and payload, so that a damaged version cannot be
-mistaken for another one. The header has this form in every format. Pure functions: bytes in, structs out.
+mistaken for another one. The header has this layout in every format. Pure functions: bytes in, structs out.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """The state of every operator of the graph, sources included, whether it has state or not."""
     sources: tuple[SourcePosition, ...]
     committables: tuple[Committables, ...]
-    """The committables, in the order in which they are to be committed."""
+    """The committables, in the order in which they must be committed."""
     state_bytes: int
     files: tuple[str, ...]
     """All state files that the checkpoint references, sorted; older checkpoints may share them."""
@@ -128,7 +128,8 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 _PACKED_FROM_BYTES: Final = 64 * 2**10
 _UNPACKED_BYTES_MAX: Final = 2**30
-"""Of the splits of one source: some millions of files. A few bytes may say that they are packed from any number."""
+"""The limit on the unpacked splits of one source, some millions of files: a few damaged bytes could unpack to any
+size."""
 _CHANNELS_AT_ONCE: Final = 4096
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(CheckpointMetadata).decode
@@ -169,7 +170,7 @@ def columns_of(edge: Edge) -> tuple[tuple[str, str], ...]:
 
 
 def combined_of(edge: Edge, graph: JobGraph) -> tuple[tuple[str, str], ...]:
-    """Return what the form of combined batches on `edge` depends on: they become state of the operator behind it."""
+    """Return what the form of combined batches on `edge` depends on: they become state of the operator downstream."""
     if edge.combiner is None:
         return ()
     return tuple(graph.vertices[edge.target].operators[0].operator.state_settings().get("", {}).items())
@@ -197,7 +198,7 @@ def _encoded(metadata: CheckpointMetadata) -> Iterator[bytes]:
     assert CheckpointMetadata.__struct_fields__[-1] == "channels" and without[-1] == 0x90, "no empty array at the end"
     yield without[:-1]
     channels = metadata.channels
-    yield struct.pack(">BI", 0xDD, len(channels))  # an array of so many
+    yield struct.pack(">BI", 0xDD, len(channels))  # an array of this length
     for first in range(0, len(channels), _CHANNELS_AT_ONCE):
         yield b"".join(map(_encode, channels[first : first + _CHANNELS_AT_ONCE]))
 

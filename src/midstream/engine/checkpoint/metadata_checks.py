@@ -1,8 +1,8 @@
-"""What the metadata of a checkpoint must be, beyond its types, before anything is computed with it.
+"""Checks the metadata of a checkpoint, beyond its types, before anything is computed with it.
 
-Whoever can write to a checkpoint directory can write metadata with a correct checksum. What is wrong in it is reported
-by the place in the metadata; without these checks it would be an IndexError or a division by zero somewhere else, or a
-file outside of the directory.
+Whoever can write to a checkpoint directory can write metadata with a correct checksum. A problem is reported with its
+location in the metadata; without these checks it would be an IndexError or a division by zero elsewhere, or a file
+outside of the directory.
 """
 
 from __future__ import annotations
@@ -112,14 +112,14 @@ def _problems_of_channels(metadata: CheckpointMetadata) -> Iterator[str]:
             yield f"{where}: there are {len(edges)} edges"
         elif not 0 <= channel.consumer < vertices[edges[channel.edge].target].parallelism:
             yield f"{where}: it leads to {vertices[edges[channel.edge].target].parallelism} subtasks"
-        if not 0 <= channel.producer < MAX_PARALLELISM_MAX:  # it may be of the parallelism before a rescale
+        if not 0 <= channel.producer < MAX_PARALLELISM_MAX:  # it may belong to the parallelism before a rescale
             yield f"{where}: there is no such producer"
         yield from (f"{where}: {problem}" for problem in _problems_of_channel(channel, metadata.max_parallelism))
 
 
 def _problems_of_channel(channel: ChannelState, key_groups: int) -> Iterator[str]:
     if channel.skip < 0:
-        yield f"{channel.skip} batches are gone"
+        yield f"{channel.skip} batches are consumed"
     for low, high in _ranges(channel):
         if not 0 <= low <= high <= key_groups:
             yield f"the key groups {low} to {high} of {key_groups}"

@@ -1,11 +1,11 @@
 """Assigns the rows in flight of a checkpoint to the consumers of a graph.
 
-The rows always go to consumers: what a producer had not sent follows what its consumer had received. An edge is identified
-by its ends (`engine/checkpoint/edge_ends.py`), since its number may be different in the new graph.
+Rows are always assigned to consumers: what a producer had not sent follows what its consumer had received. An edge is
+identified by its ends (`engine/checkpoint/edge_ends.py`), since its number may be different in the new graph.
 
     partitioning now   consumer j of q gets
-    keyed              every state that can hold rows of its key groups; the reader filters them. States that
-                       were dealt out from one are one again first, so each consumer reads it once
+    keyed              every state that can hold rows of its key groups; the reader filters them. States split by
+                       an earlier rescale are merged first, so each segment is read once
     global             everything, if j is 0
     rebalance,forward  at the same parallelism its own states, else whole states in turn
 
@@ -19,7 +19,14 @@ from itertools import chain
 
 from midstream.engine.checkpoint.edge_ends import EdgeEnds, edge_ends
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, EdgeLayout, columns_of, combined_of, layout_of
-from midstream.engine.checkpoint.segment_references import Piece, joined, left_of, pieces_of, segments_left, sharing
+from midstream.engine.checkpoint.segment_references import (
+    Piece,
+    left_of,
+    merge_shares,
+    pieces_of,
+    segments_left,
+    sharing,
+)
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.key_groups import key_group_range
@@ -53,10 +60,10 @@ def assign_channels(
         _check_columns(metadata, ends, old, edge)
         _check_combined(metadata, ends, old, states, combined_of(edge, graph))
         had = metadata.vertices[old.target].parallelism
-        # A later checkpoint may still hold these rows. It knows only its own consumers, and what these had received
+        # A later checkpoint may still hold these rows. It refers only to its own consumers, and what these had received
         # (all of this) precedes what they had not. So everything becomes the consumers' input part.
         refs = [TaskId(edge.target, subtask) for subtask in range(graph.vertices[edge.target].parallelism)]
-        for state in _deal(states, old, edge, had, graph):
+        for state in _distribute(states, old, edge, had, graph):
             found.setdefault(refs[state.consumer], []).append(state)
     return {ref: tuple(states) for ref, states in found.items()}
 
@@ -72,7 +79,9 @@ def _in_order(states: list[ChannelState]) -> list[ChannelState]:
     return [state for consumer in sorted(by_consumer) for part in by_consumer[consumer] for state in part]
 
 
-def _deal(states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, graph: JobGraph) -> Iterator[ChannelState]:
+def _distribute(
+    states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, graph: JobGraph
+) -> Iterator[ChannelState]:
     """Yield what each consumer gets of everything on one edge, in order, as its input part."""
     target = graph.vertices[edge.target]
     parallelism = target.parallelism
@@ -99,7 +108,7 @@ def _same_keys(old: EdgeLayout, edge: Edge) -> bool:
 def _by_key(
     states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, parallelism: int, max_parallelism: int
 ) -> Iterator[ChannelState]:
-    """Deal out states by key: filtered where they may hold other rows; all consumers together cover each key group
+    """Distribute states by key: filtered where they may hold other rows; all consumers together cover each key group
     once.
     """
     same_keys = _same_keys(old, edge)
@@ -109,15 +118,15 @@ def _by_key(
     shares: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {}
     for number, (state, pieces) in enumerate(_each_once(states, whose)):
         if pieces is None:  # nearly always; there may be 130,000 of them
-            first_and_behind = state.key_groups or whose[state.consumer]
+            first_and_end = state.key_groups or whose[state.consumer]
             is_whole = same_keys and state.key_groups is None
-            for subtask, groups in _share(first_and_behind, owned, max_parallelism, shares):
-                kept = None if is_whole and groups == first_and_behind == owned[subtask] else groups
+            for subtask, groups in _share(first_and_end, owned, max_parallelism, shares):
+                kept = None if is_whole and groups == first_and_end == owned[subtask] else groups
                 yield ChannelState(edge.id, state.producer, subtask, False, state.segments, 0, kept, (), number)
             continue
         by_consumer: dict[int, list[Piece]] = {}
-        for first, behind, skip in pieces:
-            for subtask, (low, high) in _share((first, behind), owned, max_parallelism, shares):
+        for first, end, skip in pieces:
+            for subtask, (low, high) in _share((first, end), owned, max_parallelism, shares):
                 by_consumer.setdefault(subtask, []).append((low, high, skip))
         for subtask, mine in by_consumer.items():
             left = left_of(state, mine)
@@ -139,10 +148,10 @@ def _share(
     """
     share = known.get(key_groups)
     if share is None:
-        first, behind = key_groups
-        last = (behind - 1) * len(owned) // max_parallelism
+        first, end = key_groups
+        last = (end - 1) * len(owned) // max_parallelism
         consumers = range(first * len(owned) // max_parallelism, last + 1)
-        share = known[key_groups] = [(i, (max(first, owned[i][0]), min(behind, owned[i][1]))) for i in consumers]
+        share = known[key_groups] = [(i, (max(first, owned[i][0]), min(end, owned[i][1]))) for i in consumers]
     return share
 
 
@@ -155,26 +164,26 @@ def _ranges(parallelism: int, max_parallelism: int) -> list[tuple[int, int]]:
 def _each_once(
     states: list[ChannelState], whose: list[tuple[int, int]]
 ) -> Iterator[tuple[ChannelState, list[Piece] | None]]:
-    """Yield states in one order for all consumers that keeps the order of each old consumer; without pieces, nothing is
-    gone.
+    """Yield states in one order for all consumers that keeps the order of each old consumer; without pieces, nothing
+    has been consumed.
 
-    States that had been dealt out before are ordered by their numbers, so that all consumers have them in the same
-    order, and joined. They come after what an old consumer began with, and before what it has received since.
+    States that had been distributed before are ordered by their numbers, so that all consumers have them in the same
+    order, and merged. They come after what an old consumer began with, and before what it has received since.
     """
     front: list[ChannelState] = []
     shared: list[ChannelState] = []
-    behind: list[ChannelState] = []
-    dealt_to = None
+    later: list[ChannelState] = []
+    distributed_to = None
     for state in states:
         if state.number is not None:
             shared.append(state)
-            dealt_to = state.consumer
+            distributed_to = state.consumer
         else:
-            (behind if state.consumer == dealt_to else front).append(state)
-    for sharers in chain(([state] for state in front), sharing(shared), ([state] for state in behind)):
+            (later if state.consumer == distributed_to else front).append(state)
+    for sharers in chain(([state] for state in front), sharing(shared), ([state] for state in later)):
         state = sharers[0]
         if len(sharers) > 1:
-            yield joined(sharers, [whose[sharer.consumer] for sharer in sharers])
+            yield merge_shares(sharers, [whose[sharer.consumer] for sharer in sharers])
         else:
             yield state, pieces_of(state, whose[state.consumer]) if state.skip or state.ahead else None
 
@@ -198,7 +207,7 @@ def _check_combined(
     states: list[ChannelState],
     now: tuple[tuple[str, str], ...],
 ) -> None:
-    """Check that what was combined before it was sent is still what the operator makes of rows."""
+    """Check that the operator still combines rows in the way in which the stored ones were combined."""
     if old.combined == now or not any(segment.combined for state in states for segment in segments_left(state)):
         return
     then, today = dict(old.combined), dict(now)

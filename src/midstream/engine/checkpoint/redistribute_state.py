@@ -1,7 +1,7 @@
 """Assigns a checkpoint's state to the subtasks of a graph.
 
 It walks the new graph, vertex by vertex and operator by operator, including stateless ones, which may also have
-finished. Pure functions; only handles are moved, so this costs no I/O whatever the size of the state.
+finished. Pure functions; only handles are moved, so this costs no I/O, whatever the size of the state.
 
     rule        new subtask j of q gets, from old subtasks 0..p-1
     keyed       the chunks whose key groups intersect its own; the reader filters their rows
@@ -34,12 +34,12 @@ from midstream.engine.state.state_parts import Redistribute
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Everything that a graph takes over from a checkpoint."""
+    """Everything that a graph restores from a checkpoint."""
 
     tasks: Mapping[TaskId, tuple[OperatorSnapshot, ...]]
     """The state and event time of each task that gets some."""
     channels: Mapping[TaskId, tuple[ChannelState, ...]]
-    """The rows in flight to each task, in the order in which they are to be read."""
+    """The rows in flight to each task, in the order in which they must be read."""
     finished: frozenset[TaskId]
     """The tasks that had finished, which are not run again."""
     sources: Mapping[str, SourcePosition]
@@ -124,7 +124,7 @@ def _assign_part(
     parallelism: int,
     max_parallelism: int,
 ) -> list[list[PartHandle]]:
-    """Return the part of each new subtask. `own`: what a subtask can get back, by subtask."""
+    """Return the part of each new subtask. `own`: the part that a subtask had before, by subtask."""
     everything = tuple(chunk for _, part in found for chunk in part.chunks)
     match rule:
         case Redistribute.KEYED:
@@ -139,14 +139,14 @@ def _assign_part(
         case Redistribute.SPLIT:
             if own:
                 return [[own[i]] if i in own else [] for i in range(parallelism)]
-            dealt: list[list[PartHandle]] = [[] for _ in range(parallelism)]
+            distributed: list[list[PartHandle]] = [[] for _ in range(parallelism)]
             before = 0
             for chunk in everything:
                 for index in range(chunk.rows)[:parallelism]:
                     handle = PartHandle(name, rule.value, (chunk,), index, parallelism)
-                    dealt[(before + index) % parallelism].append(handle)
+                    distributed[(before + index) % parallelism].append(handle)
                 before += chunk.rows
-            return dealt
+            return distributed
         case Redistribute.UNION:
             return [[PartHandle(name, rule.value, everything)]] * parallelism
         case Redistribute.BROADCAST:
@@ -189,11 +189,11 @@ def finished_tasks(
     either.
 
     If the parallelism has changed, every subtask of such a vertex runs. A task also runs as a whole if it has an
-    operator that is new, or of which this subtask had not finished. Nothing was still to reach a subtask that had
-    finished, neither rows in flight nor from its producers, and its results were at its consumers or on their way
-    there. So what the other subtasks still had to do is all that remains, and any subtask may do it, wherever an edge
-    now leads. But the state of a finished subtask is not restored (what it emitted at its end would be emitted again):
-    no row of its keys may arrive again.
+    operator that is new, or of which this subtask had not finished. Nothing was still to reach a finished subtask,
+    neither rows in flight nor from its producers, and its results were at its consumers or in flight to them. So only
+    the work of the other subtasks remains, and any subtask may do it, wherever an edge now leads. But the state of a
+    finished subtask is not restored (what it emitted at its end would be emitted again): no row of its keys may arrive
+    again.
     """
     found: set[TaskId] = set()
     for vertex in graph.vertices:  # producers come before consumers
@@ -235,13 +235,13 @@ _AUTOMATIC: Final = re.compile(r"([a-z_]+)-[0-9]+")
 
 _MAY_HAVE_SHIFTED: Final = (
     " (a uid that the program does not set counts the operators of a kind, so it may have been another operator in the "
-    "checkpoint: set those of then with uid())"
+    "checkpoint: set the uids of the checkpoint with uid())"
 )
 
 
 def _of_shifted_uids(old: Mapping[str, OperatorState], vertex: Vertex, known: str) -> str:
-    """Describe which automatic uids of a task have shifted since the checkpoint; "" if none has. `known`: a uid that the
-    task had then.
+    """Describe which automatic uids of a task have shifted since the checkpoint; "" if none has. `known`: a uid that
+    the task had then.
     """
     now = [spec.uid for spec in vertex.specs]
     then = [uid for uid, op in old.items() if op.vertex == old[known].vertex]

@@ -1,10 +1,10 @@
 """Savepoints: checkpoints in a directory of their own that refer to nothing outside of it.
 
-    _savepoint              the job's name; written first, which claims the place
+    _savepoint              the job's name; written first, which claims the location
     shared/e7-a2-c17-v3-s0.state     the bytes of the job's state files that this checkpoint refers to
     chk-17/_metadata        written last: without it there is no savepoint
 
-A savepoint has the form of a checkpoint directory, so one reader serves both; its paths are relative, so it may be
+A savepoint has the layout of a checkpoint directory, so one reader serves both; its paths are relative, so it may be
 moved. What sinks had prepared is committed before the savepoint is made, so a savepoint does not refer to it.
 
 Restoring makes the same copy. A checkpoint elsewhere, savepoint or not, is copied into the job's own directory and is
@@ -31,7 +31,7 @@ from midstream.engine.core.urls import below, is_below
 from midstream.engine.protocol.messages import ChunkHandle, OperatorSnapshot, Segment
 
 FOLDER = "savepoints"
-"""The folder below the checkpoint directory for savepoints without an explicit place."""
+"""The folder below the checkpoint directory for savepoints without an explicit location."""
 _CHECKPOINT = re.compile(r"chk-\d+")
 
 
@@ -53,10 +53,10 @@ class SavepointLocation:
 # ---- making ----------------------------------------------------------------
 
 
-def claim_place(
+def claim_location(
     open_storage: Callable[[str], Storage], url: str | None, root: str, about: SavepointFile
 ) -> SavepointLocation:
-    """Claim the place of a savepoint. None: the next free number below the checkpoint directory `root`.
+    """Claim the location of a savepoint. None: the next free number below the checkpoint directory `root`.
 
     Raises StorageError if something exists there already or it cannot be written.
     """
@@ -66,12 +66,12 @@ def claim_place(
         if is_below(url, root) and not is_below(url, above):
             raise StorageError(
                 f"{url}: this is in the job's checkpoint directory, where the job deletes what it does not need; give "
-                f"a place outside of it, or below {above}"
+                f"a directory outside of it, or below {above}"
             )
         storage = open_storage(url)
-        there = storage.list("")
-        if there or not storage.create(SAVEPOINT, content):
-            found = f"it has {there[0]}" if there else "another savepoint is being made there"
+        existing = storage.list("")
+        if existing or not storage.create(SAVEPOINT, content):
+            found = f"it has {existing[0]}" if existing else "another savepoint is being made there"
             raise StorageError(
                 f"{url}: the place is taken ({found}); give a directory that is empty or does not exist yet"
             )
@@ -79,29 +79,31 @@ def claim_place(
     number = max((int(name) for name in open_storage(above).list("") if name.isdecimal()), default=0)
     while True:
         number += 1
-        place = below(above, str(number))
-        storage = open_storage(place)
+        location = below(above, str(number))
+        storage = open_storage(location)
         if storage.create(SAVEPOINT, content):
-            return SavepointLocation(place, storage)
+            return SavepointLocation(location, storage)
 
 
-def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: SavepointLocation) -> None:
-    """Copy checkpoint `metadata`, whose sinks have committed everything, from `source` to `place`.
+def write_savepoint(source: Storage, metadata: CheckpointMetadata, location: SavepointLocation) -> None:
+    """Copy checkpoint `metadata`, whose sinks have committed everything, from `source` to `location`.
 
     If this raises StorageError, nothing that could be restored remains there. It raises FencedError if a later
-    coordinator has taken over `source`: that one may have had the sinks take back what the savepoint does not hold.
+    coordinator has taken over `source`: that one may have had the sinks roll back what the savepoint does not hold.
     """
     kept = {path: path for path in metadata.files}
-    copied = _copy(source, place.storage, msgspec.structs.replace(metadata, committables=()), kept)
+    copied = _copy(source, location.storage, msgspec.structs.replace(metadata, committables=()), kept)
     check_epoch(source, metadata.epoch)
-    place.storage.write(metadata_path(metadata.checkpoint_id), [encode_metadata(copied)])
+    location.storage.write(metadata_path(metadata.checkpoint_id), [encode_metadata(copied)])
 
 
-def discard(place: SavepointLocation) -> None:
+def discard(location: SavepointLocation) -> None:
     """Delete an unfinished savepoint: the metadata first, the claim last."""
-    for name in sorted(place.storage.list(""), key=lambda name: (not _CHECKPOINT.fullmatch(name), name == SAVEPOINT)):
+    for name in sorted(
+        location.storage.list(""), key=lambda name: (not _CHECKPOINT.fullmatch(name), name == SAVEPOINT)
+    ):
         if _CHECKPOINT.fullmatch(name) or name in (SHARED, SAVEPOINT):
-            place.storage.delete(name)
+            location.storage.delete(name)
 
 
 # ---- restoring from a savepoint --------------------------------------------
@@ -132,17 +134,17 @@ class _Piece:
     checksum: int
 
 
-class _Moved:
-    """The place of each piece of the old files in the new, packed ones."""
+class _Packing:
+    """The location of each piece of the old files in the new, packed ones."""
 
     def __init__(self, names: dict[str, str]) -> None:
         self._names = names
         self.pieces: dict[str, set[_Piece]] = {path: set() for path in names}
         self._offsets: dict[tuple[str, int], int] = {}
 
-    def note(self, place: ChunkHandle | Segment) -> None:
-        if place.file:  # else it lies in the metadata
-            self.pieces[place.file].add(_Piece(place.offset, place.length, place.checksum))
+    def note(self, location: ChunkHandle | Segment) -> None:
+        if location.file:  # otherwise it is in the metadata
+            self.pieces[location.file].add(_Piece(location.offset, location.length, location.checksum))
 
     def pack(self) -> None:
         for path, pieces in self.pieces.items():
@@ -151,32 +153,33 @@ class _Moved:
                 self._offsets[path, piece.offset] = offset
                 offset += piece.length
 
-    def placed(self, place: Handle) -> Handle:
-        if not place.file:
-            return place
-        file, offset = self._names[place.file], self._offsets[place.file, place.offset]
-        return msgspec.structs.replace(place, file=file, offset=offset)
+    def repacked(self, location: Handle) -> Handle:
+        if not location.file:
+            return location
+        file, offset = self._names[location.file], self._offsets[location.file, location.offset]
+        return msgspec.structs.replace(location, file=file, offset=offset)
 
 
 def _copy(source: Storage, target: Storage, metadata: CheckpointMetadata, names: dict[str, str]) -> CheckpointMetadata:
     """Copy what `metadata` refers to, each file under its name in `names`, and return metadata that refers to the
     copies.
     """
-    moved = _Moved(names)
+    packing = _Packing(names)
     for chunk in _chunks(metadata):
-        moved.note(chunk)
+        packing.note(chunk)
     for state in metadata.channels:
         for segment in state.segments:
-            moved.note(segment)
-    moved.pack()
-    for path, pieces in moved.pieces.items():
+            packing.note(segment)
+    packing.pack()
+    for path, pieces in packing.pieces.items():
         target.write(names[path], _read(source, path, sorted(pieces)))
     operators = tuple(
-        msgspec.structs.replace(op, subtasks=tuple(_moved_snapshot(moved, s) for s in op.subtasks))
+        msgspec.structs.replace(op, subtasks=tuple(_repacked_snapshot(packing, s) for s in op.subtasks))
         for op in metadata.operators
     )
     channels = tuple(
-        msgspec.structs.replace(state, segments=tuple(map(moved.placed, state.segments))) for state in metadata.channels
+        msgspec.structs.replace(state, segments=tuple(map(packing.repacked, state.segments)))
+        for state in metadata.channels
     )
     files = files_of((snapshot for op in operators for snapshot in op.subtasks), channels)
     return msgspec.structs.replace(metadata, operators=operators, channels=channels, files=tuple(sorted(files)))
@@ -189,17 +192,20 @@ def _chunks(metadata: CheckpointMetadata) -> Iterator[ChunkHandle]:
                 yield from part.chunks
 
 
-def _moved_snapshot(moved: _Moved, snapshot: OperatorSnapshot) -> OperatorSnapshot:
-    parts = tuple(msgspec.structs.replace(p, chunks=tuple(moved.placed(c) for c in p.chunks)) for p in snapshot.parts)
+def _repacked_snapshot(packing: _Packing, snapshot: OperatorSnapshot) -> OperatorSnapshot:
+    parts = tuple(
+        msgspec.structs.replace(p, chunks=tuple(packing.repacked(c) for c in p.chunks)) for p in snapshot.parts
+    )
     return msgspec.structs.replace(snapshot, parts=parts)
 
 
 def _read(source: Storage, path: str, pieces: list[_Piece]) -> Iterator[bytes]:
-    """Read pieces. Raises StorageError for one that is not what was written: a copy of damage would look intact."""
+    """Read pieces. Raises StorageError for one that is not what was written: a copy of damaged bytes would appear
+    intact."""
     for piece in pieces:
         data = source.read_range(path, piece.offset, piece.length)
         problem = check_extent(memoryview(data), piece.length, piece.checksum)
         if problem:
-            place = f"bytes {piece.offset} to {piece.offset + piece.length}"
-            raise StorageError(f"state file {path} ({place}): {problem}; this checkpoint cannot be copied")
+            location = f"bytes {piece.offset} to {piece.offset + piece.length}"
+            raise StorageError(f"state file {path} ({location}): {problem}; this checkpoint cannot be copied")
         yield data

@@ -1,8 +1,8 @@
-"""References to channel state: which batches and key groups of stored segments have still to be consumed.
+"""References to channel state: which batches and key groups of stored segments are still to be consumed.
 
 The consumers of a keyed edge share stored segments: each has the rows of its own key groups, and they may have consumed
 different numbers of batches. So a reference has pieces, which are ranges of key groups with the number of batches
-consumed. References of several consumers to the same batches can be joined again, whatever was consumed in between:
+consumed. References of several consumers to the same batches can be merged again, whatever was consumed in between:
 however often a job is rescaled, a consumer has one reference to a segment and reads it once.
 
     a channel is stored, 3 batches          key groups 0..7, skip 0
@@ -10,8 +10,8 @@ however often a job is rescaled, a consumer has one reference to a segment and r
     the first takes 1, the third all        0..1 skip 1 | 2..3 skip 0 |             | 6..7 skip 0
     one consumer                            0..7 skip 0, ahead: 0..1 skip 1, 4..5 skip 3
 
-References that are joined have the same `number`: they were dealt out from one reference. They have their last batches
-in common, since batches are always consumed from the front. Pure functions.
+References that can be merged have the same `number`: they were split from one reference. They share their last batches,
+since batches are always consumed from the front. Pure functions.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ def pieces_of(state: ChannelState, whole: tuple[int, int]) -> list[Piece]:
 
     `whole`: the key groups of a state that does not name any.
     """
-    first, behind = state.key_groups or whole
+    first, end = state.key_groups or whole
     if not state.ahead:
-        return [(first, behind, state.skip)]
+        return [(first, end, state.skip)]
     pieces = []
     for piece in state.ahead:
         if first < piece[0]:
             pieces.append((first, piece[0], state.skip))
         pieces.append(piece)
         first = piece[1]
-    if first < behind:
-        pieces.append((first, behind, state.skip))
+    if first < end:
+        pieces.append((first, end, state.skip))
     return pieces
 
 
-def joined(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]]) -> tuple[ChannelState, list[Piece]]:
-    """Join what was dealt out from one reference: return the state with the most batches, and the pieces of all, in its
-    batches.
+def merge_shares(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]]) -> tuple[ChannelState, list[Piece]]:
+    """Merge what was split from one reference: return the state with the most batches, and the pieces of all, in terms
+    of its batches.
     """
     longest = max(states, key=batches_of)
     total = batches_of(longest)
     pieces = []
     for state, own in zip(states, whole, strict=True):
         missing = total - batches_of(state)
-        pieces += [(first, behind, missing + skip) for first, behind, skip in pieces_of(state, own)]
+        pieces += [(first, end, missing + skip) for first, end, skip in pieces_of(state, own)]
     pieces.sort(key=itemgetter(0))
-    for (_, behind, _), (first, _, _) in pairwise(pieces):
-        if first < behind:
+    for (_, end, _), (first, _, _) in pairwise(pieces):
+        if first < end:
             raise InvariantError(
                 f"edge {longest.edge}: two consumers have key group {first} of channel state {longest.number}"
             )
@@ -71,39 +71,39 @@ def joined(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]]) -> 
 def left_of(
     state: ChannelState, pieces: Sequence[Piece]
 ) -> tuple[tuple[Segment, ...], int, tuple[int, int], tuple[Piece, ...]] | None:
-    """Return segments, skip, key groups and `ahead` of what is left of these pieces of `state`; None if nothing is."""
+    """Return segments, skip, key groups and `ahead` of the rest of these pieces of `state`; None if nothing remains."""
     total = batches_of(state)
     left: list[Piece] = []
     for piece in pieces:
-        first, behind, skip = piece
+        first, end, skip = piece
         if skip >= total:
             continue
         if left and left[-1][1] == first and left[-1][2] == skip:
-            left[-1] = left[-1][0], behind, skip
+            left[-1] = left[-1][0], end, skip
         else:
             left.append(piece)
     if not left:
         return None
     least = min(skip for _, _, skip in left) if len(left) > 1 else left[0][2]
-    index = gone = 0
-    while gone + state.segments[index].batches <= least:
-        gone += state.segments[index].batches
+    index = consumed = 0
+    while consumed + state.segments[index].batches <= least:
+        consumed += state.segments[index].batches
         index += 1
     ahead = []
     low = at = left[0][0]
-    for first, behind, skip in left:
+    for first, end, skip in left:
         if at < first:
-            ahead.append((at, first, total - gone))
+            ahead.append((at, first, total - consumed))
         if skip > least:
-            ahead.append((first, behind, skip - gone))
-        at = behind
-    return state.segments[index:], least - gone, (low, at), tuple(ahead)
+            ahead.append((first, end, skip - consumed))
+        at = end
+    return state.segments[index:], least - consumed, (low, at), tuple(ahead)
 
 
 def without_first(state: ChannelState, segments: int, batches: int) -> ChannelState:
-    """Return what is left after `segments` whole segments and `batches` of the next one have been taken."""
-    gone = sum(segment.batches for segment in state.segments[:segments])
-    ahead = tuple((first, behind, skip - gone) for first, behind, skip in state.ahead if skip - gone > batches)
+    """Return what remains after `segments` whole segments and `batches` of the next one have been taken."""
+    consumed = sum(segment.batches for segment in state.segments[:segments])
+    ahead = tuple((first, end, skip - consumed) for first, end, skip in state.ahead if skip - consumed > batches)
     return msgspec.structs.replace(state, segments=state.segments[segments:], skip=batches, ahead=ahead)
 
 
@@ -120,9 +120,9 @@ def left_bytes(states: Iterable[ChannelState]) -> int:
     for state in states:
         skip = state.skip
         for segment in state.segments:
-            gone = min(skip, segment.batches)
-            skip -= gone
-            size += segment.length * (segment.batches - gone) // segment.batches
+            consumed = min(skip, segment.batches)
+            skip -= consumed
+            size += segment.length * (segment.batches - consumed) // segment.batches
     return size
 
 
@@ -157,8 +157,8 @@ def each_once(states: Iterable[ChannelState]) -> list[ChannelState]:
 
 def segments_left(state: ChannelState) -> tuple[Segment, ...]:
     """Return the segments that are not wholly consumed."""
-    behind = list(accumulate(segment.batches for segment in state.segments))
-    return tuple(segment for segment, end in zip(state.segments, behind, strict=True) if end > state.skip)
+    ends = list(accumulate(segment.batches for segment in state.segments))
+    return tuple(segment for segment, end in zip(state.segments, ends, strict=True) if end > state.skip)
 
 
 def _batches_left(state: ChannelState) -> int:
@@ -166,7 +166,7 @@ def _batches_left(state: ChannelState) -> int:
 
 
 def sharing(states: Iterable[ChannelState]) -> Iterator[list[ChannelState]]:
-    """Yield the states dealt out from one reference together, in the order of their numbers; each has a number."""
+    """Yield the states split from one reference together, in the order of their numbers; each has a number."""
     together: list[ChannelState] = []
     for state in sorted(states, key=attrgetter("number")):
         if together and state.number != together[0].number:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from midstream.engine.checkpoint.extents import Written, check_extent, placed, write_extents
+from midstream.engine.checkpoint.extents import Written, check_extent, with_extent, write_extents
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_table
 from midstream.engine.core.errors import InvariantError, StorageError
 from midstream.engine.core.interfaces import Storage
@@ -33,7 +33,7 @@ _NAME = re.compile(r"e(\d+)-a(\d+)-c(\d+)-v(\d+)-s(\d+)\.(state|channels(?:-[1-9
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateFile:
-    """The writer of a state file: no two writers ever share a name."""
+    """The writer of a state file: no two writers share a name."""
 
     epoch: int
     attempt: int
@@ -41,7 +41,8 @@ class StateFile:
     vertex: int
     subtask: int
     kind: str = "state"
-    """The kind, "state", or "channels", "channels-1", … for what was in flight, see `engine.checkpoint.channel_state`."""
+    """The kind, "state", or "channels", "channels-1", … for what was in flight, see
+    `engine.checkpoint.channel_state`."""
 
     @property
     def path(self) -> str:
@@ -96,7 +97,7 @@ def store_parts(
     """Write the unknown chunks of each operator's parts to `file`, and return the handles of all parts.
 
     `known` maps chunk ids to handles in files that a *completed* checkpoint references. Handles of a checkpoint whose
-    outcome the task does not know must not be in it: its files may have been deleted. Raises StorageError or OSError.
+    outcome is unknown to the task must not be in it: its files may have been deleted. Raises StorageError or OSError.
     """
     new: dict[str, tuple[Chunk, Redistribute]] = {}
     for parts in operators:
@@ -109,7 +110,7 @@ def store_parts(
     written = write_extents(storage, file, encoded, inline_bytes_max)
     handles = dict(known)
     for (chunk_id, draft), extent in zip(drafts.items(), written.extents, strict=True):
-        handles[chunk_id] = placed(draft, extent)
+        handles[chunk_id] = with_extent(draft, extent)
     return StoredParts(
         tuple(
             tuple(
@@ -123,7 +124,7 @@ def store_parts(
 
 
 def _encode_table(table: pa.Table) -> memoryview:
-    is_large = table.get_total_buffer_size() >= COMPRESS_FROM_BYTES  # at least nbytes, which looks at every offset
+    is_large = table.get_total_buffer_size() >= COMPRESS_FROM_BYTES  # at least nbytes, which reads every offset
     compression: Literal["lz4"] | None = "lz4" if is_large and table.nbytes >= COMPRESS_FROM_BYTES else None
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
@@ -133,7 +134,7 @@ def _encode_table(table: pa.Table) -> memoryview:
 
 
 def _draft(chunk: Chunk, redistribute: Redistribute) -> ChunkHandle:
-    """Return the chunk's handle, without a place."""
+    """Return the chunk's handle, without a location."""
     low, high = -1, -1
     if redistribute is Redistribute.KEYED:
         if chunk.table.schema.get_field_index(KEY_GROUP) < 0:
@@ -160,25 +161,25 @@ def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: rang
     parts: dict[str, tuple[Redistribute, list[tuple[ChunkHandle, _Owned]]]] = {}
     for handle in handles:
         rule = rule_of(handle, where)
-        first_rule, wanted = parts.setdefault(handle.name, (rule, []))
+        first_rule, selected = parts.setdefault(handle.name, (rule, []))
         if rule is not first_rule:
             raise StorageError(
                 f"{where}: state {handle.name!r} is {first_rule.value} in one subtask and {rule.value} in another"
             )
-        wanted.extend(_keyed_chunks(handle, key_groups) if rule is Redistribute.KEYED else _dealt_chunks(handle))
-    tables = _read_tables(storage, [chunk for _, wanted in parts.values() for chunk, _ in wanted], where)
-    for name, (rule, wanted) in parts.items():
-        for chunk, _ in wanted:
-            _check_groups(tables[place_of(chunk)], chunk, rule, f"{where}: state {name!r}")
+        selected.extend(_keyed_chunks(handle, key_groups) if rule is Redistribute.KEYED else _strided_chunks(handle))
+    tables = _read_tables(storage, [chunk for _, selected in parts.values() for chunk, _ in selected], where)
+    for name, (rule, selected) in parts.items():
+        for chunk, _ in selected:
+            _check_groups(tables[location_of(chunk)], chunk, rule, f"{where}: state {name!r}")
     return {
         name: StatePart(rule, kept)
-        for name, (rule, wanted) in parts.items()
-        if (kept := tuple(c for chunk, owned in wanted if (c := _select(tables[place_of(chunk)], chunk, owned))))
+        for name, (rule, selected) in parts.items()
+        if (kept := tuple(c for chunk, owned in selected if (c := _select(tables[location_of(chunk)], chunk, owned))))
     }
 
 
 def known_chunks(handles: Sequence[PartHandle], parts: Mapping[str, StatePart]) -> dict[str, ChunkHandle]:
-    """Return the chunks that `read_parts` took over whole from a file, which need not be written again."""
+    """Return the chunks that `read_parts` restored whole from a file, which need not be written again."""
     kept = {chunk.id for part in parts.values() for chunk in part.chunks}
     return {chunk_id: chunk for chunk_id, chunk in in_files(handles).items() if chunk_id in kept}
 
@@ -191,11 +192,11 @@ def in_files(handles: Iterable[PartHandle]) -> dict[str, ChunkHandle]:
 def verify_chunks(storage: Storage, handles: Sequence[PartHandle], where: str) -> int:
     """Read and check every chunk, without parsing it; return the number of bytes. Raises StorageError."""
     files = _Files(storage, where)
-    unique = {place_of(chunk): chunk for handle in handles for chunk in handle.chunks}
-    return sum(files.bytes_of(unique[place]).nbytes for place in sorted(unique))
+    unique = {location_of(chunk): chunk for handle in handles for chunk in handle.chunks}
+    return sum(files.bytes_of(unique[location]).nbytes for location in sorted(unique))
 
 
-def place_of(chunk: ChunkHandle) -> tuple[str, int, str]:
+def location_of(chunk: ChunkHandle) -> tuple[str, int, str]:
     """Return a key that identifies a chunk, ordered by file; chunks without a file are identified by their id."""
     return chunk.file, chunk.offset, chunk.id
 
@@ -203,8 +204,8 @@ def place_of(chunk: ChunkHandle) -> tuple[str, int, str]:
 def _read_tables(storage: Storage, chunks: Sequence[ChunkHandle], where: str) -> dict[tuple[str, int, str], pa.Table]:
     """Read each chunk once, file by file, so that at most one file is in memory besides the tables."""
     files = _Files(storage, where)
-    unique = {place_of(chunk): chunk for chunk in chunks}
-    return {place: files.read(unique[place]) for place in sorted(unique)}
+    unique = {location_of(chunk): chunk for chunk in chunks}
+    return {location: files.read(unique[location]) for location in sorted(unique)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +221,7 @@ _ALL = _Owned()
 
 
 def rule_of(handle: PartHandle, where: str) -> Redistribute:
-    """Return the rule of a part. Raises StorageError for one that this version does not know."""
+    """Return the rule of a part. Raises StorageError for one that this version does not have."""
     try:
         return Redistribute(handle.redistribute)
     except ValueError as error:
@@ -241,16 +242,16 @@ def intersects(chunk: ChunkHandle, key_groups: range) -> bool:
     return chunk.rows > 0 and chunk.key_group_min < key_groups.stop and chunk.key_group_max >= key_groups.start
 
 
-def _dealt_chunks(handle: PartHandle) -> list[tuple[ChunkHandle, _Owned]]:
+def _strided_chunks(handle: PartHandle) -> list[tuple[ChunkHandle, _Owned]]:
     """Return the chunks with the rows that `index` and `stride` assign to this handle; both count over all chunks."""
-    wanted = []
+    selected = []
     before = 0
     for chunk in handle.chunks:
         first = (handle.index - before) % handle.stride
         if first < chunk.rows:
-            wanted.append((chunk, _ALL if handle.stride == 1 else _Owned(index=first, stride=handle.stride)))
+            selected.append((chunk, _ALL if handle.stride == 1 else _Owned(index=first, stride=handle.stride)))
         before += chunk.rows
-    return wanted
+    return selected
 
 
 def _check_groups(table: pa.Table, chunk: ChunkHandle, rule: Redistribute, where: str) -> None:
@@ -261,11 +262,11 @@ def _check_groups(table: pa.Table, chunk: ChunkHandle, rule: Redistribute, where
         if len(groups) and not chunk.key_group_min <= groups.min() <= groups.max() <= chunk.key_group_max:
             raise StorageError(
                 f"{where}: chunk {chunk.id} has rows of the key groups {groups.min()} to {groups.max()}, and the metadata "
-                f"says {chunk.key_group_min} to {chunk.key_group_max}: it is damaged, or midstream has not written it"
+                f"has {chunk.key_group_min} to {chunk.key_group_max}: it is damaged, or midstream has not written it"
             )
     elif KEY_GROUP in table.column_names:
         raise StorageError(
-            f"{where}: chunk {chunk.id} has rows of keys, and the metadata says that it is redistributed as "
+            f"{where}: chunk {chunk.id} has rows of keys, and according to the metadata it is redistributed as "
             f"{rule.value!r}: it is damaged, or midstream has not written it"
         )
 
@@ -308,7 +309,7 @@ class _Files:
         """Return the chunk's table. Raises StorageError."""
         data = self.bytes_of(chunk)
         if data.nbytes < COMPRESS_FROM_BYTES:
-            data = memoryview(bytes(data))  # the table lies in these bytes: it shall not keep the whole file
+            data = memoryview(bytes(data))  # the table refers to these bytes: it must not keep the whole file in memory
         try:
             table = read_table(data)
         except NOT_ARROW as error:
@@ -341,8 +342,8 @@ class _Files:
         return self._data
 
     def _error(self, chunk: ChunkHandle, what: str) -> StorageError:
-        place = f"state file {chunk.file}, bytes {chunk.offset} to {chunk.offset + chunk.length}"
+        location = f"state file {chunk.file}, bytes {chunk.offset} to {chunk.offset + chunk.length}"
         return StorageError(
-            f"{self._where}: chunk {chunk.id} ({place if chunk.file else 'in the metadata'}): {what}. "
-            "This checkpoint cannot be restored; to go back to an older one, name it with --from."
+            f"{self._where}: chunk {chunk.id} ({location if chunk.file else 'in the metadata'}): {what}. "
+            "This checkpoint cannot be restored; to rewind to an older one, name it with --from."
         )

@@ -2,7 +2,7 @@
 
     _job                    whose directory this is: the job's name
     epochs/00000007         coordinators number themselves; the highest one is the leader
-    epochs/00000007.from    where that coordinator started, and which checkpoints counted then
+    epochs/00000007.from    from what that coordinator resumed, and which checkpoints counted then
     chk-17/_owner           the epoch that makes checkpoint 17
     chk-17/_metadata        written last: without it there is no checkpoint 17
     chk-17/_dropped.00000007     the coordinator of that epoch is about to delete checkpoint 17
@@ -14,13 +14,13 @@ Fencing. A coordinator that was replaced because it seemed dead may resume at an
 the epochs before it publishes or deletes; it claims `_owner` exclusively, so it cannot overwrite what a later one has
 published under the same id; and it checks the epochs again *after* publishing, before the checkpoint is reported. A
 checkpoint that slips in between has a lower epoch than the later coordinator and an id that is not among those which
-that coordinator saw when it started (`.from`), by which it is recognised as superseded and never offered. A coordinator
-that goes back to an older checkpoint and has sinks take back newer output records this in the same way, before the
-first sink does: from then on the newer checkpoints are superseded.
+that coordinator listed when it started (`.from`), by which it is recognised as superseded and never offered. A
+coordinator that rewinds to an older checkpoint and has sinks roll back newer output records this in the same way,
+before the first sink does: from then on the newer checkpoints are superseded.
 
 A deletion cannot be conditional, so a complete checkpoint is marked first (`_dropped`), and the epochs are checked
-again after that. A later coordinator takes its epoch before it lists the checkpoints: either the mark is there by then,
-and it begins without that checkpoint, or the one that made the mark sees the epoch, and deletes nothing. A mark
+again after that. A later coordinator takes its epoch before it lists the checkpoints: either it finds the mark, and
+begins without that checkpoint, or the marking coordinator finds the epoch, and deletes nothing. A mark
 therefore does not count when a coordinator of a higher epoch has recorded that the checkpoint counts.
 
 These small files carry a checksum each, with their own name in it.
@@ -44,7 +44,7 @@ from midstream.engine.core.interfaces import Storage
 from midstream.engine.core.urls import parted
 
 EPOCHS_KEPT = 64
-"""The number of starts of a job that are remembered: a coordinator that sleeps through more loses its last checkpoint."""
+"""The number of recorded starts of a job: a coordinator that is suspended during more loses its last checkpoint."""
 
 SAVEPOINT = "_savepoint"
 """The file that marks a savepoint's directory, which is read and copied, and never written to."""
@@ -88,12 +88,12 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Where a start began that has completed no checkpoint of its own."""
+    """From what a start resumed that has completed no checkpoint of its own."""
 
     source: int | None
-    """The id of the checkpoint from which it resumed; None if it started over."""
+    """The id of the checkpoint from which it resumed; None if it began at the beginning."""
     newer_output: Literal["keep", "take-back"] | None = None
-    """What was to happen to output that is newer than that; None if there was none."""
+    """What the user requested for output newer than that; None if there was none."""
     below: int = 0
     """The ids of the checkpoints of that output are lower than this one."""
 
@@ -139,7 +139,7 @@ def take_over(storage: Storage, root: str, job_name: str, job_id: str) -> TakenO
     return TakenOver(epoch, tuple(list_checkpoints(storage)))
 
 
-def say_where_from(
+def record_start(
     storage: Storage,
     taken: TakenOver,
     *,
@@ -153,8 +153,8 @@ def say_where_from(
     """Record, for later coordinators, from where this one resumes, which checkpoints count and where new ids begin;
     return those that count.
 
-    `giving_up_after`: no checkpoint of earlier coordinators above that id counts. `first`: what `next_checkpoint_id` has
-    returned since this coordinator took over. `source`, `keeps`, `takes_back`: see `FromFile`.
+    `giving_up_after`: no checkpoint of earlier coordinators above that id counts. `first`: what `next_checkpoint_id`
+    has returned since this coordinator took over. `source`, `keeps`, `takes_back`: see `FromFile`.
     """
     newest = max((entry.checkpoint_id for entry in taken.listed), default=0)
     if giving_up_after is not None:
@@ -173,7 +173,7 @@ def begin(
     known, for example to a sink.
 
     An id that an earlier coordinator has claimed since this one recorded its first is skipped, and the claim stays.
-    Without the claim, later coordinators could not know that its owner may still publish it, and would use the id.
+    Without the claim, later coordinators would use the id, which its owner may still publish.
     """
     assert taken.first > 0, taken
     next_id = next_checkpoint_id(storage, newest_seen)
@@ -245,7 +245,7 @@ def check_epoch(storage: Storage, epoch: int, *, was_claimed: bool = False) -> N
 
 
 class FencedError(StorageError):
-    """A later coordinator owns the directory: nothing may be written or deleted any more."""
+    """A later coordinator owns the directory: nothing more may be written or deleted."""
 
 
 def _highest_epoch(storage: Storage) -> int:
@@ -268,7 +268,7 @@ def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[Listed]:
         names = storage.list(checkpoint_path(checkpoint_id))
         if _METADATA not in names or _is_being_deleted(names, checkpoint_id, starts):
             continue
-        data = _read_if_there(storage, path)  # not to be read now is not damaged: that is raised
+        data = _read_if_there(storage, path)  # a failed read is raised: the file is not damaged
         if data is None:
             continue
         try:
@@ -322,7 +322,7 @@ def _read_if_there(storage: Storage, path: str) -> bytes | None:
 
 
 def _epoch_of(storage: Storage, checkpoint_id: int) -> int | None:
-    """Return the maker of a checkpoint whose metadata cannot be read; None if that cannot be read either."""
+    """Return the epoch that owns a checkpoint whose metadata cannot be read; None if that cannot be read either."""
     try:
         return _owner(storage, checkpoint_id)
     except StorageError:
@@ -345,7 +345,7 @@ def is_superseded(storage: Storage, metadata: CheckpointMetadata) -> bool:
 def _superseded(made_by: int, checkpoint_id: int, starts: Mapping[int, FromFile]) -> bool:
     """Whether a later coordinator began without this checkpoint.
 
-    It may be older than the newest one that counted: its maker had given up writing it, and completed the next.
+    It may be older than the newest one that counted: its owner had abandoned it, and completed the next.
     """
     return any(epoch > made_by and checkpoint_id not in start.counted for epoch, start in starts.items())
 
@@ -353,14 +353,14 @@ def _superseded(made_by: int, checkpoint_id: int, starts: Mapping[int, FromFile]
 def _is_being_deleted(names: Iterable[str], checkpoint_id: int, starts: Mapping[int, FromFile]) -> bool:
     """Whether a coordinator may delete this checkpoint at any moment. `names`: the files of its directory.
 
-    One that marked it when a later coordinator, for which it counts, had taken its epoch does not: see `drop`.
+    One that marked it after a later coordinator, for which it counts, had taken its epoch does not: see `drop`.
     """
     marked_by = max((int(match[1]) for name in names if (match := _DROPPED.fullmatch(name))), default=0)
     counted_by = max((epoch for epoch, start in starts.items() if checkpoint_id in start.counted), default=0)
     return marked_by > 0 and marked_by >= counted_by
 
 
-def was_gone_back_behind(storage: Storage, metadata: CheckpointMetadata) -> bool:
+def was_rewound_past(storage: Storage, metadata: CheckpointMetadata) -> bool:
     """Whether a later coordinator has resumed from an older checkpoint.
 
     `metadata` may be a copy, of a checkpoint that this directory has retained no longer.
@@ -373,8 +373,8 @@ def was_gone_back_behind(storage: Storage, metadata: CheckpointMetadata) -> bool
 def shows_committed(storage: Storage, listed: Iterable[Listed], metadata: CheckpointMetadata) -> bool:
     """Whether a newer one of these checkpoints shows that what `metadata` holds for sinks has been committed.
 
-    Its start made both, and the newer one does not hold that output any more; or its start resumed from `metadata`, and
-    committed that output before anything else.
+    One start made both, and the newer one no longer holds that output; or the newer one's start resumed from
+    `metadata`, and committed that output first.
     """
     begun_here = {epoch for epoch, start in _starts(storage).items() if start.source == metadata.checkpoint_id}
     held = {(of.uid, of.checkpoint_id) for of in metadata.committables}
@@ -387,10 +387,11 @@ def shows_committed(storage: Storage, listed: Iterable[Listed], metadata: Checkp
 
 
 def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> Begun | None:
-    """Return where the last start began, if it has completed no checkpoint and did not simply begin at `newest`.
+    """Return from what the last start resumed, if it has completed no checkpoint and did not simply resume from
+    `newest`.
 
-    `newest` is the newest checkpoint of the directory; None if there is none. A start that began there is returned if it
-    was to keep newer output, or to have it taken back.
+    `newest` is the newest checkpoint of the directory; None if there is none. A start that resumed from it is returned
+    if it had to keep newer output, or to roll it back.
     """
     made_by, newest_id = (0, 0) if newest is None else (newest.epoch, newest.checkpoint_id)
     since = {epoch: start for epoch, start in _starts(storage).items() if epoch > made_by}
@@ -403,12 +404,12 @@ def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> Begun | 
 
 def check_records(storage: Storage) -> list[str]:
     """Return what is wrong with the small files of the directory, whichever checkpoint is requested."""
-    looks: list[Callable[[], object]] = [partial(look, storage) for look in (_job_name, jobs_of, _starts)]
-    looks += [partial(_owner, storage, checkpoint_id) for checkpoint_id in _checkpoint_ids(storage)]
+    checks: list[Callable[[], object]] = [partial(check, storage) for check in (_job_name, jobs_of, _starts)]
+    checks += [partial(_owner, storage, checkpoint_id) for checkpoint_id in _checkpoint_ids(storage)]
     problems = []
-    for look in looks:
+    for check in checks:
         try:
-            look()
+            check()
         except StorageError as error:
             problems.append(str(error))
     return problems
@@ -473,10 +474,10 @@ def _by_name(listed: Collection[Listed], which: str, job_name: str | None, stora
     for entry in listed:
         if entry.checkpoint_id == int(digits):
             return _usable(entry, job_name, storage)
-    there = ", ".join(str(entry.checkpoint_id) for entry in listed) or "none"
+    existing = ", ".join(str(entry.checkpoint_id) for entry in listed) or "none"
     if any(map(_DROPPED.fullmatch, storage.list(checkpoint_path(int(digits))))):
-        raise StorageError(f"checkpoint {digits} is being deleted; the checkpoint directory has: {there}")
-    raise StorageError(f"checkpoint {digits} is not in the checkpoint directory, which has: {there}")
+        raise StorageError(f"checkpoint {digits} is being deleted; the checkpoint directory has: {existing}")
+    raise StorageError(f"checkpoint {digits} is not in the checkpoint directory, which has: {existing}")
 
 
 def _usable(entry: Listed, job_name: str | None, storage: Storage) -> CheckpointMetadata:
@@ -565,7 +566,7 @@ def drop(storage: Storage, epoch: int, checkpoints: Iterable[int], files: Iterab
     if doomed:
         for checkpoint_id in doomed:
             storage.create(f"{checkpoint_path(checkpoint_id)}/_dropped.{epoch:08}", b"")
-        check_epoch(storage, epoch)  # one that took over before the marks were there has not seen them
+        check_epoch(storage, epoch)  # one that took over before the marks were made has not listed them
     _delete(storage, doomed, files)
 
 

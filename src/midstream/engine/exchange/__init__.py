@@ -3,7 +3,7 @@
 It may import `core` and the edge descriptions of `graph`. Everything runs on the slot's loop thread: there are no
 locks, threads or sockets here. The transport pumps links through `engine.core.interfaces.LinkEnd`.
 
-Reading order: pool (buffers are charged), lease (until a batch is processed), queue (elements wait, up to a limit),
-subpartition and partition (the producer side), channel and gate (the consumer side), capacity (how large a pool a job
-needs), wire and link (frames between two slots).
+Reading order: buffer_pool (buffers are charged), batch_lease (until a batch is processed), element_queue (elements
+wait, up to a limit), subpartition and result_partition (the producer side), input_channel and input_gate (the consumer
+side), capacity (how large a pool a job needs), wire and peer_link (frames between two slots).
 """

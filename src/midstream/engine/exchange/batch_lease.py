@@ -1,13 +1,13 @@
 """A batch in flight together with its lease: the buffers of the pool that are charged for it.
 
-    queued --take--> at work --release--------------------------> over: the account has its buffers back
+    queued --take--> current --release--------------------------> over: the account has its buffers back
        |                |                                          ^
        +------hold------+--> held for a checkpoint --release-------+
 
 A lease begins with one holder: the queue that the batch waits in, and then the reader that takes it from there, which
 is the gate of a task, or the sender of a remote channel. Each checkpoint that captures the batch holds the lease as
 well. Each holder releases it once: the reader when the rows have been processed or sent, a checkpoint when they have
-been written or it is given up. After the last release the lease is over, and the account frees the buffers.
+been written or it is abandoned. After the last release the lease is over, and the account frees the buffers.
 
 Batches that are joined become one batch with one lease, which holds the leases of its parts. The same is true of the
 rest of a batch that a checkpoint captures after a part of it has been processed.
@@ -24,21 +24,21 @@ from midstream.engine.core.errors import InvariantError
 
 
 class Account(Protocol):
-    """The account of batches has charged their buffers to the pool, and gives them back."""
+    """The account that has charged the buffers of batches to the pool, and releases them."""
 
     def freed(self, buffers: int) -> None:
-        """A lease on `buffers` buffers is over."""
+        """Release `buffers` buffers, whose lease is over."""
         ...
 
 
 class LeasedBatch:
     """A batch, for which `buffers` buffers are charged until each of its holders has released it."""
 
-    __slots__ = ("_account", "_holders", "batch", "buffers", "buffers_waiting", "form", "queued_s")
+    __slots__ = ("_account", "_holders", "batch", "buffers", "form", "queued_buffers", "queued_s")
 
     queued_s: float
-    """When the batch was added to its queue. A queue with a `QueueTime` sets this and `buffers_waiting`."""
-    buffers_waiting: int
+    """When the batch was added to its queue. A queue with a `QueueTime` sets this and `queued_buffers`."""
+    queued_buffers: int
     """The buffers in the queue when the batch was added, its own included."""
 
     def __init__(self, batch: Batch, buffers: int, account: Account, form: int = 0) -> None:
@@ -50,7 +50,7 @@ class LeasedBatch:
         self._holders = 1
 
     def hold(self) -> LeasedBatch:
-        """Add a holder to the lease, which has to release it. Returns this batch."""
+        """Add a holder to the lease, which must release it. Returns this batch."""
         self._holders += 1
         return self
 
@@ -84,7 +84,7 @@ class LeasedBatch:
 
 
 class _Parts:
-    """The account of a batch that was made of other batches. These are charged to accounts of their own."""
+    """The account of a batch that was made of other batches, which are charged to accounts of their own."""
 
     __slots__ = ("parts",)
 
@@ -96,8 +96,9 @@ class _Parts:
             part.release()
 
 
-def joined(parts: Sequence[LeasedBatch]) -> LeasedBatch:
-    """One batch with the rows of all parts, which have the same form, in their order. It takes over the reader's leases on the parts."""
+def concat_leased(parts: Sequence[LeasedBatch]) -> LeasedBatch:
+    """One batch with the rows of all parts, which have the same form, in their order. It owns the leases of its
+    parts."""
     if len(parts) == 1:
         return parts[0]
     buffers = sum([part.buffers for part in parts])

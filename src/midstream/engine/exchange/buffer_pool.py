@@ -4,7 +4,7 @@ Every batch in flight is charged here, in whole buffers, by its account. A quota
 which no other quota can use: so a consumer can always continue, however much its producers have queued. All quotas
 compete for the buffers that are not reserved.
 
-`charge` never refuses: a step of a task always completes, even if its output overdraws the pool. The task asks
+`charge` never refuses: a step of a task always completes, even if its output overdraws the pool. The task checks
 `available()` before it starts the next step.
 """
 
@@ -46,11 +46,11 @@ class BufferPool:
         return -(-size_bytes // self.buffer_bytes) or 1
 
     def wake_when_available(self, quota: Quota, wake: Callable[[], None]) -> None:
-        """Call `wake` once, as soon as `quota` has buffers available."""
+        """Call `wake` once, when `quota` has buffers available."""
         self._waiting[wake] = quota
 
-    def returned(self) -> None:
-        """Buffers were given back, or a queue has become shorter: wake every waiting task that may continue."""
+    def wake_waiting(self) -> None:
+        """Wake every waiting task that may continue, after buffers were released or a queue has become shorter."""
         if self._waiting:
             for wake in [wake for wake, quota in self._waiting.items() if quota.available() > 0]:
                 self._waiting.pop(wake, None)
@@ -91,9 +91,9 @@ class Quota:
 
     def free(self, buffers: int) -> None:
         if buffers > self.in_use:
-            raise InvariantError(f"quota {self.name}: {buffers} buffers given back, {self.in_use} in use")
+            raise InvariantError(f"quota {self.name}: {buffers} buffers released, {self.in_use} in use")
         self.charge(-buffers)
-        self.pool.returned()
+        self.pool.wake_waiting()
 
     def charge(self, buffers: int) -> None:
         pool, beyond = self.pool, self.in_use - self.reserved

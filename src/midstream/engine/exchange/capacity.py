@@ -1,9 +1,9 @@
 """Computes how many buffers a slot needs at least, before anything runs.
 
-A slot's tasks reserve, for each of their edges, as many buffers as let them continue whatever other tasks have queued:
+A slot's tasks reserve, for each of their edges, the minimum that guarantees progress regardless of other tasks:
 
     output   one buffer for each consumer, and one more
-    input    `WINDOW_BUFFERS_MIN` for each producer in another slot, and one for rows that are to be recovered
+    input    `WINDOW_BUFFERS_MIN` for each producer in another slot, and one for rows to recover
 
 So an exchange between p subtasks and p others takes 3p buffers of each slot. All tasks share the other buffers of the
 pool, and windows grow with them, up to `WINDOW_BUFFERS_MAX`.
@@ -18,10 +18,10 @@ from midstream.engine.core.errors import ConfigError
 from midstream.engine.graph.job_graph import JobGraph
 
 WINDOW_BUFFERS_MAX: Final = 64
-"""The largest credit window of a remote channel, and the bound of a subpartition's queue. It is enough for a batch on
-its way and one that is processed."""
+"""The largest credit window of a remote channel, and the bound of a subpartition's queue: enough for a batch in transit
+and one being processed."""
 WINDOW_BUFFERS_MIN: Final = 2
-"""The smallest credit window: one buffer on its way or in the queue, and one of the batch that is processed."""
+"""The smallest credit window: one buffer in transit or queued, and one of the batch being processed."""
 
 
 def least_buffers(graph: JobGraph, slot: int) -> int:

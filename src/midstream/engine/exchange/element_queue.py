@@ -1,11 +1,11 @@
 """The queue of elements that wait for their consumer, and their capture for an unaligned checkpoint.
 
-A queue has whole elements in order. A captured batch is held, not copied: its lease (`engine.exchange.batch_lease`) is over once the
-consumer has processed it *and* it has been written.
+A queue has whole elements in order. A captured batch is held, not copied: its lease (`engine.exchange.batch_lease`) is
+over once the consumer has processed it *and* it has been written.
 
-The capture for checkpoint n has every batch before barrier n, whether it is in the queue or still arrives. Only one
-queue captures a batch: the one in which it is when the barrier overtakes it. A batch that has not been sent completely
-is still in the producer's queue.
+The capture for checkpoint n has every batch before barrier n, queued or still to arrive. Only one queue captures a
+batch: the one that holds it when the barrier overtakes it. A batch that has not been sent completely is still in the
+producer's queue.
 """
 
 from __future__ import annotations
@@ -17,37 +17,36 @@ from typing import Final
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, CheckpointBarrier, EndOfPartition, Event, Watermark
 from midstream.engine.core.errors import InvariantError
-from midstream.engine.exchange.batch_lease import LeasedBatch, joined
+from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
 
 FIRST_BUFFERS: Final = 2
-"""The limit of a queue while it is not known how fast the queue is read."""
+"""The limit of a queue before its consumer's speed has been measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTime:
-    """How long a batch should wait in a queue at most. `now_s` is a clock that never goes back."""
+    """The target for the time that a batch waits in a queue. `now_s` is a monotonic clock."""
 
-    wanted_s: float
+    target_s: float
     now_s: Callable[[], float]
 
 
 class ElementQueue:
     """The queue of one channel, or of one subpartition.
 
-    `on_event` is called with barriers and with the end as they arrive, before the elements ahead of them are read. The
-    producer has to stop at `limit` buffers. That is `buffers_max`, or as many of them as are read in `queue_time`: it
-    follows from how long the batch that was read last has waited. One batch, however large, is always allowed.
+        `on_event` is called with barriers and with the end as they arrive, before the elements ahead of them are read. The
+    producer must stop at `limit` buffers: at `buffers_max`, or with `queue_time` at a limit that adapts to how long the
+    last batch waited. One batch always fits.
     """
 
     def __init__(self, buffers_max: int, queue_time: QueueTime | None = None) -> None:
         self._buffers_max = buffers_max
         self._queue_time = queue_time
         self.limit = buffers_max if queue_time is None else min(FIRST_BUFFERS, buffers_max)
-        self.waiting = 0
+        self.queued_buffers = 0
         """The buffers that are charged for the batches in the queue."""
-        self.was_short = False
-        """Whether the producer's rows had to wait for credit because of the limit. The queue's own length does not show
-        that."""
+        self.credit_starved = False
+        """Set when the producer was short of credit; the queue length alone cannot tell."""
         self._items: deque[LeasedBatch | Event] = deque()
         self._capture: list[LeasedBatch] | None = None
         """The list for batches that arrive before barrier `_capture_id`. None if none are captured."""
@@ -64,13 +63,13 @@ class ElementQueue:
         """Add an element at the end. A watermark right after another one replaces it: otherwise a slow consumer would
         collect them without bound.
 
-        The final watermark, which says that the channel has ended, replaces none: the consumer's valve still needs the
+        The final watermark, which marks the end of the channel, replaces none: the consumer's valve still needs the
         last watermark before the end.
         """
         if isinstance(item, LeasedBatch):
-            self.waiting += item.buffers
+            self.queued_buffers += item.buffers
             if self._queue_time is not None:
-                item.queued_s, item.buffers_waiting = self._queue_time.now_s(), self.waiting
+                item.queued_s, item.queued_buffers = self._queue_time.now_s(), self.queued_buffers
             if self._capture is not None:
                 self._capture.append(item.hold())
         elif isinstance(item, (CheckpointBarrier, EndOfPartition)):
@@ -97,7 +96,7 @@ class ElementQueue:
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
         """Remove the next element and return it. Small batches of one form in a row are joined, up to `rows_max` rows.
 
-        The caller has to release a batch.
+        The caller must release a batch.
         """
         if not self._items:
             return None
@@ -105,8 +104,8 @@ class ElementQueue:
         if not isinstance(item, LeasedBatch):
             return item
         run = self._run(item, rows_max)
-        taken = joined(run)
-        self.waiting -= taken.buffers
+        taken = concat_leased(run)
+        self.queued_buffers -= taken.buffers
         if self._queue_time is not None:
             self._set_limit(item, run[-1], self._queue_time)
         return taken
@@ -114,19 +113,20 @@ class ElementQueue:
     def _set_limit(self, first: LeasedBatch, last: LeasedBatch, queue_time: QueueTime) -> None:
         """Set the limit by how long the batches from `first` to `last` have waited. They were read as one batch.
 
-        The limit is lowered at once: `buffers_waiting` were read while `first` waited. It is raised by one batch at a
-        time, and only if it has kept the producer waiting.
+        The limit is lowered immediately: `queued_buffers` were read while `first` waited. It is raised by one batch at
+        a time, and only if the producer had to wait for it.
         """
-        waited_s, wanted_s = queue_time.now_s() - first.queued_s, queue_time.wanted_s
-        if waited_s > wanted_s:
-            self.limit = min(self.limit, int(first.buffers_waiting * wanted_s / waited_s))
-        elif waited_s < wanted_s / 2 and (self.was_short or last.buffers_waiting + last.buffers > self.limit):
+        waited_s, target_s = queue_time.now_s() - first.queued_s, queue_time.target_s
+        if waited_s > target_s:
+            self.limit = min(self.limit, int(first.queued_buffers * target_s / waited_s))
+        elif waited_s < target_s / 2 and (self.credit_starved or last.queued_buffers + last.buffers > self.limit):
             self.limit = min(self.limit + first.buffers, self._buffers_max)
         self.limit = max(self.limit, first.buffers)
-        self.was_short = False
+        self.credit_starved = False
 
     def _run(self, first: LeasedBatch, rows_max: int) -> list[LeasedBatch]:
-        """The batches to join, beginning with `first`. Joining copies them, and does not pay for a large batch."""
+        """The batches to concatenate, beginning with `first`. That copies them, and does not pay off for a large
+        batch."""
         run = [first]
         rows = first.batch.num_rows
         if rows * 2 > rows_max:
@@ -153,7 +153,7 @@ class ElementQueue:
     def capture(self, checkpoint_id: int) -> list[LeasedBatch]:
         """Every batch before barrier `checkpoint_id`, which is removed. The list grows until that barrier has arrived.
 
-        Each batch is held, and the caller has to release it.
+        Each batch is held, and the caller must release it.
         """
         captured: list[LeasedBatch] = []
         for index, item in enumerate(self._items):
@@ -168,7 +168,7 @@ class ElementQueue:
         return captured
 
     def stop_capture(self) -> None:
-        """Capture no more batches: the checkpoint is given up."""
+        """Capture no more batches: the checkpoint is abandoned."""
         self._capture = None
 
     def is_clear(self, event: Event) -> bool:
@@ -184,17 +184,18 @@ class ElementQueue:
         return any(isinstance(i, CheckpointBarrier) and i.checkpoint_id == checkpoint_id for i in self._items)
 
     def check(self) -> None:
-        """Check that `waiting` counts the queued batches, that their leases last, and that a batch is allowed."""
+        """Check that `queued_buffers` counts the queued batches, that their leases last, and that a batch is
+        allowed."""
         buffers = 0
         for item in self._items:
             if isinstance(item, LeasedBatch):
                 item.check()
                 buffers += item.buffers
-        if self.waiting != buffers or self.limit < 1:
-            raise InvariantError(f"a queue counts {self.waiting} of {buffers} buffers, limit {self.limit}")
+        if self.queued_buffers != buffers or self.limit < 1:
+            raise InvariantError(f"a queue counts {self.queued_buffers} of {buffers} buffers, limit {self.limit}")
 
     def clear(self) -> None:
         self._items.clear()
-        self.waiting = 0
+        self.queued_buffers = 0
         self._capture = None
         self.on_event = None

@@ -1,7 +1,7 @@
 """The consumer side of one channel. A local one reads the producer's queue, a remote one receives buffers.
 
 A channel returns elements in the order in which they were emitted. A batch that has been taken stays charged to the
-pool until its lease is over: it is processed in slices, and the rows that are left of it are in flight.
+pool until its lease is over: it is processed in slices, and its remaining rows are in flight.
 """
 
 from __future__ import annotations
@@ -35,36 +35,34 @@ class LocalChannel:
     def connect(self, on_data: Callable[[], None]) -> None:
         self._subpartition.connect(on_data, local=True)
 
-    def ask(self) -> None:
-        """Ask the producer for rows. Events come without being asked for."""
-        self._subpartition.ask()
+    def request_rows(self) -> None:
+        """Request rows from the producer. Events arrive without a request."""
+        self._subpartition.request_rows()
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
         """Take the next element from the queue, as `ElementQueue.take` does."""
         return self._subpartition.take(rows_max)
 
     def discard(self) -> None:
-        """Do nothing: the subpartition gives back every buffer that is charged to it."""
+        """Do nothing: the subpartition releases every buffer that is charged to it."""
 
-    def check(self, at_work: LeasedBatch | None = None) -> None:
-        """Check that at least the queued batches, and the batch that the task has `at_work`, are charged."""
-        self._subpartition.check(at_work)
+    def check(self, current_batch: LeasedBatch | None = None) -> None:
+        """Check that at least the queued batches, and the task's `current_batch`, are charged."""
+        self._subpartition.check(current_batch)
 
 
 class RemoteChannel:
     """The channel to a producer in another slot: it receives buffers, assembles batches, and grants credit.
 
     `window` buffers of the quota are reserved for this channel. Every announced credit is charged from its announcement
-    until the lease of the batch that used it is over, and `credit + batch buffers <= window`. The window is static
-    and each channel has its own, so that no channel can starve another, and no batch waits for a round trip of credit
-    while there is room. Within the window, credit is granted only up to the queue's limit. The batch that is
-    processed does not count there, so that the next one arrives meanwhile.
+    until the lease of the batch that used it is over, and `credit + batch buffers <= window`. The window is static and
+    each channel has its own, so that no channel can starve another, and no batch waits for a round trip of credit while
+    there is room. Within the window, credit is granted only up to the queue's limit. The batch being processed does not
+    count towards it, so that the next one arrives meanwhile. Exception: a partial batch larger than the limit is
+    granted credit for its remainder. If the channel holds nothing else, that may even overdraw the quota, because these
+    buffers become free only after the remainder has arrived.
 
     `forms` are the schemas that batches may have (`Edge.forms`).
-
-    There is one exception: if nothing is queued but the first part of a batch that is larger than this, credit for its
-    rest is granted. If the channel holds nothing else, that may even overdraw the quota, because these buffers become
-    free only after the rest has arrived.
     """
 
     def __init__(
@@ -90,31 +88,31 @@ class RemoteChannel:
         self._credit = 0
         """Buffers that have been announced to the producer and have not arrived."""
         self._batch_buffers = 0
-        """Buffers that are charged for batches: queued, partial, captured ones, and the one that is processed."""
+        """Buffers that are charged for batches: queued, partial and captured ones, and the one being processed."""
         self._partial: memoryview | None = None
         self._partial_filled = 0
         self._partial_form = 0
         self._partial_buffers = 0
         self._closed = False
 
-    def ask(self) -> None:
-        """Ask the producer for rows, by announcing the first credits. Events come without being asked for."""
+    def request_rows(self) -> None:
+        """Request rows from the producer, by granting the first credit. Events arrive without a request."""
         self._top_up()
 
     # ---- from the link ----
 
-    def receive_data(self, sequence: int, payload: memoryview, *, was_short: bool = False) -> None:
-        """A buffer has arrived. `was_short` says that it had to wait for credit."""
+    def receive_data(self, sequence: int, payload: memoryview, *, credit_starved: bool = False) -> None:
+        """Handle a buffer. `credit_starved`: it had to wait for credit."""
         self._next_sequence(sequence)
         if self._credit <= 0:
-            raise InvariantError(f"{self.id}: a buffer came without credit")
+            raise InvariantError(f"{self.id}: a buffer arrived without credit")
         if len(payload) > self._buffer_bytes:
             raise InvariantError(f"{self.id}: a buffer of {len(payload)} bytes, agreed on {self._buffer_bytes}")
         self._credit -= 1
         self._batch_buffers += 1
         self._partial_buffers += 1
-        if was_short:
-            self.queue.was_short = True
+        if credit_starved:
+            self.queue.credit_starved = True
         self._assemble(payload)
         self._top_up()
 
@@ -128,7 +126,7 @@ class RemoteChannel:
 
     def _next_sequence(self, sequence: int) -> None:
         if sequence != self._sequence:
-            raise InvariantError(f"{self.id}: frame {sequence} came where {self._sequence} was due")
+            raise InvariantError(f"{self.id}: frame {sequence} arrived where {self._sequence} was expected")
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
 
     def _assemble(self, payload: memoryview) -> None:
@@ -168,7 +166,7 @@ class RemoteChannel:
 
     def freed(self, buffers: int) -> None:
         if self._closed:
-            return  # `discard` has given back every buffer
+            return  # `discard` has released every buffer
         self._batch_buffers -= buffers
         self._quota.free(buffers)
         self._top_up()
@@ -177,31 +175,31 @@ class RemoteChannel:
         if self._closed:
             return
         room, limit = self._window - self._batch_buffers, self.queue.limit
-        wanted = min(room, limit - self.queue.waiting - self._partial_buffers) - self._credit
-        if wanted <= 0 and not self._credit and not self.queue.waiting and self._partial_buffers:
+        credits = min(room, limit - self.queue.queued_buffers - self._partial_buffers) - self._credit
+        if credits <= 0 and not self._credit and not self.queue.queued_buffers and self._partial_buffers:
             assert self._partial is not None
-            wanted = -(-(len(self._partial) - self._partial_filled) // self._buffer_bytes)
+            credits = -(-(len(self._partial) - self._partial_filled) // self._buffer_bytes)
             if self._batch_buffers > self._partial_buffers:
-                wanted = min(wanted, room)
-        elif wanted * 2 < min(self._window, limit) and self._credit:
+                credits = min(credits, room)
+        elif credits * 2 < min(self._window, limit) and self._credit:
             return  # the credit would be too little for a message of its own
-        if wanted > 0:
-            self._quota.charge(wanted)
-            self._credit += wanted
-            self._grant(self.id, wanted)
+        if credits > 0:
+            self._quota.charge(credits)
+            self._credit += credits
+            self._grant(self.id, credits)
 
     def discard(self) -> None:
-        """Drop everything and give back every buffer: the attempt is over."""
+        """Drop everything and release every buffer: the attempt is over."""
         self._quota.free(self._credit + self._batch_buffers)
         self._credit = self._batch_buffers = self._partial_buffers = 0
         self.queue.clear()
         self._partial = None
         self._closed = True
 
-    def check(self, at_work: LeasedBatch | None = None) -> None:
-        """Check that at least the queued batches, and the batch that the task has `at_work`, are charged."""
+    def check(self, current_batch: LeasedBatch | None = None) -> None:
+        """Check that at least the queued batches, and the task's `current_batch`, are charged."""
         self.queue.check()
-        used = self.queue.waiting + (at_work.charged_to(self) if at_work is not None else 0)
+        used = self.queue.queued_buffers + (current_batch.charged_to(self) if current_batch is not None else 0)
         if self._batch_buffers < used + self._partial_buffers:
             raise InvariantError(
                 f"{self.id}: {self._batch_buffers} buffers charged, {used} in use, {self._partial_buffers} partial"

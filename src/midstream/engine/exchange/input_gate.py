@@ -1,10 +1,10 @@
 """The consumer side of one edge for one subtask: all its channels, which are read in turn.
 
 Channels with data take turns. A blocked channel (aligning for a checkpoint) keeps its data until it is resumed. No
-channel is read before the gate's recovered rows have been processed, and no channel asks for rows before the last of
-these has been taken. A task polls its gates only when all its consumers have asked for rows. So recovery proceeds from
-the sinks upstream, and a source brings in no new rows while anything downstream of it is recovered. The rows in flight
-only become fewer, and there are none on channels that cannot be captured, so that no checkpoint has to wait for them.
+channel is read before the gate's recovered rows have been processed, and no channel requests rows before the last of
+these has been taken. A task polls its gates only when all its consumers have requested rows. So recovery proceeds from
+the sinks upstream, and a source emits no new rows while anything downstream of it is recovered. In-flight data can only
+shrink during recovery; channels that must align carry none, so checkpoints never wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from midstream.engine.core.elements import CheckpointBarrier, EndOfPartition, Event
 from midstream.engine.core.errors import InvariantError
-from midstream.engine.exchange.batch_lease import LeasedBatch, joined
+from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
 from midstream.engine.exchange.input_channel import InputChannel
 from midstream.engine.graph.job_graph import Edge
 
@@ -32,7 +32,7 @@ class Recovered(Protocol):
 
     def discard(self) -> None: ...
 
-    def check(self, at_work: LeasedBatch | None = None) -> None: ...
+    def check(self, current_batch: LeasedBatch | None = None) -> None: ...
 
 
 class InputGate:
@@ -44,28 +44,28 @@ class InputGate:
         self._wake = wake
         self.recovered: Recovered | None = None
         self.channels: Sequence[InputChannel] = ()
-        self._has_asked = False
+        self._has_requested = False
         self._ready: deque[int] = deque()
         self._is_ready: list[bool] = []
-        self.at_work: LeasedBatch | None = None
+        self.current_batch: LeasedBatch | None = None
         """The batch that was polled last, until `processed` is called."""
         self.read_from: list[int] = []
-        """The channels from which the rows of the batch at work are. It is empty if they are recovered."""
+        """The channels from which the current batch was read. Empty if its rows are recovered."""
         self._blocked: set[int] = set()
 
     def set_channels(self, channels: Sequence[InputChannel]) -> None:
         self.channels = channels
         self._is_ready = [False] * len(channels)
 
-    def ask(self) -> None:
-        """Ask the producers for rows, if nothing is left to recover."""
+    def request_rows(self) -> None:
+        """Request rows from the producers, if nothing remains to be recovered."""
         if self.recovered is None or self.recovered.is_over:
-            self._has_asked = True
+            self._has_requested = True
             for channel in self.channels:
-                channel.ask()
+                channel.request_rows()
 
     def on_data(self, channel: int) -> None:
-        """The channel at this index has data."""
+        """Queue the channel at this index, which has data, for its turn."""
         if not self._is_ready[channel] and channel not in self._blocked:
             self._is_ready[channel] = True
             self._ready.append(channel)
@@ -74,18 +74,20 @@ class InputGate:
     def poll(self, rows_max: int) -> LeasedBatch | tuple[int, Event] | None:
         """The next batch, or the next event with its channel's index, or None when nothing can be read now.
 
-        A small batch is joined with small ones that wait in other channels, up to `rows_max` rows: the more channels
-        there are, the smaller are their batches, and each call of an operator has a cost whatever its rows. A batch is
-        `at_work` until all its rows have been processed, and `processed` is called.
+        A small batch is joined with small ones that wait in other channels, up to `rows_max` rows: more channels mean
+        smaller batches, and every operator call has a fixed cost. A batch is the `current_batch` until all its rows
+        have been processed, and `processed` is called.
         """
-        if self.at_work is not None:
-            raise InvariantError(f"edge {self.edge.id}, consumer {self.consumer}: polled with a batch at work")
+        if self.current_batch is not None:
+            raise InvariantError(
+                f"edge {self.edge.id}, consumer {self.consumer}: polled before the current batch was processed"
+            )
         batch = self.recovered.take() if self.recovered is not None else None
-        if not self._has_asked:
-            self.ask()
+        if not self._has_requested:
+            self.request_rows()
         if self.recovered is not None:
             if batch is not None:
-                self.at_work = batch
+                self.current_batch = batch
                 return batch
             if not self.recovered.is_over:
                 return None
@@ -99,7 +101,7 @@ class InputGate:
             polled: LeasedBatch | tuple[int, Event]
             if isinstance(element, LeasedBatch):
                 self.read_from.append(channel)
-                polled = self.at_work = self._join(element, rows_max) if self._ready else element
+                polled = self.current_batch = self._join(element, rows_max) if self._ready else element
             else:
                 polled = channel, element
             if self.channels[channel].queue:
@@ -109,7 +111,8 @@ class InputGate:
         return None
 
     def _join(self, first: LeasedBatch, rows_max: int) -> LeasedBatch:
-        """Join `first` with batches of its form of other channels, if it is small enough for the copy to pay, as in a queue.
+        """Join `first` with batches of its form of other channels, if it is small enough for the copy to pay off, as in
+        a queue.
 
         The channels of these batches have had their turn.
         """
@@ -132,20 +135,20 @@ class InputGate:
             if channel.queue:
                 more.append(index)
         self._ready.extend(more)
-        return joined(batches)
+        return concat_leased(batches)
 
     def processed(self) -> None:
-        """The rows of the batch at work have been processed."""
-        batch, self.at_work = self.at_work, None
+        """Release the current batch: its rows have been processed."""
+        batch, self.current_batch = self.current_batch, None
         if batch is None:
-            raise InvariantError(f"edge {self.edge.id}, consumer {self.consumer}: no batch is at work")
+            raise InvariantError(f"edge {self.edge.id}, consumer {self.consumer}: there is no current batch")
         self.read_from.clear()
         batch.release()
 
     @property
     def may_have_data(self) -> bool:
-        """Whether `poll` may return an element now, or has to ask for rows. If not, `wake` will be called."""
-        return bool(self._ready) or self.recovered is not None or not self._has_asked
+        """Whether `poll` may return an element now, or has to request rows. If not, `wake` will be called."""
+        return bool(self._ready) or self.recovered is not None or not self._has_requested
 
     def block(self, channel: int) -> None:
         if channel in self._blocked:
@@ -189,25 +192,25 @@ class InputGate:
         for channel in self.channels:
             channel.discard()
         self._ready.clear()
-        self.at_work = None
+        self.current_batch = None
         self.read_from.clear()
 
     def check(self) -> None:
-        if self._has_asked and self.recovered is not None and not self.recovered.is_over:
+        if self._has_requested and self.recovered is not None and not self.recovered.is_over:
             raise InvariantError(
-                f"edge {self.edge.id}, consumer {self.consumer}: asks for rows while others are left to be recovered"
+                f"edge {self.edge.id}, consumer {self.consumer}: requests rows while others remain to be recovered"
             )
-        if not self._has_asked and any(
+        if not self._has_requested and any(
             isinstance(item, LeasedBatch) for channel in self.channels for item in channel.queue
         ):
             raise InvariantError(
-                f"edge {self.edge.id}, consumer {self.consumer}: rows have come that were not asked for"
+                f"edge {self.edge.id}, consumer {self.consumer}: rows have arrived that were not requested"
             )
-        if self.at_work is not None:
-            self.at_work.check()
+        if self.current_batch is not None:
+            self.current_batch.check()
         if self.recovered is not None:
-            self.recovered.check(self.at_work)
+            self.recovered.check(self.current_batch)
         for index, channel in enumerate(self.channels):
-            channel.check(self.at_work)
+            channel.check(self.current_batch)
             if self._is_ready[index] != (bool(channel.queue) and index not in self._blocked):
                 raise InvariantError(f"{channel.id}: marked ready={self._is_ready[index]}, which is wrong")

@@ -1,8 +1,8 @@
 """This slot's end of the data connection to one peer slot: many channels over one byte stream.
 
-The transport pulls frames when the socket can take them, so that only a small number of bytes is ever in the socket,
-where no barrier can overtake them. Credits go first, because the peer's senders wait for them. Then the subpartitions
-that may send take turns, one buffer each.
+The transport pulls frames when the socket can take them, so that the socket never holds more than a small number of
+bytes, where no barrier can overtake them. Credits go first, because the peer's senders wait for them. Then the
+subpartitions that can send take turns, one buffer each.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from midstream.engine.exchange.wire import HEADER, FrameKind, header
 class Sender:
     """Sends the elements of one subpartition to its remote consumer, as far as the consumer's credit allows."""
 
-    __slots__ = ("_buffer_bytes", "_credit", "_element", "_rows_max", "_sequence", "_sub", "_was_short")
+    __slots__ = ("_buffer_bytes", "_credit", "_credit_starved", "_element", "_rows_max", "_sequence", "_sub")
 
     def __init__(self, subpartition: Subpartition, buffer_bytes: int, rows_max: int) -> None:
         self._sub = subpartition
         self._buffer_bytes = buffer_bytes
         self._rows_max = rows_max
         self._credit = 0
-        self._was_short = False
+        self._credit_starved = False
         """Whether rows have waited for credit since the last buffer was sent."""
         self._sequence = 0
         self._element: memoryview | None = None
         """The bytes that are still to be sent of the current batch."""
 
     def grant(self, credits: int) -> None:
-        if not self._credit and (self._element is not None or self._sub.queue.waiting):
-            self._was_short = True
+        if not self._credit and (self._element is not None or self._sub.queue.queued_buffers):
+            self._credit_starved = True
         self._credit += credits
-        self._sub.ask()
+        self._sub.request_rows()
 
     def can_send(self) -> bool:
         if self._element is not None:
@@ -65,13 +65,13 @@ class Sender:
             view = memoryview(message)
             first = view[: self._buffer_bytes - len(start)]
             self._element = view[len(first) :]
-            sent = self._frame(pieces, FrameKind.DATA, (start, first), self._was_short)
+            sent = self._frame(pieces, FrameKind.DATA, (start, first), self._credit_starved)
         else:
             assert self._element is not None
             part = self._element[: self._buffer_bytes]
             self._element = self._element[len(part) :]
-            sent = self._frame(pieces, FrameKind.DATA, (part,), self._was_short)
-        self._was_short = False
+            sent = self._frame(pieces, FrameKind.DATA, (part,), self._credit_starved)
+        self._credit_starved = False
         self._credit -= 1
         if not self._element:
             self._element = None
@@ -83,7 +83,7 @@ class Sender:
     ) -> int:
         """Append one frame, and return its size in bytes.
 
-        `flag` says of an event that it is inside a batch, and of data that it had to wait for credit.
+        `flag` means of an event that it is inside a batch, and of data that it had to wait for credit.
         """
         size = sum(map(len, payload))
         head = header(kind, self._sub.channel, self._sequence, int(flag), size)
@@ -94,7 +94,7 @@ class Sender:
 
 
 class PeerLink:
-    """This slot's end of the link to one peer slot. It implements `engine.core.interfaces.LinkEnd`."""
+    """This slot's end of the connection to one peer slot. It implements `engine.core.interfaces.LinkEnd`."""
 
     def __init__(self, peer: int, buffer_bytes: int, rows_max: int, on_lost: Callable[[str], None]) -> None:
         self.peer = peer
@@ -160,7 +160,7 @@ class PeerLink:
         if receiver is None:
             raise InvariantError(f"slot {self.peer} sends to {channel}, which does not exist here")
         if kind == FrameKind.DATA:
-            receiver.receive_data(sequence, payload, was_short=value == 1)
+            receiver.receive_data(sequence, payload, credit_starved=value == 1)
         elif kind == FrameKind.EVENT:
             try:
                 event = decode_event(payload)

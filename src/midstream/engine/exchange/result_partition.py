@@ -1,6 +1,6 @@
 """The producer side of an edge: one result partition per subtask, which routes rows to one subpartition per consumer.
 
-Rows are produced only for consumers that have asked for them. A consumer that still has rows to recover has not asked:
+Rows are produced only for consumers that have requested them. A consumer that still has rows to recover has not:
 otherwise every restart would add another pool full of rows to those in flight.
 """
 
@@ -25,13 +25,11 @@ from midstream.engine.exchange.subpartition import Subpartition
 from midstream.engine.graph.job_graph import Edge, Partitioning
 
 REBALANCE_SPLIT_ROWS = 4096
-"""A rebalanced batch is split into parts if each of them has at least so many rows."""
-FEW_ROWS = 1024
-"""Batches of up to so many rows are split with one gather."""
-
-
-FEW_CONSUMERS = 8
-"""For up to so many consumers, looking for the rows of each takes less than sorting all rows by consumer."""
+"""The minimum number of rows of each part into which a rebalanced batch is split."""
+ONE_GATHER_ROWS_MAX = 1024
+"""Batches of up to this many rows are split with one gather."""
+SCANNED_CONSUMERS_MAX = 8
+"""Up to this many consumers, one scan for the rows of each is faster than sorting all rows by consumer."""
 
 
 class ResultPartition:
@@ -57,30 +55,30 @@ class ResultPartition:
         self.subpartitions: list[Subpartition] = []
         for consumer in consumers:
             channel, queue = ChannelId(edge.id, producer, consumer), ElementQueue(subpartition_buffers_max, queue_time)
-            self.subpartitions.append(Subpartition(channel, self._quota, queue, self._asked, combined))
-        self._unasked = len(self.subpartitions)
-        self._wake_when_asked: Callable[[], None] | None = None
+            self.subpartitions.append(Subpartition(channel, self._quota, queue, self._on_rows_requested, combined))
+        self._not_requested = len(self.subpartitions)
+        self._wake_when_requested: Callable[[], None] | None = None
 
         self._next = producer % max(1, self._consumers)
         self._route = self._router()
-        self._combining = AdaptiveCombiner(edge.combiner) if edge.combiner is not None else None
+        self._combiner = AdaptiveCombiner(edge.combiner) if edge.combiner is not None else None
 
     def is_available(self) -> bool:
         """Whether a step may start that emits here.
 
-        It may if all consumers have asked for rows, the quota is not overdrawn, and every queue is below its limit.
+        It may if all consumers have requested rows, the quota is not overdrawn, and every queue is below its limit.
         """
-        if self._unasked or self._quota.available() <= 0:
+        if self._not_requested or self._quota.available() <= 0:
             return False
-        for sub in self.subpartitions:  # noqa: SIM110 - a generator takes longer to create than the few are to look at
-            if sub.waiting >= sub.queue.limit:
+        for sub in self.subpartitions:  # noqa: SIM110 - a generator takes longer to create than the few to check
+            if sub.queued_buffers >= sub.queue.limit:
                 return False
         return True
 
     def wake_when_available(self, wake: Callable[[], None]) -> None:
         """Call `wake` once, when `is_available` may have become true. Only one task may wait."""
-        if self._unasked:
-            self._wake_when_asked = wake
+        if self._not_requested:
+            self._wake_when_requested = wake
             return
         self._pool.wake_when_available(self._quota, wake)
 
@@ -97,20 +95,21 @@ class ResultPartition:
         for sub in self.subpartitions:
             sub.on_empty = wake
 
-    def _asked(self) -> None:
-        self._unasked -= 1
-        if not self._unasked and self._wake_when_asked is not None:
-            wake, self._wake_when_asked = self._wake_when_asked, None
+    def _on_rows_requested(self) -> None:
+        self._not_requested -= 1
+        if not self._not_requested and self._wake_when_requested is not None:
+            wake, self._wake_when_requested = self._wake_when_requested, None
             wake()
 
     def emit(self, batch: Batch) -> None:
-        """Route the rows of `batch`, combined if that pays. Each consumer gets its rows in their order, and so does each key."""
+        """Route the rows of `batch`, combining first when worthwhile; order is kept per consumer and per key."""
         if batch.num_rows:
-            self._route(batch if self._combining is None or self._hands_over else self._combining.apply(batch))
+            self._route(batch if self._combiner is None or self._is_handed_over else self._combiner.apply(batch))
 
     @property
-    def _hands_over(self) -> bool:
-        """Whether all keys go to one consumer in this slot: no rows are split or sent, so combining would spare nothing."""
+    def _is_handed_over(self) -> bool:
+        """Whether all keys go to one consumer in this slot: no rows are split or sent, so combining would save
+        nothing."""
         return self.edge.partitioning is Partitioning.KEYED and self._consumers == 1 and self.subpartitions[0].is_local
 
     @property
@@ -135,7 +134,7 @@ class ResultPartition:
             case Partitioning.BROADCAST:
                 return self._emit_to_all
             case Partitioning.REBALANCE:
-                return self._emit_in_turn
+                return self._emit_round_robin
             case Partitioning.KEYED:
                 return self._emit_by_key
             case _:
@@ -148,7 +147,7 @@ class ResultPartition:
     def overtake(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
         """Send the barrier ahead of everything that is queued for remote consumers.
 
-        Returns the batches that it has overtaken, by channel. The producer has to store them.
+        Returns the batches that it has overtaken, by channel. The producer must store them.
         """
         captured = []
         for sub in self.subpartitions:
@@ -158,11 +157,11 @@ class ResultPartition:
                 captured.append((sub.channel, sub.overtake(barrier)))
         return captured
 
-    def overtake_waiting(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
+    def overtake_queued(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
         """Do what `overtake` does, but only for consumers towards which the barrier is still queued."""
         return [(sub.channel, sub.overtake(barrier)) for sub in self._with_barrier(barrier.checkpoint_id)]
 
-    def is_waiting(self, checkpoint_id: int) -> bool:
+    def has_queued_barrier(self, checkpoint_id: int) -> bool:
         """Whether the barrier of this checkpoint is still queued towards a remote consumer."""
         return bool(self._with_barrier(checkpoint_id))
 
@@ -173,7 +172,7 @@ class ResultPartition:
         for sub in self.subpartitions:
             sub.add(batch)
 
-    def _emit_in_turn(self, batch: Batch) -> None:
+    def _emit_round_robin(self, batch: Batch) -> None:
         parts = min(self._consumers, max(1, batch.num_rows // REBALANCE_SPLIT_ROWS))
         size = -(-batch.num_rows // parts)
         for start in range(0, batch.num_rows, size):
@@ -201,10 +200,10 @@ class ResultPartition:
             sub.check()
 
 
-def _split_few(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> list[Batch]:
+def _split_by_one_gather(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> list[Batch]:
     counts: list[int] = np.bincount(owners, minlength=consumers).tolist()
     if max(counts) < batch.num_rows:
-        batch = _gathered(batch, owners.argsort(kind="stable"))
+        batch = _gather(batch, owners.argsort(kind="stable"))
     parts = []
     start = 0
     for count in counts:
@@ -214,8 +213,8 @@ def _split_few(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> l
 
 
 def split_rows(batch: Batch, owners: npt.NDArray[np.int32], consumers: int, buffer_bytes: int) -> list[Batch]:
-    """The rows of each consumer, in their order: one pass over the owners and one gather per consumer; for many consumers,
-    one sort instead of the passes.
+    """The rows of each consumer, in their order: one pass over the owners and one gather per consumer; for many
+    consumers, one sort instead of the passes.
 
     A batch of few rows in no more than a buffer is gathered once and cut into slices, because there a call costs more
     than moving the rows. The slices share their memory, which is no more than the buffer that each of them is charged.
@@ -223,18 +222,18 @@ def split_rows(batch: Batch, owners: npt.NDArray[np.int32], consumers: int, buff
     Measured on 128k rows of three columns, two consumers: 270 M rows/s, against 110 M with boolean
     masks and 70 M with one stable sort (benchmarks/split_rows.py).
     """
-    if batch.num_rows <= FEW_ROWS and batch.get_total_buffer_size() <= buffer_bytes:
-        return _split_few(batch, owners, consumers)
-    if consumers > FEW_CONSUMERS:
+    if batch.num_rows <= ONE_GATHER_ROWS_MAX and batch.get_total_buffer_size() <= buffer_bytes:
+        return _split_by_one_gather(batch, owners, consumers)
+    if consumers > SCANNED_CONSUMERS_MAX:
         order = owners.astype(np.uint16).argsort(kind="stable")  # 16 bits are counted, not compared
         found = np.split(order, np.bincount(owners, minlength=consumers).cumsum()[:-1])
     else:
         found = [np.flatnonzero(owners == consumer) for consumer in range(consumers)]
     parts = []
     for rows in found:
-        parts.append(batch if len(rows) == batch.num_rows else _gathered(batch, rows))
+        parts.append(batch if len(rows) == batch.num_rows else _gather(batch, rows))
     return parts
 
 
-def _gathered(batch: Batch, rows: npt.NDArray[np.int64]) -> Batch:
+def _gather(batch: Batch, rows: npt.NDArray[np.int64]) -> Batch:
     return pc.take(batch, pa.array(rows, pa.int64()), boundscheck=False)

@@ -1,7 +1,7 @@
 """The output of one subtask to one consumer on one edge: a queue of whole elements.
 
 Elements are serialised, and cut into buffers, only when a remote consumer's credit allows it. A local consumer takes
-them by reference. That is why small batches can still be joined while they wait, and no batch is ever emitted in part.
+them by reference. So small batches can still be joined while they wait, and no batch is emitted in part.
 
 Elements keep their order, except for barriers that overtake. The last of several watermarks in a row replaces the
 others: a consumer that cannot keep up would otherwise collect them without bound.
@@ -36,17 +36,17 @@ class Subpartition:
         channel: ChannelId,
         quota: Quota,
         queue: ElementQueue,
-        on_asked: Callable[[], None],
+        on_rows_requested: Callable[[], None],
         combined: pa.Schema | None = None,
     ) -> None:
         self.channel = channel
         self.queue = queue
         self._pool = quota.pool
         self._quota = quota
-        self._on_asked = on_asked
+        self._on_rows_requested = on_rows_requested
         self._combined = combined
-        self.asked = False
-        """Whether the consumer has asked for rows. Events come without being asked for."""
+        self.rows_requested = False
+        """Whether the consumer has requested rows. Events are sent without a request."""
         self._on_data: Callable[[], None] | None = None
         self._urgent: deque[CheckpointBarrier] = deque()
         """The barriers that have overtaken every element in the queue."""
@@ -69,11 +69,11 @@ class Subpartition:
         if len(self.queue):
             on_data()
 
-    def ask(self) -> None:
-        """The consumer asks for rows, and takes them from now on."""
-        if not self.asked:
-            self.asked = True
-            self._on_asked()
+    def request_rows(self) -> None:
+        """Handle the consumer's request for rows, which it takes from now on."""
+        if not self.rows_requested:
+            self.rows_requested = True
+            self._on_rows_requested()
 
     def add(self, element: Element) -> None:
         if self.closed:
@@ -97,7 +97,7 @@ class Subpartition:
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
         """Remove the next element and return it.
 
-        A local consumer has to release a batch. For a remote consumer, `sent` must be called when it has been sent.
+        A local consumer must release a batch. For a remote consumer, `sent` must be called when it has been sent.
         """
         if self._urgent:
             taken: LeasedBatch | Event | None = self._urgent.popleft()
@@ -106,7 +106,7 @@ class Subpartition:
             if taken is None:
                 return None
             if self.is_local:
-                self._pool.returned()  # the batch waits no more, and so the queue may be below its limit
+                self._pool.wake_waiting()  # the queue may be below its limit now
             elif isinstance(taken, LeasedBatch):
                 self.sending = taken
             elif isinstance(taken, CheckpointBarrier) and self.on_barrier_sent is not None:
@@ -116,22 +116,22 @@ class Subpartition:
         return taken
 
     def sent(self) -> None:
-        """The batch that was taken has been sent to the remote consumer completely."""
+        """Release the batch that was taken: it has been sent to the remote consumer completely."""
         sent, self.sending = self.sending, None
         if sent is None:
             raise InvariantError(f"{self.channel}: sent without having been taken")
         sent.release()
-        self._pool.returned()  # even if a checkpoint still holds the batch, the queue has room
+        self._pool.wake_waiting()  # even if a checkpoint still holds the batch, the queue has room
 
     def freed(self, buffers: int) -> None:
-        if self._charged:  # it is 0 after `discard`, which gives back every buffer
+        if self._charged:  # it is 0 after `discard`, which releases every buffer
             self._charged -= buffers
             self._quota.free(buffers)
 
     @property
-    def waiting(self) -> int:
+    def queued_buffers(self) -> int:
         """The buffers of batches that have not been sent completely, or that a local consumer has not taken."""
-        return self.queue.waiting + (0 if self.sending is None else self.sending.buffers)
+        return self.queue.queued_buffers + (0 if self.sending is None else self.sending.buffers)
 
     @property
     def is_empty(self) -> bool:
@@ -142,16 +142,16 @@ class Subpartition:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the next element is sent at once, even inside a batch that is being sent."""
+        """Whether the next element is sent immediately, even inside a batch that is being sent."""
         return bool(self._urgent)
 
     def overtake(self, barrier: CheckpointBarrier) -> list[LeasedBatch]:
-        """Send the barrier ahead of every batch here. Returns these batches, which the producer has to store.
+        """Send the barrier ahead of every batch here. Returns these batches, which the producer must store.
 
         If the barrier is in the queue already, the batches after it are not returned.
         """
         if self.is_local:
-            raise InvariantError(f"{self.channel}: a barrier overtakes rows of which the local consumer is the owner")
+            raise InvariantError(f"{self.channel}: a barrier overtakes rows that the local consumer owns")
         captured = [] if self.sending is None else [self.sending.hold()]
         captured += self.queue.capture(barrier.checkpoint_id)
         self.queue.stop_capture()
@@ -170,10 +170,11 @@ class Subpartition:
         self._on_data = self.on_empty = None
         self.closed = True
 
-    def check(self, at_work: LeasedBatch | None = None) -> None:
-        """Check that at least the queued batches are charged, and the one being sent or `at_work` locally."""
+    def check(self, current_batch: LeasedBatch | None = None) -> None:
+        """Check that at least the queued batches are charged, and the one being sent or (locally) the
+        `current_batch`."""
         self.queue.check()
-        taken = at_work if self.is_local else self.sending
-        used = self.queue.waiting + (taken.charged_to(self) if taken is not None else 0)
+        taken = current_batch if self.is_local else self.sending
+        used = self.queue.queued_buffers + (taken.charged_to(self) if taken is not None else 0)
         if not self.closed and self._charged < used:
             raise InvariantError(f"{self.channel}: {self._charged} buffers are charged, {used} are in use")

@@ -1,7 +1,8 @@
-"""What runs: the logical graph as written, the job graph with chained operators, and its checks.
+"""The graphs of a job: the logical graph as written, the job graph with chained operators, and its checks.
 
 May import `core`, `state`, `operators`, `connectors`. Pure data and functions; nothing here runs a job.
 
-`logical`: nodes and streams as the program made them. `build`: the job graph made of it, with its
-checks. `job_graph`: what is sent to the slots. `describe`: it as text.
+`logical_graph`: nodes and streams as the program made them. `graph_builder`: builds and checks the job graph.
+`job_graph`: what is sent to the slots. `describe`: the job graph as text. `unaligned_edges`, `idleness`: what barriers
+and watermarks need of it.
 """

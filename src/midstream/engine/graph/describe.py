@@ -1,4 +1,4 @@
-"""The job graph as text for people."""
+"""Formats the job graph as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the logical graph to the job graph: check, name, place, chain, connect.
+"""Builds the job graph from the logical graph: check, name, chain, connect.
 
 Steps, each of which may refuse the job: the order of nodes (a cycle), use (streams that nobody
 reads, no sink), uids, parallelism, partitioning; then chains become vertices and what is left
@@ -19,11 +19,11 @@ from midstream.engine.graph.logical_graph import Input, LogicalGraph, Node
 from midstream.engine.operators.bad_records import BAD_RECORDS
 
 _COMBINED: Final = (Partitioning.KEYED, Partitioning.GLOBAL)
-"""Where rows of one key or window meet only at the consumer."""
+"""The partitionings where rows of one key or window meet only at the consumer."""
 
 
 def build_job_graph(logical: LogicalGraph, config: JobConfig) -> JobGraph:
-    """Raises JobError, ConfigError or SchemaError naming the operator that cannot be."""
+    """Raises JobError, ConfigError or SchemaError naming the invalid operator."""
     config.check()
     order = _in_topological_order(logical)
     _check_all_used(logical)
@@ -61,14 +61,15 @@ def build_job_graph(logical: LogicalGraph, config: JobConfig) -> JobGraph:
 
 
 def check_job_graph(graph: JobGraph) -> None:
-    """Check what slots and coordinator rely on. A violation is a bug in the code that built the graph, hence assertions."""
+    """Check what slots and coordinator rely on. A violation is a bug in the code that built the graph, hence
+    assertions."""
     for i, vertex in enumerate(graph.vertices):
         assert vertex.id == i, (vertex.id, i)
         assert vertex.source is not None or vertex.operators, vertex
         assert bool(vertex.source) != bool(graph.inputs(i)), f"{vertex.name}: a source has no inputs, all others have"
     for i, edge in enumerate(graph.edges):
         assert edge.id == i, (edge.id, i)
-        assert edge.source < edge.target, f"edge {i} from {edge.source} to {edge.target} goes back"
+        assert edge.source < edge.target, f"edge {i} from {edge.source} to {edge.target} is not topological"
         assert bool(edge.keys) == (edge.partitioning is Partitioning.KEYED), edge
         source, target = graph.vertices[edge.source], graph.vertices[edge.target]
         if edge.partitioning is Partitioning.FORWARD:
@@ -80,7 +81,7 @@ def check_job_graph(graph: JobGraph) -> None:
 def assign_uids(nodes: Sequence[Node]) -> dict[int, str]:
     """A uid per node: the explicit one, else kind and a number that counts nodes of that kind.
 
-    Counting per kind keeps `window-1` what it is when a filter is put in front of it.
+    Counting per kind keeps `window-1` stable when a filter is inserted before it.
     """
     owner: dict[str, Node] = {}
     for node in nodes:
@@ -90,7 +91,7 @@ def assign_uids(nodes: Sequence[Node]) -> dict[int, str]:
         if other is not node:
             raise JobError(
                 f"uid {node.uid!r} is given to two operators: {other.label} and {node.label}; "
-                "state is found by uid, so each needs its own"
+                "the uid identifies the state, so each needs its own"
             )
     result: dict[int, str] = {}
     counts: dict[str, int] = defaultdict(int)
@@ -106,7 +107,7 @@ def assign_uids(nodes: Sequence[Node]) -> dict[int, str]:
 
 
 def _in_topological_order(logical: LogicalGraph) -> list[Node]:
-    """Inputs first, else in the order of writing. Raises JobError naming the nodes of a cycle."""
+    """Inputs first, otherwise in the order of writing. Raises JobError naming the nodes of a cycle."""
     nodes = logical.nodes
     for node in nodes:
         for origin in node.inputs:
@@ -132,7 +133,8 @@ def _in_topological_order(logical: LogicalGraph) -> list[Node]:
 
 
 def _find_cycle(nodes: Sequence[Node], stuck: set[int]) -> list[Node]:
-    """The nodes of one cycle in the direction of the rows. Each stuck node has a stuck input, so walking up must repeat."""
+    """The nodes of one cycle in the direction of the rows. Each stuck node has a stuck input, so walking up must
+    repeat."""
     path: list[int] = []
     at = min(stuck)
     while at not in path:
@@ -178,7 +180,7 @@ def _partitioning(node: Node, origin: Input, logical: LogicalGraph, parallelism:
 
 
 def _check_schemas(logical: LogicalGraph) -> None:
-    """The API has checked all this with better words; other makers of graphs have not."""
+    """Check schemas again, for graphs that were not built by the API, which checks them with better messages."""
     for node in logical.nodes:
         first: dict[int, Input] = {}
         for origin in node.inputs:
@@ -210,7 +212,7 @@ def _chains(
     A node joins its producer if it has one input, forward, of the main output, and the producer
     has no other reader: neither a second consumer nor one of a side output, so that all edges
     of a chain leave from its end. But a source has a side output of its own, that of its bad records, which
-    leaves from its beginning: a reader of that changes nothing for those of its rows.
+    leaves from its beginning, so a reader of that does not count.
     """
     consumers = logical.consumers()
     chains: list[list[Node]] = []

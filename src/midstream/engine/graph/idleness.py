@@ -1,8 +1,8 @@
-"""Where the idleness of a channel comes from: the subtasks that assign event time, on whose silence it depends.
+"""The origins of a channel's idleness: the subtasks that assign event time, on whose idleness it depends.
 
-A task is idle when all that it reads is. So two channels with the same origins become idle together and come back
-together, though a consumer hears of the one before the other; and a channel whose origins are all among those of a
-second one cannot stay active while the second one stays idle.
+A task is idle when all its inputs are. So two channels with the same origins become idle together and active together,
+though a consumer is notified of the one before the other; and a channel whose origins are all among those of a second
+one cannot stay active while the second one stays idle.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Origin:
         return self.is_within_all(other) or (self.subtask == other.subtask and self.is_within_alike(other))
 
     def is_within_all(self, other: Origin) -> bool:
-        """Whatever subtasks the two are of."""
+        """For any subtasks of the two."""
         return self.every <= other.every and self.one <= other.every
 
     def is_within_alike(self, other: Origin) -> bool:
-        """If the two are of the same subtask."""
+        """If both belong to the same subtask."""
         return self.every <= other.every and self.one <= other.every | other.one
 
     def is_within_together(self, other: Origin) -> bool:
@@ -43,13 +43,13 @@ class Origin:
 
 
 def channel_origins(graph: JobGraph, ref: TaskId) -> list[Origin]:
-    """Of each channel into a task, in the order of its gates and their channels.
+    """Return the origin of each channel into a task, in the order of its gates and their channels.
 
-    Where all that a channel has comes from sources without an end, and has no event time, its origin is empty.
+    If all rows of a channel come from unbounded sources and have no event time, its origin is empty.
     """
     found: list[Origin] = []
     for vertex in graph.vertices[: ref.vertex]:
-        found.append(_of(graph, vertex, found))
+        found.append(_origin_of(graph, vertex, found))
     origins: list[Origin] = []
     for edge in graph.inputs(ref.vertex):
         each = found[edge.source]
@@ -70,7 +70,7 @@ def is_bounded(graph: JobGraph, vertex: int) -> bool:
     return True
 
 
-def _of(graph: JobGraph, vertex: Vertex, before: list[Origin]) -> Origin:
+def _origin_of(graph: JobGraph, vertex: Vertex, before: list[Origin]) -> Origin:
     """The origins of what a vertex emits, for any one of its subtasks."""
     every, one = frozenset[int](), frozenset[int]()
     has_event_time = any(spec.operator.makes_watermarks for spec in vertex.operators)

@@ -45,7 +45,7 @@ _REDISTRIBUTABLE = (Partitioning.KEYED, Partitioning.REBALANCE, Partitioning.GLO
 @dataclass(frozen=True, slots=True)
 class OperatorSpec:
     uid: str
-    """Stable across versions of the job: state is found by it."""
+    """Stable across versions of the job: it identifies the state."""
     name: str
     operator: Operator
     sink: Sink | None = None
@@ -91,7 +91,7 @@ class Edge:
     port: int = 0
     tag: str | None = None
     combiner: Combiner | None = None
-    """What may reduce rows before they are sent. Batches on the edge are rows of `schema`, or combined."""
+    """Reduces rows before they are sent. Batches on the edge are rows of `schema`, or combined."""
 
     @property
     def forms(self) -> tuple[pa.Schema, ...]:
@@ -129,8 +129,8 @@ class JobGraph:
             return range(consumer, consumer + 1)
         return range(self.vertices[edge.source].parallelism)
 
-    def give_own_code(self, own: OwnCode) -> None:
-        """Tell sources, operators and sinks which code is the job's own, whose objects their pickles may hold."""
+    def set_own_code(self, own: OwnCode) -> None:
+        """Set the job's own code, whose objects may be in pickles, on all sources, operators and sinks."""
         for vertex in self.vertices:
             if vertex.source is not None:
                 vertex.source.source.own = own
@@ -141,5 +141,5 @@ class JobGraph:
 
     @property
     def slots(self) -> int:
-        """How many slots the job needs: subtask i of every vertex shares slot i."""
+        """The number of slots that the job needs: subtask i of every vertex shares slot i."""
         return max(vertex.parallelism for vertex in self.vertices)

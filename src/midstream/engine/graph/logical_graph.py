@@ -1,7 +1,7 @@
 """The logical graph: one node per operator as the program wrote it, before chaining.
 
 The API appends nodes while the program runs, so ids count from 0 in the order of writing and a
-node's inputs come before it. `build` does not rely on that: a graph may be made by other means.
+node's inputs come before it. `graph_builder` does not rely on that: a graph may be made by other means.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Input:
 class Node:
     """One operator, source or sink. `operator` is None for a source and set for all others.
 
-    `schema` is that of the main output, None for a sink. `uid`, `parallelism`: None where the
-    program did not say. `place` is the user's file and line, for messages.
+    `schema` is that of the main output, None for a sink. `uid`, `parallelism`: None if the
+    program does not set it. `location` is the user's file and line, for messages.
     """
 
     kind: str
@@ -49,15 +49,15 @@ class Node:
     source: Source | None = None
     operator: Operator | None = None
     sink: Sink | None = None
-    place: str = ""
+    location: str = ""
     id: int = -1
-    """Its place among the nodes of the graph to which it was added."""
+    """Its position among the nodes of the graph to which it was added."""
 
     @property
     def label(self) -> str:
-        """How messages name it."""
-        place = f" ({self.place})" if self.place else ""
-        return f"operator {self.name!r}{place}"
+        """The name in messages."""
+        location = f" ({self.location})" if self.location else ""
+        return f"operator {self.name!r}{location}"
 
 
 @dataclass(slots=True)
@@ -65,13 +65,13 @@ class LogicalGraph:
     nodes: list[Node] = field(default_factory=list)
 
     def add(self, node: Node) -> Node:
-        """Append a node, with the next id. Its name is by default its kind."""
+        """Append a node, with the next id. The default for its name is its kind."""
         added = replace(node, id=len(self.nodes), name=node.name or node.kind)
         self.nodes.append(added)
         return added
 
     def consumers(self) -> dict[int, list[tuple[Node, Input]]]:
-        """Per node id: who reads it, and how."""
+        """Return, for each node id, its consumers with their inputs."""
         found: dict[int, list[tuple[Node, Input]]] = {node.id: [] for node in self.nodes}
         for node in self.nodes:
             for origin in node.inputs:

@@ -1,13 +1,13 @@
-"""On which edges barriers may overtake rows: fewer than those whose rows can be moved to other consumers.
+"""Finds the edges on which barriers may overtake rows: fewer than those whose rows can be moved to other consumers.
 
-Rows in flight on a forward or broadcast edge belong to their consumers, so barriers keep their place among them, and
-a task behind such an edge reads up to the barrier before it takes its snapshot. It must be able to, and where rows go
-two ways it might not be: task A, still on its way to the barrier, sends to B and to C, and B sends to C. B has already
-taken its snapshot (another subtask's barrier was there), so that C holds back what B sends, and waits for the barrier
-of A. Then A waits for B to take its rows, B waits for C, and C for A.
+Rows in flight on a forward or broadcast edge belong to their consumers, so barriers keep their position among them, and
+a task downstream of such an edge reads up to the barrier before it takes its snapshot. Where rows take two paths, this
+could deadlock: task A, which has not reached its barrier, sends to B and to C, and B sends to C. B has already taken
+its snapshot (another subtask's barrier had arrived), so that C blocks the channel of B, and waits for the barrier of A.
+Then A waits for B to take its rows, B waits for C, and C for A.
 
-So between tasks of which each can wait for the other in that way, barriers do not overtake either: B takes its
-snapshot behind A, C has no reason to hold B back while it waits for A, and A gets on.
+So between tasks that can wait for each other in that way, barriers do not overtake either: B takes its snapshot after
+A, C does not block B while it waits for A, and A continues.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from collections.abc import Mapping, Sequence, Set
 from midstream.engine.graph.job_graph import Edge, JobGraph, Partitioning
 
 
-def overtakable(graph: JobGraph) -> frozenset[int]:
+def unaligned_edges(graph: JobGraph) -> frozenset[int]:
     """The ids of the edges on which barriers may overtake rows, whose rows in flight may be part of a checkpoint."""
     upstream = _upstream(graph)
     found = {edge.id for edge in graph.edges if edge.partitioning.redistributable}
     while cyclic := _in_cycles(graph.edges, found, upstream):
-        found -= cyclic  # what they lead to aligns from now on, and can be waited for in turn
+        found -= cyclic  # their targets align from now on, and other tasks can wait for these in turn
     return frozenset(found)
 
 
 def _upstream(graph: JobGraph) -> Sequence[Set[int]]:
-    """Of each vertex, itself and those whose rows reach it."""
+    """Return, for each vertex, itself and those whose rows reach it."""
     found: list[Set[int]] = []
     for vertex in graph.vertices:  # in topological order
         found.append({vertex.id}.union(*(found[edge.source] for edge in graph.inputs(vertex.id))))
@@ -38,7 +38,7 @@ def _in_cycles(edges: Sequence[Edge], overtaken: Set[int], upstream: Sequence[Se
     """The edges over which a task would wait for itself, if barriers overtook on all of `overtaken`."""
     aligning = {edge.target for edge in edges if edge.id not in overtaken}
     inputs = {task: [edge.partitioning for edge in edges if edge.target == task] for task in aligning}
-    # A task with a single channel never holds one back for the sake of another.
+    # A task with a single channel never blocks one while it waits for another.
     holding = {task for task in aligning if inputs[task] != [Partitioning.FORWARD]}
     passed = {
         (held, by): {

@@ -1,4 +1,4 @@
-"""Pure functions that find the task that the others wait for, and the cause, from the shares of time in a status."""
+"""Pure functions that find the bottleneck of a job and its cause, from the shares of time in a status."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Edges = Sequence[tuple[int, int, str]]
 
 
 def bottleneck_status(vertices: Sequence[VertexStatus], edges: Edges) -> BottleneckStatus | None:
-    """Return the bottleneck with what is known about it. None if nothing waits."""
+    """Return the bottleneck with its details. None if nothing waits."""
     slow = bottleneck(vertices, edges)
     if slow is None:
         return None
@@ -56,7 +56,7 @@ def bottleneck(vertices: Sequence[VertexStatus], edges: Edges) -> VertexStatus |
     the source.
 
     One busy subtask is enough: where rows are unevenly spread over keys, the others have little to do. Subtask i of
-    every task runs on one thread, that of slot i: if that thread has no time left, the task that takes most of it is
+    every task runs on the thread of slot i: if that thread has no time left, the task that takes most of it is
     the bottleneck, even if that is less than half.
     """
     waiting = {v.id for v in vertices if _most(v, "backpressured") >= BACKPRESSURED}
@@ -91,11 +91,11 @@ def uneven(vertex: VertexStatus) -> SubtaskStatus | None:
 
 
 def _factor(slow: VertexStatus, slot_busy: float, vertices: Sequence[VertexStatus], edges: Edges) -> float | None:
-    """Return how many times as fast the task must be for its input never to wait, as far as that can be determined.
+    """Return the speed-up of the task with which its input would never wait, if it can be determined.
 
-    A feeding task that works for a share b of its time and is held up for a share p had rows to emit all that time, so
-    it could emit (b + p) / b times as many; a task whose slot is busy for a share s of its time could take 1 / s times
-    as many. None without a feeding task that waits, or if its work is too small to be measured.
+    A feeding task that works for a share b of its time and is backpressured for a share p could emit (b + p) / b times
+    as many rows; a task whose slot is busy for a share s of its time could take 1 / s times as many. None without a
+    feeding task that waits, or if its work is too small to be measured.
     """
     feeders = {source for source, target, _ in edges if target == slow.id}
     could = [

@@ -3,7 +3,7 @@
     length: u32, little endian, of what follows | type: u8 | body
 
 The length is checked against a limit before memory is allocated for the frame, and the limit is tiny until the peer has
-proved that it knows the job's secret (see `handshake`). Types below 0x10 belong to the connection itself, the others to
+proved that it has the job's secret (see `handshake`). Types below 0x10 belong to the connection itself, the others to
 its user. Sans-I/O: runs on the thread that owns the connection.
 """
 
@@ -26,7 +26,7 @@ DATA_FRAME_BYTES_MAX: Final = 64 * 2**20
 
 
 class ProtocolViolation(ClusterError):
-    """The peer sent what no correct peer sends. The connection is closed, and nothing received on it is used."""
+    """The peer violated the protocol. The connection is closed, and nothing received on it is used."""
 
 
 def frame(kind: int, *body: bytes | memoryview) -> list[bytes | memoryview]:
@@ -79,7 +79,7 @@ class FrameDecoder:
             self._move(bytearray(buffer_bytes))
 
     def space(self) -> memoryview:
-        """Return where to put the next bytes; never empty. Frames taken before are no longer valid."""
+        """Return the buffer for the next bytes; never empty. Frames taken before are no longer valid."""
         if self._start == self._end:
             self._start = self._end = 0
             if self._lent is not None and self._buffer is not self._lent:
@@ -98,7 +98,7 @@ class FrameDecoder:
         return self._view[self._end :]
 
     def keep(self) -> None:
-        """Give back a lent buffer: the waiting bytes, usually part of a frame, are copied."""
+        """Return a lent buffer: the waiting bytes, usually part of a frame, are copied."""
         if self._buffer is self._lent and self._start < self._end:
             self._move(bytearray(self._end - self._start))
 
@@ -107,7 +107,8 @@ class FrameDecoder:
         self._end += count
 
     def next_frame(self) -> memoryview | None:
-        """Return the next whole frame, from its type byte on, or None. Raises ProtocolViolation on an invalid length."""
+        """Return the next whole frame, from its type byte on, or None. Raises ProtocolViolation on an invalid
+        length."""
         start = self._start
         if self._end - start < LENGTH_BYTES:
             return None

@@ -9,13 +9,13 @@
     mac_d = HMAC-SHA256(secret, "midstream dialer"   | channel | HELLO | CHALLENGE | identity)
     mac_a = HMAC-SHA256(secret, "midstream acceptor" | channel | HELLO | CHALLENGE | identity | refusal)
 
-On an encrypted connection both MACs begin with `channel`, the hash of the certificate that the acceptor has shown. Each
-frame of the transcript is included with its length, so no two transcripts read the same. Both nonces are fresh, which
-rules out replay; the two labels differ, which rules out reflection. The dialer proves itself first: a dialer without
-the secret learns nothing from the acceptor but random bytes. `identity` (role, job, attempt, both slots) stays opaque
-until its MAC has been checked.
+On an encrypted connection both MACs begin with `channel`, the hash of the certificate that the acceptor has presented.
+Each frame of the transcript is included with its length, so no two transcripts read the same. Both nonces are fresh,
+which rules out replay; the two labels differ, which rules out reflection. The dialer proves itself first: a dialer
+without the secret receives nothing from the acceptor but random bytes. `identity` (role, job, attempt, both slots)
+stays opaque until its MAC has been checked.
 
-Sans-I/O: nonces come from outside, frames go in (from the type byte on), bytes to send come out. Anything else raises
+Sans-I/O: the caller passes nonces and frames (from the type byte on), and gets the bytes to send. Anything else raises
 ProtocolViolation, and the connection is closed without an answer.
 """
 
@@ -57,7 +57,7 @@ class Role(IntEnum):
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The identity that the dialer claims, and the one that it wants to reach. Slots are -1 where there is none (yet)."""
+    """The identity that the dialer claims, and the one that it dials. Slots are -1 where there is none (yet)."""
 
     role: Role
     job_id: str
@@ -67,7 +67,7 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Refused(ClusterError):
-    """The acceptor knows the secret and refused this connection, giving a reason."""
+    """The acceptor has the secret and refused this connection, with a reason."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -107,7 +107,7 @@ class Dialer:
         refusal = body[MAC_BYTES:]
         mac = _mac(self._secret, _ACCEPTOR, self.channel, self._hello, self._challenge, self._identity, refusal)
         if not hmac.compare_digest(mac, body[:MAC_BYTES]):
-            raise ProtocolViolation("handshake: the peer does not know the job's secret")
+            raise ProtocolViolation("handshake: the peer does not have the job's secret")
         if refusal:
             raise Refused(refusal.decode(errors="replace"))
         self.done = True
@@ -115,9 +115,9 @@ class Dialer:
 
 
 class Acceptor:
-    """The side that was called.
+    """The side that was dialled.
 
-    `judge` receives an identity only once it is proved, and returns "" to accept it, or the reason why not.
+    `judge` receives an identity only once it is proved, and returns "" to accept it, or the reason for the refusal.
     """
 
     def __init__(self, secret: bytes, nonce: bytes, judge: Callable[[Identity], str]) -> None:
@@ -131,7 +131,7 @@ class Acceptor:
         self.identity: Identity | None = None
         """The identity of the peer, once it is proved."""
         self.refusal = ""
-        """Why the peer was refused; set together with `done`."""
+        """The reason for a refusal; set together with `done`."""
         self.done = False
 
     def start(self) -> bytes:
@@ -154,7 +154,7 @@ class Acceptor:
         claimed = body[MAC_BYTES:]
         mac = _mac(self._secret, _DIALER, self.channel, self._hello, self._challenge, claimed)
         if not hmac.compare_digest(mac, body[:MAC_BYTES]):
-            raise ProtocolViolation("handshake: the peer does not know the job's secret")
+            raise ProtocolViolation("handshake: the peer does not have the job's secret")
         try:
             self.identity = _identity_decoder.decode(claimed)
         except msgspec.MsgspecError as error:
@@ -179,10 +179,10 @@ def _check_sizes(secret: bytes, nonce: bytes) -> None:
 def _opening(kind: int, body: bytes, expected: int) -> bytes:
     """Return the body of the peer's first frame, once its protocol and version have been checked."""
     if kind != expected or not body.startswith(MAGIC):
-        raise ProtocolViolation("the peer does not speak midstream's protocol")
+        raise ProtocolViolation("the peer does not use midstream's protocol")
     if not body.startswith(_OPENING):
         raise ProtocolViolation(
-            f"the peer speaks version {body[len(MAGIC)] if len(body) > len(MAGIC) else 0} of the protocol, and this "
+            f"the peer uses version {body[len(MAGIC)] if len(body) > len(MAGIC) else 0} of the protocol, and this "
             f"is version {VERSION}; install the same midstream everywhere"
         )
     if len(body) != len(_OPENING) + NONCE_BYTES:

@@ -263,7 +263,7 @@ class FailureStatus(msgspec.Struct, frozen=True):
     details: str
     """The whole message, with the traceback."""
     own_lines: str = ""
-    """The part of a traceback in `details` with lines of the user's own code; empty if the summary says everything."""
+    """The part of a traceback in `details` with lines of the user's own code; empty if the summary is complete."""
 
 
 def _shortened(failure: FailureStatus) -> FailureStatus:

@@ -67,7 +67,7 @@ class RowsShown(msgspec.Struct, frozen=True, tag="rows_shown"):
 
 
 class LiveRows(msgspec.Struct, frozen=True):
-    """The rows seen; empty if none came in time."""
+    """The rows seen; empty if none arrived in time."""
 
     operator: str
     """The uid of the operator requested."""

@@ -1,7 +1,7 @@
 """Control messages, schema-checked on arrival. One connection per slot, FIFO both ways.
 
-Order matters: what the coordinator sends to a slot before `TriggerCheckpoint` (splits, above all) is in that
-checkpoint, and what it sends afterwards is not.
+Order matters: messages to a slot before `TriggerCheckpoint` (splits, above all) are in that checkpoint, later ones are
+not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from midstream.engine.protocol.task_metrics import TaskMetrics
 
 
 class ChunkHandle(msgspec.Struct, frozen=True, gc=False):
-    """The place of an immutable chunk of state: `length` bytes at `offset` of `file` in the checkpoint storage, or
+    """The location of an immutable chunk of state: `length` bytes at `offset` of `file` in the checkpoint storage, or
     inline.
     """
 
@@ -50,14 +50,14 @@ class PartHandle(msgspec.Struct, frozen=True):
 
 
 class EarlierCommittables(msgspec.Struct, frozen=True):
-    """What was prepared for checkpoint `checkpoint_id`, if the task does not yet know that it completed."""
+    """What was prepared for checkpoint `checkpoint_id`, if the task has not been notified of its completion."""
 
     checkpoint_id: int
     committables: tuple[bytes, ...]
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True):
-    """What one operator of one subtask contributes to a checkpoint."""
+    """The contribution of one operator of one subtask to a checkpoint."""
 
     uid: str
     parts: tuple[PartHandle, ...] = ()
@@ -66,8 +66,8 @@ class OperatorSnapshot(msgspec.Struct, frozen=True):
     """In an acknowledgement: the committables of older checkpoints that were not reported as completed.
 
     Rows prepared for a failed checkpoint are not written again while the job runs on, so the task reports them with
-    each later checkpoint until one that holds them completes. The coordinator knows which of those had completed after
-    all, and drops them.
+    each later checkpoint until one that holds them completes. The coordinator drops those whose checkpoints had
+    completed after all.
     """
     watermark_in_us: int = MIN_WATERMARK_US
     """The last watermark passed to the operator, which may still be firing for it."""
@@ -95,9 +95,9 @@ class ChannelState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Batches in flight from subtask `producer` to subtask `consumer` over `edge`, oldest first.
 
     The input part (`is_output` false) was held by the consumer, and precedes what its producers held. The first `skip`
-    batches are no longer part of it, and neither are rows of other key groups than `key_groups` (the first, and one
-    past the last), if that is given (see `engine.checkpoint.segment_references`). There may be 130,000 of these objects, so they are
-    as small as possible and not tracked by the garbage collector.
+    batches are no longer part of it, nor are rows of other key groups than `key_groups` (the first, and one past the
+    last), if that is given (see `engine.checkpoint.segment_references`). There may be 130,000 of these objects, so they
+    are as small as possible and not tracked by the garbage collector.
     """
 
     edge: int
@@ -108,11 +108,11 @@ class ChannelState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     skip: int = 0
     key_groups: tuple[int, int] | None = None
     ahead: tuple[tuple[int, int, int], ...] = ()
-    """Ranges of `key_groups` (the first, and one past the last, in order) of which more batches than `skip` are gone,
-    and how many.
+    """Ranges of `key_groups` (the first, and one past the last, in order) of which more batches than `skip` have been
+    consumed, and how many.
     """
     number: int | None = None
-    """Identifies, after redistribution, what was dealt out from one state of this edge.
+    """Identifies, after redistribution, what was split from one state of this edge.
 
     Other consumers have their key groups of the same batches under the same number. None if it has just been stored,
     and is not shared.
@@ -157,7 +157,7 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """What the tasks of one slot take over from a checkpoint."""
+    """What the tasks of one slot restore from a checkpoint."""
 
     tasks: tuple[tuple[TaskId, tuple[OperatorSnapshot, ...]], ...] = ()
     """The state of each task."""
@@ -219,9 +219,9 @@ class AssignSplit(msgspec.Struct, frozen=True, tag="assign"):
 
 
 class SplitsAssigned(msgspec.Struct, frozen=True, tag="splits_assigned"):
-    """All splits are assigned, to whichever subtask: event time need not wait for unassigned ones.
+    """All splits are assigned, to any subtask: event time need not wait for unassigned ones.
 
-    `none_waits`: it is the answer to the subtask's last request. There is no split for it at present, not even one that
+    `none_waits`: the answer to the subtask's last request. There is no split for it at present, not even one that
     follows others.
     """
 
@@ -242,13 +242,13 @@ class StopSources(msgspec.Struct, frozen=True, tag="stop_sources"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Drop every task of this attempt at once, then answer `Cancelled`."""
+    """Drop every task of this attempt immediately, then answer `Cancelled`."""
 
     attempt: int
 
 
 class CommitSinks(msgspec.Struct, frozen=True, tag="commit_sinks"):
-    """The sinks whose commits the slot may be asked for. Sent once, before the first `Commit`."""
+    """The sinks whose commits may be sent to the slot. Sent once, before the first `Commit`."""
 
     job_id: str
     graph: bytes
@@ -280,7 +280,7 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 
 
 class JobModules(msgspec.Struct, frozen=True):
-    """What a slot needs besides its midstream to unpickle the job and to run its functions."""
+    """What a slot needs in addition to its midstream to unpickle the job and to run its functions."""
 
     archive: bytes = b""
     """A zip whose root belongs on the import path; empty: none."""
@@ -298,7 +298,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """Tells the slot that the driver is alive."""
+    """Shows the slot that the driver is alive."""
 
 
 ToSlot: TypeAlias = (
@@ -341,7 +341,7 @@ _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=WAIT_CHARS_MAX)]
 
 
 class SlotWait(msgspec.Struct, frozen=True):
-    """Something outside of the job that the slot waits for, such as brokers that do not answer."""
+    """Something outside of the job for which the slot waits, such as brokers that do not respond."""
 
     what: _Text
     """The text that completes "waiting for …"."""
@@ -358,7 +358,7 @@ class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):
     memory_limit_bytes: int = 0
     """The memory limit of the process, see `runtime.process.slot_memory`; 0 if unknown."""
     waits: Annotated[tuple[SlotWait, ...], msgspec.Meta(max_length=SLOT_WAITS_MAX)] = ()
-    """What the process waits for outside of the job, longest first."""
+    """The waits of the process for something outside of the job, longest first."""
     warnings: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=SLOT_WARNINGS_MAX)] = ()
     """Conditions of the process that the job's status has to show."""
 
@@ -416,7 +416,7 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
     `fatal`: restarting cannot help (a schema or configuration error). `symptom`: the cause is elsewhere, and another
     task will probably report it (the connection to a peer is lost). `same`: equal whenever the same code fails in the
     same way; empty if the next time may differ. `of_one_row`: the summary names the row, and the exception depends on
-    its values alone, as far as its type shows: if the same summary comes again, it comes each time.
+    its values alone, as far as its type shows: if the same summary occurs again, it will occur each time.
     """
 
     attempt: int
@@ -450,11 +450,11 @@ class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):
     finished: bool = False
     """The task had reached the end of its data when it took the snapshot."""
     channels: tuple[ChannelState, ...] = ()
-    """What was in flight to and from the task and is its own to store."""
+    """The rows in flight to and from the task that it must store."""
     metrics: TaskMetrics | None = None
-    """The metrics of a task that has reached the end of its data, or whose job stops or moves with this checkpoint: it may
-    send no heartbeat after it. Also the metrics of a task that has dropped something: a task restored from the checkpoint
-    does not drop it again, so the driver must learn of it now."""
+    """The metrics of a task that has reached the end of its data, or whose job stops or moves with this checkpoint: it
+    may send no heartbeat after it. Also the metrics of a task that has dropped something: a task restored from the
+    checkpoint does not drop it again, so it must be reported now."""
     snapshot_ms: float = 0.0
     """The time for which the task did nothing but take the snapshot."""
     storing_ms: float = 0.0
@@ -560,7 +560,8 @@ class DoCheckpoint(msgspec.Struct, frozen=True, tag="do_checkpoint"):
 
 
 class DoSavepoint(msgspec.Struct, frozen=True, tag="do_savepoint"):
-    """Make a savepoint. `place`: the path or URL of a directory to create; None: one below the checkpoint directory."""
+    """Make a savepoint. `place`: the path or URL of the directory to create; None: one below the checkpoint
+    directory."""
 
     place: str | None = None
 
@@ -569,7 +570,7 @@ class DoStop(msgspec.Struct, frozen=True, tag="do_stop"):
     """Stop the job.
 
     `drain`: end the sources and process everything that is in flight; otherwise stop at a checkpoint, from which the
-    job can resume. `savepoint`: the place of a savepoint of that checkpoint; if it cannot be made, the job does not
+    job can resume. `savepoint`: the directory of a savepoint of that checkpoint; if it cannot be made, the job does not
     stop.
     """
 

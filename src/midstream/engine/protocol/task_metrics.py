@@ -12,7 +12,7 @@ SPLIT_CHARS_MAX: Final = 200
 
 
 class EdgeMetrics(msgspec.Struct, frozen=True, array_like=True):
-    """What one subtask has emitted on one edge since it was deployed; bytes as in memory."""
+    """The output of one subtask on one edge since it was deployed; bytes as in memory."""
 
     edge: int
     rows: int
@@ -21,7 +21,7 @@ class EdgeMetrics(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InputMetrics(msgspec.Struct, frozen=True, array_like=True):
-    """The event time of the channels of one edge into a task, of those it waits for: not idle, not ended."""
+    """The event time of the channels of one edge into a task for which it waits: not idle, not ended."""
 
     edge: int
     watermark_us: int
@@ -68,7 +68,7 @@ class TaskMetrics(msgspec.Struct, frozen=True):
     to_recover_bytes: int = 0
     """The bytes in flight to it in the checkpoint, as stored: rows of other subtasks included."""
     recovered_bytes: int = 0
-    """How much of that it has read."""
+    """The bytes of those that it has read."""
     late: tuple[tuple[str, int], ...] = ()
     """For each operator that has dropped rows as late: uid, rows."""
     timers_dropped: tuple[tuple[str, int], ...] = ()

@@ -1,7 +1,7 @@
 """Builds the tasks of one attempt in one slot, with their partitions, gates and channels, from a `Deploy` message.
 
 `load` reads on the I/O pool the state that the message refers to. `Deployment` builds everything from the message and
-that state alone. A completion that arrives late reaches the deployment it was meant for, which is closed by then.
+that state alone. A late completion reaches the deployment for which it was meant, which is closed by then.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Deployment:
         return [*self.tasks.values(), *self.finished.values()]
 
     def connect(self, peers: Sequence[m.Peer], transport: Transport) -> None:
-        """Open a link to every slot that shares a channel with this one. All slots are deployed by now."""
+        """Open a connection to every slot that shares a channel with this one. All slots are deployed by now."""
         config, attempt = self._services.config, self._services.attempt
         needed = {slot for slot, _, _ in self._outgoing} | set(self._remote)
         for peer in peers:
@@ -147,7 +147,7 @@ class Deployment:
             self._links[slot].add_sender(partition.subpartitions[index])
 
     def close(self) -> None:
-        """Close all tasks and links. Every buffer is back in the pool afterwards."""
+        """Close all tasks and connections. Every buffer is back in the pool afterwards."""
         for task in self.all_tasks:
             task.close()
         for link in self._links.values():
@@ -243,9 +243,9 @@ class Deployment:
             link.grant(channel, credits)
 
     def _link_lost(self, slot: int, reason: str) -> None:
-        """Fail one of the tasks that need the link, as a symptom of a failure elsewhere.
+        """Fail one of the tasks that need the connection, as a symptom of a failure elsewhere.
 
-        The link does not call this after `close`, which closes the link itself.
+        The connection does not call this after `close`, which closes it.
         """
         error = ClusterError(f"the connection to slot {slot} is lost: {reason}")
         edges = {channel.id.edge for channel in self._remote.get(slot, ())}

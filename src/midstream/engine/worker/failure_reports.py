@@ -1,4 +1,4 @@
-"""The messages by which a slot reports an exception to the driver, whatever user code has put into it."""
+"""The messages by which a slot reports an exception to the driver, regardless of its content."""
 
 from __future__ import annotations
 
@@ -20,28 +20,35 @@ DETAILS_CHARS_MAX = 100_000
 
 
 def task_failed(
-    attempt: int, ref: TaskId, name: str, error: BaseException, symptom: bool, operator: str = "", place: str = ""
+    attempt: int, ref: TaskId, name: str, error: BaseException, symptom: bool, operator: str = "", position: str = ""
 ) -> m.TaskFailed:
     """The report of a task's failure.
 
-    `operator` is the uid of the operator that was at work, and `place` the position in the input of its rows.
+    `operator` is the uid of the current operator, and `position` that of its rows in the input.
     """
     summary, details = _texts(error)
-    summary = f"{_subtask(ref, name, operator)}: {summary}{f' ({sendable(place)})' if place else ''}"
+    summary = f"{_subtask(ref, name, operator)}: {summary}{f' ({sendable(position)})' if position else ''}"
     return m.TaskFailed(
-        attempt, ref, summary, details, is_permanent(error), symptom, _same(operator, error), _of_one_row(error, place)
+        attempt,
+        ref,
+        summary,
+        details,
+        is_permanent(error),
+        symptom,
+        _fingerprint(operator, error),
+        _of_one_row(error, position),
     )
 
 
-def place_of_failure(source: SourceDriver | None, chain: OperatorChain, error: BaseException, name: str) -> str:
-    """The position in the input of the rows on which an operator of the task has failed, or "" if it is not known."""
-    if source is None or not source.emitting_rows or not chain.is_at_the_batch:
+def position_of_failure(source: SourceDriver | None, chain: OperatorChain, error: BaseException, name: str) -> str:
+    """The position in the input of the rows on which an operator of the task has failed, or "" if it is unknown."""
+    if source is None or not source.emitting_rows or not chain.processes_batch:
         return ""
     row = error.row if isinstance(error, JobError) else None
     try:
-        return source.place(chain.row_of_the_batch(source.emitting_rows, row))
-    except Exception:  # noqa: BLE001 - whatever `place` raises must not hide the failure itself
-        _log.warning("%s: the position of its rows in the input is not known", name, exc_info=True)
+        return source.position_of(chain.row_in_batch(source.emitting_rows, row))
+    except Exception:  # noqa: BLE001 - whatever `Source.place` raises must not hide the failure itself
+        _log.warning("%s: the position of its rows in the input is unknown", name, exc_info=True)
         return ""
 
 
@@ -55,7 +62,7 @@ def deploy_failed(attempt: int, error: BaseException, opening: tuple[TaskId, str
     if opening is not None:
         ref, name, operator = opening
         summary = f"{_subtask(ref, name, operator)} could not be opened: {summary}"
-    return m.DeployFailed(attempt, summary, details, is_permanent(error), _same(operator, error))
+    return m.DeployFailed(attempt, summary, details, is_permanent(error), _fingerprint(operator, error))
 
 
 def _subtask(ref: TaskId, name: str, operator: str) -> str:
@@ -63,17 +70,17 @@ def _subtask(ref: TaskId, name: str, operator: str) -> str:
 
 
 def commit_failed(request: int, error: BaseException, stopped: bool) -> m.CommitFailed:
-    return m.CommitFailed(request, *_texts(error), is_permanent(error), _same("", error), stopped)
+    return m.CommitFailed(request, *_texts(error), is_permanent(error), _fingerprint("", error), stopped)
 
 
-def _same(operator: str, error: BaseException) -> str:
+def _fingerprint(operator: str, error: BaseException) -> str:
     what = kind_and_line(error)
     return what and f"{operator}: {what}"
 
 
-def _of_one_row(error: BaseException, place: str) -> bool:
+def _of_one_row(error: BaseException, position: str) -> bool:
     """Whether the failure is that of a known row, and depends on the row alone as far as the exception shows."""
-    is_known = isinstance(error, JobError) and (error.row is not None or bool(place))
+    is_known = isinstance(error, JobError) and (error.row is not None or bool(position))
     return is_known and depends_on_values(error)
 
 

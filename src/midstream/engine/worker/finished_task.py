@@ -1,8 +1,8 @@
 """The stand-in for a subtask that had finished in the checkpoint from which the attempt starts.
 
 It has no operators, no source and no input: the rows that it emitted are in its consumers' state, or are recovered by
-them. It sends its consumers the end of the data once more, because they wait for it after every restore. It ends in the
-same call in which it starts, before any checkpoint is taken.
+them. It sends its consumers the end of the data again, because they wait for it after every restore. It ends in the
+call in which it starts, before any checkpoint is taken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from midstream.engine.protocol.task_metrics import TaskMetrics
 
 @dataclass(frozen=True, slots=True)
 class FinishedTask:
-    """A task that had finished. Its producers have finished too: through `gates` come only their final events."""
+    """A task that had finished. Its producers have finished as well: only their final events arrive through `gates`."""
 
     ref: TaskId
     attempt: int

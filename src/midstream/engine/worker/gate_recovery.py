@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from midstream.engine.checkpoint.channel_state import ReadAhead, read_segment, rows_of, where
+from midstream.engine.checkpoint.channel_state import ReadAhead, channel_text, read_segment, rows_of
 from midstream.engine.checkpoint.segment_references import left_bytes, without_first
 from midstream.engine.core.batches import batch_bytes
 from midstream.engine.core.errors import InvariantError
@@ -80,14 +80,14 @@ class GateRecovery:
 
     @property
     def is_over(self) -> bool:
-        """Whether every batch has been taken. The last one may still be processed."""
+        """Whether every batch has been taken. The last one may still be in process."""
         return not self._queue and self._next is None
 
     def start(self) -> None:
         self._read_next()
 
     def take(self) -> LeasedBatch | None:
-        """The next batch, or None if none has been read. The caller has to release it."""
+        """The next batch, or None if none has been read. The caller must release it."""
         if not self._queue:
             return None
         _, batch = self._queue.popleft()
@@ -118,10 +118,10 @@ class GateRecovery:
         self._charged = 0
         self._queue.clear()
 
-    def check(self, at_work: LeasedBatch | None = None) -> None:
+    def check(self, current_batch: LeasedBatch | None = None) -> None:
         """Check that batches are charged from when they are read until they are processed."""
         used = buffers_of([batch for _, batch in self._queue])
-        used += at_work.charged_to(self) if at_work is not None else 0
+        used += current_batch.charged_to(self) if current_batch is not None else 0
         if not self._closed and self._quota.in_use < used:
             raise InvariantError(f"edge {self.edge.id}: {used} recovered buffers, {self._quota.in_use} are charged")
         for _, batch in self._queue:
@@ -130,24 +130,24 @@ class GateRecovery:
     # ---- reading ----
 
     def _first_to_read(self, at: _Position) -> _Position | None:
-        """The position of the first batch at or after `at` that exists and is not to be skipped."""
+        """The position of the first batch at or after `at` that exists and must not be skipped."""
         while at.state < len(self._states):
             state = self._states[at.state]
             if at.segment == len(state.segments):
                 at = _Position(at.state + 1)
                 continue
             left = state.segments[at.segment].batches - at.batch
-            behind = state.skip - at.index
-            if left and behind <= 0:
+            to_skip = state.skip - at.index
+            if left and to_skip <= 0:
                 return at
-            if behind < left:
-                at = replace(at, batch=at.batch + behind, index=at.index + behind)
+            if to_skip < left:
+                at = replace(at, batch=at.batch + to_skip, index=at.index + to_skip)
             else:
                 at = replace(at, segment=at.segment + 1, batch=0, index=at.index + left)
         return None
 
     def _read_next(self) -> None:
-        """Read the rest of the segment at `_next`, unless a read is under way."""
+        """Read the rest of the segment at `_next`, unless a read is in progress."""
         at = self._next
         if self._reading or self._closed or at is None:
             return
@@ -159,7 +159,7 @@ class GateRecovery:
         data = self._read_ahead.pop((segment.file, segment.offset), None)
 
         def work() -> Sequence[pa.RecordBatch]:
-            batches = read_segment(storage, segment, edge.forms, where(state), data)[at.batch :]
+            batches = read_segment(storage, segment, edge.forms, channel_text(state), data)[at.batch :]
             return rows_of(batches, edge, state, at.index, max_parallelism)
 
         def done(outcome: Done[Sequence[pa.RecordBatch]] | Failed) -> None:

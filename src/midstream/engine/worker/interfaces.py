@@ -43,12 +43,12 @@ class TaskServices:
     executor: WallClockExecutor
     ids: Ids
     storage: Storage | None
-    overtakable: Set[int]
+    unaligned_edges: Set[int]
     """The ids of the edges on which barriers may overtake rows."""
     inline_bytes_max: int
-    """How many bytes a task stores at most in the checkpoint's metadata: of its operators' state, and as many of its
-    rows in flight."""
+    """The maximum number of bytes that a task stores in the checkpoint's metadata of its operators' state, and the same
+    number of its rows in flight."""
     send: Callable[[m.FromSlot], None]
     """Sends a message to the coordinator. Messages arrive in the order of sending."""
     schedule: Callable[[Task], None]
-    """Has `step` of a task called soon."""
+    """Schedules a step of a task."""

@@ -1,4 +1,4 @@
-"""Shows users the next batch that an operator emits. While no user asks, the cost is one comparison per batch."""
+"""Shows users the next batch that an operator emits. Without a request, the cost is one comparison per batch."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ from midstream.engine.protocol.live_rows import (
 from midstream.engine.worker.operator_chain import OperatorChain
 
 VALUE_BYTES_MAX: Final = 64 * 1024
-"""A value of more bytes is shown as its size only: making text of it would hold up the task."""
+"""Of a larger value only its size is shown: converting it to text would block the task."""
 
 
 def show_next(
-    asked: ShowRows,
+    request: ShowRows,
     subtask: int,
     vertex: Vertex,
     chain: OperatorChain,
     executor: Executor,
-    answer: Callable[[RowsShown], None],
+    reply: Callable[[RowsShown], None],
 ) -> None:
-    """Answer with the next rows that the operator emits, if it is one of `chain` and emits any within WAIT_S.
+    """Reply with the next rows that the operator emits, if it is one of `chain` and emits any within WAIT_S.
 
-    If two requests ask for the same operator at a time, this task answers the later one.
+    Of two concurrent requests for the same operator, this task answers the later one.
     """
-    index = next((i for i, spec in enumerate(vertex.specs) if spec.uid == asked.operator), None)
+    index = next((i for i, spec in enumerate(vertex.specs) if spec.uid == request.operator), None)
     if index is None:
         return
-    link = chain.links[index if vertex.source is not None else index + 1]
+    output = chain.outputs[index if vertex.source is not None else index + 1]
 
     def show(batch: pa.RecordBatch, side_output: str | None) -> None:
-        if side_output == asked.side_output:
-            link.shown_to = None
-            answer(rows_shown(asked, subtask, batch))
+        if side_output == request.side_output:
+            output.tap = None
+            reply(rows_shown(request, subtask, batch))
 
     def stop() -> None:
-        if link.shown_to is show:
-            link.shown_to = None
+        if output.tap is show:
+            output.tap = None
 
-    link.shown_to = show
+    output.tap = show
     executor.call_later(WAIT_S, stop)
 
 
-def rows_shown(asked: ShowRows, subtask: int, batch: pa.RecordBatch) -> RowsShown:
-    """The first rows of `batch`: as many as were asked for and as the limits on columns and characters allow."""
+def rows_shown(request: ShowRows, subtask: int, batch: pa.RecordBatch) -> RowsShown:
+    """The first rows of `batch`: the requested number, within the limits on columns and characters."""
     fields = list(batch.schema)[:COLUMNS_MAX]
     rows: list[tuple[str | None, ...]] = []
     left = CHARS_MAX
-    for row in range(min(asked.rows, batch.num_rows)):
+    for row in range(min(request.rows, batch.num_rows)):
         values = tuple(_value(batch.column(at), row) for at in range(len(fields)))
         left -= sum(len(value) for value in values if value is not None)
         if left < 0:
@@ -70,7 +70,7 @@ def rows_shown(asked: ShowRows, subtask: int, batch: pa.RecordBatch) -> RowsShow
     columns = tuple(
         Column(_short(field.name, NAME_CHARS_MAX), _short(str(field.type), NAME_CHARS_MAX)) for field in fields
     )
-    return RowsShown(asked.number, subtask, columns, tuple(rows), batch.num_rows, batch.num_columns - len(fields))
+    return RowsShown(request.number, subtask, columns, tuple(rows), batch.num_rows, batch.num_columns - len(fields))
 
 
 def _value(column: pa.Array[Any], row: int) -> str | None:

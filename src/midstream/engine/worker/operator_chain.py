@@ -1,8 +1,8 @@
 """The operators of one task in a chain: an operator's output is the next operator's input, in the same call.
 
 A watermark moves down the chain only as fast as it fires: an operator with more results due than fit in a slice keeps
-its watermark pending, and `pump` continues with it later. An operator never gets rows while a watermark that came
-before them is still pending for it.
+its watermark pending, and `pump` continues with it later. An operator never gets rows while an earlier watermark is
+still pending for it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.operators.base import Operator
 from midstream.engine.operators.windows.window_specs import LATE
 
-NOWHERE: Final = (-1, -1)
+NO_OPERATOR: Final = (-1, -1)
 
 
 class TaskOutputs:
-    """The partitions of a task, by the side output that they carry: here rows leave the task."""
+    """The partitions of a task, by the side output that they carry. Rows leave the task here."""
 
     def __init__(self, partitions: Sequence[ResultPartition]) -> None:
         self._all = partitions
@@ -47,35 +47,35 @@ class TaskOutputs:
 class ChainOutput:
     """The output of the operator at `index - 1` (or of the source): the operator at `index`, or the edges."""
 
-    __slots__ = ("_chain", "_edges", "_index", "_is_last", "late_rows", "rows_out", "shown_to")
+    __slots__ = ("_chain", "_index", "_is_last", "_task_outputs", "late_rows", "rows_out", "tap")
 
-    def __init__(self, chain: OperatorChain, index: int, edges: TaskOutputs) -> None:
+    def __init__(self, chain: OperatorChain, index: int, task_outputs: TaskOutputs) -> None:
         self._chain = chain
         self._index = index
-        self._edges = edges
+        self._task_outputs = task_outputs
         self._is_last = index == len(chain.operators)
         self.rows_out = 0
         self.late_rows = 0
         """Rows that were dropped because they were late, and no edge carries the side output of late rows."""
-        self.shown_to: Callable[[pa.RecordBatch, str | None], None] | None = None
-        """Called with each batch and its side output before it is forwarded, while a user asks to see rows (see
+        self.tap: Callable[[pa.RecordBatch, str | None], None] | None = None
+        """Called with each batch and its side output before it is forwarded, while a user requests rows (see
         `engine.worker.live_rows`)."""
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         rows = batch.num_rows
         if rows == 0:
             return
-        if tag == LATE and not self._edges.has_reader(tag):
+        if tag == LATE and not self._task_outputs.has_reader(tag):
             self.late_rows += rows
             return
         self.rows_out += rows
-        if self.shown_to is not None:
-            self.shown_to(batch, tag)
+        if self.tap is not None:
+            self.tap(batch, tag)
         if self._is_last or tag is not None:
             chain = self._chain
-            before = chain.go_to((self._index, rows))
-            self._edges.emit(batch, tag)
-            chain.go_to(before)
+            before = chain.enter((self._index, rows))
+            self._task_outputs.emit(batch, tag)
+            chain.enter(before)
         else:
             self._chain.process_at(self._index, batch, 0)
 
@@ -87,51 +87,51 @@ class ChainOutput:
 
 
 class OperatorChain:
-    """The chain of `operators`. `links[i]` is the input of operator i, and the last link leads to the edges."""
+    """The chain of `operators`. `outputs[i]` is the input of operator i, and the last one leads to the edges."""
 
-    def __init__(self, operators: Sequence[Operator], edges: TaskOutputs, clock: Clock) -> None:
+    def __init__(self, operators: Sequence[Operator], task_outputs: TaskOutputs, clock: Clock) -> None:
         self.operators = tuple(operators)
         self._clock = clock
-        self._edges = edges
-        self.links = [ChainOutput(self, index, edges) for index in range(len(self.operators) + 1)]
+        self._task_outputs = task_outputs
+        self.outputs = [ChainOutput(self, index, task_outputs) for index in range(len(self.operators) + 1)]
         self.rows_in = [0] * len(self.operators)
         self._pending: dict[int, int] = {}
         """The watermark that an operator has not finished firing for, by the operator's index."""
         self.offered_us = [MIN_WATERMARK_US] * (len(self.operators) + 1)
         """The last watermark that was offered to each operator. The last entry is the one that left the chain."""
         self._is_idle = False
-        self._is_idle_told = False
+        self._is_idle_sent = False
         """The idleness that was last sent over the edges."""
-        self.at: tuple[int, int] = NOWHERE
-        """The index of the operator at work, and how many rows it was given (-1 for a watermark, or for nothing). The
-        index after the last operator's stands for the edges. A failure leaves it as it is: it names the operator that
-        has failed."""
+        self.current: tuple[int, int] = NO_OPERATOR
+        """The index of the current operator, and how many rows it was given (-1 for a watermark, or for nothing). The
+        index after the last operator's stands for the edges. A failure does not change it, so that it names the failed
+        operator."""
         self.worked_s = [0.0] * (len(self.operators) + 2)
-        """How long each operator was at work, then the edges. The last entry is the time when none of them was."""
-        self._gone_s = clock.stopwatch_s()
-        """When `at` last changed, by the stopwatch."""
+        """How long each operator has worked, then the edges. The last entry is the time when none of them did."""
+        self._entered_s = clock.stopwatch_s()
+        """When `current` last changed, by the stopwatch."""
 
-    def go_to(self, at: tuple[int, int]) -> tuple[int, int]:
-        """Make this the operator at work. Returns the one before it, which is charged with the time since it began."""
-        before, now_s = self.at, self._clock.stopwatch_s()
-        self.worked_s[before[0]] += now_s - self._gone_s
-        self.at, self._gone_s = at, now_s
+    def enter(self, current: tuple[int, int]) -> tuple[int, int]:
+        """Make this the current operator. Returns the previous one, which is charged with the time since it began."""
+        before, now_s = self.current, self._clock.stopwatch_s()
+        self.worked_s[before[0]] += now_s - self._entered_s
+        self.current, self._entered_s = current, now_s
         return before
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if self.operators:
             self.process_at(0, batch, port)
         else:
-            self.links[0].emit(batch)
+            self.outputs[0].emit(batch)
 
     def process_at(self, index: int, batch: pa.RecordBatch, port: int) -> None:
         if self._pending:
             self._finish_pending(index)
         rows = batch.num_rows
         self.rows_in[index] += rows
-        before = self.go_to((index, rows))
+        before = self.enter((index, rows))
         self.operators[index].process(batch, port)
-        self.go_to(before)
+        self.enter(before)
 
     def offer(self, index: int, watermark_us: int) -> None:
         """Offer a watermark to the operator at `index` and, once that has fired, to the operators after it."""
@@ -148,23 +148,23 @@ class OperatorChain:
             index += 1
         if watermark_us > self.offered_us[-1]:
             self.offered_us[-1] = watermark_us
-            self._edges.broadcast(Watermark(watermark_us))
+            self._task_outputs.broadcast(Watermark(watermark_us))
 
     def idle(self, index: int, idle: bool) -> None:
-        """The input of the operator at `index` has become idle, or active again."""
+        """Handle a change of the input of the operator at `index`: it has become idle, or active again."""
         if not any(operator.makes_watermarks for operator in self.operators[index:]):
             self._is_idle = idle
-            self._tell_idle()
+            self._broadcast_idle()
 
-    def _tell_idle(self) -> None:
+    def _broadcast_idle(self) -> None:
         """Send the chain's idleness over the edges if it has changed.
 
         A chain that still fires a watermark does not report that it is idle: its consumers would advance event time
         without waiting for the rows that are still to be fired.
         """
-        if self._is_idle != self._is_idle_told and not (self._is_idle and self._pending):
-            self._is_idle_told = self._is_idle
-            self._edges.broadcast(WatermarkStatus(self._is_idle))
+        if self._is_idle != self._is_idle_sent and not (self._is_idle and self._pending):
+            self._is_idle_sent = self._is_idle
+            self._task_outputs.broadcast(WatermarkStatus(self._is_idle))
 
     @property
     def watermark_us(self) -> int:
@@ -187,13 +187,13 @@ class OperatorChain:
 
     @property
     def is_firing(self) -> bool:
-        """Whether a watermark is pending. Then `pump` has to be called before anything else."""
+        """Whether a watermark is pending. Then `pump` must be called before anything else."""
         return bool(self._pending)
 
     def pump(self) -> None:
         """Fire one more slice of the pending watermark of the operator that is closest to the edges."""
         self._fire_pending(max(self._pending))
-        self._tell_idle()
+        self._broadcast_idle()
 
     def _fire_pending(self, index: int) -> None:
         watermark_us = self._pending[index]
@@ -202,25 +202,25 @@ class OperatorChain:
             self.offer(index + 1, watermark_us)
 
     def _fire(self, index: int, watermark_us: int) -> bool:
-        before = self.go_to((index, -1))
+        before = self.enter((index, -1))
         all_fired = self.operators[index].advance_watermark(watermark_us)
-        self.go_to(before)
+        self.enter(before)
         return all_fired
 
-    def row_of_the_batch(self, rows: int, row: int | None) -> int | None:
-        """The position, among the `rows` that came into the chain, of row `row` of the operator at work.
+    def row_in_batch(self, rows: int, row: int | None) -> int | None:
+        """The position, among the `rows` that entered the chain, of row `row` of the current operator.
 
-        It is None where that is not known, because an operator in between has added, removed or merged rows.
+        None if it is unknown, because an operator in between has added, removed or merged rows.
         """
-        index, given = self.at
+        index, given = self.current
         if row is None or given != rows or not all(operator.keeps_rows for operator in self.operators[:index]):
             return None
         return row
 
     @property
-    def is_at_the_batch(self) -> bool:
-        """Whether the operator at work has rows that were made from the batch that came into the chain last."""
-        index, given = self.at
+    def processes_batch(self) -> bool:
+        """Whether the current operator has rows that were made from the batch that entered the chain last."""
+        index, given = self.current
         return given >= 0 and all(operator.keeps_splits for operator in self.operators[:index])
 
     def end_input(self, port: int) -> None:
@@ -233,9 +233,9 @@ class OperatorChain:
         for index, operator in enumerate(self.operators):
             if index:
                 operator.end_input(0)
-            before = self.go_to((index, -1))
+            before = self.enter((index, -1))
             operator.finish()
-            self.go_to(before)
+            self.enter(before)
             self._finish_pending(index + 1)
 
     def _finish_pending(self, index: int) -> None:
@@ -250,8 +250,8 @@ class OperatorChain:
         for index, operator in enumerate(self.operators):
             mark, left = self.offered_us[index], self.offered_us[index + 1]
             if mark > left and index not in self._pending and not operator.makes_watermarks:
-                behind = self.operators[index + 1 : index + 2]
-                if mark == MAX_WATERMARK_US or not any(each.makes_watermarks for each in behind):
+                following = self.operators[index + 1 : index + 2]
+                if mark == MAX_WATERMARK_US or not any(each.makes_watermarks for each in following):
                     raise InvariantError(
                         f"operator {index} was offered {mark}, has forwarded {left}, and none is pending"
                     )

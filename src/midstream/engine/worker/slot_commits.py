@@ -1,6 +1,6 @@
 """Commits on this slot, for sinks with `commits_on_slots`. Each lane has one committer, and makes one call at a time.
 
-When an attempt is over, the calls that it has begun are told to stop, and its committers are closed. The next commit of
+When an attempt is over, its calls in progress are signalled to stop, and its committers are closed. The next commit of
 a lane creates another committer.
 """
 
@@ -35,7 +35,7 @@ class _Loaded:
 
 
 Work: TypeAlias = "Callable[[Done[_Loaded] | Failed], None]"
-"""A call for the I/O pool. It gets the sinks, or the failure to load them."""
+"""A call for the I/O pool, with the sinks, or the failure to load them."""
 
 
 @dataclass(slots=True)
@@ -43,11 +43,11 @@ class _Lane:
     uid: str
     committer: Committer | None = None
     """The lane's committer. It is created, used and closed on the I/O pool."""
-    todo: deque[tuple[Work, Callable[[Done[None] | Failed], None]]] = field(default_factory=deque)
+    queued_calls: deque[tuple[Work, Callable[[Done[None] | Failed], None]]] = field(default_factory=deque)
     """Calls for the I/O pool that wait for their turn, each with the callback for its outcome."""
     busy: bool = False
     """Whether one of the calls is on the I/O pool."""
-    unanswered: int | None = None
+    open_request: int | None = None
     """The request that has not been answered yet."""
 
 
@@ -61,12 +61,12 @@ class SlotCommits:
         self._lanes: dict[tuple[str, int], _Lane] = {}
         """Every lane that has had a commit, by the sink's uid and the lane's number."""
         self._stopped = services.make_signal()
-        """The signal that tells the calls of the current attempt, or of the next one, to stop."""
+        """The signal for the calls of the current attempt, or of the next one, to stop."""
 
     def load(self, message: m.CommitSinks) -> None:
         """Load the sinks. The driver sends this message once.
 
-        If that fails, because the storage does not answer for instance, the next commit loads them again.
+        If that fails, for instance because the storage does not respond, the next commit loads them again.
         """
         self._sinks = message
         self._loaded = None
@@ -89,31 +89,33 @@ class SlotCommits:
 
     def commit(self, message: m.Commit) -> None:
         lane = self._lanes.setdefault((message.uid, message.lane), _Lane(message.uid))
-        if lane.unanswered is not None:
+        if lane.open_request is not None:
             raise InvariantError(
-                f"sink {message.uid!r}, lane {message.lane}: commit {message.request} comes before commit "
-                f"{lane.unanswered} is answered"
+                f"sink {message.uid!r}, lane {message.lane}: commit {message.request} arrives before commit "
+                f"{lane.open_request} is answered"
             )
-        lane.unanswered = message.request
+        lane.open_request = message.request
         if isinstance(self._loaded, Failed) and self._sinks is not None:
             self.load(self._sinks)
         stopped = self._stopped
-        lane.todo.append((partial(self._work, lane, message, stopped), partial(self._done, lane, message, stopped)))
+        lane.queued_calls.append(
+            (partial(self._work, lane, message, stopped), partial(self._done, lane, message, stopped))
+        )
         self._start_next(lane)
 
-    def attempt_over(self) -> None:
-        """Tell the calls under way to stop, and close all committers: the attempt is over, or the slot ends."""
+    def end_attempt(self) -> None:
+        """Stop the calls in progress, and close all committers: the attempt is over, or the slot ends."""
         self._stopped.set()
         self._stopped = self._services.make_signal()
         for lane in self._lanes.values():
-            if lane.committer is not None or lane.unanswered is not None:
-                lane.todo.append((partial(self._close, lane), partial(self._closed, lane)))
+            if lane.committer is not None or lane.open_request is not None:
+                lane.queued_calls.append((partial(self._close, lane), partial(self._closed, lane)))
                 self._start_next(lane)
 
     def _start_next(self, lane: _Lane) -> None:
-        if self._loaded is None or lane.busy or not lane.todo:
+        if self._loaded is None or lane.busy or not lane.queued_calls:
             return
-        work, done = lane.todo.popleft()
+        work, done = lane.queued_calls.popleft()
         lane.busy = True
 
         def finished(outcome: Done[None] | Failed) -> None:
@@ -124,7 +126,7 @@ class SlotCommits:
         self._services.executor.submit(partial(work, self._loaded), finished)
 
     def _done(self, lane: _Lane, message: m.Commit, stopped: Signal, outcome: Done[None] | Failed) -> None:
-        lane.unanswered = None
+        lane.open_request = None
         if isinstance(outcome, Failed):
             self._services.send(commit_failed(message.request, outcome.error, stopped.is_set()))
         else:

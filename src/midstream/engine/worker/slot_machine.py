@@ -1,8 +1,8 @@
 """The state machine of one slot, which deploys, runs and cancels the tasks of one attempt at a time.
 
-SLOT_TABLE has the messages that may come in each state. `assembly` builds the tasks of an attempt, and `scheduler`
-decides which of them runs next. Messages and completions of an attempt that is over, or is not the current one, are
-ignored.
+SLOT_TABLE has the messages that are valid in each state. `deployment` builds the tasks of an attempt, and
+`task_scheduler` chooses which of them runs next. Messages and completions of an attempt that is over, or is not the
+current one, are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.core.state_machine import Story, Transition, TransitionTable, new_story
 from midstream.engine.exchange.buffer_pool import BufferPool
-from midstream.engine.graph.unaligned_edges import overtakable
+from midstream.engine.graph.unaligned_edges import unaligned_edges
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.worker.deployment import Deployment, Loaded, load
@@ -62,7 +62,7 @@ _FOR_TASKS_THAT_RUN: Final = (
 _OF_AN_ATTEMPT: Final = (m.Start, m.SplitsAssigned, m.ResumeSources, *_FOR_TASKS_THAT_RUN)
 
 
-def _rows(
+def _transitions(
     states: Iterable[SlotState], message: object, what: str, then: SlotState | None = None
 ) -> Iterator[Transition[SlotState, object]]:
     return (Transition(state, message, (then or state,), what) for state in states)
@@ -71,26 +71,26 @@ def _rows(
 SLOT_TABLE: Final[TransitionTable[SlotState, object]] = TransitionTable(
     "slot",
     (
-        Transition(_IDLE, m.Welcome, (_IDLE,), "it has a number"),
-        *_rows(SlotState, m.Deploy, "running tasks are closed, state is read", _DEPLOYING),
-        Transition(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "it is reported to the coordinator"),
+        Transition(_IDLE, m.Welcome, (_IDLE,), "the slot gets its number"),
+        *_transitions(SlotState, m.Deploy, "running tasks are closed, state is read", _DEPLOYING),
+        Transition(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "reported to the coordinator"),
         Transition(_DEPLOYING, SlotEvent.NOT_OPENED, (_IDLE,), "everything is closed, the failure is reported"),
         Transition(_DEPLOYED, m.Start, (_RUNNING,), "links to other slots are opened, tasks run"),
-        *_rows((_DEPLOYED, _RUNNING), m.SplitsAssigned, "a mail for a source"),
-        *_rows((_DEPLOYING, _DEPLOYED, _RUNNING), m.ResumeSources, "a mail for tasks"),
-        *(row for message in _FOR_TASKS_THAT_RUN for row in _rows((_RUNNING,), message, "a mail for tasks")),
-        *_rows(SlotState, m.Cancel, "everything is closed", _IDLE),
-        *_rows(SlotState, m.Release, "everything is closed", _IDLE),
-        *_rows(SlotState, m.CommitSinks, "sinks are loaded"),
-        *_rows(SlotState, m.Commit, "a lane commits or aborts"),
-        *_rows(SlotState, m.Heartbeat, "the driver lives"),
+        *_transitions((_DEPLOYED, _RUNNING), m.SplitsAssigned, "a mail for a source"),
+        *_transitions((_DEPLOYING, _DEPLOYED, _RUNNING), m.ResumeSources, "a mail for tasks"),
+        *(row for message in _FOR_TASKS_THAT_RUN for row in _transitions((_RUNNING,), message, "a mail for tasks")),
+        *_transitions(SlotState, m.Cancel, "everything is closed", _IDLE),
+        *_transitions(SlotState, m.Release, "everything is closed", _IDLE),
+        *_transitions(SlotState, m.CommitSinks, "sinks are loaded"),
+        *_transitions(SlotState, m.Commit, "a lane commits or aborts"),
+        *_transitions(SlotState, m.Heartbeat, "the driver is alive"),
     ),
 )
 """The events are classes of messages and members of `SlotEvent`."""
 
 
 class SlotMachine:
-    """One slot: it gets the coordinator's messages, and runs the tasks of the current attempt."""
+    """One slot, which handles the coordinator's messages, and runs the tasks of the current attempt."""
 
     def __init__(self, services: SlotServices) -> None:
         self._services = services
@@ -117,7 +117,7 @@ class SlotMachine:
     # ---- messages --------------------------------------------------------------
 
     def handle(self, message: m.ToSlot) -> None:  # noqa: PLR0912 - one arm for each message
-        """Handle one message of the coordinator. They come in the order of sending.
+        """Handle one message of the coordinator. They arrive in the order of sending.
 
         Failures of the job do not raise here: they are reported.
         """
@@ -127,7 +127,7 @@ class SlotMachine:
             self._services.send(m.Cancelled(message.attempt))
             return
         before = self.state
-        self._on(type(message))
+        self._transition(type(message))
         match message:
             case m.Welcome(slot=slot):
                 self.slot_id = slot
@@ -179,27 +179,27 @@ class SlotMachine:
         self.handle(m.Release())
 
     def status(self) -> m.SlotStatus:
-        """The slot's status for the heartbeat. The process adds the figures of its memory."""
+        """The slot's status for the heartbeat. The process adds its memory metrics."""
         tasks = self._deployment.all_tasks if self._deployment is not None else ()
         return m.SlotStatus(attempt=self.attempt, tasks=tuple(task.metrics() for task in tasks))
 
-    def show_rows(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
-        """Show rows to users. `answer` is called at most once per task, and not if the operator does not run here."""
+    def show_rows(self, request: ShowRows, reply: Callable[[RowsShown], None]) -> None:
+        """Show rows to users. `reply` is called at most once per task, and not if the operator does not run here."""
         for task in self.tasks.values():
-            task.show(asked, answer)
+            task.show(request, reply)
 
-    def operator_at_work(self) -> tuple[str, str, int]:
+    def current_operator(self) -> tuple[str, str, int]:
         """The name, uid and subtask of the operator that runs now, or ("", "", -1) between two steps."""
-        task = self._opening or self._scheduler.at_work
-        return ("", "", -1) if task is None else (*task.operators.at_work, task.ref.subtask)
+        task = self._opening or self._scheduler.current_task
+        return ("", "", -1) if task is None else (*task.operators.current_operator, task.ref.subtask)
 
     def check(self) -> None:
         """Check every invariant that must hold between two mails."""
         if self._deployment is not None:
             self._deployment.check()
 
-    def _on(self, event: object) -> None:
-        """Change the state as SLOT_TABLE says. Raises InvariantError for an event that must not come now."""
+    def _transition(self, event: object) -> None:
+        """Change the state by SLOT_TABLE. Raises InvariantError for an event that is not valid in the current state."""
         self.state, before = SLOT_TABLE.next(self.state, event, self._story), self.state
         self._story.append((before, event))
 
@@ -212,7 +212,7 @@ class SlotMachine:
     def _graph_of(self, message: m.Deploy | m.CommitSinks) -> bytes:
         self._graph = message.graph or self._graph
         if not self._graph:
-            raise InvariantError(f"slot {self.slot_id} is to use the job's graph, and was never sent one")
+            raise InvariantError(f"slot {self.slot_id} must use the job's graph, and was never sent one")
         return self._graph
 
     # ---- the life of an attempt ----------------------------------------------------
@@ -220,7 +220,7 @@ class SlotMachine:
     def _deploy(self, deploy: m.Deploy) -> None:
         """Read the state on the I/O pool, then build the tasks and open their operators."""
         self.attempt = deploy.attempt
-        self.failure = None  # its traceback refers to all that the attempt before had restored
+        self.failure = None  # its traceback refers to everything that the previous attempt had restored
         config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
         unpickle = partial(self._services.unpickle, self._graph_of(deploy))
 
@@ -235,7 +235,7 @@ class SlotMachine:
             except BaseException as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
                 self._not_opened(error)
                 return
-            self._on(SlotEvent.OPENED)
+            self._transition(SlotEvent.OPENED)
             self._services.send(m.Deployed(deploy.attempt))
 
         self._services.executor.submit(partial(load, deploy, config, self._services.open_storage, unpickle), done)
@@ -252,7 +252,7 @@ class SlotMachine:
             executor=self._services.executor,
             ids=self._services.ids,
             storage=loaded.storage,
-            overtakable=overtakable(any_graph),
+            unaligned_edges=unaligned_edges(any_graph),
             inline_bytes_max=inline_bytes_max(config.inline_bytes, subtasks),
             send=self._services.send,
             schedule=self._scheduler.schedule,
@@ -267,8 +267,8 @@ class SlotMachine:
     def _not_opened(self, error: BaseException) -> None:
         self.failure = error
         task = self._opening
-        opening = None if task is None else (task.ref, *task.operators.at_work)
-        self._on(SlotEvent.NOT_OPENED)
+        opening = None if task is None else (task.ref, *task.operators.current_operator)
+        self._transition(SlotEvent.NOT_OPENED)
         self._end_attempt()
         self._services.send(deploy_failed(self.attempt, error, opening))
 
@@ -282,7 +282,7 @@ class SlotMachine:
 
     def _end_attempt(self) -> None:
         """Close everything that runs here."""
-        self._commits.attempt_over()
+        self._commits.end_attempt()
         if self._deployment is not None:
             self._deployment.close()
         self._scheduler.stop()

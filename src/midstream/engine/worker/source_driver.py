@@ -1,10 +1,10 @@
 """Reads the splits of one source subtask and emits their batches.
 
-Every split has the offset after the last batch that was emitted. These splits, and the tally of bad records, are the
-state of a source. A batch that has been read ahead but not emitted is read again after a restore.
+The state of a source is its splits, each with the offset after the last batch that was emitted, and the tally of bad
+records. A batch that has been read ahead but not emitted is read again after a restore.
 
 Every batch has rows of one split, and splits take turns, batch by batch. So their event times differ by a few batches
-at most, and each operator of the chain can know from which split its rows are (`Splits`).
+at most, and each operator of the chain can determine the split of its rows (`Splits`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ SPLITS = "splits"
 """The name of the state part with the splits, each at its offset."""
 SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
 REST_S_MIN = 0.004
-"""How long a split without rows for now rests before it is read again. The time doubles, up to REST_S_MAX, with each
-read that finds none."""
+"""How long a split without rows rests before it is read again. The time doubles, up to REST_S_MAX, with each empty
+read."""
 REST_S_MAX = 0.05
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
@@ -60,7 +60,7 @@ class ReadProgress(Enum):
     """The result of one step of a source."""
 
     EMITTED = auto()
-    """The source may have more to emit at once."""
+    """The source may have more to emit immediately."""
     WAITING = auto()
     """The source has nothing to emit now, and will call `wake`."""
     ENDED = auto()
@@ -86,7 +86,7 @@ class Reading(Enum):
     AHEAD = auto()
     """A batch has been read, and waits for its turn."""
     RESTING = auto()
-    """The split had no rows for now, and is read again when its timer fires."""
+    """The split had no rows, and is read again when its timer fires."""
     AT_END = auto()
     """Every row of the split has been emitted."""
 
@@ -112,12 +112,12 @@ class _OpenSplit:
 
 
 class SplitRequestState(Enum):
-    """Whether a source asks the coordinator for splits."""
+    """Whether a source requests splits from the coordinator."""
 
-    MAY_ASK = auto()
-    ASKED = auto()
-    NONE_WAITS = auto()
-    """The coordinator has no split at present, and answers once it has one."""
+    MAY_REQUEST = auto()
+    REQUESTED = auto()
+    NONE_AVAILABLE = auto()
+    """The coordinator has no split at present, and will send the next one."""
     NO_MORE = auto()
     """The coordinator has no more splits."""
     STOPPED = auto()
@@ -125,9 +125,9 @@ class SplitRequestState(Enum):
     CLOSED = auto()
 
 
-# A member takes ten times as long as a global to look up.
+# Reading an enum member takes ten times as long as reading a global.
 _IDLE, _UNDER_WAY, _AHEAD, _RESTING, _AT_END = Reading
-_MAY_ASK, _ASKED, _NONE_WAITS, _NO_MORE, _STOPPED, _CLOSED = SplitRequestState
+_MAY_REQUEST, _REQUESTED, _NONE_AVAILABLE, _NO_MORE, _STOPPED, _CLOSED = SplitRequestState
 
 
 class SourceDriver(Splits):
@@ -153,21 +153,21 @@ class SourceDriver(Splits):
         self._request_split = request_split
         self._wake = wake
         self._fail = fail
-        self._splits_wanted = checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
+        self._splits_per_reader = checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
         readers = checked_count(source.readers_max(parallelism), "readers_max")
         rows_per_s = source.rows_per_s / readers if source.rows_per_s else None
-        self._pace = SourceRate(services.config.batch_rows, rows_per_s)
+        self._rate = SourceRate(services.config.batch_rows, rows_per_s)
         self._timer: Timer | None = None
         """Fires when the rate allows the next batch."""
         self._splits: deque[_OpenSplit] = deque()
         self._opened = 0
         self._current = -1
-        self._asking = _MAY_ASK
+        self._request_state = _MAY_REQUEST
         self._all_assigned = False
         """Whether every split that discovery has found is assigned to some subtask. False at first, because discovery
-        may not have found any yet. Other subtasks may still ask for splits when it is True."""
+        may not have found any yet. Other subtasks may still request splits when it is True."""
         self._emitting: tuple[_OpenSplit, int] | None = None
-        """The split whose batch the chain processes, and the batch's rows. A failure of the chain leaves them here."""
+        """The split whose batch the chain processes, and the batch's rows. A failure of the chain does not reset it."""
         self._listeners: list[Callable[[], None]] = []
         self._changed = True
         """Whether the listeners have to be called before anything else is emitted."""
@@ -180,45 +180,45 @@ class SourceDriver(Splits):
             self.tally.restore(parts[TALLY])
 
     def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
-        """Read this split, too. `is_last` says whether every split found so far is now assigned (`all_assigned`)."""
-        if self._asking in (_ASKED, _NONE_WAITS):
-            self._asking = _MAY_ASK
+        """Read this split as well. `is_last`: every split found so far is now assigned (`all_assigned`)."""
+        if self._request_state in (_REQUESTED, _NONE_AVAILABLE):
+            self._request_state = _MAY_REQUEST
         self._all_assigned = is_last
         self._add(_decoder.decode(encoded))
         self._wake()
 
     def splits_assigned(self, none_waits: bool) -> None:
-        """Every split that was found is assigned to some subtask, this one or another.
+        """Note that every split that was found is assigned to some subtask, this one or another.
 
-        `none_waits` says whether that is the answer to the last request.
+        `none_waits`: this is the answer to the last request.
         """
         self._all_assigned = self._changed = True
-        if none_waits and self._asking is _ASKED:
-            self._asking = _NONE_WAITS
+        if none_waits and self._request_state is _REQUESTED:
+            self._request_state = _NONE_AVAILABLE
         self._wake()
 
     def no_more_splits(self) -> None:
-        if self._asking in (_MAY_ASK, _ASKED, _NONE_WAITS):
-            self._asking = _NO_MORE
+        if self._request_state in (_MAY_REQUEST, _REQUESTED, _NONE_AVAILABLE):
+            self._request_state = _NO_MORE
         self._wake()
 
     def stop(self) -> None:
         """End now, as if the input had ended (drain)."""
-        self._asking = _STOPPED
+        self._request_state = _STOPPED
         self._wake()
 
     def step(self) -> ReadProgress:
         """Emit at most one batch. Splits take turns."""
-        if self._asking is _STOPPED:
+        if self._request_state is _STOPPED:
             return ReadProgress.ENDED
-        if len(self._splits) < self._splits_wanted and self._asking is _MAY_ASK:
-            self._asking = _ASKED
+        if len(self._splits) < self._splits_per_reader and self._request_state is _MAY_REQUEST:
+            self._request_state = _REQUESTED
             self._request_split()
-        if self._changed and self._tell():
+        if self._changed and self._notify_listeners():
             return ReadProgress.EMITTED
-        pace = self._pace
-        if pace.has_rate and self._must_wait():
-            pace.pause()
+        rate = self._rate
+        if rate.has_rate and self._must_wait():
+            rate.pause()
             return ReadProgress.WAITING
         for _ in range(len(self._splits)):
             current = self._splits[0]
@@ -226,13 +226,13 @@ class SourceDriver(Splits):
             if ahead is None and current.state is _AT_END:
                 self._splits.popleft()
                 self._close_reader(current)
-                self._tell()
+                self._notify_listeners()
                 return ReadProgress.EMITTED
             self._splits.rotate(-1)
             if ahead is not None:
                 bad_rows = 0 if ahead.bad is None else len(ahead.bad.at)
-                if pace.has_rate:
-                    pace.keep_rate(ahead.batch.num_rows + bad_rows, self._clock.monotonic_s())
+                if rate.has_rate:
+                    rate.keep_rate(ahead.batch.num_rows + bad_rows, self._clock.monotonic_s())
                 current.quiet_until_s = self._clock.monotonic_s()
                 self.tally.count(ahead.batch.num_rows, ahead.bad)
                 if ahead.bad is not None:
@@ -240,9 +240,9 @@ class SourceDriver(Splits):
                 if ahead.batch.num_rows:
                     self._emit_timed(current, ahead.batch)
                 return ReadProgress.EMITTED
-        if not self._splits and self._asking is _NO_MORE:
+        if not self._splits and self._request_state is _NO_MORE:
             return ReadProgress.ENDED
-        pace.pause()
+        rate.pause()
         return ReadProgress.WAITING
 
     def snapshot(self, new_id: Callable[[], str]) -> dict[str, StatePart]:
@@ -257,7 +257,7 @@ class SourceDriver(Splits):
         return parts
 
     def close(self) -> None:
-        self._asking = _CLOSED
+        self._request_state = _CLOSED
         if self._timer is not None:
             self._timer.cancel()
         while self._splits:
@@ -282,12 +282,12 @@ class SourceDriver(Splits):
         return self._all_assigned
 
     def split_id(self, split: int) -> str | None:
-        """The id of the split, or None if it is not open any more. Listeners are called for that in the next step."""
+        """The id of the split, or None if it is no longer open. Listeners are called for that in the next step."""
         return next((current.split.id for current in self._splits if current.number == split), None)
 
     @property
     def none_waits(self) -> bool:
-        return self._asking is _NONE_WAITS
+        return self._request_state is _NONE_AVAILABLE
 
     def quiet_until_s(self, split: int) -> float:
         if self._source.bounded or self._source.splits_end:
@@ -297,7 +297,7 @@ class SourceDriver(Splits):
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
 
-    def _tell(self) -> bool:
+    def _notify_listeners(self) -> bool:
         """Call the listeners. Returns whether there are any: they may have emitted a watermark."""
         self._changed = False
         for changed in self._listeners:
@@ -309,7 +309,7 @@ class SourceDriver(Splits):
         """How many rows from here the chain processes now, or has failed on. It is 0 when the chain processes none."""
         return 0 if self._emitting is None else self._emitting[1]
 
-    def place(self, row: int | None) -> str:
+    def position_of(self, row: int | None) -> str:
         """The position in the input of this row of `emitting_rows`, or of all of them if `row` is None."""
         assert self._emitting is not None
         current, rows = self._emitting
@@ -326,19 +326,19 @@ class SourceDriver(Splits):
     def _emit_timed(self, current: _OpenSplit, batch: pa.RecordBatch) -> None:
         """Emit a batch, and set the size of the next ones.
 
-        It depends on how long the chain took, and on how fast batches are taken downstream.
+        It depends on how long the chain took, and on how fast downstream tasks take batches.
         """
         started_s = self._clock.own_core_s()
         self._current = current.number
         self._emitting = current, batch.num_rows
         self._emit(batch)
         self._emitting = None
-        self._pace.emitted(batch.num_rows, started_s, self._clock.own_core_s())
+        self._rate.record_emitted(batch.num_rows, started_s, self._clock.own_core_s())
 
     # ---- reading ----
 
     def _next_ahead(self, current: _OpenSplit) -> _Ahead | None:
-        """The next batch of the split, or None if there is none now. The split's offset moves past it."""
+        """The next batch of the split, or None if it has none now. The split's offset moves past it."""
         if self._source.blocking:
             ahead, current.ahead = current.ahead, None
             _move_past(current, ahead)
@@ -349,7 +349,7 @@ class SourceDriver(Splits):
             return None
         if current.reader is None:
             current.reader = self._source.open_split(current.split)
-        ahead = _read(self._source, current.split, current.reader, self._pace.rows_max)
+        ahead = _read(self._source, current.split, current.reader, self._rate.rows_max)
         if ahead is None:
             current.state = _AT_END
         _move_past(current, ahead)
@@ -357,7 +357,7 @@ class SourceDriver(Splits):
 
     def _read_ahead(self, current: _OpenSplit) -> None:
         current.state, current.rest_timer = _UNDER_WAY, None
-        source, split, reader, rows_max = self._source, current.split, current.reader, self._pace.rows_max
+        source, split, reader, rows_max = self._source, current.split, current.reader, self._rate.rows_max
 
         def work() -> tuple[SplitReader, _Ahead | None]:
             if reader is not None:
@@ -372,13 +372,13 @@ class SourceDriver(Splits):
         def done(outcome: Done[tuple[SplitReader, _Ahead | None]] | Failed) -> None:
             current.state = _IDLE
             if isinstance(outcome, Failed):
-                if self._asking is _CLOSED:
+                if self._request_state is _CLOSED:
                     self._close_reader(current)
                 else:
                     self._fail(outcome.error)
                 return
             current.reader, ahead = outcome.value
-            if self._asking is _CLOSED:
+            if self._request_state is _CLOSED:
                 self._close_reader(current)
             elif ahead is not None and ahead.batch.num_rows == 0 and ahead.bad is None:
                 self._let_rest(current, ahead.offset)
@@ -390,7 +390,7 @@ class SourceDriver(Splits):
         self._executor.submit(work, done)
 
     def _let_rest(self, current: _OpenSplit, offset: int) -> None:
-        """Read the split again later: it has no rows for now.
+        """Read the split again later: it has no rows at present.
 
         All rows that it had before have been emitted, because a read begins when the batch before it is taken.
         """
@@ -412,11 +412,11 @@ class SourceDriver(Splits):
             reader.close()
 
     def _closed_reader(self, outcome: Done[None] | Failed) -> None:
-        if isinstance(outcome, Failed) and self._asking is not _CLOSED:
+        if isinstance(outcome, Failed) and self._request_state is not _CLOSED:
             self._fail(outcome.error)
 
     def _must_wait(self) -> bool:
-        delay_s = self._pace.next_emit_s - self._clock.monotonic_s()
+        delay_s = self._rate.next_emit_s - self._clock.monotonic_s()
         if delay_s <= 0:
             return False
         if self._timer is None:
@@ -435,8 +435,8 @@ def _move_past(current: _OpenSplit, ahead: _Ahead | None) -> None:
 
 
 def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _Ahead | None:
-    """Read the next batch of the split. Raises SchemaError if it has other columns than the source, and DataError if a text
-    in it is not UTF-8.
+    """Read the next batch of the split. Raises SchemaError if it has other columns than the source, and DataError if a
+    text in it is not UTF-8.
     """
     found = reader.read(rows_max)
     if found is None:

@@ -1,100 +1,102 @@
-"""Decides how many rows the next batch of a source has, and when the source's rate allows it."""
+"""Chooses the number of rows of a source's next batch, and the time at which the source's rate allows it."""
 
 from __future__ import annotations
 
 from midstream.engine.worker.batch_sizer import BatchSizer
 
 FIRST_ROWS = 256
-"""The rows of the first batch, when it is not known how long the chain takes for a row."""
-PACE_S = 0.001
-"""A batch of a source with a rate has the rows of so much time, so that no row waits longer than that for its batch."""
-PACED_ROWS = 8
-"""If those are fewer rows than this, they are not worth a batch, and a batch has this many."""
-PACE_S_MAX = 0.05
-"""A batch has the rows of no more than this time, even if they are fewer than PACED_ROWS."""
-SLICE_S = 0.02
-"""How long the chain should take for one batch: mails and other tasks wait for it."""
-MADE_UP_S = 1.0
-"""A source with a rate catches up on so much time without emitting: on a busy machine it has no core at times."""
-BATCH_S = 0.1
-"""A batch has no more rows than the tasks downstream take in so long: barriers wait behind whole batches."""
-BURST = 8
-"""How many batches downstream has to take for one measurement. Where queues have room, some leave right after another,
-and the next one waits for all of them. So the times of single batches tell little, but their mean does."""
-SETTLING = 4
-"""How many batches leave between two measurements: the time that they wait is that of batches of the size before."""
-BURST_S = 2.0
-"""A measurement ends after this time, even if downstream has taken fewer batches. A batch that takes as long is one by
-itself."""
+"""The rows of the first batch, before the cost of a row has been measured."""
+RATE_BATCH_S = 0.001
+"""A rate-limited source emits this much time's worth of rows per batch, so that no row waits longer for its batch."""
+RATE_BATCH_ROWS_MIN = 8
+"""The minimum number of rows of such a batch: fewer are not worth one."""
+RATE_BATCH_S_MAX = 0.05
+"""A batch has the rows of no more than this time, even if they are fewer than RATE_BATCH_ROWS_MIN."""
+SOURCE_SLICE_S = 0.02
+"""The target for the chain's time per batch: mails and other tasks wait for it."""
+CATCH_UP_S_MAX = 1.0
+"""The limit on the time that a delayed rate-limited source catches up on: on a busy machine it has no core at times."""
+DOWNSTREAM_BATCH_S = 0.1
+"""The limit on the time that the tasks downstream take for one batch: barriers wait for whole batches."""
+MEASURED_BATCHES = 8
+"""Batches per measurement: with room in the queues several leave back to back, so only the mean interval is
+meaningful."""
+SETTLING_BATCHES = 4
+"""Batches between two measurements, which still wait for batches of the previous size."""
+MEASUREMENT_S_MAX = 2.0
+"""The time limit of a measurement, even if downstream has taken fewer batches. A batch that takes as long is a
+measurement of its own."""
 
 
 class SourceRate:
-    """The pace of one source subtask: a batch has the rows that the chain processes in SLICE_S and that the tasks
-    downstream take in BATCH_S, whichever are fewer.
+    """The batch size of one source subtask: a batch has the rows that the chain processes in SOURCE_SLICE_S and that
+    the tasks downstream take in DOWNSTREAM_BATCH_S, whichever are fewer.
 
     `rows_per_s` is the rate of this subtask, or None if the source has none.
     """
 
     def __init__(self, rows_max: int, rows_per_s: float | None) -> None:
-        self._chain = BatchSizer(SLICE_S)
-        self._downstream = BatchSizer(BATCH_S)
-        self._taken = self._taken_rows = 0
-        """The batches that downstream has taken in the measurement at work, and their rows. Here and below, the last
+        self._chain = BatchSizer(SOURCE_SLICE_S)
+        self._downstream = BatchSizer(DOWNSTREAM_BATCH_S)
+        self._measured_batches = self._measured_rows = 0
+        """The batches that downstream has taken in the current measurement, and their rows. Here and below, the last
         batch is not among them."""
-        self._taking_s = 0.0
+        self._measured_s = 0.0
         """The time between those batches and the next ones."""
-        self._settling = SETTLING
-        """How many batches have to leave before the next measurement."""
+        self._settling = SETTLING_BATCHES
+        """The number of batches still to leave before the next measurement."""
         self._last: tuple[int, float] | None = None
         """The rows of the batch emitted last, and when it was emitted. None if the source has paused since."""
         self._rows_per_s = rows_per_s or 0.0
         self.has_rate = bool(rows_per_s)
         self._limit = self._batch_rows = rows_max
         if rows_per_s:
-            few = min(PACED_ROWS, round(rows_per_s * PACE_S_MAX))
-            self._paced_rows = max(1, few, int(rows_per_s * PACE_S))
-            self._limit = min(rows_max, self._paced_rows)
+            few = min(RATE_BATCH_ROWS_MIN, round(rows_per_s * RATE_BATCH_S_MAX))
+            self._rate_batch_rows = max(1, few, int(rows_per_s * RATE_BATCH_S))
+            self._limit = min(rows_max, self._rate_batch_rows)
         self.rows_max = min(self._limit, FIRST_ROWS)
-        """How many rows the next batch may have."""
+        """The maximum number of rows of the next batch."""
         self.next_emit_s = float("-inf")
         """When the rate allows the next batch. Before the first rows none is late."""
 
     def keep_rate(self, rows: int, now_s: float) -> None:
         """Count `rows` towards the rate.
 
-        A source that is late catches up, on MADE_UP_S at most. Its batches become larger meanwhile, because with small
-        ones it would fall further and further behind.
+        A delayed source catches up on at most CATCH_UP_S_MAX, with larger batches: with small ones it would lag further
+        and further.
         """
-        start_s = max(self.next_emit_s, now_s - MADE_UP_S) if self.next_emit_s > float("-inf") else now_s
-        self._limit = min(self._batch_rows, max(self._paced_rows, int((now_s - start_s) * self._rows_per_s)))
+        start_s = max(self.next_emit_s, now_s - CATCH_UP_S_MAX) if self.next_emit_s > float("-inf") else now_s
+        self._limit = min(self._batch_rows, max(self._rate_batch_rows, int((now_s - start_s) * self._rows_per_s)))
         self.next_emit_s = start_s + rows / self._rows_per_s
 
-    def emitted(self, rows: int, started_s: float, ended_s: float) -> None:
-        """A batch of `rows` rows was emitted. The times are of the clock of the slot's own core."""
-        self._chain.took(rows, ended_s - started_s)
+    def record_emitted(self, rows: int, started_s: float, ended_s: float) -> None:
+        """Record a batch of `rows` rows. The times are of the clock of the slot's own core."""
+        self._chain.record(rows, ended_s - started_s)
         if self._last is not None:
-            self._was_taken(self._last[0], started_s - self._last[1])
+            self._measure_downstream(self._last[0], started_s - self._last[1])
         self._last = rows, started_s
         fitting = min(self._chain.rows(1), self._downstream.rows(FIRST_ROWS))
         # The size changes at most by a factor of two at a time, because one batch may have been slow by chance.
         self.rows_max = max(1, min(self._limit, max(self.rows_max // 2, min(fitting, self.rows_max * 2))))
 
-    def _was_taken(self, rows: int, seconds: float) -> None:
-        if seconds >= BURST_S:  # a measurement of its own: rows have become slower, and batches must not wait to shrink
-            self._taken = self._settling = 0
-            self._taken_rows, self._taking_s = 0, 0.0
+    def _measure_downstream(self, rows: int, seconds: float) -> None:
+        if (
+            seconds >= MEASUREMENT_S_MAX
+        ):  # a measurement of its own: rows have become slower, and batches must not wait to shrink
+            self._measured_batches = self._settling = 0
+            self._measured_rows, self._measured_s = 0, 0.0
         elif self._settling:
             self._settling -= 1
             return
-        self._taken += 1
-        self._taken_rows += rows
-        self._taking_s += seconds
-        if self._taken == BURST or self._taking_s >= BURST_S:
-            mean_rows = round(self._taken_rows / self._taken)
-            self._downstream.took(mean_rows, self._taking_s / self._taken, self._taken)
-            self._taken, self._settling = 0, SETTLING
-            self._taken_rows, self._taking_s = 0, 0.0
+        self._measured_batches += 1
+        self._measured_rows += rows
+        self._measured_s += seconds
+        if self._measured_batches == MEASURED_BATCHES or self._measured_s >= MEASUREMENT_S_MAX:
+            mean_rows = round(self._measured_rows / self._measured_batches)
+            self._downstream.record(mean_rows, self._measured_s / self._measured_batches, self._measured_batches)
+            self._measured_batches, self._settling = 0, SETTLING_BATCHES
+            self._measured_rows, self._measured_s = 0, 0.0
 
     def pause(self) -> None:
-        """The source has no rows now. The time until its next batch does not show how fast batches are taken."""
+        """Pause the measurement: the time until the source has rows again does not show how fast batches are taken."""
         self._last = None

@@ -1,16 +1,16 @@
 """Runs one subtask: it reads its gates or its source, runs its operators, and emits to its partitions.
 
 Everything happens in `step`, a slice of work that always completes: its output goes to the subpartitions even if that
-overdraws the pool, and the next step waits until the pool is whole. Between two steps nothing is half done. That is why
-a mail (a trigger, a split, a completed checkpoint) is a step of its own.
+overdraws the pool, and the next step waits until the pool is no longer overdrawn. Between two steps nothing is half
+done. That is why a mail (a trigger, a split, a completed checkpoint) is a step of its own.
 
-TASK_TABLE has the states of a task and the events that lead from one to the next. `Task.next_step` is the only place
-where it is decided what a task does next, and `Step` has everything that this can be.
+TASK_TABLE has the states of a task and the events that lead from one to the next. Only `Task.next_step` chooses what a
+task does next, and `Step` lists the choices.
 
 A task whose data has ended still takes part in checkpoints. It ends when three conditions are met: a checkpoint that it
-joined after the end of its data has completed, all that it has emitted is with its consumers, and it has acknowledged
-or declined every checkpoint that it has joined. Only then are its channels closed. So the sinks' committers have
-everything that the task's sinks have prepared, and rows still in flight are in every checkpoint.
+joined after the end of its data has completed, its consumers have received all that it has emitted, and it has
+acknowledged or declined every checkpoint that it has joined. Only then are its channels closed. So the sinks'
+committers have everything that the task's sinks have prepared, and rows still in flight are in every checkpoint.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from midstream.engine.operators.base import SnapshotResult
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.protocol.task_metrics import TaskMetrics
-from midstream.engine.worker.failure_reports import place_of_failure, task_failed
+from midstream.engine.worker.failure_reports import position_of_failure, task_failed
 from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.live_rows import show_next
 from midstream.engine.worker.source_driver import ReadProgress, SourceDriver
@@ -54,7 +54,8 @@ from midstream.engine.worker.task_snapshots import TaskSnapshots
 _log = logging.getLogger(__name__)
 
 MAILS_IN_A_ROW_MAX = 32
-"""How many mails are handled in a row. Mails go before rows, but continuous checkpoints must not starve the rows."""
+"""The maximum number of mails handled in a row. Mails go before rows, but continuous checkpoints must not starve the
+rows."""
 
 
 class TaskState(Enum):
@@ -65,7 +66,7 @@ class TaskState(Enum):
     ENDING = "ending"
     """The input has ended. The last results are still to be emitted."""
     AWAITS_CHECKPOINT = "awaits its final checkpoint"
-    """`EndOfData` is sent. Each checkpoint that the task joins from here on has everything that it has emitted."""
+    """`EndOfData` is sent. Each checkpoint that the task joins from now on has everything that it has emitted."""
     AWAITS_SINKS = "awaits its sinks"
     """`EndOfData` is sent, in a job without checkpoints. What the sinks have prepared is committed when all tasks have
     ended."""
@@ -100,12 +101,12 @@ TASK_TABLE: Final[TransitionTable[TaskState, TaskEvent]] = TransitionTable(
     (
         Transition(_CREATED, TaskEvent.START, (_RUNNING,), "consumers get the restored watermark; recovery begins"),
         Transition(_RUNNING, TaskEvent.PAUSE, (_PAUSED,), "the source is not read"),
-        Transition(_PAUSED, TaskEvent.PAUSE, (_PAUSED,), "the job tries again, with another checkpoint"),
+        Transition(_PAUSED, TaskEvent.PAUSE, (_PAUSED,), "the job retries with another checkpoint"),
         Transition(
-            _PAUSED, TaskEvent.RESUME, (_RUNNING,), "the checkpoint is aborted, or the job continues all the same"
+            _PAUSED, TaskEvent.RESUME, (_RUNNING,), "the checkpoint is aborted, or the job continues nevertheless"
         ),
         Transition(_RUNNING, TaskEvent.INPUT_ENDED, (_ENDING,), "watermarks fire"),
-        Transition(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` goes out"),
+        Transition(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` is sent"),
         Transition(
             _AWAITS_CHECKPOINT, TaskEvent.COMPLETED, (_AWAITS_SENT,), "nothing of the task can be lost any more"
         ),
@@ -130,13 +131,13 @@ class Step(Enum):
     FIRE = "fire a slice of a watermark"
     TIMER = "call a timer that is due"
     READ_GATES = "read from the gates"
-    """Read rows, or once the data has ended the barriers and ends that still come."""
+    """Read rows, or after the end of the data the remaining barriers and ends."""
     READ_SOURCE = "read from the source"
     PAUSE = "wait while the source is paused"
-    FINISH = "emit what is left"
+    FINISH = "emit the rest"
 
 
-# A member takes ten times as long as a global to look up.
+# Reading an enum member takes ten times as long as reading a global.
 _END, _MAIL, _WAIT, _FIRE, _TIMER, _READ_GATES, _READ_SOURCE, _PAUSE, _FINISH = Step
 
 
@@ -162,7 +163,7 @@ class Task:
         self._mails_in_a_row = 0
         self._last = Step.READ_GATES
         """The last step that could emit. Timers take turns with rows: an operator whose timers are always due would
-        starve the rows. It is no state of its own, because it means the same in each state."""
+        starve the rows. Kept apart from TaskState because it applies in every state."""
         self.operators = operators = TaskOperators(
             ref, self.vertex, is_bounded(graph, ref.vertex), services, partitions, self.wake, self.fail
         )
@@ -182,8 +183,8 @@ class Task:
         """The checkpoint after whose barrier the source is not read, while the task is PAUSED."""
         self._final_checkpoint: int | None = None
         """The first checkpoint that the task has joined since its data ended. Whichever completes first, this one or a
-        later one, has everything that the task has emitted. If this one is aborted, that says nothing of the later ones,
-        which may have been joined before the abort arrived."""
+        later one, has everything that the task has emitted. If this one is aborted, the later ones remain valid: they
+        may have been joined before the abort arrived."""
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
@@ -200,20 +201,20 @@ class Task:
             self.input.restore(self.operators.chain.offered_us[0])
 
     def start(self) -> None:
-        self._become(TaskState.RUNNING, TaskEvent.START)
+        self._transition(TaskState.RUNNING, TaskEvent.START)
         self._services.send(m.TaskRunning(self._services.attempt, self.ref))
         watermark_us = self.operators.chain.watermark_us
         if watermark_us > MIN_WATERMARK_US:
             # Consumers do not store the watermarks of their channels.
-            self.operators.edges.broadcast(Watermark(watermark_us))
+            self.operators.outputs.broadcast(Watermark(watermark_us))
         self.input.recover()
         self.wake()
 
     def close(self) -> None:
-        """Drop everything and give back every buffer: the attempt is over, or the slot ends."""
+        """Drop everything and release every buffer: the attempt is over, or the slot ends."""
         if self.state not in (TaskState.FINISHED, TaskState.CLOSED):
-            self._become(TaskState.CLOSED, TaskEvent.CLOSE)
-            self._let_go()
+            self._transition(TaskState.CLOSED, TaskEvent.CLOSE)
+            self._release()
         for gate in self.gates:
             gate.discard()
         for partition in self.partitions:
@@ -222,31 +223,31 @@ class Task:
     def fail(self, error: BaseException, *, symptom: bool = False) -> None:
         """End the task with this failure, and report it once.
 
-        `symptom` says that the failure is probably a consequence of another one. The task's channels stay until the
-        attempt is cancelled: peers that do not know of the failure still send with the credit that they have, and
-        process batches that they have by reference.
+        `symptom`: the failure is probably a consequence of another one. The task's channels stay until the attempt is
+        cancelled: peers that have not been notified still send with the credit that they have, and process batches that
+        they have by reference.
         """
         if self.state is TaskState.FINISHED:
             _log.warning("%s (subtask %d): failed after its end", self.vertex.name, self.ref.subtask, exc_info=error)
         if self.state in (TaskState.FINISHED, TaskState.CLOSED):
             return
-        self._become(TaskState.CLOSED, TaskEvent.FAIL)
+        self._transition(TaskState.CLOSED, TaskEvent.FAIL)
         self.failure = error
-        self._let_go()
+        self._release()
         operators, name = self.operators, self.vertex.name
-        place = place_of_failure(operators.source, operators.chain, error, name)
+        position = position_of_failure(operators.source, operators.chain, error, name)
         self._services.send(
-            task_failed(self._services.attempt, self.ref, name, error, symptom, operators.at_work[1], place)
+            task_failed(self._services.attempt, self.ref, name, error, symptom, operators.current_operator[1], position)
         )
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self.operators.stop_timers()
         self.mails.clear()
         self._snapshots.close()
         self._checkpoints.close()
         self.operators.close()
 
-    def _become(self, state: TaskState, event: TaskEvent) -> None:
+    def _transition(self, state: TaskState, event: TaskEvent) -> None:
         """Change the state. Raises InvariantError, with the task's story, if TASK_TABLE has no such transition."""
         before, self.state = self.state, TASK_TABLE.check(self.state, event, state, self._story)
         self._story.append((before, event))
@@ -279,10 +280,10 @@ class Task:
             self._story.append((self.state, f"trigger of checkpoint {checkpoint_id}"))
             self._checkpoints.handle(TriggerReceived(barrier))
             if barrier.pauses_sources and self.operators.source is not None and self.state in (_RUNNING, _PAUSED):
-                self._become(TaskState.PAUSED, TaskEvent.PAUSE)
+                self._transition(TaskState.PAUSED, TaskEvent.PAUSE)
                 self._paused_after = checkpoint_id
 
-        if self.state is TaskState.FINISHED:  # it finished while the trigger was on its way
+        if self.state is TaskState.FINISHED:  # it finished while the trigger was in transit
             self._snapshots.decline(checkpoint_id, f"task {self.ref} has finished", counts=False)
         else:
             self.mail(trigger)
@@ -298,29 +299,30 @@ class Task:
         self.mail(lambda: self._resume_source(checkpoint_id))
 
     def add_split(self, split: bytes, is_last: bool) -> None:
-        """Assign a split. It is a mail, like a trigger: a split that came before the trigger is in the checkpoint."""
-        self._tell_source(lambda source: source.add_split(split, is_last=is_last))
+        """Assign a split. It is a mail, like a trigger: a split that arrived before the trigger is in the
+        checkpoint."""
+        self._mail_source(lambda source: source.add_split(split, is_last=is_last))
 
     def splits_assigned(self, none_waits: bool) -> None:
-        """Every split found so far is assigned; `none_waits` says whether that answers the last request.
+        """Every split found so far is assigned; `none_waits`: this is the answer to the last request.
 
-        It is a mail, so that it keeps its place among the splits. Before the start there are no splits and no mails.
+        It is a mail, so that it keeps its position among the splits. Before the start there are no splits and no mails.
         """
         if self.operators.source is not None and self.state is TaskState.CREATED:
             self.operators.source.splits_assigned(none_waits)
         else:
-            self._tell_source(lambda source: source.splits_assigned(none_waits))
+            self._mail_source(lambda source: source.splits_assigned(none_waits))
 
     def no_more_splits(self) -> None:
-        self._tell_source(lambda source: source.no_more_splits())
+        self._mail_source(lambda source: source.no_more_splits())
 
     def stop_source(self) -> None:
-        self._tell_source(lambda source: source.stop())
+        self._mail_source(lambda source: source.stop())
 
-    def _tell_source(self, tell: Callable[[SourceDriver], None]) -> None:
+    def _mail_source(self, call: Callable[[SourceDriver], None]) -> None:
         source = self.operators.source
         if source is not None and self.is_live:
-            self.mail(lambda: tell(source))
+            self.mail(lambda: call(source))
 
     # ---- the step ------------------------------------------------------------
 
@@ -341,17 +343,17 @@ class Task:
             return False
 
     def next_step(self) -> Step:
-        """The next step of a live task. If it is WAIT, `wake` will be called. Nothing else is changed by the call."""
+        """The next step of a live task. If it is WAIT, `wake` will be called. The call changes nothing else."""
         state, operators = self.state, self.operators
         if state is _AWAITS_SENT and self._snapshots.is_idle and self._is_sent():
-            return _END  # before the mails: with checkpoints that follow at once there is always another trigger
+            return _END  # before the mails: with continuous checkpoints there is always another trigger
         if self.mails and self._mails_in_a_row < MAILS_IN_A_ROW_MAX:
             return _MAIL
         if not self._output_available():
             return _WAIT
         if operators.chain.is_firing:
             return _FIRE
-        if operators.due and self._last is not _TIMER:
+        if operators.due_timers and self._last is not _TIMER:
             return _TIMER
         if state is _RUNNING:
             return _READ_GATES if operators.source is None else _READ_SOURCE
@@ -360,7 +362,7 @@ class Task:
         return _FINISH if state is _ENDING else _READ_GATES
 
     def _step(self, started_s: float) -> bool:
-        """Do the next step. Returns whether another one may find something to do. If not, `wake` will be called."""
+        """Do the next step. Returns whether another one may have something to do. If not, `wake` will be called."""
         step = self.next_step()
         if step is _MAIL:
             self._mails_in_a_row += 1
@@ -379,7 +381,7 @@ class Task:
             self.operators.chain.pump()
             return True
         elif step is _TIMER:
-            self.operators.due.popleft()()
+            self.operators.due_timers.popleft()()
             return True
         elif step is _FINISH:
             self._finish()
@@ -390,11 +392,11 @@ class Task:
         else:
             assert step is _PAUSE, step
             has_more = False
-        return has_more or bool(self.operators.due)
+        return has_more or bool(self.operators.due_timers)
 
     def _may_have_work(self) -> bool:
         operators, state = self.operators, self.state
-        if operators.due or operators.chain.is_firing or self.input.may_have_data:
+        if operators.due_timers or operators.chain.is_firing or self.input.may_have_data:
             return True
         if state is _RUNNING or state is _PAUSED:
             return operators.source is not None
@@ -421,19 +423,19 @@ class Task:
     # ---- the end -------------------------------------------------------------
 
     def _input_ended(self) -> None:
-        self._become(TaskState.ENDING, TaskEvent.INPUT_ENDED)
+        self._transition(TaskState.ENDING, TaskEvent.INPUT_ENDED)
 
     def _finish(self) -> None:
         """Emit the last results and `EndOfData`. Then the task waits for its final checkpoint."""
         operators = self.operators
         operators.chain.finish()
         operators.stop_timers()  # a timer would emit rows after the end of the data
-        operators.edges.broadcast(EndOfData())
+        operators.outputs.broadcast(EndOfData())
         if self._services.storage is None:
-            self._become(TaskState.AWAITS_SINKS, TaskEvent.ALL_EMITTED)
+            self._transition(TaskState.AWAITS_SINKS, TaskEvent.ALL_EMITTED)
             self._prepare_sinks()
         else:
-            self._become(TaskState.AWAITS_CHECKPOINT, TaskEvent.ALL_EMITTED)
+            self._transition(TaskState.AWAITS_CHECKPOINT, TaskEvent.ALL_EMITTED)
             self._services.send(m.TaskEndOfData(self._services.attempt, self.ref))
 
     def _prepare_sinks(self) -> None:
@@ -464,10 +466,10 @@ class Task:
         return True
 
     def _end(self, committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()) -> None:
-        self.operators.edges.broadcast(EndOfPartition())
+        self.operators.outputs.broadcast(EndOfPartition())
         metrics = self.metrics()
-        self._become(TaskState.FINISHED, TaskEvent.END)
-        self._let_go()
+        self._transition(TaskState.FINISHED, TaskEvent.END)
+        self._release()
         for gate in self.gates:
             gate.discard()
         self._services.send(m.TaskFinished(self._services.attempt, self.ref, committables, metrics))
@@ -498,7 +500,7 @@ class Task:
             operator.checkpoint_completed(checkpoint_id)
         final = self._final_checkpoint
         if self.state is _AWAITS_CHECKPOINT and final is not None and checkpoint_id >= final:
-            self._become(TaskState.AWAITS_SENT, TaskEvent.COMPLETED)
+            self._transition(TaskState.AWAITS_SENT, TaskEvent.COMPLETED)
 
     def _on_aborted(self, checkpoint_id: int) -> None:
         self._story.append((self.state, f"checkpoint {checkpoint_id} aborted"))
@@ -511,7 +513,7 @@ class Task:
     def _resume_source(self, checkpoint_id: int) -> None:
         """Resume the source if it is PAUSED after the barrier of this checkpoint."""
         if self.state is _PAUSED and self._paused_after == checkpoint_id:
-            self._become(TaskState.RUNNING, TaskEvent.RESUME)
+            self._transition(TaskState.RUNNING, TaskEvent.RESUME)
             self._paused_after = None
 
     # ---- metrics and checks ----------------------------------------------------
@@ -522,14 +524,14 @@ class Task:
             backpressured_s += self._services.clock.monotonic_s() - self._backpressured_since
         return task_metrics(self, backpressured_s)
 
-    def show(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
+    def show(self, request: ShowRows, reply: Callable[[RowsShown], None]) -> None:
         """Show the next rows of an operator, as `show_next` does."""
         if self.is_live:
-            show_next(asked, self.ref.subtask, self.vertex, self.operators.chain, self._services.executor, answer)
+            show_next(request, self.ref.subtask, self.vertex, self.operators.chain, self._services.executor, reply)
 
     def check(self) -> None:
         """Check everything that must hold between two steps."""
-        if self.is_live:  # a failure leaves the chain in the middle of its work
+        if self.is_live:  # a failure interrupts the chain within its work
             self.operators.chain.check()
         self._checkpoints.check()
         for gate in self.gates:

@@ -1,15 +1,18 @@
 """Takes the checkpoints of one task: barriers arrive and are forwarded, operators give snapshots, rows are captured.
 
-A task takes a checkpoint in one step on the loop: the barrier is forwarded (after the rows that are queued for the
-consumers, or ahead of all of them), every operator gives its snapshot, and the batches that the barrier has overtaken
-are held so that they can be stored. Later events only add to these batches: those that were still on their way, until
-the last channel has announced its barrier, and those in outputs where the barrier overtakes after its timeout. When
-nothing can be added any more, the batches are encoded and written on the I/O pool, and acknowledged together with the
-operators' state.
+A task takes a checkpoint in one step on the loop:
 
-Batches are held (`engine.exchange.batch_lease`), and charged to the pool, until they are written. If the barriers are slow to
-arrive, the batches captured so far are written from time to time: a producer that still has to process the rows before
-its barrier, because they are on an edge that cannot be overtaken, may need those buffers.
+1. The barrier is forwarded, after the rows that are queued for the consumers or ahead of all of them.
+2. Every operator gives its snapshot.
+3. The batches that the barrier has overtaken are held until they are stored.
+
+Later events only add to these batches: those still in transit, until the last channel has announced its barrier, and
+those in outputs where the barrier overtakes after its timeout. When they are complete, the batches are encoded and
+written on the I/O pool, and acknowledged together with the operators' state.
+
+Batches are held (`engine.exchange.batch_lease`), and charged to the pool, until they are written. If the barriers are
+slow to arrive, the batches captured so far are written from time to time: a producer that still has to process the rows
+before its barrier, because they are on an edge that cannot be overtaken, may need those buffers.
 
 Every batch in flight is stored by exactly one owner: a batch that has arrived is stored by its consumer, a batch that
 has not left, or has left in part, by its producer, and a recovered batch by the gate that recovers it.
@@ -50,9 +53,9 @@ if TYPE_CHECKING:
     from midstream.engine.worker.task import Task
 
 SEGMENT_BUFFERS = 16
-"""The size of a segment of channel state in buffers. A recovering gate reads a whole segment at once."""
+"""The size of a segment of channel state in buffers. A recovering gate reads a whole segment in one call."""
 FLUSH_S = 0.1
-"""How long captured batches keep their buffers while barriers are still to come."""
+"""How long captured batches keep their buffers while barriers are still missing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,21 +64,21 @@ class _InFlightState:
 
     barrier: CheckpointBarrier
     inputs: list[tuple[Captured, list[LeasedBatch]]] = field(default_factory=list)
-    """The batches captured in the gates, in the order in which they are to be read again. The lists grow until every
+    """The batches captured in the gates, in the order in which they must be read again. The lists grow until every
     channel has announced its barrier."""
     outputs: list[tuple[ChannelId, list[LeasedBatch]]] = field(default_factory=list)
     capturing: bool = False
     stored: StoredInFlight = field(default_factory=StoredInFlight)
     """The parts that have been written."""
     parts: int = 0
-    """How many files have been begun."""
+    """The number of files that have been begun."""
     writing: list[LeasedBatch] | None = None
-    """The batches that are held for the write under way, and None while none is."""
+    """The batches that are held for the write in progress; None without one."""
     flush: Timer | None = None
     dropped: bool = False
 
     def drain(self) -> tuple[list[Captured], list[LeasedBatch]]:
-        """Remove all batches from here. Returns them as they are to be written, and as they have to be released."""
+        """Remove all batches from here. Returns what to write, and what to release afterwards."""
         captured: list[Captured] = []
         items: list[LeasedBatch] = []
         outputs = [(Captured(*channel, True), found) for channel, found in self.outputs]
@@ -108,18 +111,20 @@ class TaskCheckpoints:
         self._partitions = task.partitions
         self._channels = [(gate, index) for gate in task.gates for index in range(len(gate.channels))]
         """The gate of each channel, and the channel's index in the gate. Their order gives the channels' numbers."""
-        capturable = [number for number, (gate, _) in enumerate(self._channels) if gate.edge.id in services.overtakable]
+        capturable = [
+            number for number, (gate, _) in enumerate(self._channels) if gate.edge.id in services.unaligned_edges
+        ]
         self._handler = BarrierHandler(len(self._channels), capturable)
         self.priority_gates: tuple[int, ...] = ()
         """The gates for whose barriers a checkpoint waits, and whose rows cannot be captured for it."""
         self._in_flight: dict[int, _InFlightState] = {}
-        """The captured batches of each checkpoint, until they are written or the checkpoint is given up."""
+        """The captured batches of each checkpoint, until they are written or the checkpoint is abandoned."""
         self._writing: set[_InFlightState] = set()
         self._timers: dict[int, Timer] = {}
-        self._seen_s: tuple[int, float] = (-1, 0.0)
-        """The newest checkpoint, and when its first barrier was seen."""
+        self._first_barrier_s: tuple[int, float] = (-1, 0.0)
+        """The newest checkpoint, and when its first barrier arrived."""
         for number, (gate, index) in enumerate(self._channels):
-            gate.channels[index].queue.on_event = partial(self.arrived, number)
+            gate.channels[index].queue.on_event = partial(self.on_arrival, number)
         for partition in task.partitions:
             for sub in partition.subpartitions:
                 sub.on_barrier_sent = self._barrier_sent
@@ -141,8 +146,9 @@ class TaskCheckpoints:
 
     # ---- events ----
 
-    def arrived(self, channel: int, event: Arrival) -> None:
-        """A barrier, or the end of the partition, has arrived in the channel and waits there for its turn."""
+    def on_arrival(self, channel: int, event: Arrival) -> None:
+        """Handle a barrier, or the end of the partition, that has arrived in the channel and waits there for its
+        turn."""
         if self._closed:
             return
         gate, index = self._channels[channel]
@@ -152,7 +158,7 @@ class TaskCheckpoints:
             self._task.mail(lambda: self.handle(BarrierAnnounced(channel, event, gate.is_clear(index, event))))
 
     def handle(self, event: BarrierEvent) -> None:
-        """Give one event to the barrier handler, and carry out its instructions."""
+        """Pass one event to the barrier handler, and carry out its instructions."""
         for instruction in self._handler.handle(event):
             match instruction:
                 case Block(channel):
@@ -179,17 +185,17 @@ class TaskCheckpoints:
         self.priority_gates = tuple(number for number, gate in enumerate(self._gates) if gate in priority)
         pending = self._handler.pending
         if pending is not None:
-            self._see(pending)
+            self._note_first_barrier(pending)
 
-    def _see(self, barrier: CheckpointBarrier) -> None:
-        """Note the first sight of this barrier, from which alignment is measured, and start its timeout.
+    def _note_first_barrier(self, barrier: CheckpointBarrier) -> None:
+        """Note when this barrier first arrived, from which alignment is measured, and start its timeout.
 
         The timeout runs from the creation of the barrier.
         """
         checkpoint_id = barrier.checkpoint_id
-        if self._seen_s[0] == checkpoint_id:
+        if self._first_barrier_s[0] == checkpoint_id:
             return
-        self._seen_s = checkpoint_id, self._services.clock.monotonic_s()
+        self._first_barrier_s = checkpoint_id, self._services.clock.monotonic_s()
         if barrier.timeout_ms and checkpoint_id not in self._timers:
             # The coordinator's wall clock may differ from this one: the delay is never longer than the timeout itself.
             left_ms = barrier.created_ms + barrier.timeout_ms - self._services.clock.now_ms()
@@ -204,12 +210,12 @@ class TaskCheckpoints:
         state = self._in_flight.get(barrier.checkpoint_id)
         if state is not None:
             for partition in self._partitions:
-                if partition.edge.id in self._services.overtakable:
-                    state.outputs += partition.overtake_waiting(barrier)
+                if partition.edge.id in self._services.unaligned_edges:
+                    state.outputs += partition.overtake_queued(barrier)
             self._store_if_complete(barrier.checkpoint_id)
 
     def _barrier_sent(self, checkpoint_id: int) -> None:
-        """A barrier has left for a remote consumer. Sending is not over when this is called, so the rest is a mail."""
+        """Handle a barrier that has left for a remote consumer. It is still being sent, so the rest is a mail."""
         if checkpoint_id in self._in_flight:
             self._task.mail(lambda: self._store_if_complete(checkpoint_id))
 
@@ -226,7 +232,7 @@ class TaskCheckpoints:
         self._end(state)
 
     def _end(self, state: _InFlightState) -> None:
-        """Nothing more will be written for this checkpoint. What was written is reported, after the write under way."""
+        """End the writing for this checkpoint. What was written is reported, after the write in progress."""
         checkpoint_id = state.barrier.checkpoint_id
         self._cancel_timer(checkpoint_id)
         del self._in_flight[checkpoint_id]
@@ -243,14 +249,14 @@ class TaskCheckpoints:
 
     def _snapshot(self, taken: TakeSnapshot) -> None:
         barrier = taken.barrier
-        self._see(barrier)
+        self._note_first_barrier(barrier)
         state = _InFlightState(barrier)
         for partition in self._partitions:
-            if taken.overtaking and partition.edge.id in self._services.overtakable:
+            if taken.overtaking and partition.edge.id in self._services.unaligned_edges:
                 state.outputs += partition.overtake(barrier)
             else:
                 partition.broadcast(barrier)
-        self._task.take_snapshot(barrier, (self._services.clock.monotonic_s() - self._seen_s[1]) * 1000)
+        self._task.take_snapshot(barrier, (self._services.clock.monotonic_s() - self._first_barrier_s[1]) * 1000)
         if taken.capture:
             self._capture(state, taken.capture)
         state.capturing = bool(taken.capture)
@@ -260,16 +266,16 @@ class TaskCheckpoints:
         self._store_if_complete(barrier.checkpoint_id)
 
     def _capture(self, state: _InFlightState, channels: tuple[int, ...]) -> None:
-        """Capture, gate by gate, the rest of the batch at work, the rows still to be recovered, and the queued rows."""
+        """Capture, gate by gate, the rest of the current batch, the rows still to be recovered, and the queued rows."""
         rests = self._task.input.rests()
         for number, gate in enumerate(self._gates):
             mine = [index for of, index in (self._channels[channel] for channel in channels) if of is gate]
             if not mine:
                 continue
             if number in rests:
-                at_work, next_row = rests.pop(number)
+                current_batch, next_row = rests.pop(number)
                 where = Captured(gate.edge.id, gate.consumer, gate.consumer, False)
-                state.inputs.append((where, [at_work.rest(next_row)]))
+                state.inputs.append((where, [current_batch.rest(next_row)]))
             if isinstance(gate.recovered, GateRecovery):
                 remaining = gate.recovered.remaining()
                 state.inputs.append((Captured(gate.edge.id, 0, gate.consumer, False, stored=remaining), []))
@@ -278,7 +284,9 @@ class TaskCheckpoints:
                 state.inputs.append((where, gate.capture(index, state.barrier.checkpoint_id)))
         # A gate of which nothing is captured has no rest: all its rows before the barrier have been processed.
         if rests:
-            raise InvariantError(f"{state.barrier} would lose the rest of a batch at work in the gates {sorted(rests)}")
+            raise InvariantError(
+                f"{state.barrier} would lose the rest of the current batch of the gates {sorted(rests)}"
+            )
 
     def _store_if_complete(self, checkpoint_id: int) -> None:
         """Write the captured batches once nothing can be added to them.
@@ -290,7 +298,7 @@ class TaskCheckpoints:
         if state is None or state.capturing or state.writing is not None:
             return
         if state.barrier.timeout_ms is not None and any(
-            partition.edge.id in self._services.overtakable and partition.is_waiting(checkpoint_id)
+            partition.edge.id in self._services.unaligned_edges and partition.has_queued_barrier(checkpoint_id)
             for partition in self._partitions
         ):
             return
@@ -327,7 +335,7 @@ class TaskCheckpoints:
             try:
                 states, written = store_channels(storage, captured, file, segment_bytes, inline_bytes_max)
             except (StorageError, OSError) as error:
-                return StoredInFlight(files=(file,), error=error)  # the file may exist all the same
+                return StoredInFlight(files=(file,), error=error)  # the file may exist nevertheless
             inline_bytes = sum(len(segment.inline) for state in states for segment in state.segments)
             return StoredInFlight(states, written.files, written.stored_bytes, inline_bytes)
 

@@ -1,7 +1,7 @@
 """Reads the gates of one task: it processes batches in slices, and handles watermarks, barriers and ends.
 
-A slice takes SHORT_SLICE_S where calls cost little, and up to SLICE_S where they cost more. Between two slices mails
-and the other gates have their turn, so that none of them waits for the whole of a slow batch. The rows of the batch
+A slice takes SHORT_SLICE_S where calls cost little, and up to SLICE_S where they cost more. Between two slices, mails
+and the other gates have their turn, so that none of them waits for a whole slow batch. The rows of the batch
 that have not been processed are in flight (see `rests`).
 """
 
@@ -39,30 +39,31 @@ from midstream.engine.worker.source_rate import FIRST_ROWS
 from midstream.engine.worker.watermark_valve import WatermarkValve
 
 SLICE_S = 0.01
-"""How long a step should keep the loop at most, on a core of its own. Longer ones come from rows slower than before."""
+"""The limit on the time of a step, on a core of its own. A step overruns only when rows became slower."""
 SHORT_SLICE_S = 0.002
-"""How long a slice takes where shorter calls cost next to nothing. A barrier waits for a slice at each task on its way,
-and for the slices of slow tasks in the same slots."""
+"""The time of a slice where short calls cost almost nothing. A barrier waits for a slice at each task on its way, and
+for the slices of slow tasks in the same slots."""
 
 PRIORITY_MAX = 64
-"""How many elements are read in a row from `priority` gates (see `work`). Then another gate has its turn."""
+"""The maximum number of elements read in a row from `priority` gates (see `work`). Then another gate has its turn."""
 
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """The reading of one gate: how far its batch at work has been processed, and how fast its rows are processed."""
+    """The reading of one gate: how far its current batch has been processed, and how fast its rows are processed."""
 
     gate: InputGate
-    pace: BatchSizer
+    sizer: BatchSizer
     next_row: int = 0
-    """The first row of the batch at work that has not been processed."""
+    """The first row of the current batch that has not been processed."""
 
 
 class TaskInput:
     """The input of one task.
 
-    `handle` gets barriers and ends as they are read. `origins` has the origin of each channel (see `WatermarkValve`).
-    `ended` is called once, when the data of all channels has ended and all rows read from them have been processed.
+    `handle` is called with barriers and ends as they are read. `origins` has the origin of each channel (see
+    `WatermarkValve`). `ended` is called once, when the data of all channels has ended and all rows read from them have
+    been processed.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class TaskInput:
                 reader.gate.recovered.start()
 
     def event_times(self) -> tuple[InputMetrics, ...]:
-        """How far event time has come on each gate, over those of its channels that the valve waits for."""
+        """The event time of each gate, over those of its channels for which the valve waits."""
         waited_for = sorted(self._valve.waited_for())
         found = []
         for reader, first, end in zip(self._readers, self._first_channel, self._first_channel[1:], strict=False):
@@ -130,7 +131,8 @@ class TaskInput:
     def work(self, priority: Sequence[int] = ()) -> bool:
         """Process a slice of a batch, or the next event, of the next gate. Returns False when no gate has an element.
 
-        The `priority` gates, for whose barriers a checkpoint waits, come first. The others have a turn now and then.
+        The `priority` gates, for whose barriers a checkpoint waits, come first. The others have a turn after
+        PRIORITY_MAX elements.
         """
         if self._priority_in_a_row < PRIORITY_MAX:
             for index in priority:
@@ -148,23 +150,23 @@ class TaskInput:
     @property
     def may_have_data(self) -> bool:
         """Whether `work` may find an element now. If not, one of the gates will wake the task."""
-        for reader in self._readers:  # noqa: SIM110 - a generator takes longer to create than the few are to look at
-            if reader.gate.at_work is not None or reader.gate.may_have_data:
+        for reader in self._readers:  # noqa: SIM110 - a generator takes longer to create than the few to check
+            if reader.gate.current_batch is not None or reader.gate.may_have_data:
                 return True
         return False
 
     def rests(self) -> dict[int, tuple[LeasedBatch, int]]:
-        """The batch at work, and its first row that has not been processed, by the number of the gate."""
+        """The current batch, and its first row that has not been processed, by the number of the gate."""
         return {
-            number: (reader.gate.at_work, reader.next_row)
+            number: (reader.gate.current_batch, reader.next_row)
             for number, reader in enumerate(self._readers)
-            if reader.gate.at_work is not None
+            if reader.gate.current_batch is not None
         }
 
     def _read(self, index: int) -> bool:
         reader = self._readers[index]
         gate = reader.gate
-        if gate.at_work is None:
+        if gate.current_batch is None:
             polled = gate.poll(min(self._rows_max, self._slice_rows(reader)))
             if polled is None:
                 return False
@@ -176,7 +178,7 @@ class TaskInput:
         return True
 
     def _slice_rows(self, reader: _Reader) -> int:
-        return reader.pace.rows(FIRST_ROWS // 2, self._clock.core_share)
+        return reader.sizer.rows(FIRST_ROWS // 2, self._clock.core_share)
 
     def _on_batch(self, gate: int, batch: pa.RecordBatch) -> None:
         reader, first = self._readers[gate], self._first_channel[gate]
@@ -208,20 +210,21 @@ class TaskInput:
                 assert_never(event)
 
     def _process_slice(self, reader: _Reader) -> None:
-        """Process as many rows of the batch at work as fit the budget, judged by the rows of this gate before them.
+        """Process as many rows of the current batch as fit the budget, according to the previous rows of this gate.
 
-        The rest of the batch is divided into slices of about the same size: a last slice of few rows costs a call.
+        The rest of the batch is divided into slices of about the same size: a short last slice would pay a whole call
+        for few rows.
         """
-        clock, at_work = self._clock, reader.gate.at_work
-        assert at_work is not None
-        batch = at_work.batch
+        clock, current_batch = self._clock, reader.gate.current_batch
+        assert current_batch is not None
+        batch = current_batch.batch
         rest = batch.num_rows - reader.next_row
         budget = self._slice_rows(reader)
         rows = -(-rest // max(1, round(rest / budget)))
         part = batch if rows == batch.num_rows else batch.slice(reader.next_row, rows)
         started_s = clock.own_core_s()
         self._chain.process(part, reader.gate.edge.port)
-        reader.pace.took(rows, clock.own_core_s() - started_s)
+        reader.sizer.record(rows, clock.own_core_s() - started_s)
         reader.next_row += rows
         if reader.next_row == batch.num_rows:
             reader.gate.processed()
@@ -232,7 +235,7 @@ class TaskInput:
         is_idle = self._valve.is_idle
         if is_idle != self._was_idle:
             self._was_idle = is_idle
-            self._chain.links[0].idle(is_idle)
+            self._chain.outputs[0].idle(is_idle)
 
     def _end_of_data(self, channel: int, port: int) -> None:
         if self._ended_data[channel]:

@@ -1,4 +1,4 @@
-"""The figures that a task reports in a heartbeat: totals since it was deployed.
+"""The metrics that a task reports in a heartbeat: totals since it was deployed.
 
 Everything is counted where it happens, once per batch. Sums over channels are made here, once per heartbeat.
 """
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 def task_metrics(task: Task, backpressured_s: float) -> TaskMetrics:
     """The task's metrics. `backpressured_s` includes the time since it last had to wait for room in its output."""
     chain, source, uids = task.operators.chain, task.operators.source, task.operators.uids
-    links = chain.links
-    rows = [(uid, chain.rows_in[index], links[index + 1].rows_out) for index, uid in enumerate(uids)]
+    outputs = chain.outputs
+    rows = [(uid, chain.rows_in[index], outputs[index + 1].rows_out) for index, uid in enumerate(uids)]
     worked_us = [round(1e6 * worked_s) for worked_s in chain.worked_s[: len(uids)]]
     if task.vertex.source is not None:
-        rows.insert(0, (task.vertex.source.uid, 0, links[0].rows_out))
+        rows.insert(0, (task.vertex.source.uid, 0, outputs[0].rows_out))
         # The source has worked in all steps of the task while no operator and no edge did.
         worked_us.insert(0, max(0, round(1e6 * (task.busy_s - sum(chain.worked_s[:-1])))))
     left_bytes = sum(gate.recovered.left_bytes() for gate in task.gates if isinstance(gate.recovered, GateRecovery))
     return TaskMetrics(
         task=task.ref,
         rows_in=task.input.rows_in,
-        rows_out=links[-1].rows_out,
+        rows_out=outputs[-1].rows_out,
         busy_ms=int(task.busy_s * 1000),
         backpressured_ms=int(backpressured_s * 1000),
         watermark_us=chain.watermark_us,
         operators=tuple(rows),
         worked_us=tuple(worked_us),
-        late=tuple((uid, links[i + 1].late_rows) for i, uid in enumerate(uids) if links[i + 1].late_rows),
+        late=tuple((uid, outputs[i + 1].late_rows) for i, uid in enumerate(uids) if outputs[i + 1].late_rows),
         timers_dropped=tuple(
             (uid, operator.timers_dropped)
             for uid, operator in zip(uids, chain.operators, strict=True)
@@ -57,10 +57,10 @@ def task_metrics(task: Task, backpressured_s: float) -> TaskMetrics:
 
 
 def has_dropped(task: Task) -> bool:
-    """Whether the task has dropped rows, timers or records, which must be reported however soon it is lost."""
+    """Whether the task has dropped rows, timers or records, which must be reported even if it is lost soon."""
     chain, source = task.operators.chain, task.operators.source
     return (
-        any(link.late_rows for link in chain.links)
+        any(output.late_rows for output in chain.outputs)
         or any(operator.timers_dropped for operator in chain.operators)
         or (source is not None and source.tally.total > 0)
     )

@@ -19,7 +19,7 @@ from midstream.engine.operators.base import Operator, OperatorContext, Snapshot,
 from midstream.engine.protocol import messages as m
 from midstream.engine.state.state_parts import StatePart
 from midstream.engine.worker.interfaces import TaskServices
-from midstream.engine.worker.operator_chain import NOWHERE, OperatorChain, TaskOutputs
+from midstream.engine.worker.operator_chain import NO_OPERATOR, OperatorChain, TaskOutputs
 from midstream.engine.worker.source_driver import SourceDriver
 from midstream.engine.worker.task_input import SLICE_S
 
@@ -40,7 +40,7 @@ class RestoredOperators:
 class TaskOperators:
     """The source and the operators of one task.
 
-    `is_bounded` says whether every source that they depend on is bounded.
+    `is_bounded`: every source that they depend on is bounded.
     `wake` is called when a timer is due, and `fail` when something fails on another thread.
     """
 
@@ -60,13 +60,13 @@ class TaskOperators:
         self._services = services
         self._wake = wake
         self._fail = fail
-        self.edges = TaskOutputs(partitions)
-        self.chain = OperatorChain([spec.operator for spec in vertex.operators], self.edges, services.clock)
+        self.outputs = TaskOutputs(partitions)
+        self.chain = OperatorChain([spec.operator for spec in vertex.operators], self.outputs, services.clock)
         self.uids = [spec.uid for spec in vertex.operators]
         self.source: SourceDriver | None = None
         self.may_be_busy = [op for op in self.chain.operators if type(op).ready is not Operator.ready]
         """The operators that at times are not ready for rows."""
-        self.due: deque[Callable[[], None]] = deque()
+        self.due_timers: deque[Callable[[], None]] = deque()
         """The callbacks of timers that are due. They may emit, so they wait until there is room in the output."""
         self._timers: set[Timer] = set()
         self._takes_timers = True
@@ -80,8 +80,8 @@ class TaskOperators:
                 head.source,
                 vertex.parallelism,
                 services,
-                emit=self.chain.links[0].emit,
-                emit_bad=lambda rows: self.edges.emit(rows, BAD_RECORDS),
+                emit=self.chain.outputs[0].emit,
+                emit_bad=lambda rows: self.outputs.emit(rows, BAD_RECORDS),
                 request_split=lambda: services.send(m.RequestSplit(services.attempt, self._ref)),
                 wake=self._wake,
                 fail=self._fail,
@@ -113,11 +113,11 @@ class TaskOperators:
             )
             if not spec.operator.keeps_splits:
                 splits = None
-            self.chain.at = index, -1
-            spec.operator.open(context, self.chain.links[index + 1])
+            self.chain.current = index, -1
+            spec.operator.open(context, self.chain.outputs[index + 1])
             if spec.uid in restored.parts:
                 spec.operator.restore(restored.parts[spec.uid])
-            self.chain.at = NOWHERE
+            self.chain.current = NO_OPERATOR
         watermarks = restored.watermarks
         self.chain.restore({i: watermarks[uid] for i, uid in enumerate(self.uids) if uid in watermarks})
         if not self.uids and head is not None and head.uid in watermarks:
@@ -139,12 +139,12 @@ class TaskOperators:
         return snapshots
 
     @property
-    def at_work(self) -> tuple[str, str]:
+    def current_operator(self) -> tuple[str, str]:
         """The name and the uid of the operator that runs now, or that has failed.
 
         Where no operator runs they are those of the task's source, and empty in a task without a source.
         """
-        index = min(self.chain.at[0], len(self._vertex.operators) - 1)
+        index = min(self.chain.current[0], len(self._vertex.operators) - 1)
         if index >= 0:
             spec = self._vertex.operators[index]
             return spec.name, spec.uid
@@ -171,22 +171,22 @@ class TaskOperators:
 
     def _timer(self, when: str, start: Callable[[Callable[[], None]], Timer], mail: Callable[[], None]) -> Timer:
         if not self._takes_timers:
-            raise InvariantError(f"task {self._ref} has ended its data, and is to be called {when}")
+            raise InvariantError(f"task {self._ref} has ended its data, and sets a timer {when}")
         timer: Timer
 
-        def due() -> None:
+        def fire() -> None:
             self._timers.discard(timer)
-            self.due.append(mail)
+            self.due_timers.append(mail)
             self._wake()
 
-        timer = start(due)
+        timer = start(fire)
         self._timers.add(timer)
         return timer
 
     def stop_timers(self) -> None:
-        """Cancel all timers. From here on none can be set."""
+        """Cancel all timers. From now on none can be set."""
         self._takes_timers = False
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        self.due.clear()
+        self.due_timers.clear()

@@ -1,4 +1,5 @@
-"""Decides which task of a slot runs next. Tasks take turns. Tasks with mails run first, but only so often in a row."""
+"""Chooses the task of a slot that runs next, in turn. Tasks with pending mail run first, up to MAILS_IN_A_ROW_MAX times
+in a row."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from midstream.engine.core.interfaces import Clock, Executor
 from midstream.engine.worker.task import MAILS_IN_A_ROW_MAX, Task
 
 STEPS_PER_MAIL = 8
-"""How many steps run at most in one mail of the loop, before the loop reads its sockets again."""
+"""The maximum number of steps in one mail of the loop, before the loop reads its sockets again."""
 RUN_S = 0.001
-"""No further step begins in a mail of the loop that has run for so long."""
+"""The time after which no further step begins in a mail of the loop."""
 
 
 class TaskScheduler:
@@ -24,9 +25,9 @@ class TaskScheduler:
         self._scheduled: set[Task] = set()
         """The tasks in `_ready`."""
         self._is_posted = False
-        self._favoured = 0
-        """How often in a row a task with mails ran first."""
-        self.at_work: Task | None = None
+        self._mails_in_a_row = 0
+        """How many times in a row a task with mails ran first."""
+        self.current_task: Task | None = None
         """The task whose step runs now."""
 
     def start(self) -> None:
@@ -58,7 +59,7 @@ class TaskScheduler:
         for _ in range(STEPS_PER_MAIL):
             if not ready:
                 break
-            may_favour = self._favoured < MAILS_IN_A_ROW_MAX
+            may_favour = self._mails_in_a_row < MAILS_IN_A_ROW_MAX
             task = ready[0]
             if may_favour and not task.mails:
                 for other in ready:
@@ -66,18 +67,18 @@ class TaskScheduler:
                         task = other
                         break
             if may_favour and task.mails:
-                self._favoured += 1
+                self._mails_in_a_row += 1
             elif had_mail and may_favour:
                 break  # a barrier must not wait in a socket for the slice of a slow function
             else:
-                self._favoured = 0
+                self._mails_in_a_row = 0
             had_mail = bool(task.mails)
             ready.remove(task)
             self._scheduled.discard(task)
-            self.at_work = task
+            self.current_task = task
             if task.step(now_s):
                 self.schedule(task)
-            self.at_work = None
+            self.current_task = None
             before_s, now_s = now_s, clock.monotonic_s()
             task.busy_s += now_s - before_s
             if now_s >= deadline_s:

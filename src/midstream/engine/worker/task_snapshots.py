@@ -1,4 +1,4 @@
-"""The snapshots of one task, from when they are taken until it is known whether their checkpoints have completed.
+"""The snapshots of one task, from when they are taken until the outcome of their checkpoints is known.
 
     taken --both parts stored--> stored --in order--> acknowledged --completed--> known
                  \\-- not written: declined; what its sinks prepared is reported with the next one
@@ -65,7 +65,7 @@ def store_snapshot(
     try:
         stored = store_parts(storage, [result.parts for result in results], known, file, inline_bytes_max)
     except (StorageError, OSError) as error:
-        # The file may exist all the same: not every storage knows whether a failed write took effect.
+        # The file may exist nevertheless: not every storage reports whether a failed write took effect.
         return StoredSnapshot((), committables, {}, (file,), error=error)
     parts = tuple(zip(uids, stored.parts, strict=True))
     return StoredSnapshot(parts, committables, stored.in_files, stored.written.files, stored.written.stored_bytes)
@@ -95,7 +95,7 @@ class StoredInFlight:
 
 @dataclass(slots=True)
 class _Unacknowledged:
-    """A snapshot that has not been acknowledged. It is once its state and its rows in flight have both been stored."""
+    """A snapshot that will be acknowledged when its state and its rows in flight have both been stored."""
 
     operators: tuple[m.OperatorSnapshot, ...]
     """The operators' uids and watermarks. What is stored is added in the acknowledgement."""
@@ -140,7 +140,7 @@ class TaskSnapshots:
         """The snapshots whose checkpoints are not known to have completed, by checkpoint, oldest first."""
 
     def restored(self, stored: Mapping[str, m.ChunkHandle]) -> None:
-        """These chunks are in the files of the checkpoint that the task was restored from."""
+        """Note the chunks in the files of the checkpoint from which the task was restored."""
         self._stored = dict(stored)
 
     def stored_bytes(self, chunk_id: str) -> int | None:
@@ -158,10 +158,10 @@ class TaskSnapshots:
         finished: bool,
         with_metrics: bool,
     ) -> None:
-        """Store the operators' snapshots. They are acknowledged once `in_flight_stored` has been called, too.
+        """Store the operators' snapshots. They are acknowledged once `in_flight_stored` has been called as well.
 
         `operators` are in the order of the chain. `began_s` is when the snapshot was begun, by the stopwatch.
-        `with_metrics`: the acknowledgement has the task's metrics, since no heartbeat may come after it.
+        `with_metrics`: the acknowledgement has the task's metrics, since no heartbeat may follow it.
         """
         if self._unacknowledged and next(reversed(self._unacknowledged)) >= checkpoint_id:
             raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._unacknowledged)}")
@@ -188,15 +188,16 @@ class TaskSnapshots:
         services.executor.submit(work, done)
 
     def in_flight_stored(self, checkpoint_id: int, in_flight: StoredInFlight) -> None:
-        """The rows in flight at this snapshot have been stored, or there were none, or they are not needed any more."""
+        """Note that the rows in flight at this snapshot have been stored, or there were none, or they are no longer
+        needed."""
         if not self._closed:
             self._unacknowledged[checkpoint_id].in_flight = in_flight
             self._acknowledge_in_order()
 
     def completed(self, checkpoint_id: int) -> None:
-        """The checkpoint has completed: the next snapshot refers to its chunks, and to no older ones.
+        """Handle the completion of a checkpoint: the next snapshot refers to its chunks, and to no older ones.
 
-        A task hears of it by a message, or at the latest by the barrier of the next checkpoint.
+        The notification is a message, or at the latest the barrier of the next checkpoint.
         """
         for known in [known for known in self._unconfirmed if known <= checkpoint_id]:
             snapshot = self._unconfirmed.pop(known)

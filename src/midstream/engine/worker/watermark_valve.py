@@ -12,17 +12,17 @@ class WatermarkValve:
     """Merges the watermarks of channels into their growing minimum. Idle and ended channels do not hold it back.
 
     The valve still waits for an idle channel while another channel is active whose origins are all among those of the
-    idle one. Then the idle channel is about to become active, and may have rows that come before that. So its rows are
-    not late only because the other channel's watermark arrived first. In the same way it waits for the idle channels of
+    idle one. It will become active soon, possibly with earlier rows, which must not be late only because the other
+    channel's watermark arrived first. In the same way it waits for the idle channels of
     the subtasks of an operator, if all of these are idle, and the origins of an active channel are all among those of
     the subtasks taken together: then one of them is about to become active.
 
-    Once all channels are idle or have ended, event time is that of the channel that is furthest: there is none to wait
-    for. But the watermark of a channel counts only up to that of each channel whose origins include all of its own, and
-    up to the furthest of subtasks whose origins together do.
+    Once all channels are idle or have ended, event time is that of the furthest channel. But the watermark of a channel
+    counts only up to that of each channel whose origins include all of its own, and up to the furthest of subtasks
+    whose origins together do.
 
-    Channels without an origin have no event time and no end in sight. If others have, the valve waits for these only,
-    and when they have ended, the task is idle until those without have, too.
+    Channels without an origin have no event time and no foreseeable end. If there are others, the valve waits for these
+    only; when they have ended, the task is idle until the channels without an origin have ended, too.
     """
 
     def __init__(self, origins: Sequence[Origin]) -> None:
@@ -41,8 +41,8 @@ class WatermarkValve:
         self._lowest_us = MIN_WATERMARK_US
         """The lowest watermark of all channels, as it was last determined."""
         self._at_lowest = len(origins) - len(self._untimed)
-        """How many channels are still at the lowest watermark. It is determined again only when none is: there may be a
-        thousand channels, too many to compare whenever one of them advances."""
+        """How many channels are still at the lowest watermark. It is determined again only when none is: comparing
+        all of a thousand channels whenever one advances would be too slow."""
         self.watermark_us = MIN_WATERMARK_US
 
     def advance(self, channel: int, watermark_us: int) -> int | None:
@@ -55,7 +55,7 @@ class WatermarkValve:
         self._at_lowest -= self.watermarks[channel] == self._lowest_us
         self.watermarks[channel] = watermark_us
         if watermark_us == MAX_WATERMARK_US:
-            self._set_idle(channel, False)  # the channel has ended, and the valve does not wait for it any more
+            self._set_idle(channel, False)  # the channel has ended, and the valve no longer waits for it
         else:
             self._reached[channel] = watermark_us
         return self._merged()
@@ -84,7 +84,7 @@ class WatermarkValve:
             mark = self._furthest()
         elif self._idle_count:
             mark = min(
-                (self.watermarks[channel] for channel in self._waited_for_beside_idle()), default=MAX_WATERMARK_US
+                (self.watermarks[channel] for channel in self._waited_for_despite_idle()), default=MAX_WATERMARK_US
             )
         else:
             if not self._at_lowest:
@@ -101,10 +101,10 @@ class WatermarkValve:
         does not wait for."""
         if self.is_idle:
             return []
-        channels = self._waited_for_beside_idle() if self._idle_count else range(len(self.watermarks))
+        channels = self._waited_for_despite_idle() if self._idle_count else range(len(self.watermarks))
         return [channel for channel in channels if self.watermarks[channel] != MAX_WATERMARK_US]
 
-    def _waited_for_beside_idle(self) -> Iterator[int]:
+    def _waited_for_despite_idle(self) -> Iterator[int]:
         active = [family.active(self.watermarks, self._idle) for family in self._families]
         for family, own in zip(self._families, active, strict=True):
             is_followed = any(active[other] for other in family.within_all) or (

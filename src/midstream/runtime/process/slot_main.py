@@ -220,7 +220,7 @@ class _SlotProcess:
 
         self._beating = HeartbeatThread(self._loop, welcome.heartbeat_interval_s, self._channel.send_aside)
         if self._capture is not None:
-            self._capture.begin(self._send_log, self._loop.post, self._machine.operator_at_work)
+            self._capture.begin(self._send_log, self._loop.post, self._machine.current_operator)
         self._beat()
 
     def _beat(self) -> None:

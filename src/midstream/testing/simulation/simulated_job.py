@@ -204,7 +204,7 @@ def _tap(graph: LogicalGraph, node: Node, tag: str | None, schema: pa.Schema) ->
     book = Book()
     uid = _tap_uid(node, tag)
     operator, inputs = SinkOperator(uid, book, schema), (Input(node.id, schema, tag),)
-    graph.add(Node("tap", "", uid, node.parallelism, inputs, operator=operator, sink=book, place=node.place))
+    graph.add(Node("tap", "", uid, node.parallelism, inputs, operator=operator, sink=book, location=node.location))
 
 
 def _tap_uid(node: Node, tag: str | None) -> str:
@@ -221,7 +221,7 @@ def _reads_late_rows(logical: LogicalGraph, node: Node) -> bool:
 
 
 def place_of(node: Node) -> SourceLine:
-    return SourceLine(str(node.uid), node.kind, node.name, node.place)
+    return SourceLine(str(node.uid), node.kind, node.name, node.location)
 
 
 # ---- making one
@@ -302,7 +302,7 @@ def record(node: Node, uid: str, config: JobConfig, rows_max: int) -> Recorded:
     assert source is not None
     if type(source).__module__.startswith("midstream.spark"):
         raise JobError(
-            f"source {uid!r} ({node.place or node.name}) uses Spark, which a simulated run does not start; give it "
+            f"source {uid!r} ({node.location or node.name}) uses Spark, which a simulated run does not start; give it "
             f"recorded rows: --rows {uid}=sample.parquet"
         )
     if rows_max < 1:
@@ -311,7 +311,7 @@ def record(node: Node, uid: str, config: JobConfig, rows_max: int) -> Recorded:
         return _record(source, uid, config, rows_max)
     except MidstreamError as error:
         raise JobError(
-            f"source {uid!r} ({node.place or node.name}) cannot be read: {error}. Give it recorded rows: "
+            f"source {uid!r} ({node.location or node.name}) cannot be read: {error}. Give it recorded rows: "
             f"--rows {uid}=sample.parquet"
         ) from error
     finally:

@@ -15,7 +15,7 @@ from midstream.engine.checkpoint.metadata import (
     layout_of,
     settings_of,
 )
-from midstream.engine.checkpoint.state_files import place_of
+from midstream.engine.checkpoint.state_files import location_of
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import PendingCheckpoint
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.core.ids import TaskId
@@ -130,7 +130,7 @@ def build_metadata(
     """Build the metadata of this checkpoint, with the size and files of all state it refers to."""
     vertices, edges = layout_of(plan.graph)
     snapshots = [snapshot for op in operators for snapshot in op.subtasks]
-    chunks = {place_of(c): c.length for s in snapshots for part in s.parts for c in part.chunks}
+    chunks = {location_of(c): c.length for s in snapshots for part in s.parts for c in part.chunks}
     return CheckpointMetadata(
         job_name=plan.config.name,
         job_id=plan.job_id,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
-from midstream.engine.checkpoint.state_files import place_of
+from midstream.engine.checkpoint.state_files import location_of
 from midstream.engine.protocol.job_status import StateSize
 
 POINTS_MAX: Final = 64
@@ -49,7 +49,7 @@ def _sizes(metadata: CheckpointMetadata) -> dict[str, tuple[int, int]]:
     found = {}
     for operator in metadata.operators:
         chunks = {
-            place_of(chunk): (chunk.rows, chunk.length)
+            location_of(chunk): (chunk.rows, chunk.length)
             for subtask in operator.subtasks
             for part in subtask.parts
             for chunk in part.chunks

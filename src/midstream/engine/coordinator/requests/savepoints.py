@@ -20,7 +20,7 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.checkpoint.savepoint import (
     SavepointFile,
     SavepointLocation,
-    claim_place,
+    claim_location,
     discard,
     write_savepoint,
 )
@@ -165,7 +165,7 @@ class Savepoints:
         else:
             savepoint = _Savepoint(client, is_stop)
             self._all.append(savepoint)
-            work = partial(claim_place, self._open_storage, directory, self._root, self._about)
+            work = partial(claim_location, self._open_storage, directory, self._root, self._about)
             what = f"the directory of a savepoint, {directory or 'below the checkpoint directory'}, to be created"
             self._effects.run_io(IoKind.SAVEPOINT_LOCATION, work, partial(self._claimed, savepoint), waits_for=what)
 

@@ -26,11 +26,11 @@ from midstream.engine.checkpoint.store import (
     load,
     next_checkpoint_id,
     publish,
-    say_where_from,
+    record_start,
     shows_committed,
     split_restore,
     take_over,
-    was_gone_back_behind,
+    was_rewound_past,
 )
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.restore.distribute import NOTHING, DistributedState, distribute
@@ -165,7 +165,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
     first = next_checkpoint_id(storage, decision.newest_seen)
     if copied is not None and copied.checkpoint_id < first:  # an earlier coordinator has claimed that id meanwhile
         copied = msgspec.structs.replace(copied, checkpoint_id=first)
-    taken = say_where_from(
+    taken = record_start(
         storage,
         taken,
         first=first,
@@ -336,7 +336,7 @@ def _find_elsewhere(
         newest_known = max(entry.checkpoint_id for entry in known)
     except StorageError as error:
         raise StorageError(f"{url}: {error}") from error
-    if jobs_of(own).get(metadata.epoch) == metadata.job_id and was_gone_back_behind(own, metadata):
+    if jobs_of(own).get(metadata.epoch) == metadata.job_id and was_rewound_past(own, metadata):
         raise StorageError(
             f"{url}: the job has gone back to a checkpoint before checkpoint {metadata.checkpoint_id} since, and its output from "
             "there on was taken back, or never committed: the sinks no longer hold exactly the output that this one records"
