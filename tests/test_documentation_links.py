@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "midstream"
+LABORATORY = ROOT / "lab" / "midstream_lab"
 DECISIONS = ROOT / "docs" / "decisions"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
@@ -16,7 +17,7 @@ PAGES = [
     ROOT / "examples" / "README.md",
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FILE = re.compile(r"(?<![\w./-])(?:docs|tests|src|benchmarks|examples|tools)/[\w./-]*\w")
+FILE = re.compile(r"(?<![\w./-])(?:docs|tests|src|lab|benchmarks|examples|tools)/[\w./-]*\w")
 MODULE = re.compile(r"`([\w/]+\.py)`")
 EXAMPLES = {"visits.py", "shop.py", "test_shop.py"}
 """Files that a reader of docs/guide/upgrades.md and docs/tutorial.md makes."""
@@ -42,7 +43,12 @@ def broken(page: Path) -> Iterator[str]:
             yield link
     yield from (path for path in FILE.findall(text) if not (ROOT / path).exists())
     for name in MODULE.findall(text):
-        known = (ROOT / name).exists() or (page.parent / name).exists() or any(SOURCE.rglob(name))
+        known = (
+            (ROOT / name).exists()
+            or (page.parent / name).exists()
+            or any(SOURCE.rglob(name))
+            or any(LABORATORY.rglob(name))
+        )
         if not known and name not in EXAMPLES:
             yield name
 
