@@ -136,7 +136,7 @@ def clock_timers_as_event_timers() -> Replacements:
         clock = parts.get("timers:processing")
         original(self, {name: part for name, part in parts.items() if part is not clock})
         for chunk in () if clock is None else clock.chunks:
-            named, timers = heap_snapshot.timer_rows(chunk.table, self._form)
+            named, timers = heap_snapshot.timer_rows(chunk.table, self._encoding)
             self._timers.event.forget(named)
             self._timers.event.thaw(timers)
 
@@ -281,17 +281,17 @@ def shared_chunk_keeps_its_id() -> Replacements:
     class Same:
         """Each chunk of a state has the same id."""
 
-        def __init__(self, form: Any, ids: Any) -> None:
-            self._form, self._ids = form, ids
+        def __init__(self, encoding: Any, ids: Any) -> None:
+            self._encoding, self._ids = encoding, ids
 
         def new_id(self) -> str:
-            found: str = vars(self._form).setdefault("_id", self._ids.new_id())
+            found: str = vars(self._encoding).setdefault("_id", self._ids.new_id())
             return found
 
-    def freeze(logs: Any, form: Any, ids: Any) -> Any:
+    def freeze(logs: Any, encoding: Any, ids: Any) -> Any:
         runs = [run for _, each in logs for run in each]
         are_small = all(run.frame.height < columnar.OWN_CHUNK_ROWS for run in runs)
-        return original(logs, form, Same(form, ids) if are_small else ids)
+        return original(logs, encoding, Same(encoding, ids) if are_small else ids)
 
     return [(table, "freeze", freeze)]
 

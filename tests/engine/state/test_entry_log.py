@@ -20,14 +20,14 @@ from midstream.engine.core.errors import InvariantError
 from midstream.engine.operators.base import never_stored
 from midstream.engine.state import changelog as entry_log
 from midstream.engine.state.changelog import GONE, EntryLog, Frozen
-from midstream.engine.state.heap_snapshot import KeyForm, state_rows, state_table, timer_rows, timers_table
+from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, ListState, MapState, State, ValueState
 from midstream.engine.state.safe_pickle import OwnCode
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 from midstream.engine.state.timers import TimerQueue
 
 OWN = OwnCode()
-FORM = KeyForm([pa.field("k", pa.int64())], 4)
+ENCODING = KeyEncoding([pa.field("k", pa.int64())], 4)
 NUMBERS_MAX = 3
 KEYS, NUMBERS = st.integers(0, 7), st.integers(0, NUMBERS_MAX)
 Parts: TypeAlias = dict[str, tuple[str, ...]]
@@ -54,20 +54,20 @@ class Keeper:
         found: dict[str, tuple[Frozen, pa.Table] | None] = {}
         for state in self.states:
             frozen = state.freeze(new_id, stored_bytes)
-            found[state.name] = None if frozen is None else (frozen, state_table(state, frozen, FORM, OWN, "test"))
+            found[state.name] = None if frozen is None else (frozen, state_table(state, frozen, ENCODING, OWN, "test"))
         timers = self.timers.log.freeze(new_id, stored_bytes)
-        found["timers"] = None if timers is None else (timers, timers_table(timers, FORM))
+        found["timers"] = None if timers is None else (timers, timers_table(timers, ENCODING))
         return found
 
     def restore(self, parts: Parts, tables: dict[str, pa.Table]) -> None:
         for state in self.states:
             for chunk_id in parts.get(state.name, ()):
-                keys, rows = state_rows(state, tables[chunk_id], FORM, OWN, "test")
+                keys, rows = state_rows(state, tables[chunk_id], ENCODING, OWN, "test")
                 state.forget(keys)
                 state.thaw(rows)
                 state.log.restored(chunk_id, dict.fromkeys(keys), len(keys))
         for chunk_id in parts.get("timers", ()):
-            named, rows_of_timers = timer_rows(tables[chunk_id], FORM)
+            named, rows_of_timers = timer_rows(tables[chunk_id], ENCODING)
             self.timers.forget(named)
             self.timers.thaw(rows_of_timers)
             self.timers.log.restored(chunk_id, named, len(named))
@@ -201,7 +201,7 @@ class Checkpoints(RuleBasedStateMachine):
                         some[name] = (*some.get(name, ()), part_id)
             self.now.restore(some, self.tables)
             self.in_files = set()
-            owned = {key for key in range(8) if FORM.columns([key])[KEY_GROUP][0].as_py() in kept}
+            owned = {key for key in range(8) if ENCODING.columns([key])[KEY_GROUP][0].as_py() in kept}
             contents = {
                 name: {key: entry for key, entry in of.items() if key in owned}
                 if isinstance(of, dict)
@@ -320,7 +320,7 @@ def test_a_chunk_with_keys_that_are_gone_comes_back_in_any_type(kind: pa.DataTyp
                 now.clear()
         frozen = now.freeze(lambda: str(next(ids)), lambda chunk_id: 1)
         assert frozen is not None
-        keys, rows = state_rows(back, state_table(now, frozen, FORM, OWN, "test"), FORM, OWN, "test")
+        keys, rows = state_rows(back, state_table(now, frozen, ENCODING, OWN, "test"), ENCODING, OWN, "test")
         back.forget(keys)
         back.thaw(rows)
     assert back.entries() == now.entries() and back.entries().keys() == {1, 4}

@@ -1,4 +1,4 @@
-"""The Python forms of Arrow types that have no inner types; engine/core/python_values.py explains forms."""
+"""Converters of Arrow types that have no inner types; engine/core/python_values.py explains what they accept."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def kind_of(value: object) -> str:
 
 
 class ValueConverter:
-    """The Python form of one Arrow type."""
+    """Converts Python values to the Python form of one Arrow type, and to columns of it."""
 
     plain: type | None = None
     """Each value of exactly this class fits, so no call is needed for it."""
@@ -122,12 +122,12 @@ class ValueConverter:
         return ValueMisfit(value, self.kind, reason)
 
 
-class NullForm(ValueConverter):
+class NullConverter(ValueConverter):
     def _kept(self, value: Any) -> Any:
         raise self.misfit(value, "only None fits")
 
 
-class BoolForm(ValueConverter):
+class BoolConverter(ValueConverter):
     plain = bool
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
@@ -139,7 +139,7 @@ class BoolForm(ValueConverter):
         raise self.misfit(value, f"{kind_of(value)} is not a bool; write bool(x)")
 
 
-class IntForm(ValueConverter):
+class IntConverter(ValueConverter):
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
         bits, signed = kind.bit_width, pa.types.is_signed_integer(kind)
@@ -167,7 +167,7 @@ class IntForm(ValueConverter):
         return kept
 
 
-class FloatForm(ValueConverter):
+class FloatConverter(ValueConverter):
     plain = float
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
@@ -188,13 +188,13 @@ class FloatForm(ValueConverter):
         return kept
 
 
-class NarrowFloatForm(ValueConverter):
-    """The form of float32 and float16, which accept only what they hold exactly."""
+class NarrowFloatConverter(ValueConverter):
+    """The converter of float32 and float16, which accept only what they hold exactly."""
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
         self._dtype: type[np.floating[Any]] = np.float16 if pa.types.is_float16(kind) else np.float32
-        self._wide = FloatForm(pa.float64())
+        self._wide = FloatConverter(pa.float64())
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if not _classes(values) <= {float, int}:
@@ -217,8 +217,8 @@ class NarrowFloatForm(ValueConverter):
         return kept
 
 
-class DecimalForm(ValueConverter):
-    """The form of decimals.
+class DecimalConverter(ValueConverter):
+    """The converter of decimals.
 
     pyarrow is never given a value with more decimal places than the type has: it would turn some of them into 0.
     """
@@ -253,7 +253,7 @@ class DecimalForm(ValueConverter):
             ) from None
 
 
-class TextForm(ValueConverter):
+class TextConverter(ValueConverter):
     def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, str) else None
 
@@ -276,7 +276,7 @@ class TextForm(ValueConverter):
         return kept
 
 
-class BytesForm(ValueConverter):
+class BytesConverter(ValueConverter):
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
         self._width = kind.byte_width if pa.types.is_fixed_size_binary(kind) else None
@@ -297,7 +297,7 @@ class BytesForm(ValueConverter):
         return kept
 
 
-class DateForm(ValueConverter):
+class DateConverter(ValueConverter):
     plain = date
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
@@ -310,7 +310,7 @@ class DateForm(ValueConverter):
         return date(value.year, value.month, value.day)
 
 
-class TimeForm(ValueConverter):
+class TimeConverter(ValueConverter):
     kind: TimeType
 
     def __init__(self, kind: TimeType) -> None:
@@ -332,7 +332,7 @@ class TimeForm(ValueConverter):
         return time(value.hour, value.minute, value.second, value.microsecond)
 
 
-class DurationForm(ValueConverter):
+class DurationConverter(ValueConverter):
     kind: pa.DurationType[Any]
 
     def __init__(self, kind: pa.DurationType[Any]) -> None:
@@ -359,8 +359,8 @@ class DurationForm(ValueConverter):
         return kept
 
 
-class TimestampForm(ValueConverter):
-    """The form of timestamps: naive datetimes for a type without a zone, aware ones converted to the type's zone."""
+class TimestampConverter(ValueConverter):
+    """The converter of timestamps: naive datetimes for a type without a zone, aware ones converted to the type's zone."""
 
     kind: TimestampType
 
@@ -457,14 +457,14 @@ def _plain_datetime(value: datetime) -> datetime:
     return datetime(*value.timetuple()[:6], microsecond=value.microsecond, tzinfo=value.tzinfo, fold=value.fold)
 
 
-def _no_nanoseconds(form: ValueConverter, value: Any, name: str) -> None:
+def _no_nanoseconds(converter: ValueConverter, value: Any, name: str) -> None:
     """Refuse a pandas time that has nanoseconds."""
     if getattr(value, name, 0):
-        raise form.misfit(value, "it has nanoseconds, which Python's times do not have; round it to microseconds")
+        raise converter.misfit(value, "it has nanoseconds, which Python's times do not have; round it to microseconds")
 
 
-def _too_fine(form: TimeForm | DurationForm | TimestampForm, value: object) -> ValueMisfit:
-    return form.misfit(value, f"it is finer than {form.kind.unit}; round it, or declare microseconds")
+def _too_fine(converter: TimeConverter | DurationConverter | TimestampConverter, value: object) -> ValueMisfit:
+    return converter.misfit(value, f"it is finer than {converter.kind.unit}; round it, or declare microseconds")
 
 
 def is_nan(value: object) -> bool:

@@ -109,7 +109,7 @@ class InputGate:
         return None
 
     def _join(self, first: LeasedBatch, rows_max: int) -> LeasedBatch:
-        """Join `first` with batches of its form of other channels, if it is small enough for the copy to pay, as in a queue.
+        """Join `first` with batches of its layout of other channels, if it is small enough for the copy to pay, as in a queue.
 
         The channels of these batches have had their turn.
         """
@@ -120,7 +120,7 @@ class InputGate:
         more: list[int] = []
         for index in ready:
             channel = self.channels[index]
-            if not 0 < channel.queue.head_rows(first.form) <= rows_max - rows:
+            if not 0 < channel.queue.head_rows(first.layout) <= rows_max - rows:
                 self._ready.append(index)
                 continue
             batch = channel.take(rows_max - rows)

@@ -61,7 +61,7 @@ class Sender:
             if not isinstance(element, LeasedBatch):
                 return self._frame(pieces, FrameKind.EVENT, (encode_event(element),), inside)
             message = element.batch.serialize()
-            start = prefix(message.size, element.form)
+            start = prefix(message.size, element.layout)
             view = memoryview(message)
             first = view[: self._buffer_bytes - len(start)]
             self._element = view[len(first) :]

@@ -1,4 +1,4 @@
-"""The form of frames on a data connection between two slots.
+"""The layout of frames on a data connection between two slots.
 
 Every frame is a little-endian uint32 length, then a 15-byte header, then the payload:
 
@@ -13,8 +13,8 @@ Every frame is a little-endian uint32 length, then a 15-byte header, then the pa
 |          |       | DATA: 1 after a wait for credit, else 0                              |
 
 DATA frames carry at most `buffer_bytes` of the channel's byte stream, which is a series of
-(prefix of 8 bytes, Arrow IPC record batch message); the prefix has the length and the form (`engine.core.batch_framing`), and
-the schema, which is the one of the edge's forms, is never sent.
+(prefix of 8 bytes, Arrow IPC record batch message); the prefix has the length and the layout (`engine.core.batch_framing`), and
+the schema, which is the one of the edge's layouts, is never sent.
 EVENT frames carry one encoded event. They come between two batches of the stream, except for barriers that overtake:
 these may come inside a batch, which then counts as after them. CREDIT frames go from the consumer to the producer.
 """

@@ -175,7 +175,7 @@ class SessionWindowOperator(WindowOperator):
     # ---- snapshot ----
 
     def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
-        return freeze([(0, self._parts.living)], self._form, self._context.ids)
+        return freeze([(0, self._parts.living)], self._layout, self._context.ids)
 
     def _thaw(self, table: pa.Table) -> None:
         frame = self._frame_of(table)

@@ -184,7 +184,7 @@ class SlidingWindowOperator(WindowOperator):
         if sum(log.merged().height for log in logs) <= window_base.PIECE_ROWS:
             yield Piece(self._unfired(self._window(end), end - 1), self._last_group)
             return
-        frames = [log.by_group(self._form) for log in logs]
+        frames = [log.by_group(self._layout) for log in logs]
         if not self._progress.is_even:
             frames = [_only(ordered, self._progress.of(ordered[1]) < end - 1) for ordered in frames]
         for parts, last_group in self._cut_by_group(frames):
@@ -226,7 +226,7 @@ class SlidingWindowOperator(WindowOperator):
     # ---- snapshot ----
 
     def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
-        return freeze([(pane, self._logs[pane].runs) for pane in self._starts], self._form, self._context.ids)
+        return freeze([(pane, self._logs[pane].runs) for pane in self._starts], self._layout, self._context.ids)
 
     def _thaw(self, table: pa.Table) -> None:
         panes = table.column(PANE).combine_chunks().cast(pa.int64()).to_numpy()

@@ -23,7 +23,7 @@ from midstream.engine.operators.windows.fired_upto import FiredUpTo
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import ROWS, WindowCombiner
 from midstream.engine.operators.windows.window_specs import LATE, WINDOW_END, WINDOW_START, Window
-from midstream.engine.state.columnar import Ordered, StateForm, by_group
+from midstream.engine.state.columnar import Ordered, StateLayout, by_group
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
 
 START: Final = "__start"
@@ -72,7 +72,7 @@ class WindowOperator(Operator):
         self._firing: Firing | None = None
         self._context: OperatorContext
         self._out: Output
-        self._form: StateForm
+        self._layout: StateLayout
         self._progress: FiredUpTo
         self._combined: pa.Schema | None
         """The schema of the combined batches that the operator accepts beside rows."""
@@ -145,7 +145,7 @@ class WindowOperator(Operator):
         self._context = context
         self._out = out
         reduction = self._reduction
-        self._form = StateForm(self._state_schema(), reduction.keys, context.max_parallelism, self._state_log())
+        self._layout = StateLayout(self._state_schema(), reduction.keys, context.max_parallelism, self._state_log())
         self._progress = FiredUpTo(context.key_groups)
         self._reduction.pickles_of(self.own)
         combiner = self._combiner()
@@ -210,7 +210,7 @@ class WindowOperator(Operator):
         if frame.height <= PIECE_ROWS:
             yield Piece(frame, self._last_group)
             return
-        for (part,), last_group in self._cut_by_group([by_group(frame, self._form.groups(frame))]):
+        for (part,), last_group in self._cut_by_group([by_group(frame, self._layout.groups(frame))]):
             yield Piece(part, last_group)
 
     def _cut_by_group(self, frames: Sequence[Ordered]) -> Iterator[tuple[list[pl.DataFrame], int]]:
@@ -250,7 +250,7 @@ class WindowOperator(Operator):
             if isinstance(due, int):
                 return frame if due > self._progress.lowest else frame.clear()
             return frame.filter(due > self._progress.lowest)
-        marks = pl.Series("__mark", self._progress.of(self._form.groups(frame)))
+        marks = pl.Series("__mark", self._progress.of(self._layout.groups(frame)))
         return frame.filter(due > marks)
 
     def _emit(self, merged: pl.DataFrame) -> None:
@@ -309,7 +309,7 @@ class WindowOperator(Operator):
                 self._thaw(chunk.table)
 
     def _frame_of(self, table: pa.Table) -> pl.DataFrame:
-        return to_polars(table.select(self._form.schema.names))
+        return to_polars(table.select(self._layout.schema.names))
 
 
 def native_units(time_us: int, time: EventTime, what: str) -> int:
