@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from midstream import Environment
-from midstream.api.argument_checks import calling_file, calling_place, check_uid, raised_at
+from midstream.api.argument_checks import calling_file, calling_line, check_uid, raised_at
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.config import duration_s
@@ -158,7 +158,7 @@ def test_uids_are_plain_names():
 
 def test_places_are_the_users_file_and_line():
     assert calling_file() == __file__
-    name, line = calling_place().split(":")
+    name, line = calling_line().split(":")
     assert name == Path(__file__).name
     assert int(line) > 1
     with pytest.raises(ConfigError) as caught:

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.api.argument_checks import calling_file, calling_module, calling_place, require_callable
+from midstream.api.argument_checks import calling_file, calling_line, calling_module, require_callable
 from midstream.api.data_stream import DataStream, main_output
 from midstream.api.hints import OF_ENVIRONMENTS, Hinted
 from midstream.api.picklability import check_shippable
@@ -601,7 +601,7 @@ class Environment(Hinted):
         """Run the checks of `start` that need neither Spark nor slots, with the same arguments and errors."""
         if FILES_BEING_LOADED:
             raise JobError(
-                f"{calling_place()}: starts the job while its file is being loaded; midstream run starts it itself, "
+                f"{calling_line()}: starts the job while its file is being loaded; midstream run starts it itself, "
                 'so put the call under: if __name__ == "__main__":'
             )
         from midstream.api.submit import submission

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from midstream.api.argument_checks import calling_place, check_name, check_uid
+from midstream.api.argument_checks import calling_line, check_name, check_uid
 from midstream.api.user_modules import JobFile, check_extra, collect
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.config import JobConfig, is_whole
@@ -38,10 +38,10 @@ def located(call: Callable[P, T]) -> Callable[P, T]:
         try:
             return call(*args, **kwargs)
         except MidstreamError as error:
-            place = calling_place()
-            if not place or str(error).startswith(f"{place}: "):
+            line = calling_line()
+            if not line or str(error).startswith(f"{line}: "):
                 raise
-            raise type(error)(f"{place}: {error}").with_traceback(error.__traceback__) from error.__cause__
+            raise type(error)(f"{line}: {error}").with_traceback(error.__traceback__) from error.__cause__
 
     return placed
 
@@ -76,7 +76,7 @@ class Program:
                     f"{kind}: column {field.name!r} of {own} is {field.type}; declare {canonical.type} in its schema, the form "
                     "in which rows of a job have such values"
                 )
-        return self.graph.add(Node(kind, schema=source.schema, source=source, place=calling_place()))
+        return self.graph.add(Node(kind, schema=source.schema, source=source, place=calling_line()))
 
     def add(
         self,
@@ -106,7 +106,7 @@ class Program:
                 schema=schema,
                 sink=sink,
                 parallelism=parallelism,
-                place=calling_place(),
+                place=calling_line(),
             )
         )
         self._makers[node.id] = make

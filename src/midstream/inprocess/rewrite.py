@@ -109,12 +109,12 @@ def _needed(program: LogicalGraph, ends: Sequence[End] | None) -> list[Node]:
     if ends is None:
         return list(program.nodes)
     needed: set[int] = set()
-    waiting = [node for end in ends for node, _ in end.origins]
-    while waiting:
-        node = waiting.pop()
+    pending = [node for end in ends for node, _ in end.origins]
+    while pending:
+        node = pending.pop()
         if node not in needed:
             needed.add(node)
-            waiting += [origin.node for origin in program.nodes[node].inputs]
+            pending += [origin.node for origin in program.nodes[node].inputs]
     return [node for node in program.nodes if node.id in needed]
 
 

@@ -138,12 +138,12 @@ def _graph_of_stream(stream: StreamCore) -> LogicalGraph:
     nodes = stream.program.graph.nodes
     inputs = stream.inputs()
     needed: set[int] = set()
-    waiting = [entry.node for entry in inputs]
-    while waiting:
-        number = waiting.pop()
+    pending = [entry.node for entry in inputs]
+    while pending:
+        number = pending.pop()
         if number not in needed:
             needed.add(number)
-            waiting += [entry.node for entry in nodes[number].inputs]
+            pending += [entry.node for entry in nodes[number].inputs]
     numbers = {old: new for new, old in enumerate(sorted(needed))}
     uids = assign_uids(nodes)
     graph = LogicalGraph()

@@ -120,8 +120,8 @@ def _cast_list(column: ListArray, kind: ListType, path: str) -> pa.Array[Any]:
 def _without_garbage(lists: pa.FixedSizeListArray[Any, Any]) -> pa.Array[Any]:
     """Return the same lists with null items below null lists; pyarrow's cast leaves uninitialised memory there."""
     is_there = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lists.type.list_size)
-    places = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
-    return fixed_size_lists(lists.flatten().take(places), lists.type, lists.is_null())
+    positions = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
+    return fixed_size_lists(lists.flatten().take(positions), lists.type, lists.is_null())
 
 
 def _cast_map(column: MapArray, kind: MapType, path: str) -> pa.Array[Any]:

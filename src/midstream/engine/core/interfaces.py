@@ -302,7 +302,7 @@ class Ids(Protocol):
         ...
 
 
-class LinkEnd(Protocol):
+class ConnectionEnd(Protocol):
     """The local end of a data connection to one peer slot, for one attempt. Implemented by `exchange`."""
 
     def pull(self, bytes_max: int) -> list[bytes | memoryview]:
@@ -322,7 +322,7 @@ class LinkEnd(Protocol):
         ...
 
 
-class DataLink(Protocol):
+class DataConnection(Protocol):
     """The transport's side of a data connection."""
 
     def wake(self) -> None:
@@ -335,7 +335,7 @@ class DataLink(Protocol):
 class Transport(Protocol):
     """Data connections between slots: authenticated, fenced by attempt, FIFO, one per pair of slots."""
 
-    def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> DataLink:
+    def open(self, slot: int, host: str, port: int, attempt: int, end: ConnectionEnd) -> DataConnection:
         """Open a connection to that peer; both sides call this, and the one with the lower slot id dials.
 
         Returns at once; frames flow after the handshake. If the handshake does not complete in time, `end.lost` is

@@ -76,9 +76,9 @@ def check_schema(schema: pa.Schema, where: str) -> None:
         if not field.name:
             raise SchemaError(f"{where}: a column has an empty name; give it one, or leave the column out")
         check_column_name(field.name, f"{where}: column")
-        waiting = [(field.type, 1)]
-        while waiting:
-            kind, depth = waiting.pop()
+        pending = [(field.type, 1)]
+        while pending:
+            kind, depth = pending.pop()
             if depth > DEPTH_MAX:
                 raise SchemaError(f"{where}: column {field.name!r} is nested more than {DEPTH_MAX} deep")
             inner = [kind.field(index) for index in range(kind.num_fields)]
@@ -91,7 +91,7 @@ def check_schema(schema: pa.Schema, where: str) -> None:
                     )
                 for name in names:
                     check_column_name(name, f"{where}: column {field.name!r}, field")
-            waiting += [(each.type, depth + 1) for each in inner]
+            pending += [(each.type, depth + 1) for each in inner]
 
 
 def check_distinct(names: Sequence[str], where: str) -> None:

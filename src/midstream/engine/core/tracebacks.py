@@ -80,10 +80,10 @@ def depends_on_values(error: BaseException) -> bool:
     a database's or a service's that is not available, and so may all that an OSError has led to.
     """
     chain: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
-        link = link.__cause__ or link.__context__
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
     outside = (OSError, EOFError, MemoryError, StorageError, ClusterError)
     if any(isinstance(each, outside) or type(each).__name__ == "TimeoutError" for each in chain):
         return False  # before Python 3.11, not every TimeoutError of the standard library is an OSError
@@ -111,6 +111,6 @@ def kind_and_line(error: BaseException) -> str:
     if isinstance(error, (OSError, StorageError, ClusterError)):
         return ""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    users = [place for place in frames if is_users(place[0])] or frames
+    users = [frame for frame in frames if is_users(frame[0])] or frames
     at = f" at {users[-1][0]}:{users[-1][1]}" if users else ""
     return f"{type(error).__name__}{at}"

@@ -81,7 +81,9 @@ class BadRecordCount:
             self._go_on(1)
             if self.total & (self.total - 1) == 0:  # the 1st, 2nd, 4th, 8th …
                 row = bad.rows.slice(number, 1).to_pylist()[0]
-                _log.warning("%s: dropped: %s (bad record %d of this subtask)", _place(row), row["error"], self.total)
+                _log.warning(
+                    "%s: dropped: %s (bad record %d of this subtask)", _position(row), row["error"], self.total
+                )
         self._go_on(good + len(bad.at) - before)
 
     def restore(self, part: StatePart) -> None:
@@ -114,13 +116,13 @@ class BadRecordCount:
     def _too_many(self, row: dict[str, object]) -> str:
         assert self._most is not None
         return (
-            f"{_place(row)}: {row['error']}; {self._bad} of the last {self._records + 1} records read by this subtask are "
+            f"{_position(row)}: {row['error']}; {self._bad} of the last {self._records + 1} records read by this subtask are "
             f"bad, and bad_records_max allows {self._most[0]} of {self._most[1]}. Repair the input or schema=, or allow "
             "more of them"
         )
 
 
-def _place(row: dict[str, object]) -> str:
+def _position(row: dict[str, object]) -> str:
     if row["partition"] is None:
         return f"{row['source']}, byte {row['position']}"
     return f"topic {row['source']!r}, partition {row['partition']}, offset {row['position']}"

@@ -250,14 +250,14 @@ class _Parts:
     def _judged(
         self, tree: Tree, operands: Sequence[tuple[Tree, pl.DataType]]
     ) -> tuple[pl.DataType | None, Fault | None]:
-        places = []
+        stand_ins = []
         for index, (child, _) in enumerate(operands):
             column: Tree = {"Column": f"operand {index}"}
             if _is_function("AsStruct", tree):  # its fields have the names of the operands
                 column = {"Alias": [column, self._trees.expr(child).meta.output_name()]}
-            places.append((child, column))
-        places.sort(key=lambda place: -len(msgspec.json.encode(place[0])))  # one may be part of another
-        text = self._trees.text(substitute(tree, places))
+            stand_ins.append((child, column))
+        stand_ins.sort(key=lambda pair: -len(msgspec.json.encode(pair[0])))  # one may be part of another
+        text = self._trees.text(substitute(tree, stand_ins))
         kinds = {f"operand {index}": kind for index, (_, kind) in enumerate(operands)}
         for name in read_expr(text).meta.root_names():
             if name not in kinds and name in self._schema:
@@ -378,14 +378,14 @@ def _check_names(tree: Tree) -> None:
 
 def _check_reports(expr: pl.Expr) -> None:
     """Check the parts of an expression by what polars itself reports of each."""
-    waiting = [expr]
-    while waiting:
-        part = waiting.pop()
+    pending = [expr]
+    while pending:
+        part = pending.pop()
         if _is_in_list(part):
             continue
         if not part.meta.is_literal() and _reported(part) is False:
             raise _Found(Fault("may look at other rows", _OTHER_ROWS), str(part))
-        waiting += part.meta.pop()
+        pending += part.meta.pop()
 
 
 def _is_in_list(part: pl.Expr) -> bool:

@@ -68,7 +68,7 @@ class TimedRun(FrameRun):
         codes: UInt64s = (hashes << _HALF) | np.minimum(since >> np.uint64(self.shift), _TICKS)
         return codes
 
-    def beside(self, other: TimedRun, low: int, high: int) -> tuple[Int64s, Int64s]:
+    def pairs_with(self, other: TimedRun, low: int, high: int) -> tuple[Int64s, Int64s]:
         """Return the positions of pairs: a row of `other`, and a row of this run with the same hash that is `low` to
         `high` later.
         """
@@ -136,7 +136,7 @@ class Timeline(TableState):
         theirs, mine, before = [], [], 0
         for run in self._timed():
             if run.first <= rows.last + high and run.last >= max(rows.first + low, run.dead_until + 1):
-                found, at = run.beside(rows, low, high)
+                found, at = run.pairs_with(rows, low, high)
                 if len(at):
                     theirs.append(found)
                     mine.append(at + before)

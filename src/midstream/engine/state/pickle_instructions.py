@@ -41,7 +41,7 @@ _LONG: Final = {
 _FRAME: Final = 0x95
 """Its length says how much to read at once; what lies within is read as if it were not there."""
 _STOP: Final = ord(".")
-_LOOKS_UP: Final = b"\x93"
+_STACK_GLOBAL: Final = b"\x93"
 """STACK_GLOBAL. A pickle without this byte makes numbers, strings, bytes and plain containers, and calls nothing."""
 
 
@@ -57,7 +57,7 @@ def _instructions() -> re.Pattern[bytes]:
 
 
 _INSTRUCTIONS: Final = _instructions()
-_PLAIN: Final = frozenset(b"".join((*_BYTES_AFTER.values(), _COUNTED, bytes((_FRAME, _STOP))))) - {_LOOKS_UP[0]}
+_PLAIN: Final = frozenset(b"".join((*_BYTES_AFTER.values(), _COUNTED, bytes((_FRAME, _STOP))))) - {_STACK_GLOBAL[0]}
 _OTHERS: Final = re.compile(_any_of(bytes(ord(op.code) for op in pickletools.opcodes if ord(op.code) not in _PLAIN)))
 """Any byte that may be an instruction which is not allowed, has a long length, or looks something up. Most numbers have
 none.
@@ -93,7 +93,7 @@ def check_instructions(data: bytes) -> bool:
         at += 1 + width + (0 if code == _FRAME else length)
     if size > DEPTH_MAX and size - len(data.translate(None, _NESTS)) > DEPTH_MAX:
         _check_depth(data)
-    return _LOOKS_UP in data
+    return _STACK_GLOBAL in data
 
 
 _TAKES: Final = {

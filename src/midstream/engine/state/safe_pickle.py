@@ -120,11 +120,11 @@ class Pickles:
         thread.
         """
         try:
-            looks_up = check_instructions(data)
+            has_lookups = check_instructions(data)
         except (ValueError, IndexError) as error:
             raise StorageError(f"{what}: {error}: it is damaged, or midstream has not written it") from None
         try:
-            if not looks_up:
+            if not has_lookups:
                 return pickle.loads(data)
             try:
                 return _Reader(io.BytesIO(data), self).load()

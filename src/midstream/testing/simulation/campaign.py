@@ -155,7 +155,7 @@ class Campaign:
     seconds: float | None = None
     replay: str = ""
     progress: Callable[[int], None] = lambda runs: None
-    say: Callable[[str], None] = lambda text: None
+    notify: Callable[[str], None] = lambda text: None
 
     def scenario(self, seed: int) -> JobScenario:
         rows = [recorded.rows for recorded in self.job.inputs.values()]
@@ -236,18 +236,18 @@ class Campaign:
         failing: Finished | None = None
         try:
             while left:
-                told = news.get(timeout=SILENCE_S)
-                if isinstance(told, str):
-                    if told:
-                        raise ClusterError(f"a process that simulates the job has ended by itself: {told}")
+                outcome = news.get(timeout=SILENCE_S)
+                if isinstance(outcome, str):
+                    if outcome:
+                        raise ClusterError(f"a process that simulates the job has ended by itself: {outcome}")
                     left -= 1
                     continue
-                if told.seed != PROBE:
+                if outcome.seed != PROBE:
                     report.seeds += 1
                     self.progress(report.seeds)
-                report.long += told.kind == LONG
-                if told.kind not in ("", LONG):
-                    failing = told
+                report.long += outcome.kind == LONG
+                if outcome.kind not in ("", LONG):
+                    failing = outcome
                     break
                 if end_s is not None and time.monotonic() >= end_s:
                     break
@@ -265,7 +265,7 @@ class Campaign:
         """Find the smallest schedule, and the cause."""
         self._failed(report, seed, small.verdict)
         if seed is not None:
-            self.say(f"seed {seed} fails: {' '.join(report.found)}; looking for the shortest schedule")
+            self.notify(f"seed {seed} fails: {' '.join(report.found)}; looking for the shortest schedule")
             small = shrink(small, self.contracts)
             report.found = small.verdict.lines()
         report.schedule = small.scenario.describe()
@@ -279,7 +279,7 @@ class Campaign:
                 Cause.EFFECT, clues=[clue for clue in all_clues(self.job) if clue.habit is Habit.EFFECT]
             )
         elif small.verdict.kind in (DIFFERS, FAILS):
-            report.diagnosis = diagnose(self.job, self.contracts, self.parallelisms, small.scenario, self.say)
+            report.diagnosis = diagnose(self.job, self.contracts, self.parallelisms, small.scenario, self.notify)
         assert small.verdict.kind != ENGINE or report.diagnosis is None
 
 

@@ -19,7 +19,7 @@ from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.testing.simulation.code_hints import MISTAKES, UNDECLARED, Clue, Habit, clues_of
 from midstream.testing.simulation.job_scenario import REFERENCE, Cuts, JobScenario, Outer, draw, only
 from midstream.testing.simulation.output_compare import Contract, differences
-from midstream.testing.simulation.simulated_job import TAP, SimulatedJob, SourceLine, place_of
+from midstream.testing.simulation.simulated_job import TAP, SimulatedJob, SourceLine, source_line_of
 from midstream.testing.simulation.simulated_run import Ran, run_job
 from midstream.testing.simulation.verdict import compared, reference_of
 
@@ -155,7 +155,7 @@ class _Lab:
         self.job = job.tapped()
         self.contracts = contracts
         self.parallelisms = parallelisms
-        self.places = list(self.job.books.values())
+        self.source_lines = list(self.job.books.values())
         self.reference = run_job(self.job, REFERENCE)
         self.seen: dict[str, _Seen] = {}
         self.experiments: list[str] = []
@@ -185,7 +185,7 @@ class _Lab:
             self.same.append(what)
         return False
 
-    def told(self) -> list[str]:
+    def described(self) -> list[str]:
         """Return the experiments, and their results."""
         alone = "this alone" if len(self.same) == 1 else "one of these alone"
         same = [f"Tried: the output stays the same when {alone} is changed: {', '.join(self.same)}"]
@@ -201,7 +201,9 @@ class _Lab:
     def first_differing(self, seen: _Seen) -> Node | None:
         """Return the first operator, in the order of the program, whose rows differ."""
         reference = reference_of(self.job, self.reference, seen.ran)
-        found = {d.place.uid for d in differences(reference.output, seen.ran.output, self.places, self.contracts)}
+        found = {
+            d.source_line.uid for d in differences(reference.output, seen.ran.output, self.source_lines, self.contracts)
+        }
         for node in self.job.logical.nodes:
             if any(f"{TAP}{node.uid}" == uid or uid.startswith(f"{TAP}{node.uid} ") for uid in found):
                 return node
@@ -209,10 +211,14 @@ class _Lab:
 
     def drops_rows(self, seen: _Seen) -> Node | None:
         """Return the window whose late rows differ from those of the reference run."""
-        late = [place for place in self.places if place.uid.startswith(TAP) and place.uid.endswith(" late")]
+        late = [
+            source_line
+            for source_line in self.source_lines
+            if source_line.uid.startswith(TAP) and source_line.uid.endswith(" late")
+        ]
         reference = reference_of(self.job, self.reference, seen.ran)
         for difference in differences(reference.output, seen.ran.output, late, {}):
-            uid = difference.place.uid.removeprefix(TAP).removesuffix(" late")
+            uid = difference.source_line.uid.removeprefix(TAP).removesuffix(" late")
             return self.job.node_of[uid]
         return None
 
@@ -222,7 +228,7 @@ def diagnose(
     contracts: Mapping[str, Contract],
     parallelisms: Sequence[int],
     failing: JobScenario,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
     """Find the cause. `failing`: a scenario in which the output differs."""
     lab = _Lab(job, contracts, parallelisms)
@@ -230,7 +236,7 @@ def diagnose(
     most = 1 + 3 + len(SIDE_WORDS)
 
     def trying(what: str) -> None:
-        say(f"looking for the cause (experiment {next(steps)} of at most {most}): {what}")
+        notify(f"looking for the cause (experiment {next(steps)} of at most {most}): {what}")
 
     trying("the reference run again")
     if lab.vary("again", AGAIN, iter([REFERENCE])):
@@ -267,7 +273,7 @@ def _judged(lab: _Lab, failing: JobScenario) -> Diagnosis:
             seen["all"] = _Seen(failing, ran)
             cause = Cause.FAILURES if failing.failures.faults else Cause.COMBINED
             return _state_or(lab, seen["all"], cause)
-        return Diagnosis(Cause.COMBINED, experiments=lab.told())
+        return Diagnosis(Cause.COMBINED, experiments=lab.described())
     calm = seen.get("cuts") or seen.get("order")
     if calm is not None:
         return _of_order(lab, calm)
@@ -285,10 +291,10 @@ def _state_or(lab: _Lab, seen: _Seen, other: Cause) -> Diagnosis:
     node = lab.first_differing(seen)
     clues = _clues(lab, node, UNDECLARED)
     if clues:
-        return Diagnosis(Cause.STATE, _place(node), clues, lab.told())
+        return Diagnosis(Cause.STATE, _source_line(node), clues, lab.described())
     if other is Cause.ORDER and node is not None and _meets(lab, node):
         other = Cause.INPUTS
-    return Diagnosis(other, _place(node), _clues(lab, node, MISTAKES), lab.told())
+    return Diagnosis(other, _source_line(node), _clues(lab, node, MISTAKES), lab.described())
 
 
 def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
@@ -299,26 +305,28 @@ def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
     node = lab.first_differing(seen)
     undeclared = _clues(lab, node, UNDECLARED)
     if node is not None and isinstance(node.operator, WindowOperator) and node.operator.fires_again:
-        return Diagnosis(Cause.UPDATES, place_of(node), [], lab.told())
+        return Diagnosis(Cause.UPDATES, source_line_of(node), [], lab.described())
     if node is None:
-        return Diagnosis(Cause.ORDER, None, [], lab.told())
+        return Diagnosis(Cause.ORDER, None, [], lab.described())
     takes_batches = node.kind in BATCHES
     timers = _clues(lab, node, (Habit.TIMER,))
     if len(node.inputs) > 1 and not takes_batches:
         cause = Cause.INPUTS_OR_TIMERS if timers else Cause.INPUTS
-        return Diagnosis(cause, place_of(node), undeclared or timers, lab.told())
+        return Diagnosis(cause, source_line_of(node), undeclared or timers, lab.described())
     if undeclared and not takes_batches:
-        return Diagnosis(Cause.STATE, place_of(node), undeclared, lab.told())
+        return Diagnosis(Cause.STATE, source_line_of(node), undeclared, lab.described())
     if takes_batches and "cuts" in lab.seen and not (len(node.inputs) > 1 and not _is_cut(lab)):
-        return Diagnosis(Cause.CUTS, place_of(node), undeclared, lab.told())
+        return Diagnosis(Cause.CUTS, source_line_of(node), undeclared, lab.described())
     if _meets(lab, node):
         cause = Cause.INPUTS_OR_TIMERS if timers else Cause.INPUTS
-        return Diagnosis(cause, place_of(node), undeclared or timers, lab.told())
+        return Diagnosis(cause, source_line_of(node), undeclared or timers, lab.described())
     if "cuts" not in lab.seen or takes_batches:
-        return Diagnosis(Cause.CUTS if "cuts" in lab.seen else Cause.ORDER, place_of(node), undeclared, lab.told())
-    looks = _clues(lab, node, (Habit.WATERMARK,))
-    cause = Cause.TIMERS if timers and not looks else Cause.WATERMARKS
-    return Diagnosis(cause, place_of(node), undeclared or looks or timers, lab.told())
+        return Diagnosis(
+            Cause.CUTS if "cuts" in lab.seen else Cause.ORDER, source_line_of(node), undeclared, lab.described()
+        )
+    watermark_clues = _clues(lab, node, (Habit.WATERMARK,))
+    cause = Cause.TIMERS if timers and not watermark_clues else Cause.WATERMARKS
+    return Diagnosis(cause, source_line_of(node), undeclared or watermark_clues or timers, lab.described())
 
 
 def _is_cut(lab: _Lab) -> bool:
@@ -336,7 +344,7 @@ def _meets(lab: _Lab, node: Node) -> bool:
 
 
 def _at(lab: _Lab, node: Node, cause: Cause) -> Diagnosis:
-    return Diagnosis(cause, place_of(node), [], lab.told())
+    return Diagnosis(cause, source_line_of(node), [], lab.described())
 
 
 def _made(lab: _Lab, seen: _Seen, cause: Cause, habits: tuple[Habit, ...]) -> Diagnosis:
@@ -352,13 +360,13 @@ def _made(lab: _Lab, seen: _Seen, cause: Cause, habits: tuple[Habit, ...]) -> Di
             cause = Cause.RANDOM
         elif kinds & set(UNDECLARED):
             cause = Cause.STATE
-    return Diagnosis(cause, _place(node), clues, lab.told())
+    return Diagnosis(cause, _source_line(node), clues, lab.described())
 
 
 def _bounds(logical: LogicalGraph) -> list[str]:
     """Describe how much disorder the program allows."""
     return [
-        f"The bound of {place_of(node)} is {duration_text(node.operator.strategy.delay_us) if node.operator.strategy.delay_us else 0}"
+        f"The bound of {source_line_of(node)} is {duration_text(node.operator.strategy.delay_us) if node.operator.strategy.delay_us else 0}"
         for node in logical.nodes
         if isinstance(node.operator, TimestampsOperator)
     ]
@@ -370,8 +378,8 @@ def _clues(lab: _Lab, node: Node | None, habits: tuple[Habit, ...]) -> list[Clue
     return [clue for clue in clues_of(node, lab.job.logical) if clue.habit in habits]
 
 
-def _place(node: Node | None) -> SourceLine | None:
-    return None if node is None else place_of(node)
+def _source_line(node: Node | None) -> SourceLine | None:
+    return None if node is None else source_line_of(node)
 
 
 def all_clues(job: SimulatedJob) -> list[Clue]:

@@ -90,16 +90,16 @@ class Book(Sink):
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """The place of an operator, source or sink in the user's program."""
+    """Where an operator, source or sink is created in the user's program."""
 
     uid: str
     kind: str
     name: str
-    place: str
+    location: str
     """The file and line of the call that created it; "" if unknown."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.uid!r}" + (f" ({self.place})" if self.place else "")
+        return f"{self.kind} {self.uid!r}" + (f" ({self.location})" if self.location else "")
 
 
 @dataclass(slots=True)
@@ -120,12 +120,12 @@ class SimulatedJob:
     @property
     def sinks(self) -> dict[str, SourceLine]:
         """The sinks of the program, by uid, in its order."""
-        return {uid: place for uid, place in self.books.items() if not uid.startswith(TAP)}
+        return {uid: line for uid, line in self.books.items() if not uid.startswith(TAP)}
 
     @property
     def books(self) -> dict[str, SourceLine]:
         """Sinks and taps, by uid, in the order of the program."""
-        return {place.uid: place for node in self.logical.nodes if node.sink for place in (place_of(node),)}
+        return {line.uid: line for node in self.logical.nodes if node.sink for line in (source_line_of(node),)}
 
     @property
     def late_books(self) -> dict[str, str]:
@@ -220,7 +220,7 @@ def _reads_late_rows(logical: LogicalGraph, node: Node) -> bool:
     return any(not str(reader.uid).startswith(TAP) for reader in readers)
 
 
-def place_of(node: Node) -> SourceLine:
+def source_line_of(node: Node) -> SourceLine:
     return SourceLine(str(node.uid), node.kind, node.name, node.place)
 
 

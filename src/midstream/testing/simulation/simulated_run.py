@@ -48,7 +48,7 @@ from midstream.testing.simulation.simulated_job import Recorded, SimulatedJob, U
 from midstream.testing.simulation.surroundings import Effect, Surroundings, set_function_state, surroundings
 
 ROOT: Final = "sim://checkpoints"
-KEEPER_US: Final = 5_000
+RESTART_DELAY_US: Final = 5_000
 LAUNCHES_MAX: Final = 30
 SAME_FAILURES: Final = 3
 SETTLING_STEPS: Final = 20_000
@@ -300,7 +300,7 @@ class _Savepoints:
         self.made: list[str] = []
         self._world = world
         self._disks = disks
-        self._places = 0
+        self._requested = 0
 
     def open(self, root: str) -> Storage:
         for known, disk in self._disks.items():
@@ -313,8 +313,8 @@ class _Savepoints:
 
     def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
         """Request a savepoint at a new place; `fails`: its disk refuses the first writes; `slow_us`: each takes so long."""
-        self._places += 1
-        url = f"sim://saved/{self._places}"
+        self._requested += 1
+        url = f"sim://saved/{self._requested}"
         self.open(url)
         self._disks[url].slow_us = slow_us
         if fails:
@@ -394,7 +394,7 @@ class _Run:
     def go(self, around: Surroundings) -> Ran:
         world = self.world
         self._launch(None)
-        world.run(self._look, self.scenario.steps_max)
+        world.run(self._advance, self.scenario.steps_max)
         if self._is_over and len(self.cluster.drivers) > 1:
             self._settle()
         return Ran(
@@ -419,7 +419,7 @@ class _Run:
         drivers = self.cluster.drivers
         world.run(lambda: all(driver.is_over for driver in drivers), world.step_number + SETTLING_STEPS)
 
-    def _look(self) -> bool:
+    def _advance(self) -> bool:
         step = self.world.step_number
         while self._faults_left and step >= self._faults_left[0].step:
             fault = self._faults_left.pop(0)
@@ -444,7 +444,9 @@ class _Run:
         if ended is not None and ended.checkpoint is not None and ended.checkpoint in self.savepoints.made:
             restore = ended.checkpoint
         self._launch_is_due = True
-        self.world.schedule(KEEPER_US, None, Kind.CLUSTER, partial(self._launch, restore), "the job is started again")
+        self.world.schedule(
+            RESTART_DELAY_US, None, Kind.CLUSTER, partial(self._launch, restore), "the job is started again"
+        )
 
     def _launch(self, restore: str | None) -> None:
         width = self.scenario.width

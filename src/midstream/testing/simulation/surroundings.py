@@ -46,7 +46,7 @@ class Effect:
 
     what: str
     """The effect, such as "writes to out.txt"."""
-    place: str
+    location: str
     """The file and line."""
 
 
@@ -309,10 +309,10 @@ def _listen() -> None:
     global _is_listening
     if not _is_listening:
         _is_listening = True
-        sys.addaudithook(_heard)
+        sys.addaudithook(_on_audit_event)
 
 
-def _heard(event: str, arguments: tuple[Any, ...]) -> None:
+def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
     present = _present
     if present is None or (event != "open" and event not in _EFFECTS) or _ours() is None:
         return
@@ -323,9 +323,9 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
         what = f"writes to {os.fsdecode(path)}"
     else:
         what = f"{_EFFECTS[event]} {arguments[1] if event == 'socket.connect' else arguments[0]}"
-    place = _users_line()
-    if place:
-        present.effects[Effect(what, place)] += 1
+    location = _users_line()
+    if location:
+        present.effects[Effect(what, location)] += 1
 
 
 def _is_writing(mode: object, flags: object) -> bool:

@@ -37,7 +37,7 @@ class Verdict:
         if self.error:
             lines += _short(self.error)
         for effect, before, after in self.effects:
-            lines.append(f"{effect.place}: a function {effect.what}: {counted(after, 'time')} instead of {before}")
+            lines.append(f"{effect.location}: a function {effect.what}: {counted(after, 'time')} instead of {before}")
         return lines
 
 
@@ -152,7 +152,7 @@ def _smaller(scenario: JobScenario) -> Iterator[JobScenario]:
     for index in range(len(faults)):
         yield replace(scenario, failures=replace(scenario.failures, faults=faults[:index] + faults[index + 1 :]))
     for index, fault in enumerate(faults):
-        if fault.kind != PLAINEST and not scenario.failures.drains:  # see BESIDE_DRAIN
+        if fault.kind != PLAINEST and not scenario.failures.drains:  # see DRAIN_FAULTS
             plainer = (*faults[:index], replace(fault, kind=PLAINEST), *faults[index + 1 :])
             yield replace(scenario, failures=replace(scenario.failures, faults=plainer))
     plain = replace(REFERENCE.failures, faults=faults, interval_s=scenario.failures.interval_s)
