@@ -128,7 +128,7 @@ class Unreadable:
         (pa.schema([]), "here: the schema has no columns"),
         ("n int", "'n int' is not a schema"),
         ({"n": "int"}, "column 'n': 'int' is not a type; use a pyarrow type, a polars type, one of bool, int"),
-        ({"n": dict}, "column 'n': <class 'dict'> is not a type; say what is in it"),
+        ({"n": dict}, "column 'n': <class 'dict'> is not a type; declare what it contains"),
         ({"n": int | str}, r"column 'n': int \| str is not a type"),
         ({"n": list[object]}, "column 'n': <class 'object'> is not a type"),
         (Unfinished, "here: the fields of Unfinished: name 'Later' is not defined"),

@@ -152,11 +152,11 @@ def test_what_is_associative_passes_and_gives_the_result(aggregate, result):
 @pytest.mark.parametrize(
     ("aggregate", "message"),
     [
-        (MeanOfMeans(), "MeanOfMeans: parts of .* give .*, but all rows at once give .*merge must be associative"),
+        (MeanOfMeans(), "MeanOfMeans: parts of .* give .*, but all rows together give .*merge must be associative"),
         (Forgets(), "merge must be associative"),
         (CountOfParts(), "merge must be associative"),
-        (CountsParts(), "all rows at once give 7, and 1 after merge is called with nothing else"),
-        (CountsDifferentParts(), "all rows at once give 6, and 1 after merge is called with nothing else"),
+        (CountsParts(), "all rows together give 7, and 1 after merge is called with nothing else"),
+        (CountsDifferentParts(), "all rows together give 6, and 1 after merge is called with nothing else"),
         (AddsTwoAtMost(), "merge must be associative"),
         (OneForAll(), "must keep nothing elsewhere|must return a new accumulator"),
     ],

@@ -95,11 +95,11 @@ def test_a_source_that_keeps_to_the_contract_passes_and_gives_its_rows():
     [
         ("schema", "column 'n' is string; the engine's type for it is large_string"),
         ("lock", "Numbers does not pickle"),
-        ("memory", "discover, asked by a new driver from the position"),
+        ("memory", "discover, called by a new driver from the position"),
         ("ids", "two splits have the id 'same'"),
         ("new offset", "is new, and has the offset 3, not 0"),
         ("parallelism", r"parallelism 4\), stands for other rows than the first time: 20 new"),
-        ("endless", "has not said exhausted=True"),
+        ("endless", "has not returned exhausted=True"),
         ("position", "the position is 1; it is stored in checkpoints, so it must be bytes"),
         ("driver", "open_split raised AttributeError.*another process than discover"),
         ("from the start", "does not resume with the row after that.*row 0 should be {'n': 1}, but is {'n': 0}"),

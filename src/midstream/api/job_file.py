@@ -20,7 +20,7 @@ RUN_NAME = "__midstream__"
 def load_job(path: str | os.PathLike[str], modules: Sequence[str] = ()) -> Environment:
     """Run the file and return the one Environment among its global variables.
 
-    Modules beside the file can be imported, now and later, and so can `modules`, which the Environment then
+    Modules next to the file can be imported, now and later, and so can `modules`, which the Environment then
     sends to the slots. Raises ConfigError if one of these cannot be imported. Raises JobError if the file does
     not exist, cannot be compiled or raises (its exception is the cause), starts the job itself, or has no
     Environment or several.

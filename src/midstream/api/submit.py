@@ -65,7 +65,7 @@ class Submission:
     """Whether sources may continue with what an earlier start has prepared."""
 
     def start(self, page: str | None = None) -> Job:
-        """Start the job and return at once. Raises the errors of `Environment.start`.
+        """Start the job and return immediately. Raises the errors of `Environment.start`.
 
         `page`: where the job's page is served, see `page.PageAddress.of`.
         """
@@ -107,7 +107,7 @@ def submission(
     `modules`: returns the modules that the slots need for the pickled graph.
     """
     if options.slots is not None and options.master is not None:
-        raise JobError("give master= or slots=, not both: slots= says where slots run, in place of Spark")
+        raise JobError("give master= or slots=, not both: slots= defines where slots run, in place of Spark")
     restore_from = None if options.restore_from is None else str(options.restore_from)
     if options.resume:
         _check_resume(options)

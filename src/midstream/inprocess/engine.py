@@ -228,7 +228,7 @@ class Engine:
         self._raise_failure()
 
     def _until(self, enough: Callable[[], bool]) -> Callable[[], bool]:
-        """Return a function that says when to stop. It raises JobError if a call does not end, for example because a
+        """Return a function that decides when to stop. It raises JobError if a call does not end, for example because a
         timer sets itself again and again.
         """
         began_s = time.process_time()

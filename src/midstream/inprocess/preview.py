@@ -38,7 +38,7 @@ from midstream.inprocess.engine import Engine, InProcessFailure, noted, surfaced
 from midstream.inprocess.rewrite import End, Output, rewritten
 
 TIME_S: Final = 10.0
-"""The largest virtual time that passes at once when there is nothing else to do."""
+"""The largest virtual time that passes in one step when there is nothing else to do."""
 FIRST_ROW_S: Final = 9.0
 """The additional time allowed for the first row of each source, which a storage may need to answer."""
 END_S: Final = 1.0
@@ -189,7 +189,7 @@ def _count(engine: Engine, output: Output) -> int:
 
 
 class _ReadSizer:
-    """Sets how many rows are read at once, over all sources: one at first, then as many as take the job `BATCH_S`."""
+    """Sets how many rows are read per call, over all sources: one at first, then as many as take the job `BATCH_S`."""
 
     def __init__(self) -> None:
         self._rows = 1
@@ -293,7 +293,7 @@ class _OwnSources:
                 case RunIo(token, work):
                     self._engine.loop.submit(work, partial(self._io_done, token))
                 case _:
-                    raise InvariantError(f"sources asked for {instruction!r}")
+                    raise InvariantError(f"sources requested {instruction!r}")
 
     def _timer_fired(self, token: str) -> None:
         self._timers.pop(token)

@@ -59,7 +59,7 @@ def check_aggregate(
     alone = _result(reduction, reduction.merge([_part(reduction, frame)]))
     if not is_near(whole, alone, CLOSE):
         raise AssertionError(
-            f"{name}: all rows at once give {whole!r}, and {alone!r} after merge is called with nothing else: windows merge "
+            f"{name}: all rows together give {whole!r}, and {alone!r} after merge is called with nothing else: windows merge "
             "one part or several, so merge of a single part must not change it"
         )
     for text, cuts, right_first, at_once in _ways(frame.height):
@@ -68,7 +68,7 @@ def check_aggregate(
         found = _result(other, _folded(other, parts, right_first, at_once))
         if not is_near(whole, found, CLOSE):
             raise AssertionError(
-                f"{name}: {text} give {found!r}, but all rows at once give {whole!r}: windows reduce rows batch by "
+                f"{name}: {text} give {found!r}, but all rows together give {whole!r}: windows reduce rows batch by "
                 "batch and merge "
                 "the parts in groups, so merge must be associative, and add and merge must keep nothing elsewhere"
             )
@@ -122,6 +122,6 @@ def _ways(rows: int) -> list[tuple[str, list[tuple[int, int]], bool, int]]:
         at_once = (2, 2, 3, rows)[way % 4]
         order = "the last parts merged first" if right_first else "the first parts merged first"
         if at_once == rows:
-            order = "merged at once"
+            order = "merged together"
         found.append((f"parts of {sizes} rows, {order},", cuts, right_first, at_once))
     return found

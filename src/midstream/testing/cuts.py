@@ -34,7 +34,7 @@ def check_cuts(
 
     Returns the output. Raises AssertionError showing which rows occur with one cut and not with another: a function
     depends on the whole batch, or keeps something between calls outside of its states; or a row is late with one cut
-    and not with another, because it is further behind than the watermark strategy allows; or if the result differs from
+    and not with another, because it is later than the watermark strategy allows; or if the result differs from
     run to run. Other errors as of `run`.
 
         >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int})
@@ -88,7 +88,7 @@ def _difference(first: Result, other: Result, cut: Cut) -> str:
     if not texts:
         return ""
     why = (
-        "a row is late with one cut and not with another: a watermark follows each batch, and the row is further behind "
+        "a row is late with one cut and not with another: a watermark follows each batch, and the row is later "
         "than with_watermarks() allows"
         if is_late
         else "the engine decides where batches are cut. A function on batches must treat each row independently, and keep "

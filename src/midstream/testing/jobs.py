@@ -77,7 +77,7 @@ def run(
 
 
 def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: Snapshot | None = None) -> RunningJob:
-    """Return a job that runs for as long as the `with` block, and does only what the test tells it to do.
+    """Return a job that runs for as long as the `with` block, and does only what the test requests.
 
     `what`: an Environment, a stream, or several streams of one.
     `parallelism`: the number of subtasks of each operator.

@@ -292,7 +292,7 @@ def _zombie(tested: _TestedSink) -> None:
 
 
 def _subtasks(tested: _TestedSink) -> None:
-    """Let two subtasks and two attempts write at once."""
+    """Let two subtasks and two attempts write concurrently."""
     writers = [tested.writer(subtask=subtask) for subtask in range(3)]
     for subtask, writer in enumerate(writers):
         writer.write(tested.part(subtask, 3))

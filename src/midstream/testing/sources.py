@@ -200,7 +200,7 @@ def _is_all_there_is(source: Source, where: str, quiet_s: float, rows: int, expe
     _require(
         source.blocking or quiet_s < QUIET_S,
         f"{where}: read returned nothing but empty batches for {QUIET_S:g} s after {counted(rows, 'row')}, which "
-        "means that there are none at present; a source with blocking = False is called again at once, and so takes "
+        "means that there are none at present; a source with blocking = False is called again immediately, and so takes "
         "all of the processor's time: return "
         "None at the end of the split, or set blocking = True",
     )

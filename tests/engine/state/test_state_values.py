@@ -179,7 +179,7 @@ class Pair:
         (lambda: ValueState(object), "ValueState: <class 'object'> is not a type; use a pyarrow type"),
         (
             lambda: ListState(list),
-            r"ListState: <class 'list'> is not a type; say what is in it, for example list\[int\]",
+            r"ListState: <class 'list'> is not a type; declare what it contains, for example list\[int\]",
         ),
         (lambda: ValueState(int | str), r"ValueState: int \| str is not a type"),
         (

@@ -1,7 +1,7 @@
 """Arrow bytes that come from a checkpoint directory become rows here, and nowhere else.
 
 A reader of Arrow believes the offsets that it reads: text whose offsets lie beyond its buffer is a wild pointer, and the
-checksum of such bytes may be right. So what is read is validated as a whole before anything looks at a value.
+checksum of such bytes may be right. So what is read is validated as a whole before any value is used.
 """
 
 from __future__ import annotations

@@ -115,10 +115,10 @@ map_of = cast("Callable[[pa.Field[Any], pa.Field[Any]], pa.DataType]", pa.map_)
 """`pa.map_` of two fields; its stub accepts only types."""
 
 text_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.utf8_length)
-"""`pc.utf8_length` of any string column, in characters; its stub asks for one string type."""
+"""`pc.utf8_length` of any string column, in characters; its stub requires one string type."""
 
 byte_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.binary_length)
-"""`pc.binary_length` of any string or binary column; its stub asks for one type."""
+"""`pc.binary_length` of any string or binary column; its stub requires one type."""
 
 
 list_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.list_value_length)

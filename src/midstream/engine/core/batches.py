@@ -84,7 +84,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
 def text_not_utf8(batch: pa.RecordBatch) -> tuple[int, str, bytes] | None:
     """Return row, column and bytes of the first text that is not UTF-8, if there is one.
 
-    Arrow, and so Parquet, does not look at the bytes of a text. polars relies on them: of others it returns wrong
+    Arrow, and so Parquet, does not check the bytes of a text. polars relies on them: of others it returns wrong
     characters, or reads memory that it does not own.
     """
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -257,5 +257,5 @@ def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 def batch_bytes(batch: pa.RecordBatch) -> int:
     """Return the bytes that the rows of `batch` take. A slice counts only its own rows, unless the whole is small."""
-    total: int = batch.get_total_buffer_size()  # 80 times as fast as nbytes, which looks at every offset
+    total: int = batch.get_total_buffer_size()  # 80 times as fast as nbytes, which reads every offset
     return total if total <= SMALL_BYTES else int(batch.nbytes)

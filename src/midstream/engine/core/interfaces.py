@@ -182,7 +182,7 @@ class Storage(Protocol):
         """Write a new file. When this returns, the file is complete, durable, and under its final name.
 
         `path`: the file.
-        `parts`: its bytes; consumed one after the other, so they need not all be in memory at once.
+        `parts`: its bytes; consumed one after the other, so they need not all be in memory together.
 
             self.storage.write("mine/plan", [header, body])
         """
@@ -338,7 +338,7 @@ class Transport(Protocol):
     def open(self, slot: int, host: str, port: int, attempt: int, end: ConnectionEnd) -> DataConnection:
         """Open a connection to that peer; both sides call this, and the one with the lower slot id dials.
 
-        Returns at once; frames flow after the handshake. If the handshake does not complete in time, `end.lost` is
+        Returns immediately; frames flow after the handshake. If the handshake does not complete in time, `end.lost` is
         called with the reason.
         """
         ...

@@ -3,7 +3,7 @@
 Every Arrow type has one Python form, the values that `to_python` gives: `int` for integers, `float` for floats,
 `datetime` without a zone for a timestamp without one, `dict` for structs and maps, and so on (docs/guide/streams.md has the
 table). A value that is given in that form, and fits, is kept. A value that equals one of that form is converted to it
-at once: an `int` for a float that holds it exactly, a numpy number, an aware `datetime` in another zone. Everything
+immediately: an `int` for a float that holds it exactly, a numpy number, an aware `datetime` in another zone. Everything
 else raises ValueMisfit: nothing is rounded, truncated, parsed, or filled in, so what is read back does not depend on
 whether the job was restored in between.
 """

@@ -154,7 +154,7 @@ def as_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.Dat
     elif origin is dict and len(of) == 2:
         return canonical_type(pa.map_(as_type(of[0], where, within), as_type(of[1], where, within)))
     known = ", ".join(python.__name__ for python in _PYTHON_TYPES)
-    advice = "; say what is in it, for example list[int]" if kind in (list, dict) else ""
+    advice = "; declare what it contains, for example list[int]" if kind in (list, dict) else ""
     raise SchemaError(
         f"{where}: {kind!r} is not a type{advice}; use a pyarrow type, a polars type, one of {known}, or list[…], dict[…, …] or "
         "a dataclass of these"

@@ -43,15 +43,15 @@ def _users_frames(block: str) -> str:
     return _with_frames(block, is_users) or _with_frames(block, _is_not_ours)
 
 
-def _with_frames(block: str, wanted: Callable[[str], bool]) -> str:
-    """Keep the frames that are `wanted`, with their exception; empty if no frame is left."""
+def _with_frames(block: str, is_kept: Callable[[str], bool]) -> str:
+    """Keep the frames for which `is_kept` is true, with their exception; empty if no frame is left."""
     kept: list[str] = []
     frames = 0
     keeping = True
     for line in block.splitlines():
         frame = _FRAME.match(line)
         if frame is not None:
-            keeping = wanted(frame[1])
+            keeping = is_kept(frame[1])
             frames += keeping
         elif not line.startswith("    "):  # the headline or the exception itself, not a line of source
             keeping = True

@@ -14,7 +14,7 @@ from midstream.engine.core.errors import SchemaError
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
 
 BAD_RECORDS: Final = "bad records"
-"""The tag of the side output of records that a source could not read and was told to drop."""
+"""The tag of the side output of records that a source could not read and was configured to drop."""
 BAD_RECORDS_SCHEMA: Final = schema_of(
     [
         ("source", pa.large_string()),  # the topic, or the file

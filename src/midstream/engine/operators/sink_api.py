@@ -117,7 +117,7 @@ class SinkWriter(ABC):
         """
 
     def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
-        """Close what was written since the last call, and say how it becomes durable.
+        """Close what was written since the last call, and return what makes it durable.
 
         `checkpoint_id`: the checkpoint that covers these rows.
 
@@ -243,7 +243,7 @@ class Sink(ABC):
 
     @property
     def is_transactional(self) -> bool:
-        """Whether rows appear when a checkpoint completes; otherwise they appear at once, and again after failures."""
+        """Whether rows appear when a checkpoint completes; otherwise they appear immediately, and again after failures."""
         return type(self).committer is not Sink.committer
 
     @property
@@ -264,7 +264,7 @@ class Sink(ABC):
         """
 
     def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
-        """Raise an error if the target cannot serve so many writers at once. Runs on the driver, after `validate`.
+        """Raise an error if the target cannot serve this many concurrent writers. Runs on the driver, after `validate`.
 
         `subtasks`: the number of writers.
         `beside`: the other sinks of the job, and their subtasks.
@@ -295,7 +295,7 @@ class Sink(ABC):
 
         `output`: the starts of the job.
 
-        None, the default, means that the sink cannot tell; the job then assumes that all completed checkpoints are
+        None, the default, means that the sink does not record it; the job then assumes that all completed checkpoints are
         committed.
 
             def newest_committed(self, output):
@@ -313,7 +313,7 @@ class Sink(ABC):
 
             def check_take_back(self, output, after):
                 if not self.log.has_names_of(output.jobs):
-                    raise ConfigError("the log does not say which files are newer")
+                    raise ConfigError("the log does not record which files are newer")
         """
         raise ConfigError("it cannot take back what it has committed")
 

@@ -1,6 +1,6 @@
 """The contract of sources: splits are found on the driver and read on the subtasks.
 
-The coordinator runs `discover` and assigns splits to subtasks that ask for one; its position, the splits that are not
+The coordinator runs `discover` and assigns splits to subtasks that request one; its position, the splits that are not
 yet assigned, and each reader's progress are part of every checkpoint. A source keeps no other state, which is what
 makes it exactly-once by construction.
 """
@@ -69,7 +69,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryContext:
-    """What `discover` may use besides the source's own system.
+    """What `discover` may use in addition to the source's own system.
 
     `uid`: that of the source in the job. `parallelism`: its number of subtasks.
 
@@ -107,7 +107,7 @@ class SplitReader(ABC):
 
         Return the batch, which has exactly the columns of the source's `schema`, and the offset after it, a whole number
         from 0 on; None at the end of the split. A batch without rows from a `blocking` source means that there are none at present: it is
-        asked again soon. Return one within a second if no row comes: only then can a split without an end be idle
+        read again soon. Return one within a second if no row comes: only then can a split without an end be idle
         (`idle_after`). A read that has not returned may still have rows.
 
             def read(self, rows_max):
@@ -147,8 +147,8 @@ class Source(ABC):
     `schema`: the columns, in the types of the engine (`large_string` for text, microseconds for times, …). `blocking`:
     reads wait for files or networks, so they run on the I/O pool, ahead of need; otherwise they only compute, and run
     on the loop. `bounded`: it ends, so none of its splits is ever idle. `splits_end`: it does not end, but each of its
-    splits does, as files do. `discovery_interval_s`: how often `discover` is asked again until it says
-    exhausted. `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit); up to a second in
+    splits does, as files do. `discovery_interval_s`: the interval at which `discover` is called until it returns
+    exhausted. `rows_per_s`: the rate limit over all subtasks (None: no limit); up to a second in
     which a subtask could not emit is made up for.
 
         >>> from midstream import Discovery, Source, Split, SplitReader
@@ -246,7 +246,7 @@ class Source(ABC):
         return split
 
     def place(self, split: Split, first: int, last: int) -> str:
-        """Describe, for people who look for them, where rows are that failed. Must not block.
+        """Describe to users where failed rows are in the input. Must not block.
 
         `split`: the split, with its offset before the batch that has the rows.
         `first`, `last`: the rows after that offset, counted from 0.
@@ -349,7 +349,7 @@ def checked_read(found: object, schema: pa.Schema, where: str) -> tuple[pa.Recor
 
 
 def checked_count(count: object, what: str) -> int:
-    """Check how many splits or subtasks a source wants. Raises ConfigError."""
+    """Check how many splits or subtasks a source requests. Raises ConfigError."""
     if not isinstance(count, int) or count < 1:
         raise ConfigError(f"{what} returned {count!r}; return a whole number from 1 on")
     return count

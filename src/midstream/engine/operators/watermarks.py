@@ -8,10 +8,10 @@ same task (see `Splits`), this holds:
     progress yet. The watermark does not advance while a split waits to be assigned that was found together
     with those being read, unless that split follows all of them.
 
-So a row is late only if it is more than the delay behind a row of its own split, or if its split was found after event
+So a row is late only if it is older than a row of its own split by more than the delay, or if its split was found after event
 time had passed the row, or if its split was idle. A split that ends is never idle. One without an end is idle if no row
 came for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end hold nothing back. If the
-source is in another task, splits cannot be told apart, and the whole stream counts as one split.
+source is in another task, splits cannot be distinguished, and the whole stream counts as one split.
 
 None of this is in a checkpoint: after a restore a split has no progress until its first row, which can only delay a
 watermark; the watermarks emitted before are in the chain's snapshot.
@@ -37,7 +37,7 @@ TIMER_DELAY_S_MAX = 0.1
 AGAIN_S_MIN, AGAIN_S_MAX = 0.001, 0.1
 """When a split without rows is examined again whose source has not reported yet that it has none."""
 NO_SPLIT: Final = -1
-"""Stands for all rows where splits cannot be told apart, and for splits read to the end while none is open."""
+"""Stands for all rows where splits cannot be distinguished, and for splits read to the end while none is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class SlowestSplit(NamedTuple):
 class TimestampsOperator(Operator):
     """Makes `column` the event time of the stream and emits watermarks; rows pass unchanged.
 
-    Raises SchemaError at once if `schema` has no such column or it is not a timestamp, and JobError for a row without
+    Raises SchemaError immediately if `schema` has no such column or it is not a timestamp, and JobError for a row without
     an event time.
     """
 
@@ -182,7 +182,7 @@ class TimestampsOperator(Operator):
     def slowest_split(self) -> SlowestSplit | None:
         """Return the open split that holds back event time, among those that are not idle.
 
-        None if splits are not told apart, and while a split that waits to be assigned holds it back.
+        None if splits are not distinguished, and while a split that waits to be assigned holds it back.
         """
         active = [
             (reached_us, split)
@@ -272,7 +272,7 @@ class TimestampsOperator(Operator):
             self._timer = None
 
     def _check_idle(self) -> None:
-        """Look at every split; the one timer then sleeps until the next of them may become idle."""
+        """Check every split; the one timer then sleeps until the next of them may become idle."""
         assert self._idle_after_s is not None
         self._timer = None
         if self._ended:

@@ -112,7 +112,7 @@ def by_group(frame: pl.DataFrame, groups: Int32s) -> Ordered:
 class StateLayout:
     """How frames become tables at rest: columns `__key_group`, `log` if there are several logs, then those of `schema`.
 
-    `log` is the column that tells the logs apart; its type is stored as an int64.
+    `log` is the column that distinguishes the logs; its type is stored as an int64.
     """
 
     def __init__(

@@ -190,7 +190,7 @@ def timer_rows(table: pa.Table, encoding: KeyEncoding) -> tuple[list[TimerRow], 
 
 
 def _marks(live: int, gone: int) -> dict[str, pa.Array[Any]]:
-    """Return the column that tells rows from the removed keys that follow them; no column if none was removed."""
+    """Return the column that separates rows from the removed keys that follow them; no column if none was removed."""
     return {_GONE: pa.array(np.arange(live + gone) >= live)} if gone else {}
 
 

@@ -39,7 +39,7 @@ _LONG: Final = {
 }
 """The number of bytes of the length that follows."""
 _FRAME: Final = 0x95
-"""Its length says how much to read at once; what lies within is read as if it were not there."""
+"""Its length is the number of bytes to read in one call; the contents are read as if the frame were not there."""
 _STOP: Final = ord(".")
 _STACK_GLOBAL: Final = b"\x93"
 """STACK_GLOBAL. A pickle without this byte makes numbers, strings, bytes and plain containers, and calls nothing."""

@@ -21,7 +21,7 @@ RUNS_MAX: Final = 4
 Each run costs a lookup some 50 µs; more frequent merging would cost more per row.
 """
 TIDY_ROWS: Final = 8_192
-"""A run of at least this many rows is written anew once half of them are removed. Shorter ones are merged before long."""
+"""A run of at least this many rows is written again once half of them are removed. Shorter ones are merged soon."""
 LAST_TICK: Final = np.iinfo(np.int64).max - 1
 """The end of time, in any unit: only what has been removed, or has no time, is later."""
 _NEVER: Final = LAST_TICK + 1

@@ -100,7 +100,7 @@ class Report:
             yield f"{self.job}: the output with failures equals the output without: {ran}"
             if self.long:
                 its = "its" if self.long == 1 else "their"
-                yield f"{self.long:,} of the runs had not come to {its} end after as many steps as a run has"
+                yield f"{self.long:,} of the runs had not reached {its} end after as many steps as a run has"
         else:
             yield f"{self.job}: {self._headline()} (found after {ran})"
             yield from self.found

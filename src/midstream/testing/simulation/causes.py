@@ -1,7 +1,7 @@
 """Finds why a job's output differs, by experiments that each change one thing in the reference run.
 
 The job is run with a book at the output of every operator as well, so the first operator whose rows differ can be
-named. The source code of its functions (`simulated_code`) then tells more.
+named. The source code of its functions (`simulated_code`) then gives details.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Cause(Enum):
     ORDER = (
         "The result depends on the order of rows of different keys, splits or subtasks, which is not guaranteed. If "
         "the "
-        "sink gets a stream of updates, say so: --latest SINK=KEY compares only the last row of each key."
+        "sink gets a stream of updates, declare it: --latest SINK=KEY compares only the last row of each key."
     )
     FAILURES = (
         "The result differs only after failures, and no reason for it was found in the code of the functions. "

@@ -307,7 +307,7 @@ def _last(node: ast.expr) -> str:
 
 
 def _is_present(call: ast.Call) -> bool:
-    """Whether NumPy is asked for the current time: datetime64("now"), datetime64("today")."""
+    """Whether the call returns the current time: datetime64("now"), datetime64("today")."""
     return any(isinstance(a, ast.Constant) and a.value in ("now", "today") for a in call.args)
 
 

@@ -45,7 +45,7 @@ FAULTS: Final = (
 )
 """The faults of a job; usual ones occur more often."""
 RESCALE_FAULTS: Final = frozenset(("rescale", IN_FLIGHT, RECOVERING))
-"""The faults that may ask a job for another parallelism."""
+"""The faults that may request another parallelism."""
 DRAINED: Final = 0.1
 """The share of runs with faults that are drained."""
 WORDS: Final = {
@@ -66,7 +66,7 @@ WORDS: Final = {
     "stop": "the job is stopped and started again",
     "checkpoint": "a checkpoint is requested",
     "slow_storage": "the storage is slow",
-    "drain": "the job is told to end (drain)",
+    "drain": "the job is drained",
     "cancel": "the job is cancelled and started again",
     "rescale": "the job is rescaled",
     "savepoint": "a savepoint is requested",
@@ -95,7 +95,7 @@ class Cuts:
     """The batches into which rows are cut."""
 
     batch_rows: int = ALL_ROWS
-    """The largest number of rows read at once."""
+    """The largest number of rows per read."""
     are_random: bool = False
     """Whether each batch has a random number of rows, from one to that."""
 
@@ -115,7 +115,7 @@ class Failures:
 
     @property
     def drains(self) -> bool:
-        """Whether the job is told to end before it has read all rows."""
+        """Whether the job is drained before it has read all rows."""
         return any(fault.kind == "drain" for fault in self.faults)
 
 
@@ -223,7 +223,7 @@ def draw_cuts(random: Random, rows: int) -> Cuts:
 
 
 def draw_failures(random: Random, may_rescale: bool) -> Failures:
-    """Draw failures, usually some. `may_rescale`: whether the job can be asked to run at any parallelism."""
+    """Draw failures, usually some. `may_rescale`: whether the job can run at any parallelism."""
     faults: tuple[Fault, ...] = ()
     if random.random() < 0.9:
         horizon = random.choice((150, 300, 800))

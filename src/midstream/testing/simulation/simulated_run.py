@@ -71,7 +71,7 @@ class Ran:
     struck: Counter[str] = field(default_factory=Counter)
     effects: Counter[Effect] = field(default_factory=Counter)
     drained: dict[str, tuple[int, ...]] | None = None
-    """For a job that was told to end early: the rows read of each split, by uid of the source."""
+    """For a job that was drained: the rows read of each split, by uid of the source."""
     trace: Trace | None = None
 
 

@@ -43,7 +43,7 @@ Handler = Callable[[Row, Context], Any]
 
 
 class ProcessOperator(FunctionOperator):
-    """Runs a process function. Raises at once for keys, columns and states that do not fit together."""
+    """Runs a process function. Raises immediately for keys, columns and states that do not fit together."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ class WindowCombiner(ABC):
     """Base of the combiners of window operators. `room`: see `EventTime.native`."""
 
     bounds: ClassVar[tuple[str, ...]]
-    """The columns that say where a part lies, int64 in the event time's unit; the first one is its start."""
+    """The columns with the position of a part, int64 in the event time's unit; the first one is its start."""
 
     def __init__(self, reduction: WindowAggregation, room: int) -> None:
         self._reduction = reduction

@@ -75,7 +75,7 @@ class WindowOperator(Operator):
         self._layout: StateLayout
         self._progress: FiredUpTo
         self._combined: pa.Schema | None
-        """The schema of the combined batches that the operator accepts beside rows."""
+        """The schema of the combined batches that the operator accepts as well as rows."""
         self._combined_at: str
         """The column with the start of each of their parts."""
 
@@ -111,11 +111,11 @@ class WindowOperator(Operator):
     def _state_schema(self) -> pa.Schema: ...
 
     def _state_log(self) -> pa.Field[Any] | None:
-        """Return the column of state that tells its logs apart; None if there is only one."""
+        """Return the column of state that distinguishes its logs; None if there is only one."""
         return None
 
     def _state_times(self) -> dict[str, pa.DataType]:
-        """Return the columns of state that say to which window its rows belong."""
+        """Return the columns of state that identify the window of a row."""
         log = self._state_log()
         return {} if log is None else {log.name: log.type}
 
