@@ -56,7 +56,7 @@ NOT_FOR_USERS = {
         midstream.engine.state.table_state.TableState.bound
         midstream.engine.state.table_state.TableState.freeze
         midstream.engine.state.table_state.TableState.thaw
-        midstream.engine.state.changelog.EntryLog
+        midstream.engine.state.changelog.Changelog
         """,
     "the driver starts and ends slots with it": """
         midstream.runtime.slot_provider.SlotProvider

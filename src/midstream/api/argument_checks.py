@@ -1,4 +1,4 @@
-"""Checks of arguments that all calls of the API share, and the place of a call in the user's code."""
+"""Checks of arguments that all calls of the API share, and the line of a call in the user's code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def calling_module() -> dict[str, Any]:
 
 
 def calling_line() -> str:
-    """Return `job.py:12`, the place at which the user's code called midstream; "" if it is unknown."""
+    """Return `job.py:12`, the line at which the user's code called midstream; "" if it is unknown."""
     frame = _user_frame()
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 

@@ -99,7 +99,7 @@ class DataStream(Handle, Writable, Hinted):
 
         `columns`: names of columns, or polars expressions, or lists of them. An expression computes each row on its
         own; one whose value depends on other rows of its batch, such as `pl.col("price").sum()`, or on the process, is
-        refused. It is evaluated on a few rows to find out, with the Python functions in it.
+        refused. To detect that, it is evaluated on a few rows, with the Python functions in it.
         `named`: further columns, each with its name: an expression (`total=pl.col("price") * 2`), the name of a column
         (`who="user"`), or a constant that is not text (`one=1`; text is `pl.lit("text")`).
 

@@ -84,7 +84,7 @@ class Environment(Hinted):
     `tolerable_failures`: if more checkpoints than this fail in a row, the job restarts.
     `retained_checkpoints`: how many completed checkpoints are kept at least.
     `restart`: `no_restart()`, `fixed_restarts(…)` or `exponential_restarts(…)`; the default restarts until the same
-    failure has come ten times in a row without a checkpoint in between.
+    failure has occurred ten times in a row without a checkpoint in between.
     `buffer_size`, `pool_size`: the size of a network buffer, and of all buffers of one slot.
     `batch_rows`: the maximum number of rows in a batch of a source; smaller batches make the job slower.
     `slot_timeout`: how long the job waits for its slots.

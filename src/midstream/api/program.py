@@ -119,12 +119,12 @@ class Program:
             node, name=check_name(name, node.kind), operator=None if make is None else make(name)
         )
 
-    def identify(self, node_id: int, uid: str) -> None:
+    def set_uid(self, node_id: int, uid: str) -> None:
         node = self.graph.nodes[node_id]
         check_uid(uid, node.label)
         self.graph.nodes[node_id] = dataclasses.replace(node, uid=uid)
 
-    def widen(self, node_id: int, parallelism: int) -> None:
+    def set_parallelism(self, node_id: int, parallelism: int) -> None:
         node = self.graph.nodes[node_id]
         if not is_whole(parallelism, 1):
             raise ConfigError(f"{node.label}: parallelism {parallelism!r} is not a positive whole number")
@@ -156,7 +156,7 @@ class Handle:
             >>> list(testing.run(dear))
             ['dear (filter)']
         """
-        self._program.identify(self._named("uid"), uid)
+        self._program.set_uid(self._named("uid"), uid)
         return self
 
     @located
@@ -192,7 +192,7 @@ class Handle:
             [2] ×2  print
                   ← [1] rebalance
         """
-        self._program.widen(self._named("parallelism"), parallelism)
+        self._program.set_parallelism(self._named("parallelism"), parallelism)
         return self
 
     def _named(self, method: str) -> int:

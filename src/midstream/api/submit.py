@@ -60,7 +60,7 @@ class Submission:
     slots: SlotProvider | None
     """None for slots on Spark, which is started if necessary."""
     checkpoint: int | None
-    """The completed checkpoint to resume from, as far as can be seen before the start. None: the job starts at the beginning."""
+    """The completed checkpoint to resume from, as far as is known before the start. None: the job starts at the beginning."""
     restoring: bool
     """Whether sources may continue with what an earlier start has prepared."""
 
@@ -200,7 +200,7 @@ def _spark_slots(master: str | None, slots: int) -> SlotProvider:
 
 
 def _check_sinks(graph: JobGraph, logical: LogicalGraph, restoring: bool) -> None:
-    """Raises what a sink raises that cannot be used, with its name and its place in the program."""
+    """Raises what a sink raises that cannot be used, with its name and its line in the program."""
     for vertex in graph.vertices:
         for spec in vertex.operators:
             if spec.sink is None:

@@ -1,4 +1,4 @@
-"""The user's modules that a job ships, and the archive in which they travel.
+"""The user's modules that a job ships, and their archive.
 
 A slot imports them, as Spark's workers would: an archive of their files is sent to every slot and
 unpacked there (`runtime.process.unpacked_modules`). It holds the modules that the job file imports anywhere in its text, those

@@ -428,7 +428,7 @@ def _advance(operator: TimestampsOperator | MarksOperator, watermark_us: int) ->
 
 
 class _NoPeers:
-    """A engine.core.interfaces.Transport without peers, as there is only one slot."""
+    """An engine.core.interfaces.Transport without peers, as there is only one slot."""
 
     def open(self, slot: int, host: str, port: int, attempt: int, end: ConnectionEnd) -> DataConnection:
         raise InvariantError(f"a connection to slot {slot}, of which there is none")
@@ -436,7 +436,7 @@ class _NoPeers:
 
 def surfaced(failure: InProcessFailure) -> BaseException:
     """Return what a test should see: the exception of the user's own function, if there is one, with a note on its
-    place.
+    location.
     """
     error = failure.error
     cause = error.__cause__

@@ -1,8 +1,8 @@
 """The first rows of a job's streams, from its own sources, in process and within about a second.
 
 Splits are found and assigned as in a job (`engine.coordinator.placement.split_assignment`). Virtual time only passes when there is
-nothing else to do. Whatever waits for the wall clock, such as a source with a rate, gets at most TIME_S of it, all at
-once.
+nothing else to do. Whatever waits for the wall clock, such as a source with a rate, gets at most TIME_S of it, in one
+step.
 """
 
 from __future__ import annotations

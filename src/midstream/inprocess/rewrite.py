@@ -50,7 +50,7 @@ class Rewritten:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A stream whose rows are wanted, with the outputs that make it up; a union has several."""
+    """A stream whose rows are requested, with the outputs that make it up; a union has several."""
 
     origins: tuple[tuple[int, str | None], ...]
     schema: pa.Schema

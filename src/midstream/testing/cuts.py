@@ -130,7 +130,7 @@ def _without(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[d
 def _only_in_one(
     one: list[dict[str, Any]], two: list[dict[str, Any]], close: Mapping[str, float]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows of each that the other does not have; floats may differ by the order of summation (`nearness`)."""
+    """Return the rows of each that the other does not have; floats may differ by the order of summation (`float_compare`)."""
     only_one, only_two = _without(one, two), _without(two, one)
     if len(only_one) <= MATCHED_MAX and len(only_two) <= MATCHED_MAX:
         for row in list(only_one):

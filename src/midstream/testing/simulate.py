@@ -26,7 +26,14 @@ from midstream.engine.graph.logical_graph import LogicalGraph, Node
 from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.testing.simulation.campaign import Campaign, Report
 from midstream.testing.simulation.output_compare import Contract
-from midstream.testing.simulation.simulated_job import PARALLELISMS, ROWS_MAX, Book, Given, SimulatedJob, simulated_job
+from midstream.testing.simulation.simulated_job import (
+    PARALLELISMS,
+    ROWS_MAX,
+    Given,
+    SimulatedJob,
+    SinkPlaceholder,
+    simulated_job,
+)
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[Mapping[str, Any]] | str | os.PathLike[str]
 """The rows of one source: an Arrow table, a polars DataFrame, a Parquet, CSV or JSON lines file, or dicts as for
@@ -151,10 +158,10 @@ def _graph_of_stream(stream: StreamCore) -> LogicalGraph:
         node = nodes[old]
         moved = tuple(replace(entry, node=numbers[entry.node]) for entry in node.inputs)
         graph.nodes.append(replace(node, id=numbers[old], uid=uids[old], inputs=moved))
-    book = Book()
+    placeholder = SinkPlaceholder()
     moved = tuple(replace(entry, node=numbers[entry.node]) for entry in inputs)
-    operator = SinkOperator(OUTPUT, book, stream.schema)
-    graph.add(Node("sink", OUTPUT, OUTPUT, inputs=moved, operator=operator, sink=book))
+    operator = SinkOperator(OUTPUT, placeholder, stream.schema)
+    graph.add(Node("sink", OUTPUT, OUTPUT, inputs=moved, operator=operator, sink=placeholder))
     return graph
 
 

@@ -19,7 +19,7 @@ from midstream.inprocess.virtual_loop import Loop, MemoryStorage
 from midstream.testing.inputs import as_batch, as_sent
 
 Target: TypeAlias = "tuple[Sink, Callable[[], Iterable[Mapping[str, Any]]]]"
-"""A sink that writes to an empty place, and a function that reads the rows visible to others there."""
+"""A sink that writes to an empty target, and a function that reads the rows visible to others there."""
 
 UID: Final = "sink"
 JOB: Final = "job-of-the-check"
@@ -34,13 +34,13 @@ def check_sink(
 
     A sink without a committer is at-least-once: only its writing is checked.
 
-    `target`: returns a sink for a new, empty place, and a function that reads what is visible there; it is called for
+    `target`: returns a sink for a new, empty target, and a function that reads what is visible there; it is called for
     each scenario.
     `schema`, `rows`: at least six different rows to write, if the sink does not accept the columns `n` and `text`.
 
-    Raises AssertionError saying what went wrong, and after which calls: rows that are visible before they are
+    Raises AssertionError stating what went wrong, and after which calls: rows that are visible before they are
     committed, or twice because `commit` was repeated by another process; rows of an abandoned attempt; a zombie, a
-    writer of an attempt that has not learned that it is over, which damages what the next one has written; rows of two
+    writer of an attempt that is over but continues to write, which damages what the next one has written; rows of two
     subtasks that overwrite each other.
 
         >>> from tempfile import mkdtemp
@@ -53,7 +53,7 @@ def check_sink(
         >>> testing.check_sink(target)
     """
     if not callable(target):
-        raise AssertionError(f"check_sink: {target!r} is not a function that returns a sink for an empty place")
+        raise AssertionError(f"check_sink: {target!r} is not a function that returns a sink for an empty target")
     columns = as_schema(schema, "check_sink")
     given = [{"n": n, "text": f"row {n}"} for n in range(SAMPLE_ROWS)] if rows is None else list(rows)
     if len(given) < 6 or len({repr(row) for row in given}) < len(given):
@@ -63,7 +63,7 @@ def check_sink(
         made = target()
         if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Sink) and callable(made[1])):
             raise AssertionError(
-                f"check_sink: target() returned {made!r}; it must return a sink for an empty place and a function "
+                f"check_sink: target() returned {made!r}; it must return a sink for an empty target and a function "
                 "that reads it"
             )
         tested = _TestedSink(*made, batch)
@@ -286,7 +286,7 @@ def _zombie(tested: _TestedSink) -> None:
     tested.expect([tested.batch], "after the commit of the next checkpoint")
     if set(zombies) & {*committables, *rest}:
         raise AssertionError(
-            f"{tested.name}: writers of two attempts returned the same committable: they write to the same place"
+            f"{tested.name}: writers of two attempts returned the same committable: they write to the same target"
         )
     new.close()
 

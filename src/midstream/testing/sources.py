@@ -39,7 +39,7 @@ def check_source(source: Source, *, rows_max: int = 10_000, discoveries: int = 3
     `rows_max`: the approximate limit on rows read per split.
     `discoveries`: how often `discover` of an unbounded source is called.
 
-    Returns its rows, for you to compare. Raises AssertionError saying which rule is broken, and by which call: it
+    Returns its rows, for you to compare. Raises AssertionError naming which rule is broken, and by which call: it
     pickles; `discover`, called again with a position, finds the same rows; batches have the schema; `open_split` at any
     offset that was returned resumes exactly after the preceding rows, in batches of any size; all of this holds for a
     copy without knowledge of earlier calls.

@@ -19,7 +19,7 @@ from effort import examples
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.operators.base import never_stored
 from midstream.engine.state import changelog as entry_log
-from midstream.engine.state.changelog import GONE, EntryLog, Frozen
+from midstream.engine.state.changelog import GONE, Changelog, Frozen
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, ListState, MapState, State, ValueState
 from midstream.engine.state.safe_pickle import OwnCode
@@ -229,7 +229,7 @@ TestCheckpoints = Checkpoints.TestCase
 TestCheckpoints.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
-def written(log: EntryLog, stored: set[str], ids: Iterator[int]) -> int:
+def written(log: Changelog, stored: set[str], ids: Iterator[int]) -> int:
     """The entries that a checkpoint writes, which completes."""
     frozen = log.freeze(lambda: str(next(ids)), lambda chunk_id: 1000 if chunk_id in stored else None)
     assert frozen is not None
@@ -241,7 +241,7 @@ def written(log: EntryLog, stored: set[str], ids: Iterator[int]) -> int:
 
 def test_a_checkpoint_writes_what_changed_and_all_of_it_a_few_times() -> None:
     entries = dict.fromkeys(range(100_000), 0)
-    log, stored, ids = EntryLog(entries), set[str](), itertools.count()
+    log, stored, ids = Changelog(entries), set[str](), itertools.count()
     assert written(log, stored, ids) == 100_000
     total, most_chunks = 0, 0
     for turn in range(1_000):
@@ -257,7 +257,7 @@ def test_a_checkpoint_writes_what_changed_and_all_of_it_a_few_times() -> None:
 
 def test_keys_that_come_and_go_between_two_checkpoints_take_no_memory() -> None:
     entries: dict[int, int] = {}
-    log = EntryLog(entries)
+    log = Changelog(entries)
     for key in range(100_000):
         log.changed[key] = GONE
         if key % 100 == 0:
@@ -272,7 +272,7 @@ def test_a_chunk_of_which_everything_has_changed_is_not_referred_to() -> None:
     """One value of many bytes that each checkpoint has anew would be stored 32 times, and read 32 times by a restore."""
     for keys, hot in ((1, 1), (30, 30), (10_000, 1)):
         entries = dict.fromkeys(range(keys), 0)
-        log, stored, ids = EntryLog(entries), set[str](), itertools.count()
+        log, stored, ids = Changelog(entries), set[str](), itertools.count()
         for turn in range(100):
             for key in range(hot):
                 entries[key] = log.changed[key] = turn
@@ -283,7 +283,7 @@ def test_a_chunk_of_which_everything_has_changed_is_not_referred_to() -> None:
 def most_bytes(first: dict[int, int], rounds: Iterator[dict[int, int]]) -> float:
     """The most that a checkpoint refers to, in parts of what there is; `first` and `rounds`: sizes of entries set by key."""
     entries = dict(first)
-    log, ids, sizes = EntryLog(entries), itertools.count(), dict[str, int]()
+    log, ids, sizes = Changelog(entries), itertools.count(), dict[str, int]()
     most = 0.0
     for sets in itertools.chain([{}], rounds):
         entries |= sets

@@ -36,7 +36,7 @@ from midstream.engine.core.python_values import ValueMisfit, to_array
 
 
 class CastRefused(Exception):
-    """A cast would change a value. The message names the part of the column does not fit, and why."""
+    """A cast would change a value. The message names the part of the column that does not fit, and why."""
 
 
 def cast_exactly(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:

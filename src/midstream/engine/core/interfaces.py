@@ -1,6 +1,6 @@
 """The interfaces through which protocol code reaches the outside world.
 
-Everything that decides (tasks, gates, barrier handlers, coordinator) is confined to one loop thread and sees time,
+Everything that decides (tasks, gates, barrier handlers, coordinator) is confined to one loop thread and reaches time,
 threads, peers, files and randomness through these alone. Production binds them in `midstream.runtime`, the simulator in
 `midstream.simulation`.
 """
@@ -49,7 +49,7 @@ class Clock(Protocol):
         ...
 
     def monotonic_s(self) -> float:
-        """A clock that never goes back, for timeouts and budgets."""
+        """A clock that never moves back, for timeouts and budgets."""
         ...
 
     def own_core_s(self) -> float:
@@ -232,7 +232,7 @@ class Storage(Protocol):
     def exists(self, path: str) -> bool:
         """Return whether there is a file or directory.
 
-        `path`: its place.
+        `path`: its location.
 
             is_planned = self.storage.exists("mine/plan")
         """
@@ -318,7 +318,7 @@ class ConnectionEnd(Protocol):
         ...
 
     def lost(self, reason: str) -> None:
-        """Learn that the connection is gone for good. Called at most once, never after `close`."""
+        """Handle the permanent loss of the connection. Called at most once, never after `close`."""
         ...
 
 

@@ -18,7 +18,7 @@ S = TypeVar("S", bound=Enum)
 E = TypeVar("E")
 
 Story: TypeAlias = deque[tuple[S, object]]
-"""The last events of one machine, each with the state in which it came."""
+"""The last events of one machine, each with the state in which it arrived."""
 STORY_EVENTS_MAX: Final = 16
 
 

@@ -74,7 +74,7 @@ def raised_by_users_code(error: BaseException) -> bool:
 
 
 def depends_on_values(error: BaseException) -> bool:
-    """Whether an exception comes each time for the same values, as far as its type shows.
+    """Whether an exception is raised each time for the same values, as far as its type shows.
 
     Exceptions of Python for wrong values, of polars, and of the user's own classes do. Those of other libraries may be
     a database's or a service's that is not available, and so may all that an OSError has led to.

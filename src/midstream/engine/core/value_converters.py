@@ -40,7 +40,7 @@ _EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class ValueMisfit(ValueError):
     """`value` cannot be stored as `kind`.
 
-    `index`: the position, among the values given, of the one that is or contains it; `path`: the place in that one.
+    `index`: the position, among the values given, of the one that is or contains it; `path`: the position in that one.
     """
 
     def __init__(self, value: object, kind: pa.DataType, reason: str, index: int = 0, path: str = "") -> None:

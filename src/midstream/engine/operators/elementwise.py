@@ -371,7 +371,7 @@ def _check_names(tree: Tree) -> None:
                 fault = Fault("is a function that returns an expression for each batch", _BUILD)
             case {"Eval": {"variant": {"Cumulative": _}}}:
                 fault = Fault("looks at the rows before", _OTHER_ROWS)
-            case _:  # it is judged by what it does
+            case _:  # it is judged by its results
                 continue
         raise _Found(fault)
 

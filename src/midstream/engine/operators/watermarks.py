@@ -1,4 +1,4 @@
-"""Event time: which column holds it, and how far it has come.
+"""Event time: which column holds it, and how far it has advanced.
 
 A watermark states that no row at or below it follows. The progress of a split is the largest event time seen in it,
 less the strategy's delay, less one microsecond (a row with that same time may still arrive). If the source is in the
@@ -10,7 +10,7 @@ same task (see `Splits`), this holds:
 
 So a row is late only if it is older than a row of its own split by more than the delay, or if its split was found after event
 time had passed the row, or if its split was idle. A split that ends is never idle. One without an end is idle if no row
-came for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end hold nothing back. If the
+arrived for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end hold nothing back. If the
 source is in another task, splits cannot be distinguished, and the whole stream counts as one split.
 
 None of this is in a checkpoint: after a restore a split has no progress until its first row, which can only delay a
@@ -35,7 +35,7 @@ from midstream.engine.operators.event_time_column import EventTime
 TIMER_DELAY_S_MAX = 0.1
 """A timer that fires later than this was delayed by backpressure, not by waiting for its turn."""
 AGAIN_S_MIN, AGAIN_S_MAX = 0.001, 0.1
-"""When a split without rows is examined again whose source has not reported yet that it has none."""
+"""When a split without rows is examined again if its source has not reported yet that it has none."""
 NO_SPLIT: Final = -1
 """Stands for all rows where splits cannot be distinguished, and for splits read to the end while none is open."""
 
@@ -58,7 +58,7 @@ class WatermarkStrategy:
 
     @staticmethod
     def monotonous(idle_after: Duration | None = None) -> WatermarkStrategy:
-        """Return a strategy for event times that never go back within one split of the source.
+        """Return a strategy for event times that never decrease within one split of the source.
 
         `idle_after`: a split without an end that has no rows for this long (a duration, wall clock) no longer holds back
         event time; None for never.
@@ -189,7 +189,7 @@ class TimestampsOperator(Operator):
             for split, reached_us in self._reached_us.items()
             if split not in self._idle_splits | {NO_SPLIT}
         ]
-        if self._stands or not active:
+        if self._is_held_back or not active:
             return None
         reached_us, split = min(active)
         return SlowestSplit(split, reached_us, max(max(active)[0], self._ended_us))
@@ -197,7 +197,7 @@ class TimestampsOperator(Operator):
     # ---- splits ----
 
     @property
-    def _stands(self) -> bool:
+    def _is_held_back(self) -> bool:
         return self._splits is not None and not self._splits.all_assigned
 
     def _advance(self) -> None:
@@ -206,7 +206,7 @@ class TimestampsOperator(Operator):
             self._lowest_us = MAX_WATERMARK_US
             return
         self._lowest_us = min(active)
-        if self._lowest_us > self._watermark_us and not self._stands:
+        if self._lowest_us > self._watermark_us and not self._is_held_back:
             self._watermark_us = self._lowest_us
             self._out.watermark(self._watermark_us)
 
@@ -244,7 +244,7 @@ class TimestampsOperator(Operator):
     # ---- idleness ----
 
     def _emit_idleness(self) -> None:
-        is_idle = not self._stands and self._idle_splits == self._reached_us.keys()
+        is_idle = not self._is_held_back and self._idle_splits == self._reached_us.keys()
         if is_idle is not self._is_idle:
             self._is_idle = is_idle
             self._out.idle(is_idle)
@@ -278,7 +278,7 @@ class TimestampsOperator(Operator):
         if self._ended:
             return
         if self._splits is not None:
-            self._splits_changed()  # the timer may fire before the first step, when restored splits are not known yet
+            self._splits_changed()  # the timer may fire before the first step, before restored splits are available
         now_s, again_s = self._context.clock.monotonic_s(), self._idle_after_s
         if self._splits is not None:
             again_s = min(max(again_s / 4, AGAIN_S_MIN), AGAIN_S_MAX)

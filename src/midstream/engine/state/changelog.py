@@ -1,8 +1,8 @@
 """Tracks which chunks of a checkpoint hold the entries of a dict, so that the next checkpoint stores only changes.
 
 A chunk holds the entries of some keys as they were at its snapshot, including those that had been removed; it
-supersedes what older chunks hold for the same keys. Chunks hold no more than twice the number of current entries, and
-are merged when there are many: an entry that changes is written a few times in all. Entries may differ in size, so the
+supersedes what older chunks hold for the same keys. Chunks hold at most twice the number of current entries, and
+are merged when there are many, so a changed entry is written only a few times. Entries may differ in size, so the
 bytes of chunks are bounded as well.
 
 Only the keys of chunks are kept in memory. A chunk that is not in a file of a completed checkpoint (because that
@@ -53,7 +53,7 @@ class _Kept:
     rows: int
 
 
-class EntryLog:
+class Changelog:
     """Tracks changes of the dict `entries`; `is_many_rows` means that an entry is a collection, stored as one row per
     item.
 

@@ -98,7 +98,7 @@ class TimedRun(FrameRun):
         return self.frame.filter(pl.Series(alive)), self.hashes[alive], self.times[alive]
 
 
-class Timeline(TableState):
+class JoinIndex(TableState):
     """The rows of one stream.
 
     A row is held until event time is `held_us` past the row's own time, in column `event_time`.

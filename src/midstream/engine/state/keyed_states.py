@@ -26,7 +26,7 @@ from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.python_values import ValueConverter, ValueMisfit, converter_of, is_fixed_zone, is_nan
 from midstream.engine.core.schemas import TypeLike, as_type
 from midstream.engine.core.value_converters import LEAST_DIGIT, ONE_DIGIT
-from midstream.engine.state.changelog import GONE, EntryLog, Frozen
+from midstream.engine.state.changelog import GONE, Changelog, Frozen
 from midstream.engine.state.declared_state import DeclaredState
 
 T = TypeVar("T")
@@ -81,13 +81,13 @@ class State(DeclaredState):
         self._entries: dict[Any, Any] | None = None
         self._own: set[Any] = set()
         """Keys of entries that can be changed in place and that no snapshot refers to."""
-        self.log: EntryLog
+        self.log: Changelog
 
     def bound(self: S, name: str, scope: KeyScope) -> S:
         """Return a copy that holds entries; called by the operator."""
         state = copy.copy(self)
         state.name, state._scope, state._entries, state._own = name, scope, {}, set()
-        state.log = EntryLog(state._entries, is_many_rows=state.is_many_rows)
+        state.log = Changelog(state._entries, is_many_rows=state.is_many_rows)
         state._kept = None if self._converter is None else self._converter.keep
         return state
 

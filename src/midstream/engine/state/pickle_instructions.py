@@ -1,6 +1,6 @@
 """Checks the instructions of a pickle before any of them runs.
 
-The C reader of pickles believes what it reads: an index of its memo makes it allocate that many places, and a state may
+The C reader of pickles trusts its input: an index of its memo makes it allocate that many entries, and a state may
 be set on any object, classes and functions included. A pickle written here needs neither, so only the instructions are
 allowed that the writer uses, and every length must lie within the pickle.
 
@@ -68,7 +68,7 @@ _NESTS: Final = b"\x85\x86\x87t\x91"
 def check_instructions(data: bytes) -> bool:
     """Check that a pickle has only allowed instructions; return whether it may look up a class or a function.
 
-    Raises ValueError naming the place of the first instruction that is not allowed.
+    Raises ValueError naming the position of the first instruction that is not allowed.
     """
     size, at = len(data), 0
     if size <= DEPTH_MAX and _OTHERS.search(data) is None:

@@ -259,7 +259,7 @@ _Python: Any = pickle._Unpickler  # the same reader in Python
 
 
 def _checked(code: int, called: int) -> Callable[[Any], None]:
-    """Return the instruction that calls what lies at this place of the stack, if it may."""
+    """Return the instruction that calls the item at this position of the stack, if that is allowed."""
     call: Callable[[Any], None] = _Python.dispatch[code]
 
     def checked(reader: Any) -> None:

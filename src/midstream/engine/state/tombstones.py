@@ -13,7 +13,7 @@ Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
 
-class MarkedRun(FrameRun):
+class TombstonedRun(FrameRun):
     """A frame of which `rows` rows are live; the others have been removed."""
 
     __slots__ = ("_living", "there")

@@ -164,7 +164,7 @@ class Campaign:
     def go(self, seeds: Sequence[int]) -> Report:
         began_s = time.monotonic()
         report = Report(self.name, rows=sum(recorded.rows for recorded in self.job.inputs.values()), replay=self.replay)
-        report.late = tuple(self.job.late_books)
+        report.late = tuple(self.job.late_outputs)
         report.cut = {uid: recorded.rows for uid, recorded in self.job.inputs.items() if recorded.has_more}
         clues = all_clues(self.job)
         report.warnings = [str(clue) for clue in clues if clue.habit in WARNED]

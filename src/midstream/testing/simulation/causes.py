@@ -1,7 +1,7 @@
 """Finds why a job's output differs, by experiments that each change one thing in the reference run.
 
-The job is run with a book at the output of every operator as well, so the first operator whose rows differ can be
-named. The source code of its functions (`simulated_code`) then gives details.
+The job is run with the output of every operator recorded as well, so the first operator whose rows differ can be
+named. The source code of its functions (`code_hints`) then gives details.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class _Lab:
         self.job = job.tapped()
         self.contracts = contracts
         self.parallelisms = parallelisms
-        self.source_lines = list(self.job.books.values())
+        self.source_lines = list(self.job.outputs.values())
         self.reference = run_job(self.job, REFERENCE)
         self.seen: dict[str, _Seen] = {}
         self.experiments: list[str] = []

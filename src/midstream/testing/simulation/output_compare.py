@@ -2,7 +2,7 @@
 
 The order of rows is not compared: which of two keys comes first, when a window fires, and how inputs are interleaved
 may differ between any two runs. Floating-point numbers may differ by the effects of the order of summation
-(`nearness`).
+(`float_compare`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Difference:
     doubled: list[Row] = field(default_factory=list)
     """Rows that the reference run has less often."""
     changed: list[tuple[Row, Row]] = field(default_factory=list)
-    """Changed rows: that of the reference run, and the one in its place."""
+    """Changed rows: that of the reference run, and the one that replaces it."""
 
     def lines(self) -> list[str]:
         """Describe, for display, what differs, with the first few rows."""

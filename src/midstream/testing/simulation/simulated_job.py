@@ -81,7 +81,7 @@ class Placeholder(Source):
         raise NotImplementedError(f"split {split.id} is only read in a simulated run")
 
 
-class Book(Sink):
+class SinkPlaceholder(Sink):
     """Replaces a sink in the stored graph; a run replaces it by its ledger."""
 
     def writer(self, context: WriterContext) -> SinkWriter:
@@ -120,16 +120,16 @@ class SimulatedJob:
     @property
     def sinks(self) -> dict[str, SourceLine]:
         """The sinks of the program, by uid, in its order."""
-        return {uid: line for uid, line in self.books.items() if not uid.startswith(TAP)}
+        return {uid: line for uid, line in self.outputs.items() if not uid.startswith(TAP)}
 
     @property
-    def books(self) -> dict[str, SourceLine]:
+    def outputs(self) -> dict[str, SourceLine]:
         """Sinks and taps, by uid, in the order of the program."""
         return {line.uid: line for node in self.logical.nodes if node.sink for line in (source_line_of(node),)}
 
     @property
-    def late_books(self) -> dict[str, str]:
-        """The book of late rows for each window whose late rows the program uses, by the window's uid."""
+    def late_outputs(self) -> dict[str, str]:
+        """The uid of the recorded late rows of each window whose late rows the program uses, by the window's uid."""
         windows = (node for node in self.logical.nodes if _reads_late_rows(self.logical, node))
         return {str(node.uid): _tap_uid(node, LATE) for node in windows}
 
@@ -183,7 +183,7 @@ class SimulatedJob:
         return replace(self, inputs=inputs)
 
     def tapped(self) -> SimulatedJob:
-        """Return the same job with a book at the output of every operator, and at the late rows of every window."""
+        """Return the same job with the output of every operator recorded, and the late rows of every window."""
         graph = LogicalGraph(list(self.logical.nodes))
         for node in self.logical.nodes:
             if node.schema is not None:
@@ -191,7 +191,7 @@ class SimulatedJob:
                 for tag, schema in _read_sides(self.logical, node):
                     if tag != LATE:
                         _tap(graph, node, tag, schema)
-            if isinstance(node.operator, WindowOperator) and _tap_uid(node, LATE) not in self.books:
+            if isinstance(node.operator, WindowOperator) and _tap_uid(node, LATE) not in self.outputs:
                 _tap(graph, node, LATE, node.inputs[0].schema)
         return SimulatedJob(graph, self.config, self.inputs, self.own_names, is_tapped=True)
 
@@ -201,10 +201,10 @@ def _read_sides(logical: LogicalGraph, node: Node) -> dict[tuple[str, pa.Schema]
 
 
 def _tap(graph: LogicalGraph, node: Node, tag: str | None, schema: pa.Schema) -> None:
-    book = Book()
+    placeholder = SinkPlaceholder()
     uid = _tap_uid(node, tag)
-    operator, inputs = SinkOperator(uid, book, schema), (Input(node.id, schema, tag),)
-    graph.add(Node("tap", "", uid, node.parallelism, inputs, operator=operator, sink=book, place=node.place))
+    operator, inputs = SinkOperator(uid, placeholder, schema), (Input(node.id, schema, tag),)
+    graph.add(Node("tap", "", uid, node.parallelism, inputs, operator=operator, sink=placeholder, place=node.place))
 
 
 def _tap_uid(node: Node, tag: str | None) -> str:
@@ -276,9 +276,11 @@ def _simulated(node: Node, uid: str) -> Node:
     if node.source is not None:
         return replace(node, uid=uid, source=Placeholder(node.source))
     if node.sink is not None:
-        book = Book()
+        placeholder = SinkPlaceholder()
         assert isinstance(node.operator, SinkOperator), node.label
-        return replace(node, uid=uid, sink=book, operator=SinkOperator(node.name, book, node.operator.schema))
+        return replace(
+            node, uid=uid, sink=placeholder, operator=SinkOperator(node.name, placeholder, node.operator.schema)
+        )
     return replace(node, uid=uid)
 
 
@@ -370,7 +372,7 @@ class _Pickler(JobPickler):
         return by_name(item) or super().reducer_override(item)
 
     def persistent_id(self, item: Any) -> object:
-        if isinstance(item, Book):
+        if isinstance(item, SinkPlaceholder):
             return "sink"
         if type(item) is pa.Schema or (type(item) is WindowAggregation and not _has_code(item)):
             if id(item) not in self._numbers:
@@ -380,9 +382,9 @@ class _Pickler(JobPickler):
         return None
 
 
-def _has_code(reduction: WindowAggregation) -> bool:
+def _has_code(aggregation: WindowAggregation) -> bool:
     """Whether the reduction calls functions of the user."""
-    return bool(user_code(reduction))
+    return bool(user_code(aggregation))
 
 
 class Unpickler(ApartUnpickler):

@@ -188,16 +188,16 @@ class _Reader(SplitReader):
         return batch, stop
 
 
-class BookSink(LedgerSink):
+class RecordingSink(LedgerSink):
     """The ledger, for rows of any schema."""
 
     def writer(self, context: WriterContext) -> SinkWriter:
         self.outside.check_open(context)
-        return _BookWriter(self, context)
+        return _RecordingWriter(self, context)
 
 
-class _BookWriter(SinkWriter):
-    def __init__(self, sink: BookSink, context: WriterContext) -> None:
+class _RecordingWriter(SinkWriter):
+    def __init__(self, sink: RecordingSink, context: WriterContext) -> None:
         self._sink = sink
         self._context = context
         self._rows: list[pa.RecordBatch] = []
@@ -256,7 +256,7 @@ class _JobCluster(Cluster):
     """Ships the job's graph, and does not treat failures of users' functions as the engine's."""
 
     job: SimulatedJob
-    sink: BookSink
+    sink: RecordingSink
     sources: Mapping[str, RecordedSource]
 
     def submit(self, plan: JobPlan) -> Driver:
@@ -351,7 +351,7 @@ class _Run:
         network = Network(world, wire_bytes_max=65536, pull_bytes_max=16384)
         self.cluster = _JobCluster(world, self.savepoints.open, network, Coordinator, {})
         self.cluster.job = job
-        self.cluster.sink = BookSink(self.outside, capacity_rows=failures.sink_rows, pause_s=0.001)
+        self.cluster.sink = RecordingSink(self.outside, capacity_rows=failures.sink_rows, pause_s=0.001)
         self.cluster.sources = self.sources
         self.cluster.answered = self.savepoints.answered
         self.cluster.denied = lambda directory: True

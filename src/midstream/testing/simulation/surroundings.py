@@ -42,7 +42,7 @@ _EFFECTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Something that a user's function has done to the world."""
+    """An effect of a user's function on the world."""
 
     what: str
     """The effect, such as "writes to out.txt"."""
@@ -203,7 +203,7 @@ def by_name(item: object) -> tuple[Any, ...] | None:
     """Return how to pickle a clock, or a function of the module `random`, to which a variable refers: by name.
 
     Otherwise `from random import random` would be a copy of the generator, and `from time import time` could not be
-    pickled while another clock is in its place.
+    pickled while another clock replaces it.
     """
     if not isinstance(item, (BuiltinFunctionType, MethodType)):
         return None
@@ -305,7 +305,7 @@ _is_listening = False
 
 
 def _listen() -> None:
-    """Listen for the rest of the process's life: an audit hook cannot be removed."""
+    """Install the audit hook, which cannot be removed, for the rest of the process's life."""
     global _is_listening
     if not _is_listening:
         _is_listening = True

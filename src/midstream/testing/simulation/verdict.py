@@ -77,10 +77,13 @@ def reference_of(job: SimulatedJob, reference: Ran, ran: Ran) -> Ran:
     """Return what to compare `ran` with: a run without failures over the rows that `ran` has read, with the same late
     rows.
     """
-    late = {uid: ran.output.get(book) for uid, book in job.late_books.items()}
-    is_late = any(reference.output.get(book) or ran.output.get(book) for book in job.late_books.values())
+    late = {uid: ran.output.get(output_uid) for uid, output_uid in job.late_outputs.items()}
+    is_late = any(
+        reference.output.get(output_uid) or ran.output.get(output_uid) for output_uid in job.late_outputs.values()
+    )
     are_others = any(
-        rows_of(reference.output.get(book)) != rows_of(ran.output.get(book)) for book in job.late_books.values()
+        rows_of(reference.output.get(output_uid)) != rows_of(ran.output.get(output_uid))
+        for output_uid in job.late_outputs.values()
     )
     if ran.drained is None and not are_others:
         return reference
@@ -91,8 +94,8 @@ def reference_of(job: SimulatedJob, reference: Ran, ran: Ran) -> Ran:
 
 def compared(job: SimulatedJob) -> list[SourceLine]:
     """Return the program's sinks, and the late rows that it uses."""
-    books = job.books
-    return [*job.sinks.values(), *(books[book] for book in job.late_books.values())]
+    outputs = job.outputs
+    return [*job.sinks.values(), *(outputs[output_uid] for output_uid in job.late_outputs.values())]
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from midstream.engine.operators.row_conversion import (
     to_rows,
     yielded,
 )
-from midstream.engine.state.changelog import EntryLog, Frozen
+from midstream.engine.state.changelog import Changelog, Frozen
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, State
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
@@ -70,7 +70,7 @@ class ProcessOperator(FunctionOperator):
         self._side_rows: dict[str, list[Row]] = {}
         self._encoding: KeyEncoding
         self._timers: Timers
-        self._logs: list[EntryLog] = []
+        self._logs: list[Changelog] = []
         self._context: Context
 
     def _check_keys(self) -> None:
