@@ -54,7 +54,7 @@ OF_ENVIRONMENTS: Final = {
     **dict.fromkeys(("read_csv", "read_json", "read_jsonl", "read_parquet", "scan_csv", "scan_parquet", "read", "readStream", "read_text"), "read_files(path, format='csv')"),
     **dict.fromkeys(("from_elements", "createDataFrame", "from_pandas", "from_polars", "from_arrow", "from_dicts"), "from_collection(rows), which takes dicts and polars or Arrow tables"),
     **dict.fromkeys(("add_source", "from_source", "addSource"), "source(…)"),
-    **dict.fromkeys(("run", "execute_async"), "execute(), or start() to go on while the job runs"),
+    **dict.fromkeys(("run", "execute_async"), "execute(), or start() to continue while the job runs"),
     **dict.fromkeys(("set_parallelism", "enable_checkpointing"), "Environment(name, parallelism=…, checkpoint_dir=…, checkpoint_interval=…)"),
 }  # fmt: skip
 

@@ -62,10 +62,10 @@ def check_aggregate(
             f"{name}: all rows together give {whole!r}, and {alone!r} after merge is called with nothing else: windows merge "
             "one part or several, so merge of a single part must not change it"
         )
-    for text, cuts, right_first, at_once in _ways(frame.height):
+    for text, cuts, right_first, count in _ways(frame.height):
         other = _aggregation(aggregate, timed.schema, name)
         parts = [_part(other, frame[first:end]) for first, end in cuts]
-        found = _result(other, _folded(other, parts, right_first, at_once))
+        found = _result(other, _folded(other, parts, right_first, count))
         if not is_near(whole, found, CLOSE):
             raise AssertionError(
                 f"{name}: {text} give {found!r}, but all rows together give {whole!r}: windows reduce rows batch by "
@@ -92,11 +92,11 @@ def _part(aggregation: WindowAggregation, rows: pl.DataFrame) -> pl.DataFrame:
     return aggregation.reduce(aggregation.prepare(rows.select(aggregation.columns)))
 
 
-def _folded(aggregation: WindowAggregation, parts: list[pl.DataFrame], right_first: bool, at_once: int) -> pl.DataFrame:
-    """Merge `at_once` neighbours at a time, from the left or from the right, keeping their order."""
+def _folded(aggregation: WindowAggregation, parts: list[pl.DataFrame], right_first: bool, count: int) -> pl.DataFrame:
+    """Merge `count` neighbours at a time, from the left or from the right, keeping their order."""
     while len(parts) > 1:
-        at = max(0, len(parts) - at_once) if right_first else 0
-        parts = [*parts[:at], aggregation.merge(parts[at : at + at_once]), *parts[at + at_once :]]
+        at = max(0, len(parts) - count) if right_first else 0
+        parts = [*parts[:at], aggregation.merge(parts[at : at + count]), *parts[at + count :]]
     return parts[0]
 
 
@@ -119,9 +119,9 @@ def _ways(rows: int) -> list[tuple[str, list[tuple[int, int]], bool, int]]:
         cuts = list(pairwise(bounds))
         right_first = bool(way % 2)
         sizes = ", ".join(str(end - first) for first, end in cuts[:12]) + (" …" if len(cuts) > 12 else "")
-        at_once = (2, 2, 3, rows)[way % 4]
+        count = (2, 2, 3, rows)[way % 4]
         order = "the last parts merged first" if right_first else "the first parts merged first"
-        if at_once == rows:
+        if count == rows:
             order = "merged together"
-        found.append((f"parts of {sizes} rows, {order},", cuts, right_first, at_once))
+        found.append((f"parts of {sizes} rows, {order},", cuts, right_first, count))
     return found

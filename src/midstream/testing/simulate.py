@@ -116,8 +116,8 @@ def campaign_of(
     logical, config, own_names = _graph_of(job)
     given = {uid: _given(rows, uid) for uid, rows in inputs.items()}
     made = simulated_job(logical, config, given, rows_max=rows_max, own_names=own_names)
-    wanted = PARALLELISMS if parallelism is None else (parallelism,) if isinstance(parallelism, int) else parallelism
-    if not wanted:
+    requested = PARALLELISMS if parallelism is None else (parallelism,) if isinstance(parallelism, int) else parallelism
+    if not requested:
         raise ConfigError("parallelism: the list is empty; give for example (1, 2)")
     if jobs < 1:
         raise ConfigError(f"jobs: {jobs} is not a positive whole number")
@@ -125,7 +125,7 @@ def campaign_of(
         config.name,
         made,
         _contracts(made, latest, ignore),
-        made.parallelisms(wanted),
+        made.parallelisms(requested),
         jobs=jobs,
         seconds=seconds,
         replay=replay,

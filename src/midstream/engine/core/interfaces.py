@@ -223,7 +223,7 @@ class Storage(Protocol):
         """Delete unfinished files that killed writers left right under a directory.
 
         `path`: the directory.
-        `unwanted`: takes a file's name, and returns whether it is to be deleted.
+        `unwanted`: takes a file's name, and returns whether it must be deleted.
 
             self.storage.sweep("mine", lambda name: name.startswith(self.job_id))
         """

@@ -122,7 +122,7 @@ def checked_name(name: object, where: str) -> str:
 
 
 def as_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.DataType:
-    """Return the canonical Arrow type of what the user declared. Raises SchemaError, beginning with `where`, if it is none.
+    """Return the canonical Arrow type of what the user declared. Raises SchemaError, beginning with `where`, for anything else.
 
     `within`: the dataclasses and TypedDicts of which it is part.
     """

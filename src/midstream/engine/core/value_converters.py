@@ -87,7 +87,7 @@ class ValueConverter:
     def array(self, values: Sequence[Any]) -> pa.Array[Any]:
         """Convert `values` to a column. Raises ValueMisfit for the first one that does not fit."""
         try:
-            column = self._at_once(values)
+            column = self._convert_all(values)
             if column is not None:
                 return column
         except ARROW_ERRORS:
@@ -103,7 +103,7 @@ class ValueConverter:
                     raise ValueMisfit(values[index], self.kind, str(misfit), index) from misfit
             raise ValueMisfit(values, self.kind, str(error)) from error
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         """Convert all values in one call, where pyarrow can be trusted with them; otherwise None or an error of
         pyarrow's.
         """
@@ -130,7 +130,7 @@ class NullConverter(ValueConverter):
 class BoolConverter(ValueConverter):
     plain = bool
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, bool) else None
 
     def _kept(self, value: Any) -> Any:
@@ -146,7 +146,7 @@ class IntConverter(ValueConverter):
         self._low = -(1 << bits - 1) if signed else 0
         self._high = (1 << bits - 1) - 1 if signed else (1 << bits) - 1
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, int) else None
 
     def keep(self, value: Any) -> Any:
@@ -170,7 +170,7 @@ class IntConverter(ValueConverter):
 class FloatConverter(ValueConverter):
     plain = float
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, float) or _classes(values) <= {float, int} else None
 
     def _kept(self, value: Any) -> Any:
@@ -196,7 +196,7 @@ class NarrowFloatConverter(ValueConverter):
         self._dtype: type[np.floating[Any]] = np.float16 if pa.types.is_float16(kind) else np.float32
         self._wide = FloatConverter(pa.float64())
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if not _classes(values) <= {float, int}:
             return None
         wide = pa.array(values, pa.float64())
@@ -229,7 +229,7 @@ class DecimalConverter(ValueConverter):
         super().__init__(kind)
         self._last = Decimal((0, (1,), -kind.scale))
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if not _classes(values) <= {Decimal, int}:
             return None
         last = -self.kind.scale
@@ -254,7 +254,7 @@ class DecimalConverter(ValueConverter):
 
 
 class TextConverter(ValueConverter):
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, str) else None
 
     def keep(self, value: Any) -> Any:
@@ -283,7 +283,7 @@ class BytesConverter(ValueConverter):
         if self._width is None:
             self.plain = bytes
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, bytes) else None
 
     def _kept(self, value: Any) -> Any:
@@ -300,7 +300,7 @@ class BytesConverter(ValueConverter):
 class DateConverter(ValueConverter):
     plain = date
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _classes(values) <= {date} else None
 
     def _kept(self, value: Any) -> Any:
@@ -317,7 +317,7 @@ class TimeConverter(ValueConverter):
         super().__init__(kind)
         self._step_us = _STEP_US[kind.unit]
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if _classes(values) <= {time} and _zones(values) <= {None}:
             return pa.array(values, pa.time64("us")).cast(self.kind)
         return None
@@ -340,7 +340,7 @@ class DurationConverter(ValueConverter):
         self._per_us = {"ns": 1000, "us": 1}.get(kind.unit, 0)  # coarser units hold every timedelta
         self._step_us = _STEP_US[kind.unit]
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return (
             pa.array(values, pa.duration("us")).cast(self.kind)
             if _classes(values) <= {timedelta} and self.kind.unit != "ns"
@@ -375,7 +375,7 @@ class TimestampConverter(ValueConverter):
         self._is_fixed = self._zone is None or is_fixed(self._zone)
         self._has_plain = self._is_fixed and kind.unit == "us"
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if _classes(values) <= {datetime} and self._is_fixed and self.kind.unit != "ns":
             zones = _zones(values)
             if zones <= {None} if self._zone is None else None not in zones and all(map(is_fixed, zones)):

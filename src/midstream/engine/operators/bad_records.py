@@ -68,23 +68,23 @@ class BadRecordCount:
     def count(self, good: int, bad: BadRecords | None) -> None:
         """Count one more batch. Raises SchemaError for the record that exceeds the limit."""
         if bad is None:
-            self._go_on(good)
+            self._advance(good)
             return
         before = 0
         for number, at in enumerate(bad.at):
-            self._go_on(at - before)
+            self._advance(at - before)
             before = at + 1
             self._bad += 1
             self.total += 1
             if self._most is not None and self._bad > self._most[0]:
                 raise SchemaError(self._too_many(bad.rows.slice(number, 1).to_pylist()[0]))
-            self._go_on(1)
+            self._advance(1)
             if self.total & (self.total - 1) == 0:  # the 1st, 2nd, 4th, 8th …
                 row = bad.rows.slice(number, 1).to_pylist()[0]
                 _log.warning(
                     "%s: dropped: %s (bad record %d of this subtask)", _position(row), row["error"], self.total
                 )
-        self._go_on(good + len(bad.at) - before)
+        self._advance(good + len(bad.at) - before)
 
     def restore(self, part: StatePart) -> None:
         """Restore the tally. After a rescale a subtask may get several tallies; it continues with the one that has the
@@ -107,7 +107,7 @@ class BadRecordCount:
         table = pa.table({"records": [self._records], "bad": [self._bad]}, schema=_TALLY_SCHEMA)
         return StatePart(Redistribute.SPLIT, (Chunk(new_id(), table),))
 
-    def _go_on(self, records: int) -> None:
+    def _advance(self, records: int) -> None:
         self._records += records
         if self._most is not None and self._records >= self._most[1]:
             self._records %= self._most[1]

@@ -20,7 +20,7 @@ from midstream.engine.core.key_groups import key_cast, key_type_supported
 from midstream.engine.core.python_values import ValueMisfit, kind_of, to_array, to_python
 
 USER_ERRORS: Final = (Exception, SystemExit)
-"""What a user's function raises. Not KeyboardInterrupt, which comes from outside."""
+"""What a user's function raises. KeyboardInterrupt is not among them: it is a signal."""
 Row: TypeAlias = dict[str, Any]
 Origin: TypeAlias = "int | datetime | None"
 """The origin of a function's row: the position of a row in its batch, or the time of a timer."""

@@ -34,7 +34,7 @@ from midstream.engine.operators.event_time_column import EventTime
 
 TIMER_DELAY_S_MAX = 0.1
 """A timer that fires later than this was delayed by backpressure, not by waiting for its turn."""
-AGAIN_S_MIN, AGAIN_S_MAX = 0.001, 0.1
+RECHECK_S_MIN, RECHECK_S_MAX = 0.001, 0.1
 """When a split without rows is examined again if its source has not reported yet that it has none."""
 NO_SPLIT: Final = -1
 """Stands for all rows where splits cannot be distinguished, and for splits read to the end while none is open."""
@@ -279,9 +279,9 @@ class TimestampsOperator(Operator):
             return
         if self._splits is not None:
             self._splits_changed()  # the timer may fire before the first step, before restored splits are available
-        now_s, again_s = self._context.clock.monotonic_s(), self._idle_after_s
+        now_s, recheck_s = self._context.clock.monotonic_s(), self._idle_after_s
         if self._splits is not None:
-            again_s = min(max(again_s / 4, AGAIN_S_MIN), AGAIN_S_MAX)
+            recheck_s = min(max(recheck_s / 4, RECHECK_S_MIN), RECHECK_S_MAX)
         checks_s: list[float] = []
         for split, last_row_s in self._last_row_s.items():
             if split in self._idle_splits:
@@ -291,7 +291,7 @@ class TimestampsOperator(Operator):
             else:
                 # A split may have rows that the task could not read yet. They would be late if event time advanced.
                 due_s = last_row_s + self._idle_after_s
-                checks_s.append(due_s if now_s < due_s else now_s + again_s)
+                checks_s.append(due_s if now_s < due_s else now_s + recheck_s)
         if checks_s:
             self._start_timer(min(checks_s))
         self._emit_idleness()

@@ -184,14 +184,14 @@ class TableState(DeclaredState):
     def _found(self, keys: object) -> list[tuple[TableRun, Int64s]]:
         """Return the positions of the rows of these keys in each run that has some."""
         runs = self._searchable()
-        wanted = self._keys_of(keys)
-        codes, is_exact = codes_of(wanted)
+        requested = self._keys_of(keys)
+        codes, is_exact = codes_of(requested)
         codes = distinct(codes)
         found = []
         for run in runs:
             positions = run.positions(codes, self._layout.keys)
             if len(positions) and not is_exact:  # other keys may have the same hash
-                positions = positions[among(run.frame.select(self._layout.keys)[positions], wanted)]
+                positions = positions[among(run.frame.select(self._layout.keys)[positions], requested)]
             if len(positions):
                 found.append((run, positions))
         return found
@@ -208,11 +208,11 @@ class TableState(DeclaredState):
                 f"{where}: the keys to look up have no column {missing[0]!r} (they have {', '.join(keys.columns)}); "
                 "give the key columns the names that they have in the table, with rename() or select()"
             )
-        wanted, own = keys.select(self._layout.keys), self._empty.select(self._layout.keys)
-        if wanted.schema != own.schema:
+        requested, own = keys.select(self._layout.keys), self._empty.select(self._layout.keys)
+        if requested.schema != own.schema:
             schema = pa.schema([self.schema.field(name) for name in self._layout.keys])
-            wanted = to_polars(from_polars(wanted, schema, f"{where}: the keys to look up"))
-        return wanted.drop_nulls()
+            requested = to_polars(from_polars(requested, schema, f"{where}: the keys to look up"))
+        return requested.drop_nulls()
 
     def _removed(self, found: Sequence[tuple[TableRun, Int64s]]) -> pl.DataFrame:
         if not found:

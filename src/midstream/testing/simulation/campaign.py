@@ -230,13 +230,13 @@ class Campaign:
         count = min(self.jobs, len(seeds)) or PROBES
         with by_value(own_modules(self.job.logical)):
             data = pickled((self.job, reference.output, reference.effects, self.contracts, self.parallelisms))
-        news: queue.Queue[Finished | str] = queue.Queue()
-        workers = [_Worker(number, data, list(seeds[number::count]), news) for number in range(count)]
+        messages: queue.Queue[Finished | str] = queue.Queue()
+        workers = [_Worker(number, data, list(seeds[number::count]), messages) for number in range(count)]
         left = count
         failing: Finished | None = None
         try:
             while left:
-                outcome = news.get(timeout=SILENCE_S)
+                outcome = messages.get(timeout=SILENCE_S)
                 if isinstance(outcome, str):
                     if outcome:
                         raise ClusterError(f"a process that simulates the job has ended by itself: {outcome}")
@@ -291,9 +291,9 @@ def finished(
 
 
 class _Worker:
-    """A process that runs some of the seeds. `news` gets its output, and finally "" or what was wrong with it."""
+    """A process that runs some of the seeds. `messages` gets its output, and finally "" or what was wrong with it."""
 
-    def __init__(self, number: int, data: bytes, seeds: list[int], news: queue.Queue[Finished | str]) -> None:
+    def __init__(self, number: int, data: bytes, seeds: list[int], messages: queue.Queue[Finished | str]) -> None:
         paths = [path or os.getcwd() for path in sys.path]
         environment = {**os.environ, "PYTHONHASHSEED": str(1 + number), "PYTHONPATH": os.pathsep.join(paths)}
         environment["POLARS_MAX_THREADS"] = "1"
@@ -303,7 +303,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             env=environment,
         )
-        self._news = news
+        self._messages = messages
         self._is_ended = False
         threading.Thread(target=self._feed, args=(data, seeds), daemon=True).start()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -325,13 +325,13 @@ class _Worker:
         wrong = ""
         try:
             while line := stream.readline(LINE_BYTES_MAX):
-                self._news.put(msgspec.json.decode(line, type=Finished))
+                self._messages.put(msgspec.json.decode(line, type=Finished))
         except msgspec.DecodeError as error:
             wrong = f"it has printed something that is not a result: {error}"
         status = self._process.wait()
         if not wrong and status and not self._is_ended:
             wrong = f"exit status {status}; its output is above"
-        self._news.put(wrong)
+        self._messages.put(wrong)
 
     def end(self) -> None:
         self._is_ended = True

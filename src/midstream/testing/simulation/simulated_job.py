@@ -142,17 +142,17 @@ class SimulatedJob:
         """Whether an operator sets its own parallelism, above 1: then the job cannot run at any other."""
         return any((node.parallelism or 1) > 1 for node in self.logical.nodes)
 
-    def parallelisms(self, wanted: Sequence[int] = PARALLELISMS) -> tuple[int, ...]:
-        """Return those of `wanted` at which the job can run. Raises JobError if there are none."""
+    def parallelisms(self, requested: Sequence[int] = PARALLELISMS) -> tuple[int, ...]:
+        """Return those of `requested` at which the job can run. Raises JobError if there are none."""
         found, refused = [], None
-        for parallelism in wanted:
+        for parallelism in requested:
             try:
                 self.graph(parallelism)
                 found.append(parallelism)
             except (JobError, ConfigError) as error:
                 refused = error
         if not found:
-            raise JobError(f"the job can run at none of the parallelisms {wanted}: {refused}") from refused
+            raise JobError(f"the job can run at none of the parallelisms {requested}: {refused}") from refused
         return tuple(found)
 
     def graph(self, parallelism: int) -> JobGraph:
@@ -322,14 +322,14 @@ def record(node: Node, uid: str, config: JobConfig, rows_max: int) -> Recorded:
 
 def _record(source: Source, uid: str, config: JobConfig, rows_max: int) -> Recorded:
     found = source.discover(None, DiscoveryContext(uid, config.parallelism, None))
-    wanted = found.splits[:SPLITS_MAX]
+    requested = found.splits[:SPLITS_MAX]
     tables: list[pa.Table] = []
     follows: list[bool] = []
     left = rows_max
-    has_more = len(found.splits) > len(wanted)
-    for number, split in enumerate(wanted):
-        table, goes_on = _rows_of(source, uid, split, -(-left // (len(wanted) - number)))
-        has_more = has_more or goes_on
+    has_more = len(found.splits) > len(requested)
+    for number, split in enumerate(requested):
+        table, is_cut = _rows_of(source, uid, split, -(-left // (len(requested) - number)))
+        has_more = has_more or is_cut
         left -= table.num_rows
         if table.num_rows:
             follows.append(split.follows and bool(tables))
