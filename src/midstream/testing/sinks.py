@@ -114,7 +114,7 @@ class _TestedSink:
         """Check that exactly these rows are visible, in any order."""
         schema = self.batch.schema
         table = pa.Table.from_batches(list(expected), schema=schema)
-        expected = Counter(map(repr, table_rows(table)))
+        expected_rows = Counter(map(repr, table_rows(table)))
         visible = list(self.read())
         try:
             found_batch = as_batch(visible, schema, "what the target shows")
@@ -123,7 +123,7 @@ class _TestedSink:
                 f"{self.name}: {when}, the target shows rows that are not of the schema: {error}"
             ) from error
         found = Counter(map(repr, table_rows(pa.Table.from_batches([conform(found_batch, schema, "target")]))))
-        missing, extra = expected - found, found - expected
+        missing, extra = expected_rows - found, found - expected_rows
         if missing or extra:
             parts = [
                 f"{kind}: {counted.total()}, such as {next(iter(counted))}"
