@@ -166,7 +166,7 @@ def test_places_are_the_users_file_and_line():
     assert raised_at(caught.value).startswith(f"{name}:")
 
 
-def test_where_a_job_begins_is_said_at_once_and_starting_over_is_asked_for(tmp_path, monkeypatch, caplog):
+def test_where_a_job_begins_is_checked_immediately_and_starting_over_is_explicit(tmp_path, monkeypatch, caplog):
     started = []
     monkeypatch.setattr("midstream.api.submit.start_job", lambda plan, slots, page: started.append(plan))
     monkeypatch.chdir(tmp_path)

@@ -162,13 +162,13 @@ def test_what_is_associative_passes_and_gives_the_result(aggregate, result):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, (Aggregate, Accumulator)) else "",
 )
-def test_what_depends_on_how_parts_are_merged_is_told(aggregate, message):
+def test_what_depends_on_how_parts_are_merged_is_reported(aggregate, message):
     SHARED.clear()
     with pytest.raises(AssertionError, match=message):
         testing.check_aggregate(aggregate, ROWS)
 
 
-def test_an_aggregate_that_does_not_pickle_is_told():
+def test_an_aggregate_that_does_not_pickle_is_reported():
     class Locked(Median):
         def __init__(self):
             self.lock = threading.Lock()

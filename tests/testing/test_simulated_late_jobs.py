@@ -63,7 +63,7 @@ def test_a_job_that_reads_its_late_rows_is_right_whichever_rows_are_late():
 
 
 @pytest.mark.parametrize("rows", ["fewer", "more"])
-def test_a_late_row_that_is_nowhere_or_there_twice_is_told(rows):
+def test_a_late_row_that_is_nowhere_or_there_twice_is_reported(rows):
     campaign = campaign_of(job(), {}, latest={}, ignore={})
     [output_uid] = campaign.job.late_outputs.values()
     reference = run_job(campaign.job, REFERENCE)

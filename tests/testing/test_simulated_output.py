@@ -30,7 +30,7 @@ def test_the_order_of_rows_does_not_matter() -> None:
     assert compared([{"a": 1}, {"a": 2}, {"a": 2}], [{"a": 2}, {"a": 1}, {"a": 2}]) == []
 
 
-def test_missing_doubled_changed_and_surplus_rows_are_told_apart() -> None:
+def test_missing_doubled_changed_and_surplus_rows_are_distinguished() -> None:
     before = [{"k": i, "n": 10 + i, "s": "x"} for i in range(4)]
     after = [before[0], before[0], {"k": 1, "n": 99, "s": "x"}, before[2], {"k": 70, "n": 70, "s": "y"}]
     lines = compared(before, after)

@@ -313,7 +313,7 @@ def test_rows_that_a_function_takes_for_late() -> None:
     assert "batch function" not in text
 
 
-def test_a_timer_that_counts_rows_behind_its_time() -> None:
+def test_a_timer_that_counts_rows_after_its_time() -> None:
     class Hour(KeyedProcessFunction):
         seen = ListState()
 
@@ -336,7 +336,7 @@ def test_a_timer_that_counts_rows_behind_its_time() -> None:
     assert "sets an event-time timer: ctx.timers.event_time" in text
 
 
-def test_a_timer_of_two_inputs_that_counts_rows_behind_its_time() -> None:
+def test_a_timer_of_two_inputs_that_counts_rows_after_its_time() -> None:
     class Paid(CoProcessFunction):
         paid = ValueState(default=0)
 
@@ -378,7 +378,7 @@ def test_a_function_that_fails_only_after_a_restart() -> None:
     assert "ValueError" in text
 
 
-def test_a_job_that_fails_by_itself_is_said_to() -> None:
+def test_a_job_that_fails_by_itself_is_reported() -> None:
     text = report_of(lambda s: s.map(lambda row: {"id": 1 // row["id"]}, {"id": int}))
     assert "fails on its own, without any fault" in text
     assert "ZeroDivisionError" in text

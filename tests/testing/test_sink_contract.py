@@ -166,7 +166,7 @@ def test_a_sink_that_is_at_least_once_passes(places):
         ("aborts all", "after abandoned committables were aborted, twice, rows missing: 12"),
     ],
 )
-def test_what_breaks_the_contract_is_told(places, wrong, message):
+def test_what_breaks_the_contract_is_reported(places, wrong, message):
     with pytest.raises(AssertionError, match=message):
         testing.check_sink(target_of(places, wrong))
 

@@ -120,7 +120,7 @@ def test_a_source_that_keeps_to_the_contract_passes_and_gives_its_rows():
         ("forgets", "has other rows after checkpoint_completed, which named it as unfinished"),
     ],
 )
-def test_what_breaks_the_contract_is_told(wrong, message, monkeypatch):
+def test_what_breaks_the_contract_is_reported(wrong, message, monkeypatch):
     monkeypatch.setattr(sources, "MISSING_S", 0.2)
     FORGOTTEN.clear()
     with pytest.raises(AssertionError, match=message):
@@ -185,10 +185,10 @@ def test_a_live_source_has_nothing_for_now_again_and_again():
     ("wrong", "message"),
     [
         ("by batches", "read 7 rows at a time has other rows"),
-        ("not blocking", "a source with blocking = False is called again at once"),
+        ("not blocking", "a source with blocking = False is called again immediately"),
     ],
     ids=["by batches", "not blocking"],
 )
-def test_what_is_wrong_with_a_live_source_is_told(wrong, message):
+def test_what_is_wrong_with_a_live_source_is_reported(wrong, message):
     with pytest.raises(AssertionError, match=message):
         testing.check_source(Live(wrong))

@@ -307,13 +307,13 @@ def test_a_column_is_what_its_values_are_one_by_one(data: st.DataObject, kind: p
         (defaultdict(int, a=1), pa.map_(pa.string(), pa.int64()), "a defaultdict is not a dict; write dict(x)"),
     ],
 )  # fmt: skip
-def test_a_refusal_says_the_value_the_type_and_the_way_out(value: Any, kind: pa.DataType, message: str) -> None:
+def test_a_refusal_names_the_value_the_type_and_the_way_out(value: Any, kind: pa.DataType, message: str) -> None:
     with pytest.raises(ValueMisfit) as caught:
         converter_of(kind).keep(value)
     assert message in str(caught.value)
 
 
-def test_a_number_that_fits_is_converted_at_once() -> None:
+def test_a_number_that_fits_is_converted_immediately() -> None:
     assert same(converter_of(pa.float64()).keep(1), 1.0)
     assert same(converter_of(pa.int64()).keep(np.int32(5)), 5)
     assert same(converter_of(pa.string()).keep(Colour.RED), "red")

@@ -117,7 +117,7 @@ def test_a_subclass_with_expressions_of_its_own_is_not_folded() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_sum_of_floats_does_not_depend_on_the_keys_beside_it(seed: int) -> None:
+def test_a_sum_of_floats_does_not_depend_on_the_other_keys(seed: int) -> None:
     drawn = random.Random(f"sums {seed}")
     aggregation = WindowAggregation("w", ["k"], "t", {"sum": Sum("f"), "mean": Mean("f"), "n": Count()}, SCHEMA)
     batches = [_batch(drawn, 0) for _ in range(6)]

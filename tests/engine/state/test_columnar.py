@@ -64,7 +64,7 @@ def test_chunks_carry_the_key_groups_of_their_rows_and_keep_the_order_of_parts()
     assert restored.merged().sort("k").equals(log.merged().sort("k"))
 
 
-def test_small_frames_of_many_logs_share_one_table_that_tells_them_apart() -> None:
+def test_small_frames_of_many_logs_share_one_table_that_distinguishes_them() -> None:
     layout = StateLayout(SCHEMA, ("k",), 16, pa.field("__pane", pa.timestamp("ms")))
     logs = []
     for number in range(40):

@@ -297,7 +297,7 @@ def most_bytes(first: dict[int, int], rounds: Iterator[dict[int, int]]) -> float
     return most
 
 
-def test_few_large_entries_beside_small_ones_are_not_stored_over_and_over() -> None:
+def test_few_large_entries_with_small_ones_are_not_stored_over_and_over() -> None:
     """A restore reads all that a checkpoint refers to into memory."""
     large, random = 10 << 20, Random(7)
     entries = dict.fromkeys(range(10_000), 10) | dict.fromkeys(range(30), large)

@@ -125,7 +125,7 @@ TestStates = States.TestCase
 TestStates.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
-def test_a_state_that_is_not_bound_or_has_no_key_says_so() -> None:
+def test_a_state_that_is_not_bound_or_has_no_key_reports_it() -> None:
     with pytest.raises(JobError, match="only works inside a process function"):
         _ = ValueState(default=0).value
     with pytest.raises(JobError, match="no current key"):
@@ -210,7 +210,7 @@ TIMES = st.one_of(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "add", "delete", "pop", "next"]), TIMES, st.integers(0, 2))))
-def test_timers_are_those_that_were_set_and_not_deleted_whenever_one_asks(steps: list[tuple[str, int, int]]) -> None:
+def test_timers_are_those_that_were_set_and_not_deleted_at_any_time(steps: list[tuple[str, int, int]]) -> None:
     queue, expected = TimerQueue(), list[tuple[int, int]]()
     for what, time_us, key in steps:
         timer = time_us, key

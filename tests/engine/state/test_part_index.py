@@ -126,7 +126,7 @@ def test_an_index_has_what_a_list_of_parts_has(plan: list[tuple[str, Any]]) -> N
 
 @settings(max_examples=examples(200), deadline=None)
 @given(steps)
-def test_keys_with_the_same_hash_are_told_apart(plan: list[tuple[str, Any]]) -> None:
+def test_keys_with_the_same_hash_are_distinguished(plan: list[tuple[str, Any]]) -> None:
     def hashes(_: object, frame: pl.DataFrame) -> Any:
         return np.array([ord(key) % 2 for key in frame.get_column("k")], np.uint64)
 

@@ -262,7 +262,7 @@ def test_plain_containers_and_arrays_come_back(value: Any) -> None:
 
 
 @given(st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()) | st.binary())
-def test_values_that_need_no_question_are_written_as_if_asked(value: Any) -> None:
+def test_values_that_need_no_check_are_written_as_if_checked(value: Any) -> None:
     buffer = io.BytesIO()
     _Writer(buffer, Pickles(OwnCode())).dump(value)
     assert Pickles(OwnCode()).dumps(value, "here") == buffer.getvalue()
@@ -583,7 +583,7 @@ def test_a_class_is_that_of_the_job_that_reads() -> None:
     data = Pickles(OwnCode((then,))).dumps(value, "state 'n'")
     found = Pickles(OwnCode((now,))).loads(data, "state 'n'")
     assert type(found) is now and found.shown() == "3 EUR"  # type: ignore[attr-defined]  # odd on purpose
-    assert len(data) < 150, "no code"
+    assert len(data) < 160, "no code"
     with pytest.raises(StorageError, match=r"__main__\.Money is not a class"):
         Pickles(OwnCode()).loads(data, "state 'n'")
 
@@ -642,7 +642,7 @@ def test_what_a_job_refers_to_by_name_is_its_own_if_it_is_not_installed() -> Non
     assert found.classes == ()
 
 
-def test_what_travels_by_value_is_its_own_also_behind_other_functions() -> None:
+def test_what_travels_by_value_is_its_own_also_through_other_functions() -> None:
     source = """
 class Deep: pass
 class Price:

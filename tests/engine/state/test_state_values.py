@@ -206,7 +206,7 @@ def test_a_key_that_equals_nothing_is_refused() -> None:
         state[float("nan")] = 1
 
 
-def test_a_list_that_is_refused_leaves_nothing_behind() -> None:
+def test_a_list_that_is_refused_leaves_nothing() -> None:
     state, _ = bound(ListState(pa.int64()))
     assert isinstance(state, ListState)
     with pytest.raises(JobError):

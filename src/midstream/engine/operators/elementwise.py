@@ -157,7 +157,7 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
         return True
     except EXPRESSION_ERRORS:  # it has a function that cannot be pickled, or another part that polars cannot write
         if not of_many_rows and _reported(expr) is False:
-            raise _Found(Fault("may look at other rows", _OTHER_ROWS)) from None
+            raise _Found(Fault("may depend on other rows", _OTHER_ROWS)) from None
         for part in expr.meta.pop():
             if not _is_in_list(part):
                 _check_parts(part, schema, of_many_rows=of_many_rows)
@@ -306,7 +306,7 @@ def _judge(
         return kind, None
     reported = _reported(expr)
     if reported is False:
-        return kind, Fault("may look at other rows", _OTHER_ROWS)
+        return kind, Fault("may depend on other rows", _OTHER_ROWS)
     if reported is None and not found and kind is not None and not expr.meta.has_multiple_outputs():
         return kind, Fault("fails for each probe row, so that nothing shows how it computes others", _MAP)
     return kind, None
@@ -370,7 +370,7 @@ def _check_names(tree: Tree) -> None:
             case {"PipeWithDtype": _}:
                 fault = Fault("is a function that returns an expression for each batch", _BUILD)
             case {"Eval": {"variant": {"Cumulative": _}}}:
-                fault = Fault("looks at the rows before", _OTHER_ROWS)
+                fault = Fault("depends on the rows before", _OTHER_ROWS)
             case _:  # it is judged by its results
                 continue
         raise _Found(fault)
@@ -384,7 +384,7 @@ def _check_reports(expr: pl.Expr) -> None:
         if _is_in_list(part):
             continue
         if not part.meta.is_literal() and _reported(part) is False:
-            raise _Found(Fault("may look at other rows", _OTHER_ROWS), str(part))
+            raise _Found(Fault("may depend on other rows", _OTHER_ROWS), str(part))
         pending += part.meta.pop()
 
 

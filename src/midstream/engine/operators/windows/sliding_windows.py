@@ -233,7 +233,7 @@ class SlidingWindowOperator(WindowOperator):
         if ((panes - self._offset) % self._pane).any():
             raise StorageError(
                 f"{self._aggregation.where}: the state in the checkpoint has parts of no window: it is damaged, or midstream "
-                "has not written it. To go back to an older checkpoint, name it with --from"
+                "has not written it. To resume from an older checkpoint, name it with --from"
             )
         frame = self._frame_of(table)
         for pane in np.unique(panes).tolist():
