@@ -487,7 +487,7 @@ def test_rows_that_are_late_with_some_cuts_only_are_reported_as_such():
     window = orders(Environment()).key_by("user").window(tumbling("1 min")).aggregate(total=Sum("price"))
     rows = [order("ann", 1, 0), order("ann", 2, 70), order("ann", 4, 30)]
     with pytest.raises(
-        AssertionError, match=r"(?s)side output 'late'.*further behind\s+than with_watermarks\(\) allows"
+        AssertionError, match=r"(?s)side output 'late'.*later\s+than with_watermarks\(\) allows"
     ):
         testing.check_cuts(window, rows)
 
