@@ -1,4 +1,4 @@
-"""How operators end: what had finished runs nothing again, and no timer is lost or comes behind the end."""
+"""How operators end: what had finished runs nothing again, and no timer is lost or fires after the end."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_operator_that_had_finished_runs_nothing_after_failures(tmp_path: Pat
 def test_a_subtask_that_had_finished_runs_nothing_after_a_failure_while_others_still_run(
     tmp_path: Path, running: list[Job]
 ) -> None:
-    """One split for two subtasks: one of them ends at once, and nothing but forward edges lies behind it."""
+    """One split for two subtasks: one of them ends immediately, and only forward edges follow it."""
     state, rest, log = tmp_path / "state", tmp_path / "rest", tmp_path / "log"
     env = Environment("ends", parallelism=2, checkpoint_dir=state, checkpoint_interval="100 ms", batch_rows=50)
     numbers = GeneratorSource(lambda i: {"n": i}, 2_000, splits=1)

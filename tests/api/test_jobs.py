@@ -61,7 +61,7 @@ def run(env: Environment, **settings: Any) -> None:
 
 
 def values(sink: CollectSink, *columns: str) -> list[Any]:
-    """The rows as sorted tuples; plain values when one column is asked for."""
+    """The rows as sorted tuples; plain values when one column is requested."""
     rows = [tuple(row[column] for column in columns) for row in sink.rows()]
     return sorted(row[0] if len(columns) == 1 else row for row in rows)
 

@@ -1,4 +1,4 @@
-"""From a file to its Environment: what is refused and how it is said."""
+"""From a file to its Environment: what is refused, and with which message."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_one_environment_under_two_names_is_one(tmp_path):
 
 
 def test_a_dataclass_of_the_file_may_have_annotations_that_are_text(tmp_path):
-    """The standard library looks up what they mean in the module's place in sys.modules."""
+    """The standard library looks up what they mean in the module's entry of sys.modules."""
     file = write(
         tmp_path,
         """

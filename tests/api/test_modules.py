@@ -1,4 +1,4 @@
-"""Which modules travel with a job, in what form, and what is said of those that cannot."""
+"""Which modules travel with a job, how, and what is reported of those that cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the program that runs a job is told: failures as they happen, with the row, and what functions print and log."""
+"""What a job reports to the program that runs it: failures as they happen, with the row, and what functions print and log."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def with_lookup(
 
 @pytest.fixture
 def half_finished(running: list[Job], tmp_path: Path) -> Callable[[], list[int]]:
-    """Stopped once the bounded side had finished; says how many rows it had given out."""
+    """Stopped once the bounded side had finished; returns how many rows it had emitted."""
     pq.write_table(pa.table({"k": pa.array([1, 2, 1], pa.int64())}), tmp_path / "small.parquet")
     env, (sink, lookups) = with_lookup(tmp_path / "state", tmp_path / "small.parquet", rows_per_s=SLOWLY)
     job = env.start(slots=ProcessSlots())

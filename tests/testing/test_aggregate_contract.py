@@ -1,4 +1,4 @@
-"""`testing.check_aggregate`: it passes for the project's own aggregates, and says what is wrong with others."""
+"""`testing.check_aggregate`: it passes for the project's own aggregates, and reports what is wrong with others."""
 
 from __future__ import annotations
 

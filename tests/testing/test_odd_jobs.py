@@ -64,7 +64,7 @@ def test_objects_of_the_jobs_own_survive_every_restore():
             assert len(job.operators("baskets")) == number + 2
         state = job.state("baskets")
         assert state["basket"] == {user: Basket([0, 1, 2, 3]) for user in "abcdef"}
-        state["basket"]["a"].items.clear()  # what is looked at is a copy
+        state["basket"]["a"].items.clear()  # the test gets a copy
         assert job.state("baskets")["basket"]["a"] == Basket([0, 1, 2, 3])
         assert len(job.take()) == 24
 
@@ -108,7 +108,7 @@ def test_a_job_that_has_failed_refuses_to_go_on_and_another_goes_on_from_its_sna
 
 
 class Again(KeyedProcessFunction):
-    """A timer that sets itself anew, without an end."""
+    """A timer that sets itself again, without an end."""
 
     def process(self, row, ctx):
         ctx.timers.event_time(0)

@@ -486,14 +486,12 @@ def test_a_function_that_depends_on_the_whole_batch_is_reported():
 def test_rows_that_are_late_with_some_cuts_only_are_reported_as_such():
     window = orders(Environment()).key_by("user").window(tumbling("1 min")).aggregate(total=Sum("price"))
     rows = [order("ann", 1, 0), order("ann", 2, 70), order("ann", 4, 30)]
-    with pytest.raises(
-        AssertionError, match=r"(?s)side output 'late'.*later\s+than with_watermarks\(\) allows"
-    ):
+    with pytest.raises(AssertionError, match=r"(?s)side output 'late'.*later\s+than with_watermarks\(\) allows"):
         testing.check_cuts(window, rows)
 
 
 def test_splits_with_event_times_of_their_own_are_refused_not_mixed() -> None:
-    """One behind the other the rows of the second would be late, which they are not in a job."""
+    """If fed one after the other, the rows of the second would be late, which they are not in a job."""
 
     def windows(splits: int) -> DataStream:
         made = Environment().generate(

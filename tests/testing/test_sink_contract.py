@@ -1,4 +1,4 @@
-"""`testing.check_sink`: it passes for the project's own sinks, and says what is wrong with others."""
+"""`testing.check_sink`: it passes for the project's own sinks, and reports what is wrong with others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from midstream.connectors.files.file_sink import FileSink
 
 
 class Lines(Sink):
-    """JSON lines below a directory: `pending/`, and what is visible in `out/`. What is wrong with it says `wrong`."""
+    """JSON lines below a directory: `pending/`, and what is visible in `out/`. `wrong` names its mistake."""
 
     def __init__(self, directory: Path, wrong: str = "") -> None:
         self.directory = directory

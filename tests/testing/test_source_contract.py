@@ -1,4 +1,4 @@
-"""`testing.check_source`: it passes for the project's own sources, and says what is wrong with others."""
+"""`testing.check_source`: it passes for the project's own sources, and reports what is wrong with others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = 20
 
 
 class Numbers(Source):
-    """Two splits of ten numbers, found one after the other. What is wrong with it says `wrong`."""
+    """Two splits of ten numbers, found one after the other. `wrong` names its mistake."""
 
     schema = pa.schema([("n", pa.int64())])
 

@@ -1,4 +1,4 @@
-"""What a function keeps in variables of modules and classes: gone behind a restore, and never seen by another run."""
+"""What a function keeps in variables of modules and classes: gone after a restore, and never seen by another run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def helper(tmp_path, monkeypatch):
 
 
 def begun_again(function):
-    """What it counts in a first run, behind a restore, and in another run."""
+    """What it counts in a first run, after a restore, and in another run."""
     stream = numbers().map(function, COUNTED)
     with testing.job(stream) as job:
         first = [list(row.values()) for row in job.feed([{"n": 1}, {"n": 2}]).take()]

@@ -153,7 +153,7 @@ VALUES = st.recursive(st.sampled_from(ODD), containers, max_leaves=4)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, and what Python can tell apart by looking is alike too."""
+    """Equal, and what Python can distinguish otherwise is alike too."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
@@ -175,7 +175,7 @@ def equals(kept: Any, given: Any) -> bool:
     if isinstance(given, float) and math.isnan(given):
         return math.isnan(kept)
     if isinstance(given, datetime):
-        # by the clock of one zone, as Python says that no time in the hour that is there twice equals one elsewhere
+        # by the clock of one zone, since to Python no time in the hour that is there twice equals one elsewhere
         return (
             isinstance(kept, datetime) and (kept.tzinfo is None) == (given.tzinfo is None) and _apart(kept, given) == 0
         )

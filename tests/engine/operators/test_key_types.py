@@ -86,7 +86,7 @@ class Subtasks:
 
 
 def rows_of(name: str, count: int) -> tuple[pa.RecordBatch, list[str]]:
-    """`count` rows of different keys: by `k`, and by `i` too where the type has not so many values."""
+    """`count` rows of different keys: by `k`, and by `i` too where the type has fewer values."""
     sample = key_samples(count)[name]
     kind = canonical_type(sample.type)
     column = conform(pa.record_batch({"k": sample}), pa.schema([("k", kind)]), "the source").column(0)
@@ -236,7 +236,7 @@ def test_rows_of_key_groups_of_others_in_a_window_are_never_passed_over() -> Non
 
 
 class Counts(KeyedProcessFunction):
-    """Counts in every kind of state, and says what it has by a timer."""
+    """Counts in every kind of state, and emits the counts by a timer."""
 
     value = ValueState[int](pa.int64(), default=0)
     listed = ListState[int](pa.int64())

@@ -17,7 +17,7 @@ TIMED = pa.schema([("t", pa.timestamp("us"))])
 
 
 class FakeSplits(Splits):
-    """What a source tells of its splits."""
+    """What a source reports of its splits."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []

@@ -269,7 +269,7 @@ def test_keys_that_come_and_go_between_two_checkpoints_take_no_memory() -> None:
 
 
 def test_a_chunk_of_which_everything_has_changed_is_not_referred_to() -> None:
-    """One value of many bytes that each checkpoint has anew would be stored 32 times, and read 32 times by a restore."""
+    """One value of many bytes that is new in each checkpoint would be stored 32 times, and read 32 times by a restore."""
     for keys, hot in ((1, 1), (30, 30), (10_000, 1)):
         entries = dict.fromkeys(range(keys), 0)
         log, stored, ids = Changelog(entries), set[str](), itertools.count()

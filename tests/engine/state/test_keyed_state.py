@@ -38,7 +38,7 @@ def stored(state: State, encoding: KeyEncoding, where: str) -> pa.Table:
 
 
 class States(RuleBasedStateMachine):
-    """Random use, in place too, beside plain dicts; every snapshot must stay as it was when taken."""
+    """Random use, in place too, compared with plain dicts; every snapshot must stay as it was when taken."""
 
     def __init__(self) -> None:
         super().__init__()

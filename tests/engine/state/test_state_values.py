@@ -1,4 +1,4 @@
-"""What is put into a state is what is in it, before a restore and after it, or is refused at once."""
+"""What is put into a state is what is in it, before a restore and after it, or is refused immediately."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ def test_the_runs_of_a_table_are_few_however_it_grows_and_shrinks() -> None:
     state = table({"k": int, "id": int})
     for step in range(400):
         state.append(pl.DataFrame({"k": range(step * 50, step * 50 + 50), "id": [step] * 50}))
-        if step % 3:  # a few rows of each batch stay for ever
+        if step % 3:  # a few rows of each batch stay indefinitely
             state.pop(pl.DataFrame({"k": range(step * 50, step * 50 + 48)}))
         assert len(state._bound_runs()) <= RUNS_MAX + 8, "each is twice as long as the next"
     assert state.frame.height == 400 * 50 - sum(48 for step in range(400) if step % 3)

@@ -306,7 +306,7 @@ class _Worker:
         self._messages = messages
         self._is_ended = False
         threading.Thread(target=self._feed, args=(data, seeds), daemon=True).start()
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._read_results, daemon=True).start()
 
     def _feed(self, data: bytes, seeds: list[int]) -> None:
         stream = self._process.stdin
@@ -319,7 +319,7 @@ class _Worker:
         except BrokenPipeError:
             pass  # the process has ended, and its status gives the reason
 
-    def _listen(self) -> None:
+    def _read_results(self) -> None:
         stream: BinaryIO | None = self._process.stdout  # type: ignore[assignment]
         assert stream is not None
         wrong = ""
