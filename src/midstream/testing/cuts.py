@@ -94,7 +94,7 @@ def _difference(first: Result, other: Result, cut: Cut) -> str:
         else "the engine decides where batches are cut. A function on batches must treat each row independently, and keep "
         "what it has to remember in its declared states. A timer fires between two batches: on_timer(time) should only "
         "count rows whose time is at or before `time`. Rows of two inputs arrive in any order. "
-        "(midstream simulate JOB.py looks for the reason)"
+        "(midstream simulate JOB.py finds the reason)"
     )
     return "\n".join(["the result depends on where batches are cut", *texts, why])
 

@@ -351,7 +351,7 @@ def test_a_key_that_python_cannot_hold_is_refused_naming_its_column(kind: pa.Dat
     schema = function_schema(rows)
     world = World(process_operator("p", Counts(), keys=["k"], event_time="t", input_schema=rows.schema, schema=schema))
     with pytest.raises(
-        JobError, match=r"operator 'p': a value of the key column 'k', which is .* has no value in Python"
+        JobError, match=r"operator 'p': a value of the key column 'k', which is .* cannot be represented in Python"
     ):
         world.process(rows)
 

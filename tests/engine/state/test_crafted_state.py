@@ -34,7 +34,7 @@ CRAFTED: dict[str, tuple[State, dict[str, pa.Array[Any]], str]] = {
     "a date beyond Python's": (
         ValueState(pa.date32()),
         {"key": KEYS, "value": pa.array([2**31 - 1], pa.int32()).view(pa.date32())},
-        "no value in Python",
+        "cannot be represented in Python",
     ),
 }
 

@@ -100,8 +100,8 @@ class KeyEncoding:
                 values.append(to_python(column))
             except (ValueError, OverflowError) as error:
                 raise JobError(
-                    f"{self._where}a value of the key column {field.name!r}, which is {field.type}, has no value in "
-                    f"Python: {error}; filter such rows out, or key by another type"
+                    f"{self._where}a value of the key column {field.name!r}, which is {field.type}, cannot be "
+                    f"represented in Python: {error}; filter such rows out, or key by another type"
                 ) from error
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
@@ -229,6 +229,6 @@ def _decode(table: pa.Table, name: str, kind: pa.DataType | None, pickles: Pickl
             return to_python(column)
         except (ValueError, OverflowError) as error:  # no such value is stored
             raise StorageError(
-                f"{what}: a value in the checkpoint has no value in Python: {error}; it is damaged"
+                f"{what}: a value in the checkpoint cannot be represented in Python: {error}; it is damaged"
             ) from error
     return [pickles.loads(value, what) for value in to_list(column)]

@@ -68,19 +68,19 @@ class Cause(Enum):
         "or let an event-time timer decide."
     )
     INPUTS_OR_TIMERS = (
-        "The result depends on what has been processed when a row of another input (or of another part of one input), or a "
-        "event-time timer, comes. Rows from different inputs arrive in any order: keep the row that came first in state "
+        "The result depends on what has been processed when a row of another input (or of another part of one input), or an "
+        "event-time timer, arrives. Rows from different inputs arrive in any order: keep the row that came first in state "
         "until the other one has arrived. And timers fire between two batches, when rows with a later time may have been "
         "processed: in on_timer(time), only count rows whose time is at or before `time`."
     )
     LATE = (
-        "Rows are too late: they are dropped or not, depending on how far event time has come when they are read. The "
+        "Rows are too late: they are dropped or not, depending on how far event time has advanced when they are read. The "
         "watermark strategy allows less disorder than the rows have. Allow more with a larger bound in with_watermarks(), or "
         "with allowed_lateness(), or read the side output of late rows."
     )
     UPDATES = (
         "A window with allowed_lateness fires again for rows that arrive after its end, so its output is a stream of "
-        "updates: how many there are depends on where batches are cut. Say which rows replace which: "
+        "updates: how many there are depends on where batches are cut. Declare which rows replace which: "
         "--latest SINK=KEY,window_start compares only the last row of each key and window."
     )
     CUTS = (
@@ -89,17 +89,17 @@ class Cause(Enum):
         "together across batches has to be in declared state. (Event time also moves only between two batches.)"
     )
     WATERMARKS = (
-        "The result depends on how far event time has come when a row is processed: a function compares a row with "
-        "ctx.watermark, or does something at each watermark. Watermarks come between two batches, so which rows are late "
-        "depends on where batches are cut, which follows from how fast rows come. Let a timer of event time decide, or "
+        "The result depends on how far event time has advanced when a row is processed: a function compares a row with "
+        "ctx.watermark, or does something at each watermark. Watermarks advance between two batches, so which rows are late "
+        "depends on where batches are cut, which depends on how fast rows arrive. Let a timer of event time decide, or "
         "allow more disorder with a larger bound in with_watermarks(). If late rows may be treated either way, simulate without them: "
         "give recorded rows that are never late (--rows SOURCE=FILE), or if only columns differ, --ignore SINK=COLUMN."
     )
     TIMERS = (
-        "The result depends on which rows come before a timer of event time fires. Timers fire between two batches, when "
+        "The result depends on which rows arrive before a timer of event time fires. Timers fire between two batches, when "
         "the watermark has passed them, so rows with a later time may have been processed by then: how many follows from "
         "where batches are cut. In on_timer(time), count only rows whose time is at or before `time`; keep the others, with "
-        "their times, for the timers that come."
+        "their times, for later timers."
     )
     STATE = (
         "A function keeps state outside of its declared state. Such state is not in checkpoints: it is lost or "
@@ -185,7 +185,7 @@ class _Lab:
             self.same.append(what)
         return False
 
-    def described(self) -> list[str]:
+    def descriptions(self) -> list[str]:
         """Return the experiments, and their results."""
         alone = "this alone" if len(self.same) == 1 else "one of these alone"
         same = [f"Tried: the output stays the same when {alone} is changed: {', '.join(self.same)}"]
@@ -273,7 +273,7 @@ def _judged(lab: _Lab, failing: JobScenario) -> Diagnosis:
             seen["all"] = _Seen(failing, ran)
             cause = Cause.FAILURES if failing.failures.faults else Cause.COMBINED
             return _state_or(lab, seen["all"], cause)
-        return Diagnosis(Cause.COMBINED, experiments=lab.described())
+        return Diagnosis(Cause.COMBINED, experiments=lab.descriptions())
     calm = seen.get("cuts") or seen.get("order")
     if calm is not None:
         return _of_order(lab, calm)
@@ -291,10 +291,10 @@ def _state_or(lab: _Lab, seen: _Seen, other: Cause) -> Diagnosis:
     node = lab.first_differing(seen)
     clues = _clues(lab, node, UNDECLARED)
     if clues:
-        return Diagnosis(Cause.STATE, _source_line(node), clues, lab.described())
+        return Diagnosis(Cause.STATE, _source_line(node), clues, lab.descriptions())
     if other is Cause.ORDER and node is not None and _meets(lab, node):
         other = Cause.INPUTS
-    return Diagnosis(other, _source_line(node), _clues(lab, node, MISTAKES), lab.described())
+    return Diagnosis(other, _source_line(node), _clues(lab, node, MISTAKES), lab.descriptions())
 
 
 def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
@@ -305,28 +305,28 @@ def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
     node = lab.first_differing(seen)
     undeclared = _clues(lab, node, UNDECLARED)
     if node is not None and isinstance(node.operator, WindowOperator) and node.operator.fires_again:
-        return Diagnosis(Cause.UPDATES, source_line_of(node), [], lab.described())
+        return Diagnosis(Cause.UPDATES, source_line_of(node), [], lab.descriptions())
     if node is None:
-        return Diagnosis(Cause.ORDER, None, [], lab.described())
+        return Diagnosis(Cause.ORDER, None, [], lab.descriptions())
     takes_batches = node.kind in BATCHES
     timers = _clues(lab, node, (Habit.TIMER,))
     if len(node.inputs) > 1 and not takes_batches:
         cause = Cause.INPUTS_OR_TIMERS if timers else Cause.INPUTS
-        return Diagnosis(cause, source_line_of(node), undeclared or timers, lab.described())
+        return Diagnosis(cause, source_line_of(node), undeclared or timers, lab.descriptions())
     if undeclared and not takes_batches:
-        return Diagnosis(Cause.STATE, source_line_of(node), undeclared, lab.described())
+        return Diagnosis(Cause.STATE, source_line_of(node), undeclared, lab.descriptions())
     if takes_batches and "cuts" in lab.seen and not (len(node.inputs) > 1 and not _is_cut(lab)):
-        return Diagnosis(Cause.CUTS, source_line_of(node), undeclared, lab.described())
+        return Diagnosis(Cause.CUTS, source_line_of(node), undeclared, lab.descriptions())
     if _meets(lab, node):
         cause = Cause.INPUTS_OR_TIMERS if timers else Cause.INPUTS
-        return Diagnosis(cause, source_line_of(node), undeclared or timers, lab.described())
+        return Diagnosis(cause, source_line_of(node), undeclared or timers, lab.descriptions())
     if "cuts" not in lab.seen or takes_batches:
         return Diagnosis(
-            Cause.CUTS if "cuts" in lab.seen else Cause.ORDER, source_line_of(node), undeclared, lab.described()
+            Cause.CUTS if "cuts" in lab.seen else Cause.ORDER, source_line_of(node), undeclared, lab.descriptions()
         )
     watermark_clues = _clues(lab, node, (Habit.WATERMARK,))
     cause = Cause.TIMERS if timers and not watermark_clues else Cause.WATERMARKS
-    return Diagnosis(cause, source_line_of(node), undeclared or watermark_clues or timers, lab.described())
+    return Diagnosis(cause, source_line_of(node), undeclared or watermark_clues or timers, lab.descriptions())
 
 
 def _is_cut(lab: _Lab) -> bool:
@@ -344,7 +344,7 @@ def _meets(lab: _Lab, node: Node) -> bool:
 
 
 def _at(lab: _Lab, node: Node, cause: Cause) -> Diagnosis:
-    return Diagnosis(cause, source_line_of(node), [], lab.described())
+    return Diagnosis(cause, source_line_of(node), [], lab.descriptions())
 
 
 def _made(lab: _Lab, seen: _Seen, cause: Cause, habits: tuple[Habit, ...]) -> Diagnosis:
@@ -360,7 +360,7 @@ def _made(lab: _Lab, seen: _Seen, cause: Cause, habits: tuple[Habit, ...]) -> Di
             cause = Cause.RANDOM
         elif kinds & set(UNDECLARED):
             cause = Cause.STATE
-    return Diagnosis(cause, _source_line(node), clues, lab.described())
+    return Diagnosis(cause, _source_line(node), clues, lab.descriptions())
 
 
 def _bounds(logical: LogicalGraph) -> list[str]:

@@ -361,7 +361,7 @@ def _rows_of(source: Source, uid: str, split: Split, rows_max: int) -> tuple[pa.
 
 
 class _Pickler(JobPickler):
-    """Pickles sinks, schemas and reductions as names: a run has its own objects for them, or shares them with all runs."""
+    """Pickles sinks, schemas and aggregations as names: a run has its own objects for them, or shares them with all runs."""
 
     def __init__(self, buffer: io.BytesIO, constants: list[object]) -> None:
         super().__init__(buffer)

@@ -312,7 +312,7 @@ class _Savepoints:
         return disk
 
     def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
-        """Request a savepoint at a new place; `fails`: its disk refuses the first writes; `slow_us`: each takes so long."""
+        """Request a savepoint in a new directory; `fails`: its disk refuses the first writes; `slow_us`: each takes so long."""
         self._requested += 1
         url = f"sim://saved/{self._requested}"
         self.open(url)
