@@ -331,7 +331,7 @@ def test_a_timer_that_counts_rows_after_its_time() -> None:
             .process(Hour(), {"key": int, "at": datetime, "n": int})
         )
     )
-    assert "depends on which rows come before a timer of event time fires" in text
+    assert "depends on which rows arrive before a timer of event time fires" in text
     assert "count only rows whose time is at or before `time`" in text
     assert "sets an event-time timer: ctx.timers.event_time" in text
 

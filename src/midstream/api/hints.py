@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 _AGGREGATE: Final = "key_by(…).window(…).aggregate(n=Count()), or key_by(…).process(…) for a result per row"
 _SORT: Final = "collect(), and sort what arrived: a stream has no end at which it could be sorted"
-_UNIQUE: Final = "key_by(…).process(…) with a ValueState that knows whether the key has come"
+_UNIQUE: Final = "key_by(…).process(…) with a ValueState that records whether the key has occurred"
 _BATCHES: Final = "map_batches(function, schema)"
 
 OF_STREAMS: Final = {
