@@ -80,8 +80,8 @@ def rows(table: TransitionTable[Any, Any]) -> Iterator[str]:
     for (event, then, what), of in states.items():
         events.setdefault((", ".join(of), then, what), []).append(event)
     every = ", ".join(dict.fromkeys(row.state.name for row in found))
-    for (of, then, what), on in events.items():
-        yield f"| {'any' if of == every else of} | {', '.join(on)} | {then} | {what} |"
+    for (in_states, then, what), on in events.items():
+        yield f"| {'any' if in_states == every else in_states} | {', '.join(on)} | {then} | {what} |"
 
 
 def meanings(table: TransitionTable[Any, Any]) -> Iterator[str]:

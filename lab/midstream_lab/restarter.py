@@ -31,7 +31,7 @@ from midstream_lab.scenarios.changed_programs import contradictions, ends_in_fli
 from midstream_lab.scenarios.scenario import Scenario
 
 ROOT: Final = "sim://checkpoints"
-KEEPER_US: Final = 20_000
+RESTART_DELAY_US: Final = 20_000
 """The time until a job is started again."""
 LAUNCHES_MAX: Final = 50
 IS_NEWER: Final = "is older than what has been committed"
@@ -168,7 +168,7 @@ class Restarter:
             start = self._back(is_refused) or (yield from self._usual(ended))
         version = self._next_version(start, may_change=not is_contradicted)
         launch = partial(self.launch, shape, start, version)
-        self._world.schedule(KEEPER_US, None, Kind.CLUSTER, launch, "the job is started again")
+        self._world.schedule(RESTART_DELAY_US, None, Kind.CLUSTER, launch, "the job is started again")
 
     def _may_fail(self, error: str) -> bool:
         """Whether the job may fail with this error: because of a fault; because its start went back without saying what

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from midstream import Environment
-from midstream.api.argument_checks import calling_file, calling_place, check_uid, raised_at
+from midstream.api.argument_checks import calling_file, calling_line, check_uid, raised_at
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.config import duration_s
@@ -128,7 +128,7 @@ class Unreadable:
         (pa.schema([]), "here: the schema has no columns"),
         ("n int", "'n int' is not a schema"),
         ({"n": "int"}, "column 'n': 'int' is not a type; use a pyarrow type, a polars type, one of bool, int"),
-        ({"n": dict}, "column 'n': <class 'dict'> is not a type; say what is in it"),
+        ({"n": dict}, "column 'n': <class 'dict'> is not a type; declare what it contains"),
         ({"n": int | str}, r"column 'n': int \| str is not a type"),
         ({"n": list[object]}, "column 'n': <class 'object'> is not a type"),
         (Unfinished, "here: the fields of Unfinished: name 'Later' is not defined"),
@@ -158,7 +158,7 @@ def test_uids_are_plain_names():
 
 def test_places_are_the_users_file_and_line():
     assert calling_file() == __file__
-    name, line = calling_place().split(":")
+    name, line = calling_line().split(":")
     assert name == Path(__file__).name
     assert int(line) > 1
     with pytest.raises(ConfigError) as caught:
@@ -166,7 +166,7 @@ def test_places_are_the_users_file_and_line():
     assert raised_at(caught.value).startswith(f"{name}:")
 
 
-def test_where_a_job_begins_is_said_at_once_and_starting_over_is_asked_for(tmp_path, monkeypatch, caplog):
+def test_where_a_job_begins_is_checked_immediately_and_starting_over_is_explicit(tmp_path, monkeypatch, caplog):
     started = []
     monkeypatch.setattr("midstream.api.submit.start_job", lambda plan, slots, page: started.append(plan))
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""How operators end: what had finished runs nothing again, and no timer is lost or comes behind the end."""
+"""How operators end: what had finished runs nothing again, and no timer is lost or fires after the end."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_an_operator_that_had_finished_runs_nothing_after_failures(tmp_path: Pat
 def test_a_subtask_that_had_finished_runs_nothing_after_a_failure_while_others_still_run(
     tmp_path: Path, running: list[Job]
 ) -> None:
-    """One split for two subtasks: one of them ends at once, and nothing but forward edges lies behind it."""
+    """One split for two subtasks: one of them ends immediately, and only forward edges follow it."""
     state, rest, log = tmp_path / "state", tmp_path / "rest", tmp_path / "log"
     env = Environment("ends", parallelism=2, checkpoint_dir=state, checkpoint_interval="100 ms", batch_rows=50)
     numbers = GeneratorSource(lambda i: {"n": i}, 2_000, splits=1)
@@ -130,7 +130,7 @@ class Nowhere(SinkWriter):
         pass
 
 
-def test_a_job_that_had_finished_says_so_when_it_is_started_again_and_runs_nothing(tmp_path: Path) -> None:
+def test_a_job_that_had_finished_reports_it_when_it_is_started_again_and_runs_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def start(restore: str | None) -> Any:
@@ -180,7 +180,7 @@ def slowly(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("wait_ms", [1, 4, 3_600_000])
-def test_rows_that_wait_for_the_clock_come_out_before_the_end_however_slow_those_behind_are(wait_ms: int) -> None:
+def test_rows_that_wait_for_the_clock_come_out_before_the_end_however_slow_those_after_them_are(wait_ms: int) -> None:
     env = Environment("late", parallelism=2, restart=no_restart(), batch_rows=20)
     rows = env.generate(lambda i: {"k": i % 50, "n": i}, count=1_000)
     held = rows.key_by("k").process(Later(timedelta(milliseconds=wait_ms)), {"n": int})
@@ -190,7 +190,7 @@ def test_rows_that_wait_for_the_clock_come_out_before_the_end_however_slow_those
     assert status.warnings == ()
 
 
-def test_a_timer_that_sets_itself_anew_ends_with_the_input_and_is_reported() -> None:
+def test_a_timer_that_sets_itself_again_ends_with_the_input_and_is_reported() -> None:
     env = Environment("anew", parallelism=2, restart=no_restart())
     rows = env.generate(lambda i: {"k": i % 50, "n": i}, count=1_000)
     out = rows.key_by("k").process(Later(timedelta(hours=1), again=True), {"n": int}).name("anew").collect()

@@ -1,4 +1,4 @@
-"""Event time in whole jobs on plain processes: splits side by side lose nothing, and what is late is told."""
+"""Event time in whole jobs on plain processes: concurrent splits lose nothing, and late rows are reported."""
 
 from __future__ import annotations
 

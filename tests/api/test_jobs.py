@@ -61,7 +61,7 @@ def run(env: Environment, **settings: Any) -> None:
 
 
 def values(sink: CollectSink, *columns: str) -> list[Any]:
-    """The rows as sorted tuples; plain values when one column is asked for."""
+    """The rows as sorted tuples; plain values when one column is requested."""
     rows = [tuple(row[column] for column in columns) for row in sink.rows()]
     return sorted(row[0] if len(columns) == 1 else row for row in rows)
 
@@ -410,7 +410,7 @@ def says_too_much(indices):
     ("function", "message"),
     [(exits, "SystemExit: 3"), (has_no_text, "NoText"), (says_too_much, r"ValueError: x+ … \(\d+ characters left out")],
 )
-def test_whatever_a_function_raises_is_told(function, message):
+def test_whatever_a_function_raises_is_reported(function, message):
     env = Environment(restart=no_restart())
     env.generate(function, 10, schema={"n": int}).collect()
     with pytest.raises(JobError, match=message) as caught:
@@ -433,7 +433,7 @@ def test_a_job_ends_whatever_closing_its_functions_raises(tmp_path):
     assert values(rows, "n") == list(range(10))
 
 
-def test_a_schema_that_the_function_breaks_ends_the_job_at_once():
+def test_a_schema_that_the_function_breaks_ends_the_job_immediately():
     env = Environment("breaks", restart=fixed_restarts(100, "10 s"))
     env.generate(lambda i: {"n": i}, count=10).map_batches(lambda f: f.rename({"n": "m"})).print(limit=0)
     with pytest.raises(JobError, match=r"SchemaError: operator 'map_batches'.*column 'n' is missing; got m"):
@@ -550,7 +550,7 @@ def test_what_a_checkpoint_holds_must_fit_the_job_that_goes_on_from_it(tmp_path)
         env.execute(restore_from="latest", allow_dropped_state=True, slots=ProcessSlots())
 
 
-def test_a_pool_that_is_too_small_says_how_much_the_job_needs():
+def test_a_pool_that_is_too_small_reports_how_much_the_job_needs():
     env = Environment("small", parallelism=4, pool_size="64 KiB")
     env.from_collection([{"n": 1}]).key_by("n").process(Sums(), {"k": int, "total": int}).rebalance().map(
         lambda row: row

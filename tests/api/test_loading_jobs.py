@@ -1,4 +1,4 @@
-"""From a file to its Environment: what is refused and how it is said."""
+"""From a file to its Environment: what is refused, and with which message."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_one_environment_under_two_names_is_one(tmp_path):
 
 
 def test_a_dataclass_of_the_file_may_have_annotations_that_are_text(tmp_path):
-    """The standard library looks up what they mean in the module's place in sys.modules."""
+    """The standard library looks up what they mean in the module's entry of sys.modules."""
     file = write(
         tmp_path,
         """
@@ -76,7 +76,7 @@ def test_a_dataclass_of_the_file_may_have_annotations_that_are_text(tmp_path):
     assert "__midstream__" not in sys.modules
 
 
-def test_modules_beside_the_file_can_be_imported(tmp_path):
+def test_modules_next_to_the_file_can_be_imported(tmp_path):
     write(tmp_path, "NAME = 'from beside'", "job_settings.py")
     path = write(tmp_path, "from midstream import Environment\nfrom job_settings import NAME\nenv = Environment(NAME)")
     assert load_job(path).name == "from beside"
@@ -100,7 +100,7 @@ def test_files_without_a_usable_job_are_refused(tmp_path, text, message):
     assert "job.py" in str(caught.value)
 
 
-def test_a_syntax_error_is_shown_at_its_place_and_said_once(tmp_path):
+def test_a_syntax_error_is_shown_at_its_line_and_only_once(tmp_path):
     with pytest.raises(JobError) as caught:
         load_job(write(tmp_path, "env = (1\nfoo = 2"))
     shown = user_traceback(caught.value.__cause__)

@@ -1,4 +1,4 @@
-"""Which modules travel with a job, in what form, and what is said of those that cannot."""
+"""Which modules travel with a job, how, and what is reported of those that cannot."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_a_slot_that_lacks_a_package_names_it_and_its_interpreter() -> None:
         UnpackedModules(JobModules()).unpickle(b"cmods_lacking\nf\n.")
 
 
-def test_a_module_that_cannot_be_imported_in_a_slot_says_why() -> None:
+def test_a_module_that_cannot_be_imported_in_a_slot_is_reported_with_the_reason() -> None:
     unpacked = UnpackedModules(
         zipped(mods_session="raise RuntimeError('no driver')", mods_binary="from json import nope")
     )

@@ -59,7 +59,7 @@ def test_collecting_the_modules_of_a_job_leaves_its_classes_as_they_are(by_value
     assert SEEN.pop() == 1
 
 
-def test_a_class_that_was_unpickled_is_another_one_and_says_of_which(by_value):
+def test_a_class_that_was_unpickled_is_another_one_and_names_its_origin(by_value):
     unpickler = ApartUnpickler(pickled((Unit, Unit())))
     made, item = unpickler.load()
     assert made is not Unit

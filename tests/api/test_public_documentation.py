@@ -32,7 +32,7 @@ REFERENCE = (Path(__file__).parents[2] / "docs" / "site" / "reference.rst").read
 PARAMETERS = re.compile(r"(?:^|(?<=[.;] ))((?:`\w+`, )*`\w+`): ", re.MULTILINE)
 RESULT = re.compile(r"(?:^|[.,;] )(?:by default )?returns?\b", re.MULTILINE | re.IGNORECASE)
 BUGS = {"InvariantError", "NotImplementedError", "AssertionError"}
-"""Errors that tell of a bug, and need not be expected."""
+"""Errors that report a bug, and need not be expected."""
 
 NOT_FOR_USERS = {
     "midstream's command line calls it": """
@@ -56,7 +56,7 @@ NOT_FOR_USERS = {
         midstream.engine.state.table_state.TableState.bound
         midstream.engine.state.table_state.TableState.freeze
         midstream.engine.state.table_state.TableState.thaw
-        midstream.engine.state.changelog.EntryLog
+        midstream.engine.state.changelog.Changelog
         """,
     "the driver starts and ends slots with it": """
         midstream.runtime.process.slot_provider.SlotProvider
@@ -210,7 +210,7 @@ def examples(text: str) -> Iterator[str]:
 
 
 def lacking(public: Public) -> Iterator[str]:
-    """What a description does not say."""
+    """What a description does not state."""
     text = public.text
     if not text.partition("\n\n")[0].rstrip().endswith((".", ":")):
         yield "a sentence of what it does"

@@ -552,7 +552,7 @@ def test_going_on_needs_a_checkpoint_dir_and_slots_exclude_a_master():
 
 
 def test_a_python_without_pyspark_is_one_clear_error(monkeypatch):
-    if "midstream.spark" in sys.modules:  # what is imported anew below must not stay in its place
+    if "midstream.spark" in sys.modules:  # modules that are imported again below must not replace it
         monkeypatch.setattr(midstream, "spark", midstream.spark)  # type: ignore[attr-defined]  # what is not there, or private
     for module in [name for name in sys.modules if name.startswith("midstream.spark")]:
         monkeypatch.delitem(sys.modules, module)

@@ -1,4 +1,4 @@
-"""What the program that runs a job is told: failures as they happen, with the row, and what functions print and log."""
+"""What a job reports to the program that runs it: failures as they happen, with the row, and what functions print and log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 
-def test_a_failure_shows_the_row_and_where_it_is_and_a_crash_shows_what_was_said_last(
+def test_a_failure_shows_the_row_and_where_it_is_and_a_crash_shows_the_last_output(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "app")

@@ -284,7 +284,7 @@ def with_lookup(
 
 @pytest.fixture
 def half_finished(running: list[Job], tmp_path: Path) -> Callable[[], list[int]]:
-    """Stopped once the bounded side had finished; says how many rows it had given out."""
+    """Stopped once the bounded side had finished; returns how many rows it had emitted."""
     pq.write_table(pa.table({"k": pa.array([1, 2, 1], pa.int64())}), tmp_path / "small.parquet")
     env, (sink, lookups) = with_lookup(tmp_path / "state", tmp_path / "small.parquet", rows_per_s=SLOWLY)
     job = env.start(slots=ProcessSlots())
@@ -428,7 +428,7 @@ def test_a_savepoint_is_not_taken_for_a_checkpoint_directory(running: list[Job],
         Program(tmp_path / "state").start(running, str(tmp_path / "sived")).wait(limit_s(60))
 
 
-def test_where_a_job_cannot_go_on_from_is_said_before_spark_is_started(
+def test_a_checkpoint_that_cannot_be_restored_is_reported_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

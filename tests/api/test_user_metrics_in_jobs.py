@@ -61,7 +61,7 @@ class _Counting(SinkWriter):
         self.written.inc(batch.num_rows)
 
 
-def test_a_harness_shows_the_metrics_of_its_function_and_they_begin_anew_with_a_restore():
+def test_a_harness_shows_the_metrics_of_its_function_and_they_start_again_with_a_restore():
     one = testing.harness(Counted(), ROW, ROW, key="k", parallelism=2)
     assert one.metrics == {"rows": 0}
     one.process([{"k": "a", "n": 3}, {"k": "b", "n": 4}])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from midstream.runtime.driver.driver.job_registry import list_jobs
+from midstream.runtime.driver.job_registry import list_jobs
 from page_commands import blocks, running
 
 from machine import limit_s

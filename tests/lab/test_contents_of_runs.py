@@ -27,7 +27,7 @@ from midstream.engine.operators.windows.session_windows import SessionWindowOper
 from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
 from midstream.engine.operators.windows.window_operator import END, START, WindowOperator
 from midstream.engine.state import heap_snapshot as heap
-from midstream.engine.state.heap_snapshot import KeyForm
+from midstream.engine.state.heap_snapshot import KeyEncoding
 from midstream.engine.state.table_state import TableState
 from midstream.engine.worker import gate_recovery
 from midstream.engine.worker.source_driver import ReadProgress as Step
@@ -132,14 +132,14 @@ def table_with_another_time() -> Patches:
 
 
 def under_another_group() -> Patches:
-    original = KeyForm.columns
+    original = KeyEncoding.columns
 
     def columns(self: Any, keys: Any) -> Any:
         found = original(self, keys)
         groups = (found["__key_group"].to_numpy() + 1) % self._max_parallelism
         return {**found, "__key_group": pa.array(groups.astype(np.int32))}
 
-    return [(KeyForm, "columns", columns)]
+    return [(KeyEncoding, "columns", columns)]
 
 
 def holding(topology: str, seed: int) -> Scenario:

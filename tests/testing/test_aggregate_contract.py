@@ -1,4 +1,4 @@
-"""`testing.check_aggregate`: it passes for the project's own aggregates, and says what is wrong with others."""
+"""`testing.check_aggregate`: it passes for the project's own aggregates, and reports what is wrong with others."""
 
 from __future__ import annotations
 
@@ -152,23 +152,23 @@ def test_what_is_associative_passes_and_gives_the_result(aggregate, result):
 @pytest.mark.parametrize(
     ("aggregate", "message"),
     [
-        (MeanOfMeans(), "MeanOfMeans: parts of .* give .*, but all rows at once give .*merge must be associative"),
+        (MeanOfMeans(), "MeanOfMeans: parts of .* give .*, but all rows together give .*merge must be associative"),
         (Forgets(), "merge must be associative"),
         (CountOfParts(), "merge must be associative"),
-        (CountsParts(), "all rows at once give 7, and 1 after merge is called with nothing else"),
-        (CountsDifferentParts(), "all rows at once give 6, and 1 after merge is called with nothing else"),
+        (CountsParts(), "all rows together give 7, and 1 after merge is called with nothing else"),
+        (CountsDifferentParts(), "all rows together give 6, and 1 after merge is called with nothing else"),
         (AddsTwoAtMost(), "merge must be associative"),
         (OneForAll(), "must keep nothing elsewhere|must return a new accumulator"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, (Aggregate, Accumulator)) else "",
 )
-def test_what_depends_on_how_parts_are_merged_is_told(aggregate, message):
+def test_what_depends_on_how_parts_are_merged_is_reported(aggregate, message):
     SHARED.clear()
     with pytest.raises(AssertionError, match=message):
         testing.check_aggregate(aggregate, ROWS)
 
 
-def test_an_aggregate_that_does_not_pickle_is_told():
+def test_an_aggregate_that_does_not_pickle_is_reported():
     class Locked(Median):
         def __init__(self):
             self.lock = threading.Lock()

@@ -85,7 +85,7 @@ def test_state_and_timers_survive_a_restore_at_any_parallelism(parallelism):
     assert len(function.advance_processing_time("1 h")) == 6
 
 
-def test_timers_fire_when_the_test_says_so():
+def test_timers_fire_when_the_test_advances_time():
     function = sessions()
     assert function.process({"user": "ann", "at": "2024-01-01 12:00"}) == []
     assert function.advance_to("2024-01-01 12:00:59.999999") == []
@@ -167,7 +167,7 @@ class RunningTotal(KeyedBatchFunction):
         return self.totals.frame
 
 
-def test_a_function_on_batches_gets_all_rows_of_a_call_at_once():
+def test_a_function_on_batches_gets_all_rows_of_a_call_together():
     function = harness(
         RunningTotal(),
         {"user": str, "n": int, "at": datetime},

@@ -64,7 +64,7 @@ def test_objects_of_the_jobs_own_survive_every_restore():
             assert len(job.operators("baskets")) == number + 2
         state = job.state("baskets")
         assert state["basket"] == {user: Basket([0, 1, 2, 3]) for user in "abcdef"}
-        state["basket"]["a"].items.clear()  # what is looked at is a copy
+        state["basket"]["a"].items.clear()  # the test gets a copy
         assert job.state("baskets")["basket"]["a"] == Basket([0, 1, 2, 3])
         assert len(job.take()) == 24
 
@@ -108,7 +108,7 @@ def test_a_job_that_has_failed_refuses_to_go_on_and_another_goes_on_from_its_sna
 
 
 class Again(KeyedProcessFunction):
-    """A timer that sets itself anew, without an end."""
+    """A timer that sets itself again, without an end."""
 
     def process(self, row, ctx):
         ctx.timers.event_time(0)
@@ -146,7 +146,7 @@ def test_no_rows_at_all():
         assert job.feed([]).end().take() == []
 
 
-def test_a_stream_behind_a_rebalance_or_a_broadcast_is_what_it_is_made_of():
+def test_a_stream_after_a_rebalance_or_a_broadcast_is_what_it_is_made_of():
     stream = Environment().from_collection([{"n": 1}])
     for other in (stream.rebalance(), stream.global_(), stream.broadcast(), stream.forward()):
         assert testing.run(other).rows == [{"n": 1}]
@@ -161,7 +161,7 @@ def test_one_stream_read_twice_is_two_outputs():
     assert (result["large"], result["small"]) == ([{"n": 2}], [{"n": 1}])
 
 
-def test_operators_that_say_their_parallelism_run_at_that_of_the_test():
+def test_operators_that_set_their_parallelism_run_at_that_of_the_test():
     env = Environment(parallelism=8)
     stream = env.from_collection([], schema=ROW).uid("rows").parallelism(4).map(lambda row: row).parallelism(2)
     stream = stream.key_by("user").process(Baskets(), ROW).parallelism(6).uid("baskets")
@@ -310,7 +310,7 @@ def test_an_exception_without_a_text_is_raised_all_the_same():
     ],
     ids=["restore", "operator", "source", "target", "sink"],
 )
-def test_what_is_given_in_the_wrong_place_is_told(call, message):
+def test_what_is_given_in_the_wrong_position_is_reported(call, message):
     with pytest.raises((AssertionError, ConfigError), match=message):
         call()
 

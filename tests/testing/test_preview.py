@@ -77,7 +77,7 @@ def test_a_window_of_an_endless_stream_fires_with_event_time():
     assert preview.note == ""
 
 
-def test_where_too_little_comes_the_input_ends_and_the_note_says_so():
+def test_where_too_little_comes_the_input_ends_and_the_note_states_it():
     stream = Environment().generate(lambda i: {"at": pa.array(i // 10**12, pa.timestamp("us"))})
     window = stream.with_watermarks("at", WatermarkStrategy.monotonous()).window_all(tumbling("1 h"))
     preview = window.aggregate(n=Count()).preview(2, seconds=0.05)
@@ -154,7 +154,7 @@ class Reader(SplitReader):
         pass
 
 
-def test_a_source_of_ones_own_is_asked_for_its_splits_and_closed(tmp_path):
+def test_a_source_of_ones_own_is_searched_for_splits_and_closed(tmp_path):
     log = tmp_path / "log"
     stream = Environment().source(Numbers(log))
     assert [row["n"] for row in stream.preview().rows] == list(range(6))

@@ -108,7 +108,7 @@ def test_only_what_a_stream_needs_is_run():
     assert testing.run([wanted])[wanted] == [{"n": 2}]
 
 
-def test_a_union_and_a_side_output_can_be_looked_at():
+def test_a_union_and_a_side_output_can_be_read():
     env = Environment()
     one, two = env.from_collection([{"n": 1}]).uid("one"), env.from_collection([{"n": 2}]).uid("two")
     assert sorted(row["n"] for row in testing.run(one.union(two)).rows) == [1, 2]
@@ -228,7 +228,7 @@ class Priced(BroadcastProcessFunction):
         self.factor["factor"] = row["factor"]
 
 
-def test_state_can_be_looked_at_and_survives_another_parallelism():
+def test_state_can_be_read_and_survives_another_parallelism():
     env = Environment()
     factors = env.from_collection([], schema={"factor": int}).uid("factors")
     stream = (
@@ -310,7 +310,7 @@ def test_a_function_that_raises_raises_in_the_test_with_its_place():
     assert "row 1 of the input 'collection-1'" in notes
 
 
-def test_an_error_behind_a_shuffle_names_the_row_of_the_input_too():
+def test_an_error_after_a_shuffle_names_the_row_of_the_input_too():
     class Fails(KeyedProcessFunction):
         def process(self, row, ctx):
             raise LookupError(row["user"])
@@ -407,7 +407,7 @@ def test_a_cut_that_is_none_is_refused(cut):
         testing.run(Environment().from_collection([{"n": 1}]), cut=cut)
 
 
-def test_batches_are_cut_as_the_test_says():
+def test_batches_are_cut_as_the_test_requests():
     stream = (
         Environment()
         .from_collection([{"n": i} for i in range(6)])
@@ -470,7 +470,7 @@ def test_a_job_that_treats_rows_one_by_one_does_not_depend_on_the_cuts():
     assert len(testing.check_cuts(stream, rows).rows) == 20
 
 
-def test_a_function_that_looks_at_the_whole_batch_is_told():
+def test_a_function_that_depends_on_the_whole_batch_is_reported():
     stream = (
         Environment()
         .from_collection([{"n": i} for i in range(9)])
@@ -483,17 +483,15 @@ def test_a_function_that_looks_at_the_whole_batch_is_told():
         testing.check_cuts(stream)
 
 
-def test_rows_that_are_late_with_some_cuts_only_are_told_as_that():
+def test_rows_that_are_late_with_some_cuts_only_are_reported_as_such():
     window = orders(Environment()).key_by("user").window(tumbling("1 min")).aggregate(total=Sum("price"))
     rows = [order("ann", 1, 0), order("ann", 2, 70), order("ann", 4, 30)]
-    with pytest.raises(
-        AssertionError, match=r"(?s)side output 'late'.*further behind\s+than with_watermarks\(\) allows"
-    ):
+    with pytest.raises(AssertionError, match=r"(?s)side output 'late'.*later\s+than with_watermarks\(\) allows"):
         testing.check_cuts(window, rows)
 
 
 def test_splits_with_event_times_of_their_own_are_refused_not_mixed() -> None:
-    """One behind the other the rows of the second would be late, which they are not in a job."""
+    """If fed one after the other, the rows of the second would be late, which they are not in a job."""
 
     def windows(splits: int) -> DataStream:
         made = Environment().generate(

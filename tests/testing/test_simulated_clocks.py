@@ -67,7 +67,7 @@ def output(job, outer):
         "hash in a generator",
     ],
 )
-def test_what_is_read_is_what_the_run_says(read, other):
+def test_what_is_read_is_what_the_run_determines(read, other):
     job = campaign_of(mapped(lambda row: {"n": row["n"], "t": read()}), {}, latest={}, ignore={}).job
     assert output(job, Outer()) == output(job, Outer())
     assert output(job, Outer()) != output(job, other)
@@ -83,5 +83,5 @@ def looked_at(row):
     return {"n": row["n"], "t": datetime(2024, 1, 1).timestamp()}
 
 
-def test_types_are_what_they_are_beside_a_simulated_clock():
+def test_types_are_what_they_are_with_a_simulated_clock():
     assert simulate(mapped(looked_at), seeds=range(10)).ok

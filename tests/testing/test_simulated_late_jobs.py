@@ -57,20 +57,20 @@ def test_a_job_that_reads_its_late_rows_is_right_whichever_rows_are_late():
     report = simulate(job(), seeds=range(30))
     assert "Late rows of 'counted' may differ from run to run" in report.text
     campaign = campaign_of(job(), {}, latest={}, ignore={})
-    [book] = campaign.job.late_books.values()
-    late = run_job(campaign.job, replace(REFERENCE, cuts=Cuts(3))).output[book]
+    [output_uid] = campaign.job.late_outputs.values()
+    late = run_job(campaign.job, replace(REFERENCE, cuts=Cuts(3))).output[output_uid]
     assert late.num_rows > 0
 
 
 @pytest.mark.parametrize("rows", ["fewer", "more"])
-def test_a_late_row_that_is_nowhere_or_there_twice_is_told(rows):
+def test_a_late_row_that_is_nowhere_or_there_twice_is_reported(rows):
     campaign = campaign_of(job(), {}, latest={}, ignore={})
-    [book] = campaign.job.late_books.values()
+    [output_uid] = campaign.job.late_outputs.values()
     reference = run_job(campaign.job, REFERENCE)
     ran = run_job(campaign.job, replace(REFERENCE, cuts=Cuts(3)))
     assert judge(campaign.job, reference, ran, {}).kind == ""
-    late = ran.output[book]
-    ran.output[book] = (
+    late = ran.output[output_uid]
+    ran.output[output_uid] = (
         late.slice(1) if rows == "fewer" else late.from_batches([*late.to_batches(), *late.slice(0, 1).to_batches()])
     )
     assert judge(campaign.job, reference, ran, {}).kind == DIFFERS

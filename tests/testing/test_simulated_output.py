@@ -30,7 +30,7 @@ def test_the_order_of_rows_does_not_matter() -> None:
     assert compared([{"a": 1}, {"a": 2}, {"a": 2}], [{"a": 2}, {"a": 1}, {"a": 2}]) == []
 
 
-def test_missing_doubled_changed_and_surplus_rows_are_told_apart() -> None:
+def test_missing_doubled_changed_and_surplus_rows_are_distinguished() -> None:
     before = [{"k": i, "n": 10 + i, "s": "x"} for i in range(4)]
     after = [before[0], before[0], {"k": 1, "n": 99, "s": "x"}, before[2], {"k": 70, "n": 70, "s": "y"}]
     lines = compared(before, after)
@@ -102,7 +102,7 @@ def test_ignored_columns_may_differ() -> None:
 def test_numbers_and_their_nouns_agree() -> None:
     report = Report("job", seeds=1, long=1, rows=1, seconds=0.01)
     assert "1 run over 1 row, 10 ms each" in report.text
-    assert "1 of the runs had not come to its end" in report.text
+    assert "1 of the runs had not reached its end" in report.text
     report = Report("job", seeds=2, rows=2, kind="differs", seed=1, rows_needed={"one": 1, "two": 2})
     assert "(found after 2 runs over 2 rows)" in report.text.replace(", 0 ms each", "")
     assert "Rows: the first row of 'one', the first 2 rows of 'two'" in report.text

@@ -1,4 +1,4 @@
-"""Jobs with a deliberate mistake: each is found within 200 seeds, and the report says which mistake it is, and where."""
+"""Jobs with a deliberate mistake: each is found within 200 seeds, and the report names the mistake, and its line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows(env: Environment, data: list[Row] | None = None) -> DataStream:
 
 
 def report_of(build: Callable[[DataStream], DataStream], data: list[Row] | None = None) -> str:
-    """What is said about the job behind one source."""
+    """What is reported about the job of one source."""
     env = Environment("wrong")
     build(rows(env, data)).print().uid("result")
     with pytest.raises(AssertionError) as raised:
@@ -313,7 +313,7 @@ def test_rows_that_a_function_takes_for_late() -> None:
     assert "batch function" not in text
 
 
-def test_a_timer_that_counts_rows_behind_its_time() -> None:
+def test_a_timer_that_counts_rows_after_its_time() -> None:
     class Hour(KeyedProcessFunction):
         seen = ListState()
 
@@ -322,7 +322,7 @@ def test_a_timer_that_counts_rows_behind_its_time() -> None:
             ctx.timers.event_time(row["at"] + timedelta(seconds=7))
 
         def on_timer(self, time: Any, ctx: Any) -> Row:
-            return {"key": ctx.key, "at": time, "n": len(list(self.seen))}  # the mistake: also of those behind `time`
+            return {"key": ctx.key, "at": time, "n": len(list(self.seen))}  # the mistake: also of those after `time`
 
     text = report_of(
         lambda s: (
@@ -331,12 +331,12 @@ def test_a_timer_that_counts_rows_behind_its_time() -> None:
             .process(Hour(), {"key": int, "at": datetime, "n": int})
         )
     )
-    assert "depends on which rows come before a timer of event time fires" in text
+    assert "depends on which rows arrive before a timer of event time fires" in text
     assert "count only rows whose time is at or before `time`" in text
     assert "sets an event-time timer: ctx.timers.event_time" in text
 
 
-def test_a_timer_of_two_inputs_that_counts_rows_behind_its_time() -> None:
+def test_a_timer_of_two_inputs_that_counts_rows_after_its_time() -> None:
     class Paid(CoProcessFunction):
         paid = ValueState(default=0)
 
@@ -363,7 +363,7 @@ def test_a_timer_of_two_inputs_that_counts_rows_behind_its_time() -> None:
 
 def test_a_function_that_fails_only_after_a_restart() -> None:
     class Once:
-        """Takes it that ids come in order for ever."""
+        """Assumes that ids always arrive in order."""
 
         last = -1
 
@@ -378,7 +378,7 @@ def test_a_function_that_fails_only_after_a_restart() -> None:
     assert "ValueError" in text
 
 
-def test_a_job_that_fails_by_itself_is_said_to() -> None:
+def test_a_job_that_fails_by_itself_is_reported() -> None:
     text = report_of(lambda s: s.map(lambda row: {"id": 1 // row["id"]}, {"id": int}))
     assert "fails on its own, without any fault" in text
     assert "ZeroDivisionError" in text

@@ -188,7 +188,7 @@ def test_time_is_up_before_all_seeds_are() -> None:
     assert 0 < report.seeds < 10_000
 
 
-def test_the_world_is_what_it_was_behind_a_run() -> None:
+def test_the_world_is_what_it_was_after_a_run() -> None:
     clocks = time.time, time.monotonic, time.sleep, time.localtime, time.strftime
     random.seed(5)
     np.random.seed(5)
@@ -205,13 +205,13 @@ def test_the_world_is_what_it_was_behind_a_run() -> None:
     assert (random.random(), np.random.rand()) == expected
 
 
-def test_a_clock_that_is_only_looked_at_is_no_mistake() -> None:
+def test_a_clock_that_is_only_read_is_no_mistake() -> None:
     env = Environment("clocks")
     env.from_collection(ROWS, splits=1).filter(lambda row: datetime.now() > datetime(2000, 1, 1)).print()
     assert simulate(env, seeds=range(5)).ok
 
 
-def test_all_clocks_of_a_run_say_the_same() -> None:
+def test_all_clocks_of_a_run_agree() -> None:
     class Clocks(KeyedProcessFunction):
         def process(self, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
             at_s = time.time()
@@ -246,7 +246,7 @@ def test_a_clock_that_cannot_be_simulated_is_warned_of() -> None:
     assert "reads the clock in a way that cannot be simulated" in warning
 
 
-def test_a_function_that_only_looks_into_a_set_is_no_mistake() -> None:
+def test_a_function_that_only_searches_a_set_is_no_mistake() -> None:
     env = Environment("sets")
     wanted = {"id 3", "id 5"}
     env.from_collection(ROWS, splits=1).filter(lambda row: f"id {row['id']}" in wanted | set()).print()
@@ -350,7 +350,7 @@ def kept(row):
     assert simulate(env, seeds=range(3)).ok
 
 
-def test_state_in_a_module_beside_the_job_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_in_a_module_next_to_the_job_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = """
 counts = {}
 
@@ -376,7 +376,7 @@ def test_rows_larger_than_a_buffer_get_through() -> None:
     assert simulate(env, seeds=range(6)).ok
 
 
-def test_a_job_that_does_not_come_to_its_end_is_said_not_to() -> None:
+def test_a_job_that_does_not_end_is_reported() -> None:
     made = campaign(counting())
     made.job.config = msgspec.structs.replace(made.job.config, max_parallelism=8)
     ran = run_job(made.job, replace(REFERENCE, steps_max=10))
@@ -407,7 +407,7 @@ def test_an_operator_that_fails_is_named_by_its_uid():
         simulate(numbers.map(lambda row: row).map(inverted, {"n": int}).uid("inverted"), seeds=range(2))
 
 
-def test_rows_that_were_not_read_are_told():
+def test_rows_that_were_not_read_are_reported():
     env = counting()
     assert "Not tried" not in simulate(env, seeds=range(1), rows_max=30).text
     report = simulate(env, seeds=range(1), rows_max=29)

@@ -1,4 +1,4 @@
-"""`testing.check_sink`: it passes for the project's own sinks, and says what is wrong with others."""
+"""`testing.check_sink`: it passes for the project's own sinks, and reports what is wrong with others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from midstream.connectors.files.file_sink import FileSink
 
 
 class Lines(Sink):
-    """JSON lines below a directory: `pending/`, and what is visible in `out/`. What is wrong with it says `wrong`."""
+    """JSON lines below a directory: `pending/`, and what is visible in `out/`. `wrong` names its mistake."""
 
     def __init__(self, directory: Path, wrong: str = "") -> None:
         self.directory = directory
@@ -166,7 +166,7 @@ def test_a_sink_that_is_at_least_once_passes(places):
         ("aborts all", "after abandoned committables were aborted, twice, rows missing: 12"),
     ],
 )
-def test_what_breaks_the_contract_is_told(places, wrong, message):
+def test_what_breaks_the_contract_is_reported(places, wrong, message):
     with pytest.raises(AssertionError, match=message):
         testing.check_sink(target_of(places, wrong))
 

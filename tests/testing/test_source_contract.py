@@ -1,4 +1,4 @@
-"""`testing.check_source`: it passes for the project's own sources, and says what is wrong with others."""
+"""`testing.check_source`: it passes for the project's own sources, and reports what is wrong with others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = 20
 
 
 class Numbers(Source):
-    """Two splits of ten numbers, found one after the other. What is wrong with it says `wrong`."""
+    """Two splits of ten numbers, found one after the other. `wrong` names its mistake."""
 
     schema = pa.schema([("n", pa.int64())])
 
@@ -95,11 +95,11 @@ def test_a_source_that_keeps_to_the_contract_passes_and_gives_its_rows():
     [
         ("schema", "column 'n' is string; the engine's type for it is large_string"),
         ("lock", "Numbers does not pickle"),
-        ("memory", "discover, asked by a new driver from the position"),
+        ("memory", "discover, called by a new driver from the position"),
         ("ids", "two splits have the id 'same'"),
         ("new offset", "is new, and has the offset 3, not 0"),
         ("parallelism", r"parallelism 4\), stands for other rows than the first time: 20 new"),
-        ("endless", "has not said exhausted=True"),
+        ("endless", "has not returned exhausted=True"),
         ("position", "the position is 1; it is stored in checkpoints, so it must be bytes"),
         ("driver", "open_split raised AttributeError.*another process than discover"),
         ("from the start", "does not resume with the row after that.*row 0 should be {'n': 1}, but is {'n': 0}"),
@@ -120,7 +120,7 @@ def test_a_source_that_keeps_to_the_contract_passes_and_gives_its_rows():
         ("forgets", "has other rows after checkpoint_completed, which named it as unfinished"),
     ],
 )
-def test_what_breaks_the_contract_is_told(wrong, message, monkeypatch):
+def test_what_breaks_the_contract_is_reported(wrong, message, monkeypatch):
     monkeypatch.setattr(sources, "MISSING_S", 0.2)
     FORGOTTEN.clear()
     with pytest.raises(AssertionError, match=message):
@@ -185,10 +185,10 @@ def test_a_live_source_has_nothing_for_now_again_and_again():
     ("wrong", "message"),
     [
         ("by batches", "read 7 rows at a time has other rows"),
-        ("not blocking", "a source with blocking = False is called again at once"),
+        ("not blocking", "a source with blocking = False is called again immediately"),
     ],
     ids=["by batches", "not blocking"],
 )
-def test_what_is_wrong_with_a_live_source_is_told(wrong, message):
+def test_what_is_wrong_with_a_live_source_is_reported(wrong, message):
     with pytest.raises(AssertionError, match=message):
         testing.check_source(Live(wrong))

@@ -1,4 +1,4 @@
-"""What a function keeps in variables of modules and classes: gone behind a restore, and never seen by another run."""
+"""What a function keeps in variables of modules and classes: gone after a restore, and never seen by another run."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def helper(tmp_path, monkeypatch):
     del sys.modules["helper_of_a_job"]
 
 
-def begun_anew(function):
-    """What it counts in a first run, behind a restore, and in another run."""
+def begun_again(function):
+    """What it counts in a first run, after a restore, and in another run."""
     stream = numbers().map(function, COUNTED)
     with testing.job(stream) as job:
         first = [list(row.values()) for row in job.feed([{"n": 1}, {"n": 2}]).take()]
@@ -78,13 +78,13 @@ def begun_anew(function):
     return first, restored, [list(row.values()) for row in testing.run(stream, [{"n": 4}]).rows]
 
 
-def test_variables_of_the_jobs_file_and_of_its_classes_begin_anew():
-    assert begun_anew(counted) == ([[1, 1], [2, 2]], [[1, 1]], [[1, 1]])
+def test_variables_of_the_jobs_file_and_of_its_classes_start_again():
+    assert begun_again(counted) == ([[1, 1], [2, 2]], [[1, 1]], [[1, 1]])
     assert (SEEN, Registry.seen) == ([], [])
 
 
-def test_variables_of_modules_that_the_job_imports_begin_anew(helper):
-    assert begun_anew(helper.counted) == ([[1, 1], [2, 2]], [[1, 1]], [[1, 1]])
+def test_variables_of_modules_that_the_job_imports_start_again(helper):
+    assert begun_again(helper.counted) == ([[1, 1], [2, 2]], [[1, 1]], [[1, 1]])
     assert (helper.SEEN, helper.Registry.seen) == ([], [])
 
 
@@ -100,11 +100,11 @@ def test_a_module_that_cannot_travel_by_value_is_used_as_it_is(helper):
 
 def test_the_programs_classes_stay_as_they_are():
     unknown = Registry.UNKNOWN
-    begun_anew(counted)
+    begun_again(counted)
     assert Registry.UNKNOWN is unknown
 
 
-def test_an_exception_of_the_users_is_of_the_class_that_the_test_knows(helper):
+def test_an_exception_of_the_users_is_of_the_class_in_the_test(helper):
     def refused(row):
         raise BadOrder(row["n"])
 
@@ -121,7 +121,7 @@ class Purse(KeyedProcessFunction):
         self.money.value = Money(row["n"] + (self.money.value.cents if self.money.value else 0))
 
 
-def test_values_in_states_are_of_the_classes_that_the_test_knows():
+def test_values_in_states_are_of_the_classes_of_the_test():
     purse = testing.harness(Purse(), {"k": str, "n": int}, {"n": int}, key="k")
     purse.process([{"k": "a", "n": 1}, {"k": "a", "n": 2}])
     assert purse.state["money"] == {"a": Money(3)}

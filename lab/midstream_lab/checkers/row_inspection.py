@@ -126,11 +126,11 @@ class RowInspection:
             combiner = self._combiners[place.node]
             of = state.edge, old.source, old.target, Partitioning(old.partitioning)
             edge = Edge(*of, form.schema, old.keys, combiner=combiner)
-            batches = [b for segment in state.segments for b in read_segment(storage, segment, edge.forms, "oracle")]
+            batches = [b for segment in state.segments for b in read_segment(storage, segment, edge.layouts, "oracle")]
             rows = rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups)
             for batch in rows:
                 if batch.num_rows:
-                    is_combined = edge.form_of(batch) > 0
+                    is_combined = edge.layout_of(batch) > 0
                     plain = self._uncombined(batch, place.node) if is_combined else self._plain(batch, form)
                     found.setdefault(place, []).append(plain)
         return {place: concat(batches) for place, batches in found.items() if batches}

@@ -146,7 +146,7 @@ class Timestamps(TimestampsOperator):
     def _check_timer(self) -> None:
         """Check that splits which hold event time back are examined again."""
         has_timer = self._timer is not None or self._rule.idle_after_us is None or self._context.is_bounded
-        if not has_timer and not self._idle_splits >= self._come_us.keys():
+        if not has_timer and not self._idle_splits >= self._reached_us.keys():
             self._bug("splits hold event time back, and nothing will notice that they are idle")
 
     def _bug(self, what: str) -> None:

@@ -63,7 +63,7 @@ def combined_of_other_groups_is_kept() -> Replacements:
 
 
 def batches_of_each_form_are_counted_anew() -> Replacements:
-    """Which batches of a stored channel are gone is decided by their number among those of one form in a row."""
+    """Which batches of a stored channel are gone is decided by their number among those of one layout in a row."""
     original = channel_state._rows_of
 
     def rows_of(batches: Sequence[Batch], edge: Any, state: Any, first: int, max_parallelism: int) -> Sequence[Batch]:
@@ -77,7 +77,7 @@ def form_is_not_stored() -> Replacements:
     original = channel_state.store_channels
 
     def store_channels(storage: Any, captured: Any, *rest: Any) -> Any:
-        return original(storage, [replace(each, forms=()) for each in captured], *rest)
+        return original(storage, [replace(each, layouts=()) for each in captured], *rest)
 
     return [(task_checkpoints, "store_channels", store_channels)]
 
@@ -88,7 +88,7 @@ def form_of_the_rest_is_lost() -> Replacements:
 
     def rest(self: Any, first_row: int) -> LeasedBatch:
         found = original(self, first_row)
-        found.form = 0
+        found.layout = 0
         return found
 
     return [(LeasedBatch, "rest", rest)]
@@ -96,15 +96,15 @@ def form_of_the_rest_is_lost() -> Replacements:
 
 def form_is_not_sent() -> Replacements:
     """Between slots, combined batches are sent as rows."""
-    return [(peer_link, "prefix", lambda length, form: prefix(length, 0))]
+    return [(peer_link, "prefix", lambda length, layout: prefix(length, 0))]
 
 
 def combined_over_panes() -> Replacements:
     """Rows of two panes are combined."""
     original = PaneCombiner.__init__
 
-    def init(self: Any, reduction: Any, room: int, pane: int, offset: int) -> None:
-        original(self, reduction, room, 2 * pane, offset)
+    def init(self: Any, aggregation: Any, room: int, pane: int, offset: int) -> None:
+        original(self, aggregation, room, 2 * pane, offset)
 
     return [(PaneCombiner, "__init__", init)]
 
@@ -129,7 +129,7 @@ def forms_are_joined() -> Replacements:
     def joined_as_rows(parts: Sequence[LeasedBatch]) -> LeasedBatch:
         found = concat_leased(parts)
         if len(parts) > 1:
-            found.form = 0
+            found.layout = 0
         return found
 
     return [(element_queue, "concat_leased", joined_as_rows)]
@@ -158,7 +158,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "combined rows of other key groups are restored", combined_of_other_groups_is_kept, combining_behind
     ),
     "batches_of_each_form_are_counted_anew": Mutation(
-        "batches that are gone are counted form by form", batches_of_each_form_are_counted_anew, rejoined_in_both_forms
+        "batches that are gone are counted layout by layout",
+        batches_of_each_form_are_counted_anew,
+        rejoined_in_both_forms,
     ),
     "form_is_not_stored": Mutation("combined batches are stored as rows", form_is_not_stored, combining_behind),
     "form_of_the_rest_is_lost": Mutation(

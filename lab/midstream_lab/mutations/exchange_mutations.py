@@ -309,7 +309,7 @@ def joined_with_what_is_blocked() -> Replacements:
     original = InputGate._join
 
     def join(self: Any, first: Any, rows_max: int) -> Any:
-        blocked = [index for index in sorted(self._blocked) if self.channels[index].queue.head_rows(first.form)]
+        blocked = [index for index in sorted(self._blocked) if self.channels[index].queue.head_rows(first.layout)]
         self._ready.extend(blocked)
         joined = original(self, first, rows_max)
         for index in blocked:

@@ -23,7 +23,7 @@ from midstream.engine.operators.windows.sliding_windows import SlidingWindowOper
 from midstream.engine.state import columnar, heap_snapshot
 from midstream.engine.state import keyed_states as keyed
 from midstream.engine.state import table_state as table
-from midstream.engine.state.join_index import Timeline
+from midstream.engine.state.join_index import JoinIndex
 from midstream.engine.state.keyed_states import ListState, MapState, ReducingState
 from midstream.engine.state.state_parts import Redistribute, StatePart
 from midstream.engine.state.table_state import TableState
@@ -136,7 +136,7 @@ def clock_timers_as_event_timers() -> Replacements:
         clock = parts.get("timers:processing")
         original(self, {name: part for name, part in parts.items() if part is not clock})
         for chunk in () if clock is None else clock.chunks:
-            named, timers = heap_snapshot.timer_rows(chunk.table, self._form)
+            named, timers = heap_snapshot.timer_rows(chunk.table, self._encoding)
             self._timers.event.forget(named)
             self._timers.event.thaw(timers)
 
@@ -163,19 +163,19 @@ def forgotten_before_their_time() -> Replacements:
 
 def half_dead_runs_are_dropped() -> Replacements:
     """Of rows that lie together all are forgotten once half of them can be."""
-    original = Timeline.advance
+    original = JoinIndex.advance
 
     def advance(self: Any, watermark_us: int) -> None:
         half = {id(run) for run in self._timed() if run.middle <= watermark_us - self._held_us}
         self._hold([run for run in self._timed() if id(run) not in half])
         original(self, watermark_us)
 
-    return [(Timeline, "advance", advance)]
+    return [(JoinIndex, "advance", advance)]
 
 
 def oldest_run_is_not_looked_at() -> Replacements:
     """Of the rows that are held, those are not found that lie together for the longest."""
-    original = Timeline.pairs
+    original = JoinIndex.pairs
 
     def pairs(self: Any, *arguments: Any) -> Any:
         runs, whole = self._runs, self._whole
@@ -185,12 +185,12 @@ def oldest_run_is_not_looked_at() -> Replacements:
         finally:
             self._runs, self._whole = runs, whole
 
-    return [(Timeline, "pairs", pairs)]
+    return [(JoinIndex, "pairs", pairs)]
 
 
 def merged_run_keeps_its_id() -> Replacements:
     """Rows that are put together with others are taken for stored, as some of them are."""
-    original = Timeline._put
+    original = JoinIndex._put
 
     def put(self: Any, run: Any) -> None:
         known = [each for each in self._timed() if each.chunk_id]
@@ -199,7 +199,7 @@ def merged_run_keeps_its_id() -> Replacements:
         if gone:
             self._timed()[-1].chunk_id = gone[0]
 
-    return [(Timeline, "_put", put)]
+    return [(JoinIndex, "_put", put)]
 
 
 # ---- side outputs
@@ -252,7 +252,7 @@ def updates_without_what_was_said() -> Replacements:
     def window(self: Any, end: int, keys: Any = None) -> Any:
         if keys is None:
             return original(self, end)
-        frames = [log.frames()[-1].join(keys, on=self._reduction.by, how="semi") for log in self._logs_of(end)]
+        frames = [log.frames()[-1].join(keys, on=self._aggregation.by, how="semi") for log in self._logs_of(end)]
         return self._merged([frame for frame in frames if frame.height] or frames[:1], end)
 
     return [(SlidingWindowOperator, "_window", window)]
@@ -281,17 +281,17 @@ def shared_chunk_keeps_its_id() -> Replacements:
     class Same:
         """Each chunk of a state has the same id."""
 
-        def __init__(self, form: Any, ids: Any) -> None:
-            self._form, self._ids = form, ids
+        def __init__(self, encoding: Any, ids: Any) -> None:
+            self._encoding, self._ids = encoding, ids
 
         def new_id(self) -> str:
-            found: str = vars(self._form).setdefault("_id", self._ids.new_id())
+            found: str = vars(self._encoding).setdefault("_id", self._ids.new_id())
             return found
 
-    def freeze(logs: Any, form: Any, ids: Any) -> Any:
+    def freeze(logs: Any, encoding: Any, ids: Any) -> Any:
         runs = [run for _, each in logs for run in each]
         are_small = all(run.frame.height < columnar.OWN_CHUNK_ROWS for run in runs)
-        return original(logs, form, Same(form, ids) if are_small else ids)
+        return original(logs, encoding, Same(encoding, ids) if are_small else ids)
 
     return [(table, "freeze", freeze)]
 

@@ -208,9 +208,9 @@ def assignment_is_a_row() -> Replacements:
     """A subtask that has read its splits to the end becomes idle `idle_after` later, though none of them had rows."""
     original = TimestampsOperator._begin
 
-    def begin(self: Any, split: int, come_us: int) -> None:
+    def begin(self: Any, split: int, reached_us: int) -> None:
         self._newest_row_s = self._context.clock.monotonic_s()
-        original(self, split, come_us)
+        original(self, split, reached_us)
 
     return [(TimestampsOperator, "_begin", begin)]
 

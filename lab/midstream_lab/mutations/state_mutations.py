@@ -16,7 +16,7 @@ from midstream.engine.checkpoint import redistribute_state, state_files
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.state import keyed_states as keyed
 from midstream.engine.state import timers
-from midstream.engine.state.changelog import GONE, EntryLog
+from midstream.engine.state.changelog import GONE, Changelog
 from midstream.engine.state.columnar import PartLog
 from midstream.engine.state.keyed_states import MapState, State, _Single
 from midstream.engine.state.state_parts import Chunk, Redistribute
@@ -72,8 +72,8 @@ def removed_keys_stay() -> Replacements:
             return None
         return replace(frozen, entries={key: entry for key, entry in frozen.entries.items() if entry is not GONE})
 
-    original = EntryLog.freeze
-    return [(EntryLog, "freeze", freeze)]
+    original = Changelog.freeze
+    return [(Changelog, "freeze", freeze)]
 
 
 def cleared_keys_stay() -> Replacements:
@@ -94,8 +94,8 @@ def unstored_entries_are_forgotten() -> Replacements:
         self._chunks = [chunk for chunk in self._chunks if stored_bytes(chunk.chunk_id) is not None]
         return original(self, stored_bytes)
 
-    original = EntryLog._older
-    return [(EntryLog, "_older", older)]
+    original = Changelog._older
+    return [(Changelog, "_older", older)]
 
 
 def merged_entries_are_forgotten() -> Replacements:
@@ -108,8 +108,8 @@ def merged_entries_are_forgotten() -> Replacements:
             self.changed = changed
         return kept
 
-    original = EntryLog._older
-    return [(EntryLog, "_older", older)]
+    original = Changelog._older
+    return [(Changelog, "_older", older)]
 
 
 def older_chunks_win() -> Replacements:
@@ -119,8 +119,8 @@ def older_chunks_win() -> Replacements:
         frozen = original(self, *how)
         return frozen and replace(frozen, stored=frozen.stored[::-1])
 
-    original = EntryLog.freeze
-    return [(EntryLog, "freeze", freeze)]
+    original = Changelog.freeze
+    return [(Changelog, "freeze", freeze)]
 
 
 def restored_keys_are_forgotten() -> Replacements:
@@ -130,8 +130,8 @@ def restored_keys_are_forgotten() -> Replacements:
         self._chunks = [chunk for chunk in self._chunks if "/" not in chunk.chunk_id]
         return original(self, stored_bytes)
 
-    original = EntryLog._older
-    return [(EntryLog, "_older", older)]
+    original = Changelog._older
+    return [(Changelog, "_older", older)]
 
 
 def older_items_stay() -> Replacements:

@@ -21,8 +21,8 @@ from midstream.engine.operators.windows.session_windows import SessionWindowOper
 from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
 from midstream.engine.operators.windows.window_operator import END, PROGRESS, START, WindowOperator, clamp
 from midstream.engine.protocol.messages import FromSlot, TaskFinished
-from midstream.engine.state.join_index import Timeline
-from midstream.engine.state.session_index import IndexedRun, PartIndex
+from midstream.engine.state.join_index import JoinIndex
+from midstream.engine.state.session_index import IndexedRun, SessionIndex
 from midstream.engine.worker import task
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.scenario import Scenario, draw
@@ -278,8 +278,8 @@ def third_part_is_lost() -> Replacements:
             return None
         return parts.filter(pl.int_range(pl.len()).over(self._keys) < 2)
 
-    original = PartIndex.take
-    return [(PartIndex, "take", take)]
+    original = SessionIndex.take
+    return [(SessionIndex, "take", take)]
 
 
 def restored_sessions_never_end() -> Replacements:
@@ -309,8 +309,8 @@ def parts_of_old_runs_are_missed() -> Replacements:
         finally:
             self.runs = [*(run for run in runs[:-1] if run.rows), *self.runs]
 
-    original = PartIndex.take
-    return [(PartIndex, "take", take)]
+    original = SessionIndex.take
+    return [(SessionIndex, "take", take)]
 
 
 # ---- joins
@@ -319,8 +319,8 @@ def parts_of_old_runs_are_missed() -> Replacements:
 def join_without_its_bound() -> Replacements:
     """Rows that are just as far apart as they may be are not joined."""
 
-    original = Timeline.pairs
-    return [(Timeline, "pairs", lambda self, rows, low, high: original(self, rows, low, high - 1))]
+    original = JoinIndex.pairs
+    return [(JoinIndex, "pairs", lambda self, rows, low, high: original(self, rows, low, high - 1))]
 
 
 # ---- where they are looked for

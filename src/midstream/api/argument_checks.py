@@ -1,4 +1,4 @@
-"""Checks of arguments that all calls of the API share, and the place of a call in the user's code."""
+"""Checks of arguments that all calls of the API share, and the line of a call in the user's code."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def calling_module() -> dict[str, Any]:
     return {} if frame is None else frame.f_globals
 
 
-def calling_place() -> str:
-    """Return `job.py:12`, the place at which the user's code called midstream; "" if it is unknown."""
+def calling_line() -> str:
+    """Return `job.py:12`, the line at which the user's code called midstream; "" if it is unknown."""
     frame = _user_frame()
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def raised_at(error: BaseException) -> str:
     """Return `job.py:12`, the innermost line of the user's code that the exception passed; "" if there is none."""
-    place = ""
+    location = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if not is_own_file(frame.f_code.co_filename):
-            place = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
-    return place
+            location = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+    return location
 
 
 def _user_frame() -> Any:

@@ -47,7 +47,7 @@ class DataStream(Handle, Writable, Hinted):
     """A stream of rows with one schema. Streams are created by an Environment and by methods of other streams.
 
     Each method adds an operator and returns the stream of its output; the stream itself stays as it is, and may be used
-    again. Arguments are checked against `schema` at once: the SchemaError, JobError or ConfigError begins with the file
+    again. Arguments are checked against `schema` immediately: the SchemaError, JobError or ConfigError begins with the file
     and line of the call. The event-time column stays the event time as long as the output has a timestamp column of
     that name.
 
@@ -99,7 +99,7 @@ class DataStream(Handle, Writable, Hinted):
 
         `columns`: names of columns, or polars expressions, or lists of them. An expression computes each row on its
         own; one whose value depends on other rows of its batch, such as `pl.col("price").sum()`, or on the process, is
-        refused. It is evaluated on a few rows to find out, with the Python functions in it.
+        refused. To detect that, it is evaluated on a few rows, with the Python functions in it.
         `named`: further columns, each with its name: an expression (`total=pl.col("price") * 2`), the name of a column
         (`who="user"`), or a constant that is not text (`one=1`; text is `pl.lit("text")`).
 
@@ -151,7 +151,7 @@ class DataStream(Handle, Writable, Hinted):
         `columns`: polars expressions that compute each row on its own, as for `select`, or lists of them.
         `named`: further columns, each with its name, as for `select`.
 
-        Returns a stream with the columns as they were, replaced ones in their place and new ones behind them. Raises as
+        Returns a stream with the columns as they were, replaced ones in their position and new ones after them. Raises as
         `select` does.
 
             >>> testing.run(orders.with_columns(is_dear=pl.col("price") > 4)).rows
@@ -203,7 +203,7 @@ class DataStream(Handle, Writable, Hinted):
         *,
         form: Literal["polars", "arrow"] = "polars",
     ) -> DataStream:
-        """Replace whole batches of rows, for functions that are faster on many rows at once.
+        """Replace whole batches of rows, for functions that are faster on many rows together.
 
         `function`: takes a batch, and returns a polars DataFrame or an Arrow RecordBatch or Table with the columns of
         `schema` and any number of rows. The engine decides where batches are cut, so a result must not depend on which
@@ -352,7 +352,7 @@ class DataStream(Handle, Writable, Hinted):
             raise JobError(f"key_by: a column is named twice in {', '.join(columns)}")
         how = self.core.partitioning
         if how is not None:
-            raise JobError(f"key_by: says where rows go, and so does {_METHOD[how]}(); use one of them")
+            raise JobError(f"key_by: defines where rows go, and so does {_METHOD[how]}(); use one of them")
         return KeyedStream(replace(self.core, keys=columns))
 
     @located
@@ -464,17 +464,17 @@ class DataStream(Handle, Writable, Hinted):
         """
         return BroadcastStream(self.core.toward(Partitioning.BROADCAST))
 
-    # ---- a look
+    # ---- preview
 
     @located
     def preview(self, rows: int = 20, *, seconds: float = 1.0) -> Preview:
-        """Return the first rows of this stream, computed in this process; to be looked at in a notebook.
+        """Return the first rows of this stream, computed in this process; for use in a notebook.
 
         The job's own files, collections, generators and other sources are read, all but Spark's. Sinks are not written
         to.
 
         `rows`: the number of rows at most. Where there are fewer in time, the input ends where it is, and `note` of the
-        result says so.
+        result states it.
         `seconds`: about how long to read, in seconds.
 
         Returns a Preview, which shows itself as a table; `rows` and `frame` are its rows as dicts and as a polars

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.api.argument_checks import calling_file, calling_module, calling_place, require_callable
+from midstream.api.argument_checks import calling_file, calling_line, calling_module, require_callable
 from midstream.api.data_stream import DataStream, main_output
 from midstream.api.hints import OF_ENVIRONMENTS, Hinted
 from midstream.api.picklability import check_shippable
@@ -76,7 +76,7 @@ class Environment(Hinted):
     `checkpoint_interval`: the time from the start of one checkpoint to the next; None for no periodic checkpoints.
     `checkpoint_timeout`: a checkpoint that takes longer fails.
     `aligned_timeout`: how long a checkpoint's barriers wait for rows in flight before they overtake and store them; 0
-    for at once, None for never.
+    for immediately, None for never.
     `queue_time`: how long rows should wait between two tasks at most, as far as batches of that size allow. Queues
     before a slow task are kept that short, so that a checkpoint has little to wait for, or to store; None fills the
     buffers. On a busy machine it is longer, by as much as slots wait for a core.
@@ -84,17 +84,17 @@ class Environment(Hinted):
     `tolerable_failures`: if more checkpoints than this fail in a row, the job restarts.
     `retained_checkpoints`: how many completed checkpoints are kept at least.
     `restart`: `no_restart()`, `fixed_restarts(…)` or `exponential_restarts(…)`; the default restarts until the same
-    failure has come ten times in a row without a checkpoint in between.
+    failure has occurred ten times in a row without a checkpoint in between.
     `buffer_size`, `pool_size`: the size of a network buffer, and of all buffers of one slot.
     `batch_rows`: the maximum number of rows in a batch of a source; smaller batches make the job slower.
     `slot_timeout`: how long the job waits for its slots.
     `heartbeat_timeout`: a slot that is silent for longer is lost.
     `tls`: whether connections between driver, slots and commands are encrypted. "auto" encrypts them unless all
-    processes run on this machine; "on" and "off" do what they say. A directory: with the certificate in its files
+    processes run on this machine; "on" and "off" apply everywhere. A directory: with the certificate in its files
     tls.crt, tls.key and ca.crt, which every machine has, in place of one that each start of the job makes.
-    `trusted_packages`: packages whose objects untyped state may hold, besides plain values and objects of the job's own
+    `trusted_packages`: packages whose objects untyped state may hold, in addition to plain values and objects of the job's own
     classes. Reading a checkpoint can then call any function of these packages.
-    `modules`: Python files, directories of packages, and zips that slots need besides the modules whose import is
+    `modules`: Python files, directories of packages, and zips that slots need in addition to the modules whose import is
     visible in the program's text.
 
     Raises ConfigError for a setting with an impossible value.
@@ -213,8 +213,8 @@ class Environment(Hinted):
         `format`: "parquet", "csv" or "jsonl", by default from the suffix.
         `schema`: the columns to read, by default those of the first file; other columns are then ignored. One that a
         file or a line lacks is null, unless its field is `nullable=False`.
-        `watch`: never end, and look for new files; a file is read once it has not changed for 2 s.
-        `interval`: how often new files are looked for.
+        `watch`: never end, and check for new files; a file is read once it has not changed for 2 s.
+        `interval`: how often the source checks for new files.
         `csv`: how CSV files are written.
         `on_bad_record`: of lines that cannot be read: "fail", or "drop", and `side_output(BAD_RECORDS)` of the stream
         has them.
@@ -289,10 +289,10 @@ class Environment(Hinted):
         `on_bad_record`, `bad_records_max`: as for `read_files`, of records.
         `options`: librdkafka's, such as those of SASL and TLS; a value `env:NAME` or `file:/path` is replaced where the
         job connects.
-        `interval`: how often new topics and partitions are looked for.
+        `interval`: how often the source checks for new topics and partitions.
         `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
-        Returns a stream of the records. Raises ConfigError or SchemaError for invalid arguments; the cluster is asked
+        Returns a stream of the records. Raises ConfigError or SchemaError for invalid arguments; the cluster is queried
         when the job starts.
 
             env.read_kafka("kafka-1:9092", "orders", schema={"user": str, "price": int}).uid("orders")
@@ -334,7 +334,7 @@ class Environment(Hinted):
         `data`: dicts, an Arrow table or record batch, or a polars DataFrame.
         `schema`: the columns of the dicts, by default inferred from all of them; a dict may lack columns, which are
         then null.
-        `splits`: how many parts the rows are cut into, and so how many subtasks can read at once; by default the
+        `splits`: how many parts the rows are cut into, and so how many subtasks can read concurrently; by default the
         parallelism. 1 keeps all rows in order.
         `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
@@ -376,7 +376,7 @@ class Environment(Hinted):
         dict of columns; the same indices must always give the same rows.
         `count`: the number of rows; None for a source that never ends.
         `schema`: the columns of the rows, by default those that the function returns.
-        `splits`: how many subtasks can read at once, by default one per subtask; without `count`, 16. With `count`, 1
+        `splits`: how many subtasks can read concurrently, by default one per subtask; without `count`, 16. With `count`, 1
         keeps all rows in order.
         `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
@@ -429,7 +429,7 @@ class Environment(Hinted):
         `streaming`: read its stream reader, without end, instead of its batch reader.
         `options`: the options for a class, as strings.
         `schema`: a Spark schema or its DDL text; by default that of the Data Source.
-        `interval`: how often a stream reader is asked for its latest offset.
+        `interval`: how often the latest offset is requested from a stream reader.
         `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
         Returns a stream of the rows. Raises ConfigError for a Data Source without such a reader, SchemaError for a type
@@ -558,7 +558,7 @@ class Environment(Hinted):
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
     ) -> Job:
-        """Start the job and return its handle at once.
+        """Start the job and return its handle immediately.
 
         `parallelism`, `checkpoint_dir`, `aligned_timeout`: override the environment's.
         `master`: a Spark master URL; by default the active Spark session, else `local[*]`.
@@ -599,7 +599,7 @@ class Environment(Hinted):
         """Run the checks of `start` that need neither Spark nor slots, with the same arguments and errors."""
         if FILES_BEING_LOADED:
             raise JobError(
-                f"{calling_place()}: starts the job while its file is being loaded; midstream run starts it itself, "
+                f"{calling_line()}: starts the job while its file is being loaded; midstream run starts it itself, "
                 'so put the call under: if __name__ == "__main__":'
             )
         from midstream.api.submit import submission

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 _AGGREGATE: Final = "key_by(…).window(…).aggregate(n=Count()), or key_by(…).process(…) for a result per row"
 _SORT: Final = "collect(), and sort what arrived: a stream has no end at which it could be sorted"
-_UNIQUE: Final = "key_by(…).process(…) with a ValueState that knows whether the key has come"
+_UNIQUE: Final = "key_by(…).process(…) with a ValueState that records whether the key has occurred"
 _BATCHES: Final = "map_batches(function, schema)"
 
 OF_STREAMS: Final = {
@@ -54,7 +54,7 @@ OF_ENVIRONMENTS: Final = {
     **dict.fromkeys(("read_csv", "read_json", "read_jsonl", "read_parquet", "scan_csv", "scan_parquet", "read", "readStream", "read_text"), "read_files(path, format='csv')"),
     **dict.fromkeys(("from_elements", "createDataFrame", "from_pandas", "from_polars", "from_arrow", "from_dicts"), "from_collection(rows), which takes dicts and polars or Arrow tables"),
     **dict.fromkeys(("add_source", "from_source", "addSource"), "source(…)"),
-    **dict.fromkeys(("run", "execute_async"), "execute(), or start() to go on while the job runs"),
+    **dict.fromkeys(("run", "execute_async"), "execute(), or start() to continue while the job runs"),
     **dict.fromkeys(("set_parallelism", "enable_checkpointing"), "Environment(name, parallelism=…, checkpoint_dir=…, checkpoint_interval=…)"),
 }  # fmt: skip
 

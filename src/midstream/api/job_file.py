@@ -20,7 +20,7 @@ RUN_NAME = "__midstream__"
 def load_job(path: str | os.PathLike[str], modules: Sequence[str] = ()) -> Environment:
     """Run the file and return the one Environment among its global variables.
 
-    Modules beside the file can be imported, now and later, and so can `modules`, which the Environment then
+    Modules next to the file can be imported, now and later, and so can `modules`, which the Environment then
     sends to the slots. Raises ConfigError if one of these cannot be imported. Raises JobError if the file does
     not exist, cannot be compiled or raises (its exception is the cause), starts the job itself, or has no
     Environment or several.
@@ -29,9 +29,9 @@ def load_job(path: str | os.PathLike[str], modules: Sequence[str] = ()) -> Envir
     file = os.path.abspath(shown)
     code = _compiled(_source_of(file, shown), file, shown)
     extra = check_extra(modules)
-    for place in (os.path.dirname(file), *(each if is_zip(each) else os.path.dirname(each) for each in extra)):
-        if place not in sys.path:
-            sys.path.insert(0, place)
+    for directory in (os.path.dirname(file), *(each if is_zip(each) else os.path.dirname(each) for each in extra)):
+        if directory not in sys.path:
+            sys.path.insert(0, directory)
     module = ModuleType(RUN_NAME)
     module.__file__ = file
     FILES_BEING_LOADED.append(file)
@@ -40,10 +40,10 @@ def load_job(path: str | os.PathLike[str], modules: Sequence[str] = ()) -> Envir
     try:
         exec(code, module.__dict__)
     except MidstreamError as error:
-        place = raised_at(error)
-        if not place or re.match(r"[^\s:]+:\d+: ", str(error)):
+        line = raised_at(error)
+        if not line or re.match(r"[^\s:]+:\d+: ", str(error)):
             raise
-        raise type(error)(f"{place}: {error}").with_traceback(error.__traceback__) from error.__cause__
+        raise type(error)(f"{line}: {error}").with_traceback(error.__traceback__) from error.__cause__
     except SystemExit as error:
         raise JobError(f"{shown}: ended the program (SystemExit: {error.code}) while it was being loaded") from error
     except Exception as error:

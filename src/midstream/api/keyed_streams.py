@@ -133,7 +133,7 @@ class KeyedStream(Writable, Hinted):
     def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStreams:
         """Connect with another keyed stream, which shares the states of a key, or with a broadcast stream.
 
-        `other`: a keyed stream with key columns of the same types in the same order, or a stream behind `broadcast()`,
+        `other`: a keyed stream with key columns of the same types in the same order, or a stream after `broadcast()`,
         of the same Environment.
 
         Returns ConnectedStreams or BroadcastConnectedStreams, whose `process` takes the function. Raises JobError for

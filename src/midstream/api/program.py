@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from midstream.api.argument_checks import calling_place, check_name, check_uid
+from midstream.api.argument_checks import calling_line, check_name, check_uid
 from midstream.api.user_modules import JobFile, check_extra, collect
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.config import JobConfig, is_whole
@@ -38,10 +38,10 @@ def located(call: Callable[P, T]) -> Callable[P, T]:
         try:
             return call(*args, **kwargs)
         except MidstreamError as error:
-            place = calling_place()
-            if not place or str(error).startswith(f"{place}: "):
+            line = calling_line()
+            if not line or str(error).startswith(f"{line}: "):
                 raise
-            raise type(error)(f"{place}: {error}").with_traceback(error.__traceback__) from error.__cause__
+            raise type(error)(f"{line}: {error}").with_traceback(error.__traceback__) from error.__cause__
 
     return placed
 
@@ -76,7 +76,7 @@ class Program:
                     f"{kind}: column {field.name!r} of {own} is {field.type}; declare {canonical.type} in its schema, the form "
                     "in which rows of a job have such values"
                 )
-        return self.graph.add(Node(kind, schema=source.schema, source=source, location=calling_place()))
+        return self.graph.add(Node(kind, schema=source.schema, source=source, location=calling_line()))
 
     def add(
         self,
@@ -106,7 +106,7 @@ class Program:
                 schema=schema,
                 sink=sink,
                 parallelism=parallelism,
-                location=calling_place(),
+                location=calling_line(),
             )
         )
         self._makers[node.id] = make
@@ -119,12 +119,12 @@ class Program:
             node, name=check_name(name, node.kind), operator=None if make is None else make(name)
         )
 
-    def identify(self, node_id: int, uid: str) -> None:
+    def set_uid(self, node_id: int, uid: str) -> None:
         node = self.graph.nodes[node_id]
         check_uid(uid, node.label)
         self.graph.nodes[node_id] = dataclasses.replace(node, uid=uid)
 
-    def widen(self, node_id: int, parallelism: int) -> None:
+    def set_parallelism(self, node_id: int, parallelism: int) -> None:
         node = self.graph.nodes[node_id]
         if not is_whole(parallelism, 1):
             raise ConfigError(f"{node.label}: parallelism {parallelism!r} is not a positive whole number")
@@ -156,7 +156,7 @@ class Handle:
             >>> list(testing.run(dear))
             ['dear (filter)']
         """
-        self._program.identify(self._named("uid"), uid)
+        self._program.set_uid(self._named("uid"), uid)
         return self
 
     @located
@@ -192,7 +192,7 @@ class Handle:
             [2] ×2  print
                   ← [1] rebalance
         """
-        self._program.widen(self._named("parallelism"), parallelism)
+        self._program.set_parallelism(self._named("parallelism"), parallelism)
         return self
 
     def _named(self, method: str) -> int:

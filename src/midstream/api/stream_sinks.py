@@ -254,7 +254,7 @@ class Writable:
         `servers`: one or more `host:port`, as a list or separated by commas.
         `topic`: the name of the topic.
         `guarantee`: "exactly_once" needs a checkpoint directory, and rows appear with the checkpoint that covers them,
-        to readers with `isolation.level=read_committed`. With "at_least_once" rows appear at once, and again after a
+        to readers with `isolation.level=read_committed`. With "at_least_once" rows appear immediately, and again after a
         failure.
         `format`: "json", "avro", "protobuf", "bytes" or "text".
         `key`: the column of the record's key, text or binary; it also determines the partition.
@@ -267,7 +267,7 @@ class Writable:
         job connects.
 
         Returns a StreamSink. Raises ConfigError for invalid arguments, SchemaError for columns without a form in the
-        format; the cluster is asked when the job starts.
+        format; the cluster is queried when the job starts.
 
             orders.write_kafka("kafka-1:9092", "orders", key="user").uid("orders-topic")
         """

@@ -60,12 +60,12 @@ class Submission:
     slots: SlotProvider | None
     """None for slots on Spark, which is started if necessary."""
     checkpoint: int | None
-    """The completed checkpoint to resume from, as far as can be seen before the start. None: the job starts at the beginning."""
+    """The completed checkpoint to resume from, as far as is known before the start. None: the job starts at the beginning."""
     restoring: bool
     """Whether sources may continue with what an earlier start has prepared."""
 
     def start(self, page: str | None = None) -> Job:
-        """Start the job and return at once. Raises the errors of `Environment.start`.
+        """Start the job and return immediately. Raises the errors of `Environment.start`.
 
         `page`: where the job's page is served, see `page.PageAddress.of`.
         """
@@ -107,7 +107,7 @@ def submission(
     `modules`: returns the modules that the slots need for the pickled graph.
     """
     if options.slots is not None and options.master is not None:
-        raise JobError("give master= or slots=, not both: slots= says where slots run, in place of Spark")
+        raise JobError("give master= or slots=, not both: slots= defines where slots run, in place of Spark")
     restore_from = None if options.restore_from is None else str(options.restore_from)
     if options.resume:
         _check_resume(options)
@@ -200,7 +200,7 @@ def _spark_slots(master: str | None, slots: int) -> SlotProvider:
 
 
 def _check_sinks(graph: JobGraph, logical: LogicalGraph, restoring: bool) -> None:
-    """Raises what a sink raises that cannot be used, with its name and its place in the program."""
+    """Raises what a sink raises that cannot be used, with its name and its line in the program."""
     for vertex in graph.vertices:
         for spec in vertex.operators:
             if spec.sink is None:

@@ -1,4 +1,4 @@
-"""The user's modules that a job ships, and the archive in which they travel.
+"""The user's modules that a job ships, and their archive.
 
 A slot imports them, as Spark's workers would: an archive of their files is sent to every slot and
 unpacked there (`runtime.process.unpacked_modules`). It holds the modules that the job file imports anywhere in its text, those
@@ -168,9 +168,9 @@ class _Search:
 
     def visit(self, name: str, needed: bool) -> None:
         """Add a module and everything it imports. `needed`: a slot that unpickles the job imports it in any case."""
-        waiting = [(name, needed)]
-        while waiting:
-            name, needed = waiting.pop()
+        pending = [(name, needed)]
+        while pending:
+            name, needed = pending.pop()
             if self._seen.get(name) or (name in self._seen and not needed):
                 continue
             self._seen[name] = needed
@@ -181,7 +181,7 @@ class _Search:
             spec = _spec(name) if is_local else None
             if spec is None or (spec.origin and is_installed(spec.origin)):  # no module, or an installed one
                 continue
-            waiting.extend((member, False) for member in self._add(name, spec))
+            pending.extend((member, False) for member in self._add(name, spec))
             module = sys.modules.get(name)
             if module is not None and spec.origin and not _is_as_loaded(name, module, spec.origin):
                 raise JobError(
@@ -190,9 +190,9 @@ class _Search:
                 )
             parent = name.rpartition(".")[0]
             if parent:
-                waiting.append((parent, needed))
+                pending.append((parent, needed))
             package = name if spec.submodule_search_locations is not None else parent
-            waiting.extend((imported, needed and always) for imported, always in _imports_of(_source(spec), package))
+            pending.extend((imported, needed and always) for imported, always in _imports_of(_source(spec), package))
 
     def _is_local(self, top: str) -> bool | None:
         if top not in self._tops:
@@ -273,35 +273,35 @@ def _archive(files: dict[str, str | tuple[str, str]]) -> bytes:
     if not files:
         return b""
     sizes = {}
-    for name, place in files.items():
-        if isinstance(place, str):
-            sizes[name] = os.stat(place).st_size
+    for name, location in files.items():
+        if isinstance(location, str):
+            sizes[name] = os.stat(location).st_size
         else:
-            with zipfile.ZipFile(place[0]) as opened:
-                sizes[name] = opened.getinfo(place[1]).file_size
+            with zipfile.ZipFile(location[0]) as opened:
+                sizes[name] = opened.getinfo(location[1]).file_size
     if sum(sizes.values()) > MODULES_BYTES_MAX:
         biggest = max(sizes, key=lambda name: sizes[name])
-        place = files[biggest]
+        location = files[biggest]
         raise JobError(
             f"the job's modules have {_mib(sum(sizes.values()))}, up to {_mib(MODULES_BYTES_MAX)} can be sent to the slots; "
-            f"the biggest file is {place if isinstance(place, str) else os.path.join(*place)} ({_mib(sizes[biggest])}), "
+            f"the biggest file is {location if isinstance(location, str) else os.path.join(*location)} ({_mib(sizes[biggest])}), "
             f"which belongs to {biggest.split(os.sep)[0].split('.')[0]!r}: {_ADVICE}"
         )
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as made:
-        for name, place in sorted(files.items()):
+        for name, location in sorted(files.items()):
             made.writestr(
-                zipfile.ZipInfo(name.replace(os.sep, "/"), _ARCHIVED_AT), _bytes_of(place), zipfile.ZIP_DEFLATED
+                zipfile.ZipInfo(name.replace(os.sep, "/"), _ARCHIVED_AT), _bytes_of(location), zipfile.ZIP_DEFLATED
             )
     return buffer.getvalue()
 
 
-def _bytes_of(place: str | tuple[str, str]) -> bytes:
-    if isinstance(place, str):
-        with open(place, "rb") as opened:
+def _bytes_of(location: str | tuple[str, str]) -> bytes:
+    if isinstance(location, str):
+        with open(location, "rb") as opened:
             return opened.read()
-    with zipfile.ZipFile(place[0]) as opened_zip:
-        return opened_zip.read(place[1])
+    with zipfile.ZipFile(location[0]) as opened_zip:
+        return opened_zip.read(location[1])
 
 
 def _mib(count: int) -> str:
@@ -445,8 +445,8 @@ def _spec(name: str) -> ModuleSpec | None:
         if not parent:
             return importlib.util.find_spec(name)
         above = _spec(parent)
-        places = None if above is None else above.submodule_search_locations
-        return None if places is None else PathFinder.find_spec(name, list(places))
+        locations = None if above is None else above.submodule_search_locations
+        return None if locations is None else PathFinder.find_spec(name, list(locations))
     except (ImportError, ValueError, AttributeError):
         return None
 

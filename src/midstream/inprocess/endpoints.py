@@ -43,7 +43,7 @@ class FedSource(Source):
         """The batches that have not been read, by number. Set by the engine when the source is opened."""
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        raise InvariantError(f"the source {self._name!r} is fed, and was asked for its splits")
+        raise InvariantError(f"the source {self._name!r} is fed, and received a request for its splits")
 
     def open_split(self, split: Split) -> SplitReader:
         return _FedReader(self.fed.pop(decoded(split.payload, Fed, self._name).number))

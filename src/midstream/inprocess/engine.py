@@ -23,7 +23,7 @@ from midstream.engine.coordinator.placement.attempt import tasks_of
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import InvariantError, JobError, MidstreamError
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.interfaces import DataLink, LinkEnd
+from midstream.engine.core.interfaces import ConnectionEnd, DataConnection
 from midstream.engine.core.job_pickle import ApartUnpickler, pickled
 from midstream.engine.core.tracebacks import raised_by_users_code
 from midstream.engine.graph.graph_builder import build_job_graph
@@ -86,7 +86,7 @@ class Snapshot:
 class Engine:
     """Runs a job. `logical` has sources that are fed (`FedSource`) or the job's own, and sinks that keep their rows.
 
-    `asked` is called when a subtask of one of the job's own sources requests a split, `copied` with each subtask's copy
+    `on_split_request` is called when a subtask of one of the job's own sources requests a split, `copied` with each subtask's copy
     of the graph. `passed_s`: see `Loop`.
     """
 
@@ -96,14 +96,14 @@ class Engine:
         config: JobConfig,
         now_us: int,
         restore: Snapshot | None = None,
-        asked: Callable[[m.RequestSplit], None] = lambda request: None,
+        on_split_request: Callable[[m.RequestSplit], None] = lambda request: None,
         copied: Callable[[JobGraph], None] = lambda graph: None,
         passed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.loop = Loop(now_us, passed_s)
         self.storage = restore.storage if restore is not None else MemoryStorage()
         self._logical = logical
-        self.asked = asked
+        self.on_split_request = on_split_request
         self._prepare = copied
         self.attempt = -1 if restore is None else restore.metadata.attempt
         self._checkpoint_id = 0 if restore is None else restore.metadata.checkpoint_id
@@ -134,7 +134,7 @@ class Engine:
                 ids=self.loop,
                 transport=_NoPeers(),
                 open_storage=lambda root: self.storage,
-                send=self._heard,
+                send=self._handle,
                 unpickle=lambda data: self._copies.pop(0),
                 make_signal=threading.Event,
             )
@@ -204,7 +204,7 @@ class Engine:
 
     # ---- what the slot reports ----
 
-    def _heard(self, message: m.FromSlot) -> None:
+    def _handle(self, message: m.FromSlot) -> None:
         match message:
             case m.TaskFailed() | m.DeployFailed():
                 self._failed = self._failed or message
@@ -217,7 +217,7 @@ class Engine:
                 if source is not None and isinstance(source.source, FedSource):
                     none_waits = m.SplitsAssigned(message.attempt, message.task, none_waits=True)
                     self.loop.post(partial(self._slot.handle, none_waits))
-                self.asked(message)
+                self.on_split_request(message)
             case _:  # only a coordinator of several slots needs the others
                 pass
 
@@ -228,7 +228,7 @@ class Engine:
         self._raise_failure()
 
     def _until(self, enough: Callable[[], bool]) -> Callable[[], bool]:
-        """Return a function that says when to stop. It raises JobError if a call does not end, for example because a
+        """Return a function that decides when to stop. It raises JobError if a call does not end, for example because a
         timer sets itself again and again.
         """
         began_s = time.process_time()
@@ -296,7 +296,7 @@ class Engine:
         self._slot.handle(m.StopSources(self.attempt))
         self._settle(enough)
 
-    def tell(self, message: m.ToSlot) -> None:
+    def pass_on(self, message: m.ToSlot) -> None:
         """Pass an answer to the job's own sources."""
         self._slot.handle(message)
 
@@ -428,15 +428,15 @@ def _advance(operator: TimestampsOperator | MarksOperator, watermark_us: int) ->
 
 
 class _NoPeers:
-    """A engine.core.interfaces.Transport without peers, as there is only one slot."""
+    """An engine.core.interfaces.Transport without peers, as there is only one slot."""
 
-    def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> DataLink:
+    def open(self, slot: int, host: str, port: int, attempt: int, end: ConnectionEnd) -> DataConnection:
         raise InvariantError(f"a connection to slot {slot}, of which there is none")
 
 
 def surfaced(failure: InProcessFailure) -> BaseException:
     """Return what a test should see: the exception of the user's own function, if there is one, with a note on its
-    place.
+    location.
     """
     error = failure.error
     cause = error.__cause__

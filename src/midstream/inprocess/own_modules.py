@@ -1,6 +1,6 @@
 """The user's functions and classes in a job; their modules can be pickled by value for a while.
 
-In slots, each process imports the user's modules anew, so their variables are its own. If several subtasks, or several
+In slots, each process imports the user's modules itself, so their variables are its own. If several subtasks, or several
 runs, share a process, pickling the modules by value has the same effect.
 """
 
@@ -22,7 +22,7 @@ from midstream.engine.state.safe_pickle import OwnCode
 
 
 def own_modules(logical: LogicalGraph) -> list[ModuleType]:
-    """Return the user's modules from which functions in the graph come: slots import them anew, with variables of their
+    """Return the user's modules from which functions in the graph come: slots import them again, with variables of their
     own.
 
     Modules that hold what cannot be pickled, such as a lock, are left out: all tasks share one. So is the job's file,

@@ -1,8 +1,8 @@
 """The first rows of a job's streams, from its own sources, in process and within about a second.
 
 Splits are found and assigned as in a job (`engine.coordinator.placement.split_assignment`). Virtual time only passes when there is
-nothing else to do. Whatever waits for the wall clock, such as a source with a rate, gets at most TIME_S of it, all at
-once.
+nothing else to do. Whatever waits for the wall clock, such as a source with a rate, gets at most TIME_S of it, in one
+step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from midstream.inprocess.engine import Engine, InProcessFailure, noted, surfaced
 from midstream.inprocess.rewrite import End, Output, rewritten
 
 TIME_S: Final = 10.0
-"""The largest virtual time that passes at once when there is nothing else to do."""
+"""The largest virtual time that passes in one step when there is nothing else to do."""
 FIRST_ROW_S: Final = 9.0
 """The additional time allowed for the first row of each source, which a storage may need to answer."""
 END_S: Final = 1.0
@@ -131,14 +131,16 @@ def _own_source(uid: str, node: Node) -> Source:
 def _previews(
     logical: LogicalGraph, outputs: Sequence[Output], config: JobConfig, rows: int, seconds: float, now_us: int
 ) -> list[Preview]:
-    asked: list[m.RequestSplit] = []
-    engine = Engine(logical, config, now_us, asked=asked.append, copied=_Pace().keep, passed_s=time.monotonic)
+    requests: list[m.RequestSplit] = []
+    engine = Engine(
+        logical, config, now_us, on_split_request=requests.append, copied=_ReadSizer().keep, passed_s=time.monotonic
+    )
     ends = [output for output in outputs if output.is_end]
     sources = _OwnSources(engine)
     try:
-        for request in asked:
+        for request in requests:
             sources.request(request)
-        engine.asked = sources.request
+        engine.on_split_request = sources.request
         deadline_s = time.monotonic() + seconds
         last_s = deadline_s + FIRST_ROW_S
         is_over = False
@@ -186,8 +188,8 @@ def _count(engine: Engine, output: Output) -> int:
     return sum(batch.num_rows for batch in engine.taken[output.id])
 
 
-class _Pace:
-    """Sets how many rows are read at once, over all sources: one at first, then as many as take the job `BATCH_S`."""
+class _ReadSizer:
+    """Sets how many rows are read per call, over all sources: one at first, then as many as take the job `BATCH_S`."""
 
     def __init__(self) -> None:
         self._rows = 1
@@ -201,7 +203,7 @@ class _Pace:
                 source.open_split = partial(self._opened, source.open_split)  # type: ignore[method-assign]
 
     def _opened(self, open_split: Callable[[Split], SplitReader], split: Split) -> SplitReader:
-        return _PacedReader(open_split(split), self)
+        return _SizedReader(open_split(split), self)
 
     def rows(self) -> int:
         if self._read is not None:
@@ -214,18 +216,18 @@ class _Pace:
         self._read = (rows, time.monotonic()) if rows else None
 
 
-class _PacedReader(SplitReader):
-    def __init__(self, reader: SplitReader, pace: _Pace) -> None:
+class _SizedReader(SplitReader):
+    def __init__(self, reader: SplitReader, sizer: _ReadSizer) -> None:
         self._reader = reader
-        self._pace = pace
+        self._sizer = sizer
 
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
-        found = self._reader.read(min(rows_max, self._pace.rows()))
+        found = self._reader.read(min(rows_max, self._sizer.rows()))
         match found:
             case (pa.RecordBatch() as batch, _):
-                self._pace.has_read(batch.num_rows)
+                self._sizer.has_read(batch.num_rows)
             case _:  # no rows, or something else, which is refused where it is taken
-                self._pace.has_read(0)
+                self._sizer.has_read(0)
         return found
 
     def bad_records(self) -> BadRecords | None:
@@ -283,7 +285,7 @@ class _OwnSources:
         for instruction in self._effects.take():
             match instruction:
                 case Send(_, message):
-                    self._engine.tell(message)
+                    self._engine.pass_on(message)
                 case SetTimer(token, delay_s):
                     self._timers[token] = self._engine.loop.call_later(delay_s, partial(self._timer_fired, token))
                 case CancelTimer(token):

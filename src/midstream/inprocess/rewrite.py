@@ -50,7 +50,7 @@ class Rewritten:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A stream whose rows are wanted, with the outputs that make it up; a union has several."""
+    """A stream whose rows are requested, with the outputs that make it up; a union has several."""
 
     origins: tuple[tuple[int, str | None], ...]
     schema: pa.Schema
@@ -109,12 +109,12 @@ def _needed(program: LogicalGraph, ends: Sequence[End] | None) -> list[Node]:
     if ends is None:
         return list(program.nodes)
     needed: set[int] = set()
-    waiting = [node for end in ends for node, _ in end.origins]
-    while waiting:
-        node = waiting.pop()
+    pending = [node for end in ends for node, _ in end.origins]
+    while pending:
+        node = pending.pop()
         if node not in needed:
             needed.add(node)
-            waiting += [origin.node for origin in program.nodes[node].inputs]
+            pending += [origin.node for origin in program.nodes[node].inputs]
     return [node for node in program.nodes if node.id in needed]
 
 

@@ -1,6 +1,6 @@
 """Virtual time, the queue of mails, and storage: `engine.core.interfaces` for one thread.
 
-Mails run in the order in which they were posted, I/O runs at once when its turn comes, and time stands still until it
+Mails run in the order in which they were posted, I/O runs synchronously when its turn comes, and time stands still until it
 is advanced: the same calls give the same run.
 """
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from midstream.engine.core.interfaces import LinkEnd
+from midstream.engine.core.interfaces import ConnectionEnd
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import Process, World
 
@@ -132,7 +132,7 @@ class SimTransport:
         self._job_id = job_id
         process.on_death.append(self.gone)
 
-    def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> SimLink:
+    def open(self, slot: int, host: str, port: int, attempt: int, end: ConnectionEnd) -> SimLink:
         assert self.slot is not None and slot != self.slot, (slot, self.slot)
         assert (slot, attempt) not in self.links, f"slot {slot} opened twice in attempt {attempt}"
         low, high = min(slot, self.slot), max(slot, self.slot)
@@ -155,7 +155,7 @@ class SimLink:
         transport: SimTransport,
         network: Network,
         process: Process,
-        end: LinkEnd,
+        end: ConnectionEnd,
         key: tuple[str, int, int, int],
         place: tuple[int, int],
     ) -> None:
@@ -166,7 +166,7 @@ class SimLink:
         self._transport = transport
         self._network = network
         self._world = network.world
-        self._end: LinkEnd | None = end
+        self._end: ConnectionEnd | None = end
         self._place = place
         self._is_up = False
         self._pump_is_due = False

@@ -3,10 +3,10 @@ connectors.
 
 No processes, no JVM, no files: the engine itself (`inprocess`) runs, with its operators, states and watermarks, in the
 thread of the test, and time stands still until the test advances it; `simulate` puts a job through failures in the
-simulator's world (`sim`). May import every room but `bench` and `ui`; nothing but `ui` imports it.
+simulator's world (`simulation`). May import every room but `cli`; nothing but `cli` imports it.
 
-Reading order: `jobs` (run, job), `inputs` and `results`, `cuts`, `functions` (harness), `sources`, `sinks` and
-`aggregates` (contract checks); then `simulate` and the files that begin with `simulated_`.
+Reading order: `jobs` (run, job), `inputs` and `results`, `cuts`, `function_harness`, `sources`, `sinks` and
+`aggregates` (contract checks); then `simulate` and `simulation`.
 """
 
 from midstream.testing.aggregates import check_aggregate as check_aggregate

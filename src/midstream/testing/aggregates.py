@@ -48,27 +48,27 @@ def check_aggregate(
     batch = as_batch(rows, columns, "check_aggregate")
     timed = batch.append_column(_time_column(columns), pa.array(range(batch.num_rows), pa.timestamp("us")))
     frame = to_polars(timed)
-    reduction = _reduction(aggregate, timed.schema, name)
-    whole = _result(reduction, _part(reduction, frame))
-    again = _result(reduction, _part(reduction, frame))
+    aggregation = _aggregation(aggregate, timed.schema, name)
+    whole = _result(aggregation, _part(aggregation, frame))
+    again = _result(aggregation, _part(aggregation, frame))
     if not is_near(whole, again, CLOSE):
         raise AssertionError(
             f"{name}: the same rows give {whole!r} the first time and {again!r} the second time: something is kept "
             "from one call to the next; init() must return a new accumulator each time"
         )
-    alone = _result(reduction, reduction.merge([_part(reduction, frame)]))
+    alone = _result(aggregation, aggregation.merge([_part(aggregation, frame)]))
     if not is_near(whole, alone, CLOSE):
         raise AssertionError(
-            f"{name}: all rows at once give {whole!r}, and {alone!r} after merge is called with nothing else: windows merge "
+            f"{name}: all rows together give {whole!r}, and {alone!r} after merge is called with nothing else: windows merge "
             "one part or several, so merge of a single part must not change it"
         )
-    for text, cuts, right_first, at_once in _ways(frame.height):
-        other = _reduction(aggregate, timed.schema, name)
+    for text, cuts, right_first, count in _ways(frame.height):
+        other = _aggregation(aggregate, timed.schema, name)
         parts = [_part(other, frame[first:end]) for first, end in cuts]
-        found = _result(other, _folded(other, parts, right_first, at_once))
+        found = _result(other, _folded(other, parts, right_first, count))
         if not is_near(whole, found, CLOSE):
             raise AssertionError(
-                f"{name}: {text} give {found!r}, but all rows at once give {whole!r}: windows reduce rows batch by "
+                f"{name}: {text} give {found!r}, but all rows together give {whole!r}: windows reduce rows batch by "
                 "batch and merge "
                 "the parts in groups, so merge must be associative, and add and merge must keep nothing elsewhere"
             )
@@ -79,29 +79,29 @@ def _time_column(columns: pa.Schema) -> pa.Field[Any]:
     return pa.field("at" if "at" not in columns.names else "event_time_of_the_check", pa.timestamp("us"))
 
 
-def _reduction(aggregate: AnyAggregate, schema: pa.Schema, name: str) -> WindowAggregation:
+def _aggregation(aggregate: AnyAggregate, schema: pa.Schema, name: str) -> WindowAggregation:
     """Return the reduction that a window in one slot would use."""
     sent = as_sent(aggregate, name)
-    reduction = WindowAggregation(name, (), schema.names[-1], {RESULT: sent}, schema)
-    reduction.check_expressions()
-    reduction.pickles_of(own_code(sent))  # it may have copies of the classes of the program's main file
-    return reduction
+    aggregation = WindowAggregation(name, (), schema.names[-1], {RESULT: sent}, schema)
+    aggregation.check_expressions()
+    aggregation.pickles_of(own_code(sent))  # it may have copies of the classes of the program's main file
+    return aggregation
 
 
-def _part(reduction: WindowAggregation, rows: pl.DataFrame) -> pl.DataFrame:
-    return reduction.reduce(reduction.prepare(rows.select(reduction.columns)))
+def _part(aggregation: WindowAggregation, rows: pl.DataFrame) -> pl.DataFrame:
+    return aggregation.reduce(aggregation.prepare(rows.select(aggregation.columns)))
 
 
-def _folded(reduction: WindowAggregation, parts: list[pl.DataFrame], right_first: bool, at_once: int) -> pl.DataFrame:
-    """Merge `at_once` neighbours at a time, from the left or from the right, keeping their order."""
+def _folded(aggregation: WindowAggregation, parts: list[pl.DataFrame], right_first: bool, count: int) -> pl.DataFrame:
+    """Merge `count` neighbours at a time, from the left or from the right, keeping their order."""
     while len(parts) > 1:
-        at = max(0, len(parts) - at_once) if right_first else 0
-        parts = [*parts[:at], reduction.merge(parts[at : at + at_once]), *parts[at + at_once :]]
+        at = max(0, len(parts) - count) if right_first else 0
+        parts = [*parts[:at], aggregation.merge(parts[at : at + count]), *parts[at + count :]]
     return parts[0]
 
 
-def _result(reduction: WindowAggregation, merged: pl.DataFrame) -> Any:
-    return reduction.finish(merged).drop(ALL).get_column(RESULT).to_list()[0]
+def _result(aggregation: WindowAggregation, merged: pl.DataFrame) -> Any:
+    return aggregation.finish(merged).drop(ALL).get_column(RESULT).to_list()[0]
 
 
 def _ways(rows: int) -> list[tuple[str, list[tuple[int, int]], bool, int]]:
@@ -119,9 +119,9 @@ def _ways(rows: int) -> list[tuple[str, list[tuple[int, int]], bool, int]]:
         cuts = list(pairwise(bounds))
         right_first = bool(way % 2)
         sizes = ", ".join(str(end - first) for first, end in cuts[:12]) + (" …" if len(cuts) > 12 else "")
-        at_once = (2, 2, 3, rows)[way % 4]
+        count = (2, 2, 3, rows)[way % 4]
         order = "the last parts merged first" if right_first else "the first parts merged first"
-        if at_once == rows:
-            order = "merged at once"
-        found.append((f"parts of {sizes} rows, {order},", cuts, right_first, at_once))
+        if count == rows:
+            order = "merged together"
+        found.append((f"parts of {sizes} rows, {order},", cuts, right_first, count))
     return found

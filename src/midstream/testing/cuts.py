@@ -34,7 +34,7 @@ def check_cuts(
 
     Returns the output. Raises AssertionError showing which rows occur with one cut and not with another: a function
     depends on the whole batch, or keeps something between calls outside of its states; or a row is late with one cut
-    and not with another, because it is further behind than the watermark strategy allows; or if the result differs from
+    and not with another, because it is later than the watermark strategy allows; or if the result differs from
     run to run. Other errors as of `run`.
 
         >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int})
@@ -88,13 +88,13 @@ def _difference(first: Result, other: Result, cut: Cut) -> str:
     if not texts:
         return ""
     why = (
-        "a row is late with one cut and not with another: a watermark follows each batch, and the row is further behind "
+        "a row is late with one cut and not with another: a watermark follows each batch, and the row is later "
         "than with_watermarks() allows"
         if is_late
         else "the engine decides where batches are cut. A function on batches must treat each row independently, and keep "
         "what it has to remember in its declared states. A timer fires between two batches: on_timer(time) should only "
         "count rows whose time is at or before `time`. Rows of two inputs arrive in any order. "
-        "(midstream simulate JOB.py looks for the reason)"
+        "(midstream simulate JOB.py finds the reason)"
     )
     return "\n".join(["the result depends on where batches are cut", *texts, why])
 
@@ -130,7 +130,7 @@ def _without(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[d
 def _only_in_one(
     one: list[dict[str, Any]], two: list[dict[str, Any]], close: Mapping[str, float]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows of each that the other does not have; floats may differ by the order of summation (`nearness`)."""
+    """Return the rows of each that the other does not have; floats may differ by the order of summation (`float_compare`)."""
     only_one, only_two = _without(one, two), _without(two, one)
     if len(only_one) <= MATCHED_MAX and len(only_two) <= MATCHED_MAX:
         for row in list(only_one):

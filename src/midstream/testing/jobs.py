@@ -77,7 +77,7 @@ def run(
 
 
 def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: Snapshot | None = None) -> RunningJob:
-    """Return a job that runs for as long as the `with` block, and does only what the test tells it to do.
+    """Return a job that runs for as long as the `with` block, and does only what the test requests.
 
     `what`: an Environment, a stream, or several streams of one.
     `parallelism`: the number of subtasks of each operator.
@@ -506,19 +506,19 @@ def _none(source: Source) -> pa.RecordBatch:
 
 
 class _Surfacing:
-    """Raises what a function of the job raised, unchanged, in the test. `place`: what the job was processing.
+    """Raises what a function of the job raised, unchanged, in the test. `location`: what the job was processing.
 
     A class, since a context manager that is a generator cannot raise StopIteration.
     """
 
-    def __init__(self, place: str = "") -> None:
-        self._place = place
+    def __init__(self, location: str = "") -> None:
+        self._location = location
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, failure: BaseException | None, traceback: object) -> None:
         if isinstance(failure, InProcessFailure):
             error = surfaced(failure)
-            if self._place and self._place not in failure.summary:
-                noted(error, f"while the job processed {self._place}")
+            if self._location and self._location not in failure.summary:
+                noted(error, f"while the job processed {self._location}")
             raise error.with_traceback(error.__traceback__) from error.__cause__

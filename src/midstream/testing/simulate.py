@@ -26,7 +26,14 @@ from midstream.engine.graph.logical_graph import LogicalGraph, Node
 from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.testing.simulation.campaign import Campaign, Report
 from midstream.testing.simulation.output_compare import Contract
-from midstream.testing.simulation.simulated_job import PARALLELISMS, ROWS_MAX, Book, Given, SimulatedJob, simulated_job
+from midstream.testing.simulation.simulated_job import (
+    PARALLELISMS,
+    ROWS_MAX,
+    Given,
+    SimulatedJob,
+    SinkPlaceholder,
+    simulated_job,
+)
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[Mapping[str, Any]] | str | os.PathLike[str]
 """The rows of one source: an Arrow table, a polars DataFrame, a Parquet, CSV or JSON lines file, or dicts as for
@@ -109,8 +116,8 @@ def campaign_of(
     logical, config, own_names = _graph_of(job)
     given = {uid: _given(rows, uid) for uid, rows in inputs.items()}
     made = simulated_job(logical, config, given, rows_max=rows_max, own_names=own_names)
-    wanted = PARALLELISMS if parallelism is None else (parallelism,) if isinstance(parallelism, int) else parallelism
-    if not wanted:
+    requested = PARALLELISMS if parallelism is None else (parallelism,) if isinstance(parallelism, int) else parallelism
+    if not requested:
         raise ConfigError("parallelism: the list is empty; give for example (1, 2)")
     if jobs < 1:
         raise ConfigError(f"jobs: {jobs} is not a positive whole number")
@@ -118,7 +125,7 @@ def campaign_of(
         config.name,
         made,
         _contracts(made, latest, ignore),
-        made.parallelisms(wanted),
+        made.parallelisms(requested),
         jobs=jobs,
         seconds=seconds,
         replay=replay,
@@ -138,12 +145,12 @@ def _graph_of_stream(stream: StreamCore) -> LogicalGraph:
     nodes = stream.program.graph.nodes
     inputs = stream.inputs()
     needed: set[int] = set()
-    waiting = [entry.node for entry in inputs]
-    while waiting:
-        number = waiting.pop()
+    pending = [entry.node for entry in inputs]
+    while pending:
+        number = pending.pop()
         if number not in needed:
             needed.add(number)
-            waiting += [entry.node for entry in nodes[number].inputs]
+            pending += [entry.node for entry in nodes[number].inputs]
     numbers = {old: new for new, old in enumerate(sorted(needed))}
     uids = assign_uids(nodes)
     graph = LogicalGraph()
@@ -151,10 +158,10 @@ def _graph_of_stream(stream: StreamCore) -> LogicalGraph:
         node = nodes[old]
         moved = tuple(replace(entry, node=numbers[entry.node]) for entry in node.inputs)
         graph.nodes.append(replace(node, id=numbers[old], uid=uids[old], inputs=moved))
-    book = Book()
+    placeholder = SinkPlaceholder()
     moved = tuple(replace(entry, node=numbers[entry.node]) for entry in inputs)
-    operator = SinkOperator(OUTPUT, book, stream.schema)
-    graph.add(Node("sink", OUTPUT, OUTPUT, inputs=moved, operator=operator, sink=book))
+    operator = SinkOperator(OUTPUT, placeholder, stream.schema)
+    graph.add(Node("sink", OUTPUT, OUTPUT, inputs=moved, operator=operator, sink=placeholder))
     return graph
 
 

@@ -19,7 +19,7 @@ from midstream.inprocess.virtual_loop import Loop, MemoryStorage
 from midstream.testing.inputs import as_batch, as_sent
 
 Target: TypeAlias = "tuple[Sink, Callable[[], Iterable[Mapping[str, Any]]]]"
-"""A sink that writes to an empty place, and a function that reads the rows visible to others there."""
+"""A sink that writes to an empty target, and a function that reads the rows visible to others there."""
 
 UID: Final = "sink"
 JOB: Final = "job-of-the-check"
@@ -34,13 +34,13 @@ def check_sink(
 
     A sink without a committer is at-least-once: only its writing is checked.
 
-    `target`: returns a sink for a new, empty place, and a function that reads what is visible there; it is called for
+    `target`: returns a sink for a new, empty target, and a function that reads what is visible there; it is called for
     each scenario.
     `schema`, `rows`: at least six different rows to write, if the sink does not accept the columns `n` and `text`.
 
-    Raises AssertionError saying what went wrong, and after which calls: rows that are visible before they are
+    Raises AssertionError stating what went wrong, and after which calls: rows that are visible before they are
     committed, or twice because `commit` was repeated by another process; rows of an abandoned attempt; a zombie, a
-    writer of an attempt that has not learned that it is over, which damages what the next one has written; rows of two
+    writer of an attempt that is over but continues to write, which damages what the next one has written; rows of two
     subtasks that overwrite each other.
 
         >>> from tempfile import mkdtemp
@@ -53,7 +53,7 @@ def check_sink(
         >>> testing.check_sink(target)
     """
     if not callable(target):
-        raise AssertionError(f"check_sink: {target!r} is not a function that returns a sink for an empty place")
+        raise AssertionError(f"check_sink: {target!r} is not a function that returns a sink for an empty target")
     columns = as_schema(schema, "check_sink")
     given = [{"n": n, "text": f"row {n}"} for n in range(SAMPLE_ROWS)] if rows is None else list(rows)
     if len(given) < 6 or len({repr(row) for row in given}) < len(given):
@@ -63,17 +63,17 @@ def check_sink(
         made = target()
         if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Sink) and callable(made[1])):
             raise AssertionError(
-                f"check_sink: target() returned {made!r}; it must return a sink for an empty place and a function "
+                f"check_sink: target() returned {made!r}; it must return a sink for an empty target and a function "
                 "that reads it"
             )
-        place = _Place(*made, batch)
-        if scenario in (_plain, _subtasks) or place.committer() is not None:
-            place.validate()
-            scenario(place)
+        tested = _TestedSink(*made, batch)
+        if scenario in (_plain, _subtasks) or tested.committer() is not None:
+            tested.validate()
+            scenario(tested)
 
 
 @dataclass(slots=True)
-class _Place:
+class _TestedSink:
     """A sink and its target, for one scenario."""
 
     sink: Sink
@@ -114,7 +114,7 @@ class _Place:
         """Check that exactly these rows are visible, in any order."""
         schema = self.batch.schema
         table = pa.Table.from_batches(list(expected), schema=schema)
-        wanted = Counter(map(repr, table_rows(table)))
+        expected_rows = Counter(map(repr, table_rows(table)))
         visible = list(self.read())
         try:
             found_batch = as_batch(visible, schema, "what the target shows")
@@ -123,7 +123,7 @@ class _Place:
                 f"{self.name}: {when}, the target shows rows that are not of the schema: {error}"
             ) from error
         found = Counter(map(repr, table_rows(pa.Table.from_batches([conform(found_batch, schema, "target")]))))
-        missing, extra = wanted - found, found - wanted
+        missing, extra = expected_rows - found, found - expected_rows
         if missing or extra:
             parts = [
                 f"{kind}: {counted.total()}, such as {next(iter(counted))}"
@@ -179,129 +179,129 @@ class _Writer:
             raise AssertionError(f"{self._name}: the writer failed") from self._failures[0]
 
 
-def _commit(place: _Place, checkpoint_id: int, committables: Sequence[bytes], when: str) -> None:
+def _commit(tested: _TestedSink, checkpoint_id: int, committables: Sequence[bytes], when: str) -> None:
     """Commit like a new driver that does not know what was done before."""
-    committer = place.committer()
+    committer = tested.committer()
     assert committer is not None
-    place.sink.check_committables(checkpoint_id, committables)
+    tested.sink.check_committables(checkpoint_id, committables)
     try:
         committer.commit(checkpoint_id, committables)
     except Exception as error:
-        raise AssertionError(f"{place.name}: {when}, commit raised {type(error).__name__}: {error}") from error
+        raise AssertionError(f"{tested.name}: {when}, commit raised {type(error).__name__}: {error}") from error
 
 
-def _plain(place: _Place) -> None:
+def _plain(tested: _TestedSink) -> None:
     """Write, prepare and commit."""
-    writer = place.writer().write(place.batch)
+    writer = tested.writer().write(tested.batch)
     committables = writer.prepare(1)
-    if place.committer() is None:
+    if tested.committer() is None:
         if committables:
             raise AssertionError(
-                f"{place.name}: prepare returns committables, but committer() is None, so they would never be committed"
+                f"{tested.name}: prepare returns committables, but committer() is None, so they would never be committed"
             )
         writer.close()
-        place.expect([place.batch], "after all rows were written and the writer closed")
+        tested.expect([tested.batch], "after all rows were written and the writer closed")
         return
-    place.expect([], "after prepare, before anything was committed")
+    tested.expect([], "after prepare, before anything was committed")
     if not committables:
-        raise AssertionError(f"{place.name}: rows were written, but prepare returned nothing to commit")
-    _commit(place, 1, committables, "the first time")
+        raise AssertionError(f"{tested.name}: rows were written, but prepare returned nothing to commit")
+    _commit(tested, 1, committables, "the first time")
     writer.close()
-    place.expect([place.batch], "after commit")
+    tested.expect([tested.batch], "after commit")
 
 
-def _again(place: _Place) -> None:
+def _again(tested: _TestedSink) -> None:
     """Repeat a commit, as after a restore, and by another process."""
-    writer = place.writer()
-    first = writer.write(place.part(0, 2)).prepare(1)
-    other = place.writer(subtask=1).write(place.part(1, 2))
+    writer = tested.writer()
+    first = writer.write(tested.part(0, 2)).prepare(1)
+    other = tested.writer(subtask=1).write(tested.part(1, 2))
     second = other.prepare(1)
     for time in ("the first time", "a second time", "a third time"):
-        _commit(place, 1, (*first, *second), time)
-        place.expect([place.batch], f"after commit {time}, by another process each time")
-    place.validate(restoring=True)
-    _commit(place, 1, (*first, *second), "after validate(restoring=True)")
-    place.expect([place.batch], "after the job was restored and has committed once more")
+        _commit(tested, 1, (*first, *second), time)
+        tested.expect([tested.batch], f"after commit {time}, by another process each time")
+    tested.validate(restoring=True)
+    _commit(tested, 1, (*first, *second), "after validate(restoring=True)")
+    tested.expect([tested.batch], "after the job was restored and has committed once more")
 
 
-def _checkpoints(place: _Place) -> None:
+def _checkpoints(tested: _TestedSink) -> None:
     """Make several checkpoints, in order; between two of them there may be no rows."""
-    writer = place.writer()
+    writer = tested.writer()
     seen: list[pa.RecordBatch] = []
     for checkpoint_id in range(1, 4):
-        part = place.part(checkpoint_id - 1, 3)
+        part = tested.part(checkpoint_id - 1, 3)
         committables = writer.write(part).prepare(checkpoint_id)
-        place.expect(seen, f"before checkpoint {checkpoint_id} was committed")
-        _commit(place, checkpoint_id, committables, f"of checkpoint {checkpoint_id}")
+        tested.expect(seen, f"before checkpoint {checkpoint_id} was committed")
+        _commit(tested, checkpoint_id, committables, f"of checkpoint {checkpoint_id}")
         seen.append(part)
-        place.expect(seen, f"after checkpoint {checkpoint_id} was committed")
+        tested.expect(seen, f"after checkpoint {checkpoint_id} was committed")
         nothing = writer.prepare(checkpoint_id + 10)
         if nothing:
-            _commit(place, checkpoint_id + 10, nothing, "of a checkpoint without rows")
-            place.expect(seen, "after a commit without rows")
+            _commit(tested, checkpoint_id + 10, nothing, "of a checkpoint without rows")
+            tested.expect(seen, "after a commit without rows")
     writer.close()
-    place.expect(seen, "after the writer was closed")
+    tested.expect(seen, "after the writer was closed")
 
 
-def _crash(place: _Place) -> None:
+def _crash(tested: _TestedSink) -> None:
     """Check that rows which were written but not prepared, or prepared and never committed, are never visible."""
-    lost = place.writer()
-    lost.write(place.batch)
+    lost = tested.writer()
+    lost.write(tested.batch)
     lost.close()
-    place.expect([], "after a writer was closed that had prepared nothing")
-    abandoned = place.writer(attempt=1).write(place.batch).prepare(1)
-    again = place.writer(attempt=2).write(place.batch)
+    tested.expect([], "after a writer was closed that had prepared nothing")
+    abandoned = tested.writer(attempt=1).write(tested.batch).prepare(1)
+    again = tested.writer(attempt=2).write(tested.batch)
     committables = again.prepare(1)
-    _commit(place, 1, committables, "of the attempt after one that had failed")
-    place.expect([place.batch], "after an attempt was abandoned after prepare, and the next one has committed")
-    committer = place.committer()
+    _commit(tested, 1, committables, "of the attempt after one that had failed")
+    tested.expect([tested.batch], "after an attempt was abandoned after prepare, and the next one has committed")
+    committer = tested.committer()
     assert committer is not None
     for time in ("the first time", "a second time"):
         try:
             committer.abort(abandoned)
         except Exception as error:
             raise AssertionError(
-                f"{place.name}: {time}, abort raised {type(error).__name__}: {error}; aborting what no longer exists "
+                f"{tested.name}: {time}, abort raised {type(error).__name__}: {error}; aborting what no longer exists "
                 "must not raise"
             ) from error
-    place.expect([place.batch], "after abandoned committables were aborted, twice")
+    tested.expect([tested.batch], "after abandoned committables were aborted, twice")
     again.close()
 
 
-def _zombie(place: _Place) -> None:
+def _zombie(tested: _TestedSink) -> None:
     """Let a writer of an ended attempt continue for a while, as it may on another machine."""
-    zombie = place.writer(attempt=0)
-    zombie.write(place.part(0, 2))
-    new = place.writer(attempt=1).write(place.part(0, 2))
-    zombie.write(place.part(1, 2))
+    zombie = tested.writer(attempt=0)
+    zombie.write(tested.part(0, 2))
+    new = tested.writer(attempt=1).write(tested.part(0, 2))
+    zombie.write(tested.part(1, 2))
     committables = new.prepare(1)
     zombies = zombie.prepare(1)
     zombie.close()
-    _commit(place, 1, committables, "after a writer of the attempt before has prepared and closed")
-    place.expect(
-        [place.part(0, 2)], "after commit, when a writer of the attempt before has prepared and closed in between"
+    _commit(tested, 1, committables, "after a writer of the attempt before has prepared and closed")
+    tested.expect(
+        [tested.part(0, 2)], "after commit, when a writer of the attempt before has prepared and closed in between"
     )
-    rest = new.write(place.part(1, 2)).prepare(2)
-    _commit(place, 2, rest, "of the next checkpoint")
-    place.expect([place.batch], "after the commit of the next checkpoint")
+    rest = new.write(tested.part(1, 2)).prepare(2)
+    _commit(tested, 2, rest, "of the next checkpoint")
+    tested.expect([tested.batch], "after the commit of the next checkpoint")
     if set(zombies) & {*committables, *rest}:
         raise AssertionError(
-            f"{place.name}: writers of two attempts returned the same committable: they write to the same place"
+            f"{tested.name}: writers of two attempts returned the same committable: they write to the same target"
         )
     new.close()
 
 
-def _subtasks(place: _Place) -> None:
-    """Let two subtasks and two attempts write at once."""
-    writers = [place.writer(subtask=subtask) for subtask in range(3)]
+def _subtasks(tested: _TestedSink) -> None:
+    """Let two subtasks and two attempts write concurrently."""
+    writers = [tested.writer(subtask=subtask) for subtask in range(3)]
     for subtask, writer in enumerate(writers):
-        writer.write(place.part(subtask, 3))
+        writer.write(tested.part(subtask, 3))
     committables = [each for writer in writers for each in writer.prepare(1)]
-    if place.committer() is not None:
-        _commit(place, 1, committables, "of three subtasks")
+    if tested.committer() is not None:
+        _commit(tested, 1, committables, "of three subtasks")
     for writer in writers:
         writer.close()
-    place.expect([place.batch], "after three subtasks have written a third each")
+    tested.expect([tested.batch], "after three subtasks have written a third each")
 
 
 _SCENARIOS: Final = (_plain, _again, _checkpoints, _crash, _zombie, _subtasks)

@@ -37,9 +37,9 @@ def check_source(source: Source, *, rows_max: int = 10_000, discoveries: int = 3
     `source`: it must have some rows to read, and must not get others meanwhile. Readers that return batches without
     rows for a second have no more at present; those of a bounded source must reach their end.
     `rows_max`: the approximate limit on rows read per split.
-    `discoveries`: how often an unbounded source is asked for more splits.
+    `discoveries`: how often `discover` of an unbounded source is called.
 
-    Returns its rows, for you to compare. Raises AssertionError saying which rule is broken, and by which call: it
+    Returns its rows, for you to compare. Raises AssertionError naming which rule is broken, and by which call: it
     pickles; `discover`, called again with a position, finds the same rows; batches have the schema; `open_split` at any
     offset that was returned resumes exactly after the preceding rows, in batches of any size; all of this holds for a
     copy without knowledge of earlier calls.
@@ -90,17 +90,17 @@ def _discover(
     """Return all splits beyond `position`, as far as they are searched."""
     context = DiscoveryContext(UID, parallelism, MemoryStorage())
     splits: list[Split] = []
-    asked = 0
-    while source.bounded or asked < discoveries:
-        asked += 1
+    calls = 0
+    while source.bounded or calls < discoveries:
+        calls += 1
         found = _one_discovery(source, name, position, context)
         splits += found.splits
         position = found.position
         if found.exhausted:
             break
         _require(
-            not source.bounded or asked < 10_000,
-            f"{name}.discover has not said exhausted=True after {asked} calls, but the source is bounded",
+            not source.bounded or calls < 10_000,
+            f"{name}.discover has not returned exhausted=True after {calls} calls, but the source is bounded",
         )
     _require(bool(source.bounded) or not splits or position is not None, f"{name}.discover returned no position")
     ids = [split.id for split in splits]
@@ -200,7 +200,7 @@ def _is_all_there_is(source: Source, where: str, quiet_s: float, rows: int, expe
     _require(
         source.blocking or quiet_s < QUIET_S,
         f"{where}: read returned nothing but empty batches for {QUIET_S:g} s after {counted(rows, 'row')}, which "
-        "means that there are none at present; a source with blocking = False is called again at once, and so takes "
+        "means that there are none at present; a source with blocking = False is called again immediately, and so takes "
         "all of the processor's time: return "
         "None at the end of the split, or set blocking = True",
     )
@@ -260,23 +260,23 @@ def _check_discovery(
     for parallelism in PARALLELISMS:
         other = _copy(source, name)
         again = _discover(other, name, parallelism, discoveries)
-        what = f"{name}.discover, asked again from the beginning (parallelism {parallelism})"
+        what = f"{name}.discover, called again from the beginning (parallelism {parallelism})"
         _compare(other, name, again, expected, counts, rows_max, what)
     context = DiscoveryContext(UID, PARALLELISMS[0], MemoryStorage())
     position: bytes | None = None
     one = _copy(source, name)
     before: list[Split] = []
-    for asked in range(discoveries):
+    for call in range(discoveries):
         step = _one_discovery(one, name, position, context)
         before += step.splits
         position = step.position
         if step.exhausted:
             break
         other = _copy(source, name)
-        left = discoveries - asked - 1
-        behind = _discover(other, name, PARALLELISMS[0], left, position) if source.bounded or left else []
-        what = f"{name}.discover, asked by a new driver from the position {position!r} after {counted(len(before), 'split')}"
-        _compare(other, name, [*before, *behind], expected, counts, rows_max, what)
+        left = discoveries - call - 1
+        after = _discover(other, name, PARALLELISMS[0], left, position) if source.bounded or left else []
+        what = f"{name}.discover, called by a new driver from the position {position!r} after {counted(len(before), 'split')}"
+        _compare(other, name, [*before, *after], expected, counts, rows_max, what)
 
 
 def _compare(

@@ -103,10 +103,10 @@ class World:
             for consumer, batches in sorted(self.emit(producer, self.data.draw(st.integers(0, 6)), consumers).items()):
                 cut = self.data.draw(st.integers(0, len(batches)))
                 for is_output, part in ((False, batches[:cut]), (True, batches[cut:])):
-                    forms = tuple(self.data.draw(st.integers(0, 1)) if self.combiner else 0 for _ in part)
-                    sent = zip(map(batch, part), forms, strict=True)
-                    batches_sent = tuple(self.combiner.combine(rows) if form else rows for rows, form in sent)  # type: ignore[union-attr]
-                    captured.append(Captured(0, producer, consumer, is_output, batches_sent, forms=forms))
+                    layouts = tuple(self.data.draw(st.integers(0, 1)) if self.combiner else 0 for _ in part)
+                    sent = zip(map(batch, part), layouts, strict=True)
+                    batches_sent = tuple(self.combiner.combine(rows) if layout else rows for rows, layout in sent)  # type: ignore[union-attr]
+                    captured.append(Captured(0, producer, consumer, is_output, batches_sent, layouts=layouts))
         return captured
 
     def recover(self, metadata: CheckpointMetadata, consumers: int, *, all_of_it: bool) -> tuple[ChannelState, ...]:
@@ -134,7 +134,7 @@ class World:
                 if rows[cut:]:
                     assert gate.current_batch is not None
                     rest = gate.current_batch.rest(cut)
-                    inputs.append(Captured(0, subtask, subtask, False, (rest.batch,), forms=(rest.form,)))
+                    inputs.append(Captured(0, subtask, subtask, False, (rest.batch,), layouts=(rest.layout,)))
                     break  # a slice of it is still to be worked when the checkpoint comes
                 gate.processed()
             inputs.append(Captured(0, 0, subtask, False, stored=gate.gate.remaining()))
@@ -306,7 +306,9 @@ def test_combined_rows_are_refused_by_a_program_that_would_combine_them_otherwis
     rows = batch([(1, 1)])
     for combined in (False, True):
         sent = SameRows().combine(rows) if combined else rows
-        states = store(MemoryStorage(), [Captured(0, 0, 0, False, (rows, sent), forms=(0, int(combined)))], "f", 10**6)
+        states = store(
+            MemoryStorage(), [Captured(0, 0, 0, False, (rows, sent), layouts=(0, int(combined)))], "f", 10**6
+        )
         metadata = checkpoint(windowed("10 s", SameRows()), states)
         assert assign_channels(metadata, windowed("10 s", SameRows()))
         for now, why in (
@@ -324,7 +326,7 @@ def test_combined_rows_are_refused_by_a_program_that_would_combine_them_otherwis
 
 def test_combined_rows_that_were_consumed_do_not_hinder_another_program() -> None:
     rows = batch([(1, 1)])
-    captured = [Captured(0, 0, 0, False, (SameRows().combine(rows), rows), forms=(1, 0))]
+    captured = [Captured(0, 0, 0, False, (SameRows().combine(rows), rows), layouts=(1, 0))]
     (state,) = store(MemoryStorage(), captured, "f", 1)
     left = msgspec.structs.replace(state, skip=1)
     assert assign_channels(checkpoint(windowed("10 s", SameRows()), (left,)), windowed("20 s", None))

@@ -237,7 +237,7 @@ def test_a_length_that_lies_is_refused_before_memory_is_taken() -> None:
     rest = storage.files[FILE][8:]
     for number, wrong in (
         (2**55, r"a batch of \d+ bytes is announced where \d+ are left"),
-        (2**57 + len(rest), "a batch of form 2 is announced where there are 1"),
+        (2**57 + len(rest), "a batch of layout 2 is announced where there are 1"),
     ):
         storage.files[FILE] = content = number.to_bytes(8, "little") + rest
         lying = msgspec.structs.replace(state.segments[0], checksum=xxhash.xxh3_64_intdigest(content))
@@ -248,11 +248,11 @@ def test_a_length_that_lies_is_refused_before_memory_is_taken() -> None:
 def test_combined_batches_come_back_as_such_and_are_counted() -> None:
     storage, rows, combiner = MemoryStorage(), batch([(1, 1), (2, 2)]), SameRows()
     sent = (rows, combiner.combine(rows), combiner.combine(rows), rows)
-    (state,) = store(storage, [Captured(0, 0, 0, False, sent, forms=(0, 1, 1, 0))], FILE, 10**6)
+    (state,) = store(storage, [Captured(0, 0, 0, False, sent, layouts=(0, 1, 1, 0))], FILE, 10**6)
     (segment,) = state.segments
     assert (segment.batches, segment.rows, segment.combined) == (4, 8, 2)
     assert read_segment(storage, segment, [SCHEMA, combiner.schema], "here") == list(sent)
-    with pytest.raises(StorageError, match="a batch of form 1 is announced where there are 1"):
+    with pytest.raises(StorageError, match="a batch of layout 1 is announced where there are 1"):
         read_segment(storage, segment, [SCHEMA], "here")
 
 

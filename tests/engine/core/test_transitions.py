@@ -35,7 +35,7 @@ ROWS: list[Transition[Door, object]] = [
 TABLE: TransitionTable[Door, object] = TransitionTable("door", ROWS)
 
 
-def test_a_table_says_what_follows() -> None:
+def test_a_table_defines_what_follows() -> None:
     assert TABLE.next(Door.OPEN, Push) is Door.SHUT
     assert TABLE.check(Door.SHUT, Push, Door.SHUT) is Door.SHUT
     assert TABLE.allows(Door.SHUT, Turn.KEY)

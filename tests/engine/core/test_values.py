@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from effort import examples
 from midstream.engine.core.arrow_types import is_list
 from midstream.engine.core.errors import SchemaError
-from midstream.engine.core.python_values import ValueMisfit, form_of, to_array, to_python
+from midstream.engine.core.python_values import ValueMisfit, converter_of, to_array, to_python
 
 PARIS, TOKYO = ZoneInfo("Europe/Paris"), ZoneInfo("Asia/Tokyo")
 Point = namedtuple("Point", "x y")
@@ -153,7 +153,7 @@ VALUES = st.recursive(st.sampled_from(ODD), containers, max_leaves=4)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal, and what Python can tell apart by looking is alike too."""
+    """Equal, and what Python can distinguish otherwise is alike too."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
@@ -175,7 +175,7 @@ def equals(kept: Any, given: Any) -> bool:
     if isinstance(given, float) and math.isnan(given):
         return math.isnan(kept)
     if isinstance(given, datetime):
-        # by the clock of one zone, as Python says that no time in the hour that is there twice equals one elsewhere
+        # by the clock of one zone, since to Python no time in the hour that is there twice equals one elsewhere
         return (
             isinstance(kept, datetime) and (kept.tzinfo is None) == (given.tzinfo is None) and _apart(kept, given) == 0
         )
@@ -203,10 +203,10 @@ def copied(value: Any) -> Any:
 
 
 def kept_or_refused(value: Any, kind: pa.DataType) -> None:
-    form = form_of(kind)
+    converter = converter_of(kind)
     given, is_loose = copied(value), _loose(value)
     try:
-        kept = form.keep(value)
+        kept = converter.keep(value)
     except ValueMisfit:
         if not is_loose:
             with pytest.raises(ValueMisfit):
@@ -221,8 +221,8 @@ def kept_or_refused(value: Any, kind: pa.DataType) -> None:
         assert none is None
         assert same(first, kept), (first, kept)
         assert same(second, kept), (second, kept)
-        assert same(form.keep(copied(first)), kept)
-    if form.plain is not None and type(value) is form.plain:
+        assert same(converter.keep(copied(first)), kept)
+    if converter.plain is not None and type(value) is converter.plain:
         assert kept is value
 
 
@@ -260,12 +260,12 @@ def test_every_odd_value_in_every_type_without_parts() -> None:
 @given(data=st.data(), kind=KINDS)
 def test_a_column_is_what_its_values_are_one_by_one(data: st.DataObject, kind: pa.DataType) -> None:
     values = data.draw(st.lists(fitting(kind) | st.sampled_from(ODD), max_size=6))
-    form = form_of(kind)
+    converter = converter_of(kind)
     one_by_one: list[Any] = []
     refused: int | None = None
     for index, value in enumerate(values):
         try:
-            one_by_one.append(form.keep(copied(value)))
+            one_by_one.append(converter.keep(copied(value)))
         except ValueMisfit:
             refused = index
             break
@@ -307,17 +307,17 @@ def test_a_column_is_what_its_values_are_one_by_one(data: st.DataObject, kind: p
         (defaultdict(int, a=1), pa.map_(pa.string(), pa.int64()), "a defaultdict is not a dict; write dict(x)"),
     ],
 )  # fmt: skip
-def test_a_refusal_says_the_value_the_type_and_the_way_out(value: Any, kind: pa.DataType, message: str) -> None:
+def test_a_refusal_names_the_value_the_type_and_the_way_out(value: Any, kind: pa.DataType, message: str) -> None:
     with pytest.raises(ValueMisfit) as caught:
-        form_of(kind).keep(value)
+        converter_of(kind).keep(value)
     assert message in str(caught.value)
 
 
-def test_a_number_that_fits_is_converted_at_once() -> None:
-    assert same(form_of(pa.float64()).keep(1), 1.0)
-    assert same(form_of(pa.int64()).keep(np.int32(5)), 5)
-    assert same(form_of(pa.string()).keep(Colour.RED), "red")
-    assert same(form_of(pa.decimal128(5, 2)).keep(Decimal("1.5")), Decimal("1.50"))
+def test_a_number_that_fits_is_converted_immediately() -> None:
+    assert same(converter_of(pa.float64()).keep(1), 1.0)
+    assert same(converter_of(pa.int64()).keep(np.int32(5)), 5)
+    assert same(converter_of(pa.string()).keep(Colour.RED), "red")
+    assert same(converter_of(pa.decimal128(5, 2)).keep(Decimal("1.5")), Decimal("1.50"))
     assert same(
         to_python(to_array([Counter("aab"), OrderedDict(b=1)], pa.map_(pa.string(), pa.int64())))[0], {"a": 2, "b": 1}
     )
@@ -325,9 +325,9 @@ def test_a_number_that_fits_is_converted_at_once() -> None:
 
 def test_a_list_keeps_its_identity_and_its_numbers_become_floats() -> None:
     values = [1, 2.5, {"n": 1}]
-    form = form_of(pa.list_(pa.float64()))
+    converter = converter_of(pa.list_(pa.float64()))
     numbers = values[:2]
-    assert form.keep(numbers) is numbers
+    assert converter.keep(numbers) is numbers
     assert same(numbers, [1.0, 2.5])
 
 
@@ -350,16 +350,16 @@ def test_types_without_python_values_are_refused() -> None:
         pa.run_end_encoded(pa.int32(), pa.int8()),
     ):
         with pytest.raises(SchemaError, match="no Python values of the Arrow type"):
-            form_of(kind)
+            converter_of(kind)
     with pytest.raises(SchemaError, match="repeated hour at the end of daylight saving time"):
-        form_of(pa.map_(pa.timestamp("us", "Europe/Paris"), pa.int8()))
+        converter_of(pa.map_(pa.timestamp("us", "Europe/Paris"), pa.int8()))
     with pytest.raises(SchemaError, match="declare a list without a size"):
-        form_of(pa.list_(pa.int8(), 0))
+        converter_of(pa.list_(pa.int8(), 0))
     with pytest.raises(SchemaError, match="unknown time zone"):
-        form_of(pa.timestamp("us", "Nowhere/X"))
+        converter_of(pa.timestamp("us", "Nowhere/X"))
     with pytest.raises(SchemaError, match="no Python values of the Arrow type dictionary"):
-        form_of(pa.dictionary(pa.int8(), pa.string()))
+        converter_of(pa.dictionary(pa.int8(), pa.string()))
     with pytest.raises(SchemaError, match="two fields of one name"):
-        form_of(pa.struct([("a", pa.int8()), ("a", pa.int8())]))
+        converter_of(pa.struct([("a", pa.int8()), ("a", pa.int8())]))
     with pytest.raises(SchemaError, match="the keys of a dict cannot be"):
-        form_of(pa.map_(pa.list_(pa.int8()), pa.int8()))
+        converter_of(pa.map_(pa.list_(pa.int8()), pa.int8()))

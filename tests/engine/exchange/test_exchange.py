@@ -73,7 +73,7 @@ class TwoSlots:
         quota = self.receiving_pool.quota("in", window)
         self.channel = RemoteChannel(
             ChannelId(0, 0, 0),
-            edge.forms,
+            edge.layouts,
             quota,
             window,
             lambda: self.gate.on_data(0),
@@ -209,10 +209,10 @@ def test_rows_and_combined_batches_arrive_as_what_they_are_and_only_equals_are_j
         if is_local and taken is None:
             break
         if isinstance(taken, LeasedBatch):
-            assert taken.form == world.partition.edge.form_of(taken.batch) == taken.rest(0).form
+            assert taken.layout == world.partition.edge.layout_of(taken.batch) == taken.rest(0).layout
             got.append(taken.batch)
     while not is_local and (polled := world.gate.poll(1000)) is not None:
-        assert isinstance(polled, LeasedBatch) and polled.form == world.partition.edge.form_of(polled.batch)
+        assert isinstance(polled, LeasedBatch) and polled.layout == world.partition.edge.layout_of(polled.batch)
         got.append(polled.batch)
         world.gate.processed()
     one = Longest().combine
@@ -227,9 +227,9 @@ def test_rows_and_combined_batches_arrive_as_what_they_are_and_only_equals_are_j
 
 def test_a_form_that_the_edge_does_not_have_is_refused() -> None:
     world = TwoSlots(buffer_bytes=4096, window=2)
-    for form in (1, 255):
-        with pytest.raises(InvariantError, match=f"a batch of form {form} is announced, and there are 1"):
-            world.channel._assemble(memoryview(prefix(100, form)))
+    for layout in (1, 255):
+        with pytest.raises(InvariantError, match=f"a batch of layout {layout} is announced, and there are 1"):
+            world.channel._assemble(memoryview(prefix(100, layout)))
 
 
 def test_an_element_of_many_times_the_window_gets_through_and_the_overdraft_ends() -> None:

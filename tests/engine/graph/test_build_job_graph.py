@@ -259,8 +259,8 @@ def of_windows(keys: tuple[str, ...] = ("k",), **aggregates: AnyAggregate) -> Lo
 def test_rows_are_combined_on_their_way_to_a_window_and_on_no_other(keys):
     job = build_job_graph(of_windows(keys), CONFIG)
     first, *others = job.edges
-    assert first.combiner is not None and len(first.forms) == 2 and {*keys} < {*first.combiner.schema.names}
-    assert all(edge.combiner is None and edge.forms == (edge.schema,) for edge in others)
+    assert first.combiner is not None and len(first.layouts) == 2 and {*keys} < {*first.combiner.schema.names}
+    assert all(edge.combiner is None and edge.layouts == (edge.schema,) for edge in others)
 
 
 def test_rows_are_not_combined_if_late_rows_are_read_or_python_keeps_the_parts():

@@ -28,7 +28,7 @@ class FakeTimer:
 
 
 class FakeClock:
-    """Stands still unless told otherwise; `step_s` passes with each look. `ms` is the wall clock."""
+    """Stands still by default; `step_s` passes with each reading. `ms` is the wall clock."""
 
     def __init__(self) -> None:
         self.ms = 1_000_000

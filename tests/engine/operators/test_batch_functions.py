@@ -321,7 +321,7 @@ def test_errors_name_the_operator_and_what_was_called(what: Any, error: type, me
         world.process(batch(("a", 0, 1)))
 
 
-def test_an_error_keeps_the_users_traceback_and_says_that_it_was_on_watermark() -> None:
+def test_an_error_keeps_the_users_traceback_and_names_on_watermark() -> None:
     def what(function: Any, rows: Any) -> None:
         return no_column(pl.DataFrame())  # type: ignore[return-value]
 

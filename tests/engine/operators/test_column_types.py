@@ -58,7 +58,7 @@ HELD = {
 
 
 def rows_with(column: pa.Array[Any]) -> pa.RecordBatch:
-    """The column `x` beside a key and a time, as a source gives them."""
+    """The column `x` with a key and a time, as a source gives them."""
     rows = pa.record_batch({"x": column, "k": pa.array([1, 2]), "t": pa.array([1, 2], pa.timestamp("ms"))})
     return conform(rows, canonical_schema(rows.schema), "the source")
 

@@ -111,21 +111,21 @@ class Doubled(Sum):
 def test_a_subclass_with_expressions_of_its_own_is_not_folded() -> None:
     rows = pl.DataFrame(_batch(random.Random(1), 0))
     for aggregate, factor in ((Sum("f"), 1), (Doubled("f"), 2)):
-        reduction = WindowAggregation("w", ["k"], "t", {"total": aggregate}, SCHEMA)
-        total = reduction.reduce(rows.select(reduction.columns)).get_column("total:sum").sum()
+        aggregation = WindowAggregation("w", ["k"], "t", {"total": aggregate}, SCHEMA)
+        total = aggregation.reduce(rows.select(aggregation.columns)).get_column("total:sum").sum()
         assert total == factor * rows.get_column("f").sum()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_sum_of_floats_does_not_depend_on_the_keys_beside_it(seed: int) -> None:
+def test_a_sum_of_floats_does_not_depend_on_the_other_keys(seed: int) -> None:
     drawn = random.Random(f"sums {seed}")
-    reduction = WindowAggregation("w", ["k"], "t", {"sum": Sum("f"), "mean": Mean("f"), "n": Count()}, SCHEMA)
+    aggregation = WindowAggregation("w", ["k"], "t", {"sum": Sum("f"), "mean": Mean("f"), "n": Count()}, SCHEMA)
     batches = [_batch(drawn, 0) for _ in range(6)]
-    parts = [reduction.reduce(pl.DataFrame(batch).select(reduction.columns)) for batch in batches]
+    parts = [aggregation.reduce(pl.DataFrame(batch).select(aggregation.columns)) for batch in batches]
     far = parts[0].head(1).with_columns(pl.lit(2**31 - 1, pl.Int32).alias("k"))
     own = [part.with_columns(pl.col("sum:sum") * drawn.random()) for part in parts]
-    together = reduction.merge([*own, far]).filter(pl.col("k") != 2**31 - 1)
-    assert reduction.merge(own).sort("k").equals(together.sort("k"))
+    together = aggregation.merge([*own, far]).filter(pl.col("k") != 2**31 - 1)
+    assert aggregation.merge(own).sort("k").equals(together.sort("k"))
 
 
 VALUES: dict[pa.DataType, list[Any]] = {

@@ -86,7 +86,7 @@ class Subtasks:
 
 
 def rows_of(name: str, count: int) -> tuple[pa.RecordBatch, list[str]]:
-    """`count` rows of different keys: by `k`, and by `i` too where the type has not so many values."""
+    """`count` rows of different keys: by `k`, and by `i` too where the type has fewer values."""
     sample = key_samples(count)[name]
     kind = canonical_type(sample.type)
     column = conform(pa.record_batch({"k": sample}), pa.schema([("k", kind)]), "the source").column(0)
@@ -236,7 +236,7 @@ def test_rows_of_key_groups_of_others_in_a_window_are_never_passed_over() -> Non
 
 
 class Counts(KeyedProcessFunction):
-    """Counts in every kind of state, and says what it has by a timer."""
+    """Counts in every kind of state, and emits the counts by a timer."""
 
     value = ValueState[int](pa.int64(), default=0)
     listed = ListState[int](pa.int64())
@@ -351,7 +351,7 @@ def test_a_key_that_python_cannot_hold_is_refused_naming_its_column(kind: pa.Dat
     schema = function_schema(rows)
     world = World(process_operator("p", Counts(), keys=["k"], event_time="t", input_schema=rows.schema, schema=schema))
     with pytest.raises(
-        JobError, match=r"operator 'p': a value of the key column 'k', which is .* has no form in Python"
+        JobError, match=r"operator 'p': a value of the key column 'k', which is .* cannot be represented in Python"
     ):
         world.process(rows)
 

@@ -32,10 +32,10 @@ def test_each_pane_gets_its_rows_in_their_order(seed: int, is_sorted: bool) -> N
         pa.array([drawn.random() for _ in range(rows)]),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-    reduction = WindowAggregation("window", ["k"], "at", {"n": Count(), "sum": Sum("x"), "last": Last("x")}, SCHEMA)
+    aggregation = WindowAggregation("window", ["k"], "at", {"n": Count(), "sum": Sum("x"), "last": Last("x")}, SCHEMA)
     frame = pl.DataFrame(batch)
-    found = dict(_by_pane(reduction, frame, times, 10**6, 0))
+    found = dict(_by_pane(aggregation, frame, times, 10**6, 0))
     assert sorted(found) == sorted({int(time) // 10**6 * 10**6 for time in times})
     for pane, part in found.items():
         own = frame.filter(pl.Series(times // 10**6 * 10**6 == pane))
-        assert part.sort("k").equals(reduction.reduce(own).sort("k")), (pane, part, own)
+        assert part.sort("k").equals(aggregation.reduce(own).sort("k")), (pane, part, own)

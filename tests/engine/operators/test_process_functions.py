@@ -241,7 +241,7 @@ class Rings(KeyedProcessFunction):
         return {"k": ctx.key, "what": str(ctx.watermark.year), "n": at}
 
 
-def test_processing_time_timers_fire_at_the_end_of_the_input_in_order_of_time_behind_those_of_event_time() -> None:
+def test_processing_time_timers_fire_at_the_end_of_the_input_in_order_of_time_after_those_of_event_time() -> None:
     far = 10**17
     world = World(operator_of(Rings(limit=0)))
     world.process(batch(("a", 0, far), ("b", 0, far - 1)))
@@ -256,7 +256,7 @@ def test_processing_time_timers_fire_at_the_end_of_the_input_in_order_of_time_be
     assert not world.snapshot().keys() & {"timers:processing", "timers:event"}
 
 
-def test_a_timer_that_sets_itself_anew_does_not_keep_the_input_from_ending() -> None:
+def test_a_timer_that_sets_itself_again_does_not_keep_the_input_from_ending() -> None:
     world = World(operator_of(Rings()))
     world.process(batch(("a", 0, 100), ("b", 0, 200)))
     world.advance(MAX_WATERMARK_US)
@@ -626,7 +626,7 @@ def test_a_list_of_a_state_in_a_row_is_taken_as_it_is_then() -> None:
     assert world.out.rows("same") == expected
 
 
-def test_an_error_in_a_row_of_a_timer_or_of_a_side_output_says_so() -> None:
+def test_an_error_in_a_row_of_a_timer_or_of_a_side_output_names_it() -> None:
     class Wrong(KeyedProcessFunction):
         def process(self, row: dict[str, Any], ctx: Any) -> None:
             if row["v"] == 1:

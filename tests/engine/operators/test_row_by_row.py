@@ -50,7 +50,7 @@ def test_every_function_has_a_call_or_cannot_compute_rows() -> None:
     }
 
 
-def test_each_call_is_accepted_or_refused_as_the_table_says() -> None:
+def test_each_call_is_accepted_or_refused_as_in_the_table() -> None:
     for name, calls in TABLE.items():
         for verdict, listed in calls.items():
             for call in listed:
@@ -219,7 +219,7 @@ locked, locked_sort = functions_that_cannot_be_pickled()
     ],
     ids=str,
 )
-def test_what_looks_at_other_rows_or_at_the_process_is_found_wherever_it_is(hidden: pl.Expr) -> None:
+def test_what_depends_on_other_rows_or_at_the_process_is_found_wherever_it_is(hidden: pl.Expr) -> None:
     with pytest.raises(JobError, match="does not compute each row on its own"):
         check_row_by_row([pl.lit(1).alias("one"), hidden], SCHEMA, "here")
 
@@ -251,7 +251,7 @@ def test_what_looks_at_other_rows_or_at_the_process_is_found_wherever_it_is(hidd
     ],
     ids=str,
 )
-def test_what_looks_at_its_row_alone_is_accepted(expr: pl.Expr) -> None:
+def test_what_depends_on_its_row_alone_is_accepted(expr: pl.Expr) -> None:
     check_row_by_row([expr], SCHEMA, "here")
 
 

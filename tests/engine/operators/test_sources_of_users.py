@@ -134,6 +134,6 @@ def test_rows_have_the_columns_that_the_source_declares() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, None, "2"])
-def test_a_source_that_wants_no_splits_is_refused_since_it_would_read_none(count: object) -> None:
+def test_a_source_that_requests_no_splits_is_refused_since_it_would_read_none(count: object) -> None:
     with pytest.raises(ConfigError, match="splits_per_reader returned"):
         checked_count(count, "splits_per_reader")

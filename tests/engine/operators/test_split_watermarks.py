@@ -17,7 +17,7 @@ TIMED = pa.schema([("t", pa.timestamp("us"))])
 
 
 class FakeSplits(Splits):
-    """What a source tells of its splits."""
+    """What a source reports of its splits."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -84,7 +84,7 @@ class Stream:
         self.world.advance_clock(self.world.clock.ms + ms)
 
 
-def test_the_slowest_open_split_that_is_not_idle_is_told() -> None:
+def test_the_slowest_open_split_that_is_not_idle_is_reported() -> None:
     stream = Stream(WatermarkStrategy.bounded("5 us", idle_after="1 s"))
     operator = stream.world.operator
     assert isinstance(operator, TimestampsOperator)
@@ -164,7 +164,7 @@ def test_event_time_stands_until_all_splits_are_handed_out_wherever() -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_no_row_within_the_bound_of_its_split_is_behind_the_watermark(data: st.DataObject) -> None:
+def test_no_row_within_the_bound_of_its_split_is_late(data: st.DataObject) -> None:
     delay = data.draw(st.integers(0, 5))
     stream = Stream(WatermarkStrategy.bounded(delay / 1e6))
     waiting = [
@@ -213,7 +213,7 @@ def test_an_idle_split_holds_nothing_back_until_its_next_row() -> None:
     assert stream.watermark == 79
 
 
-def test_splits_that_become_idle_at_once_do_not_hold_back_the_one_that_goes_on() -> None:
+def test_splits_that_become_idle_together_do_not_hold_back_the_one_that_continues() -> None:
     stream = Stream(WatermarkStrategy.monotonous(idle_after="1 s"))
     stream.begin(1, 2)
     stream.rows(1, 10)
@@ -236,7 +236,7 @@ def test_a_split_is_not_idle_before_its_source_has_reported_that_it_has_no_rows(
     assert stream.idles == [True]
 
 
-def test_a_subtask_whose_restored_splits_nobody_has_told_of_is_not_idle() -> None:
+def test_a_subtask_whose_restored_splits_were_not_announced_is_not_idle() -> None:
     splits = FakeSplits()
     splits.numbers, splits.unknown = [1], {1}
     world = World(TimestampsOperator("t", "t", WatermarkStrategy.monotonous(idle_after="1 s"), TIMED), splits=splits)

@@ -98,7 +98,7 @@ def test_expressions_and_functions_do_what_python_does(given_rows: list[tuple[in
         pl.col("n").map_elements(lambda n: n, return_dtype=pl.Int64) + pl.col("n").shift(),
     ],
 )
-def test_an_expression_that_looks_at_other_rows_is_refused(expr: pl.Expr) -> None:
+def test_an_expression_that_depends_on_other_rows_is_refused(expr: pl.Expr) -> None:
     for keep in (False, True):
         with pytest.raises(JobError, match="does not compute each row on its own"):
             ProjectOperator("s", [expr], SCHEMA, keep=keep)
@@ -200,11 +200,11 @@ def test_times_that_a_function_passes_on_swaps_or_changes_come_out_so(unit: Lite
         cs.integer().map_elements(lambda n: n + 1, return_dtype=pl.Int64),
     ],
 )
-def test_an_expression_that_looks_at_no_other_rows_is_accepted(expr: pl.Expr) -> None:
+def test_an_expression_that_depends_on_no_other_rows_is_accepted(expr: pl.Expr) -> None:
     ProjectOperator("s", [expr], SCHEMA, keep=False)
 
 
-def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
+def test_what_an_expression_cannot_be_is_reported_on_the_driver() -> None:
     with pytest.raises(SchemaError, match=r"operator 'f': column 'x' is not in the stream's schema \(n, s\)"):
         FilterOperator("f", pl.col("x") > 1, SCHEMA)
     with pytest.raises(SchemaError, match="must be boolean; this one is int64"):
@@ -286,7 +286,7 @@ def timed(*millis: int | None) -> pa.RecordBatch:
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(-1000, 1000), max_size=5), max_size=10), st.integers(0, 50))
-def test_no_row_within_the_bound_is_behind_the_watermark(batches: list[list[int]], delay_ms: int) -> None:
+def test_no_row_within_the_bound_is_late(batches: list[list[int]], delay_ms: int) -> None:
     world = World(TimestampsOperator("t", "t", WatermarkStrategy.bounded(delay_ms / 1000), TIMED))
     latest = None
     for batch in batches:

@@ -381,7 +381,7 @@ def test_an_accumulator_that_raises_names_operator_and_method_and_keeps_the_user
 # ---- bad declarations ----
 
 
-def test_bad_declarations_are_refused_at_once() -> None:
+def test_bad_declarations_are_refused_immediately() -> None:
     text = schema_of(pa.large_string())
     with pytest.raises(SchemaError, match=r"key column 'x' is not in the stream's schema \(k, t, v\)"):
         operator_of(tumbling("1 s"), keys=("x",))
@@ -517,7 +517,7 @@ def test_state_at_rest_is_a_readable_table() -> None:
         ([float("nan"), None], {"sum": "nan", "mean": "nan", "min": "nan", "max": "nan", "first": "nan", "last": None, "n": 1}),
     ],
 )  # fmt: skip
-def test_nulls_and_nan_are_what_the_documentation_says(values: list[float | None], expected: dict[str, Any]) -> None:
+def test_nulls_and_nan_are_what_the_documentation_states(values: list[float | None], expected: dict[str, Any]) -> None:
     schema = arrow_schema([("t", pa.timestamp("ms")), ("v", pa.float64())])
     aggregates: dict[str, Aggregate] = {"sum": Sum("v"), "mean": Mean("v"), "min": Min("v"), "max": Max("v")}
     aggregates |= {"first": First("v"), "last": Last("v"), "n": Count("v")}

@@ -100,7 +100,7 @@ class Job:
         self.collect()
 
     def interrupt(self, watermark_us: int, counts: list[int], parallelism: int) -> dict[int, int]:
-        """Fire so many slices, then store and restore. How far each key group has come, as was stored."""
+        """Fire this number of slices, then store and restore. How far each key group has come, as was stored."""
         for world, count in zip(self.worlds, counts, strict=False):
             for _ in range(count):
                 if world.operator.advance_watermark(watermark_us):

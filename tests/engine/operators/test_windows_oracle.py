@@ -52,7 +52,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Job:
-    """All subtasks of one window operator, and the oracle beside them."""
+    """All subtasks of one window operator, and their oracle."""
 
     def __init__(self, make: Callable[[], Any], oracle: Oracle) -> None:
         self.make, self.oracle = make, oracle

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from in_memory import CountingIds
 from midstream.engine.core.key_groups import key_groups
-from midstream.engine.state.columnar import OWN_CHUNK_ROWS, STAGED_ROWS, STAGED_RUNS, PartLog, StateForm, freeze
+from midstream.engine.state.columnar import OWN_CHUNK_ROWS, STAGED_ROWS, STAGED_RUNS, PartLog, StateLayout, freeze
 from midstream.engine.state.state_parts import KEY_GROUP
 
 SCHEMA = pa.schema([("k", pa.int64()), ("first", pa.int64()), ("n", pa.int64())])
@@ -46,11 +46,11 @@ def test_many_small_parts_do_not_pile_up() -> None:
 
 
 def test_chunks_carry_the_key_groups_of_their_rows_and_keep_the_order_of_parts() -> None:
-    form = StateForm(SCHEMA, ("k",), 16, pa.field("__pane", pa.timestamp("ms")))
+    layout = StateLayout(SCHEMA, ("k",), 16, pa.field("__pane", pa.timestamp("ms")))
     log = PartLog(merge)
     for number, keys in enumerate((range(3), range(OWN_CHUNK_ROWS), range(2))):
         log.append(part(keys, number))
-    chunks = freeze([(7, log.runs)], form, CountingIds())()
+    chunks = freeze([(7, log.runs)], layout, CountingIds())()
     assert [chunk.table.num_rows for chunk in chunks] == [3, OWN_CHUNK_ROWS, 2]
     for chunk in chunks:
         key_rows = chunk.table.select(["k"]).combine_chunks().to_batches()[0]
@@ -64,15 +64,15 @@ def test_chunks_carry_the_key_groups_of_their_rows_and_keep_the_order_of_parts()
     assert restored.merged().sort("k").equals(log.merged().sort("k"))
 
 
-def test_small_frames_of_many_logs_share_one_table_that_tells_them_apart() -> None:
-    form = StateForm(SCHEMA, ("k",), 16, pa.field("__pane", pa.timestamp("ms")))
+def test_small_frames_of_many_logs_share_one_table_that_distinguishes_them() -> None:
+    layout = StateLayout(SCHEMA, ("k",), 16, pa.field("__pane", pa.timestamp("ms")))
     logs = []
     for number in range(40):
         log = PartLog(merge)
         for keys in (range(number % 3), range(number, number + 4)):
             log.append(part(keys, number))
         logs.append((1000 * number - 7000, log.runs))
-    (chunk,) = freeze(logs, form, CountingIds())()
+    (chunk,) = freeze(logs, layout, CountingIds())()
     assert chunk.table.schema.types[:2] == [pa.int32(), pa.timestamp("ms")]
     assert chunk.table.select(SCHEMA.names).to_pylist() == [
         row for _, runs in logs for run in runs for row in run.frame.to_dicts()
@@ -82,8 +82,8 @@ def test_small_frames_of_many_logs_share_one_table_that_tells_them_apart() -> No
     ]
     groups = chunk.table.column(KEY_GROUP).to_pylist()
     assert groups == key_groups(chunk.table.select(["k"]).to_batches()[0], ("k",), 16).tolist()
-    apart = [group for _, runs in logs for run in runs for group in form.groups_of(run).tolist()]
+    apart = [group for _, runs in logs for run in runs for group in layout.groups_of(run).tolist()]
     assert apart == groups
     logs[0][1][1].groups = None  # known of all frames but one
-    (again,) = freeze(logs, form, CountingIds())()
+    (again,) = freeze(logs, layout, CountingIds())()
     assert again.table.equals(chunk.table)

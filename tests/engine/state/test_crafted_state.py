@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from midstream.engine.core.errors import StorageError
-from midstream.engine.state.heap_snapshot import KeyForm, state_rows, timer_rows
+from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, timer_rows
 from midstream.engine.state.keyed_states import MapState, State, ValueState
 from midstream.engine.state.safe_pickle import OwnCode
 
-FORM = KeyForm([pa.field("k", pa.int64())], 16)
+ENCODING = KeyEncoding([pa.field("k", pa.int64())], 16)
 KEYS = pa.array([1], pa.int64())
 ONE = pa.array([pickle.dumps(1)], pa.large_binary())
 CRAFTED: dict[str, tuple[State, dict[str, pa.Array[Any]], str]] = {
@@ -34,7 +34,7 @@ CRAFTED: dict[str, tuple[State, dict[str, pa.Array[Any]], str]] = {
     "a date beyond Python's": (
         ValueState(pa.date32()),
         {"key": KEYS, "value": pa.array([2**31 - 1], pa.int32()).view(pa.date32())},
-        "no form in Python",
+        "cannot be represented in Python",
     ),
 }
 
@@ -44,7 +44,7 @@ def test_state_that_midstream_has_not_written_is_refused(name: str) -> None:
     state, columns, message = CRAFTED[name]
     state.name = "s"
     with pytest.raises(StorageError) as refused:
-        state_rows(state, pa.table(columns), FORM, OwnCode(), "operator 'x'")
+        state_rows(state, pa.table(columns), ENCODING, OwnCode(), "operator 'x'")
     assert message in str(refused.value)
 
 
@@ -58,4 +58,4 @@ def test_a_key_of_a_map_that_cannot_be_one_is_refused() -> None:
 @pytest.mark.parametrize("times", [pa.nulls(1, pa.int64()), pa.array(["a"])])
 def test_timers_without_a_time_are_refused(times: pa.Array[Any]) -> None:
     with pytest.raises(StorageError, match="timers: the state in the checkpoint has"):
-        timer_rows(pa.table({"key": KEYS, "time_us": times}), FORM)
+        timer_rows(pa.table({"key": KEYS, "time_us": times}), ENCODING)

@@ -19,15 +19,15 @@ from effort import examples
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.operators.base import never_stored
 from midstream.engine.state import changelog as entry_log
-from midstream.engine.state.changelog import GONE, EntryLog, Frozen
-from midstream.engine.state.heap_snapshot import KeyForm, state_rows, state_table, timer_rows, timers_table
+from midstream.engine.state.changelog import GONE, Changelog, Frozen
+from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, ListState, MapState, State, ValueState
 from midstream.engine.state.safe_pickle import OwnCode
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 from midstream.engine.state.timers import TimerQueue
 
 OWN = OwnCode()
-FORM = KeyForm([pa.field("k", pa.int64())], 4)
+ENCODING = KeyEncoding([pa.field("k", pa.int64())], 4)
 NUMBERS_MAX = 3
 KEYS, NUMBERS = st.integers(0, 7), st.integers(0, NUMBERS_MAX)
 Parts: TypeAlias = dict[str, tuple[str, ...]]
@@ -54,20 +54,20 @@ class Keeper:
         found: dict[str, tuple[Frozen, pa.Table] | None] = {}
         for state in self.states:
             frozen = state.freeze(new_id, stored_bytes)
-            found[state.name] = None if frozen is None else (frozen, state_table(state, frozen, FORM, OWN, "test"))
+            found[state.name] = None if frozen is None else (frozen, state_table(state, frozen, ENCODING, OWN, "test"))
         timers = self.timers.log.freeze(new_id, stored_bytes)
-        found["timers"] = None if timers is None else (timers, timers_table(timers, FORM))
+        found["timers"] = None if timers is None else (timers, timers_table(timers, ENCODING))
         return found
 
     def restore(self, parts: Parts, tables: dict[str, pa.Table]) -> None:
         for state in self.states:
             for chunk_id in parts.get(state.name, ()):
-                keys, rows = state_rows(state, tables[chunk_id], FORM, OWN, "test")
+                keys, rows = state_rows(state, tables[chunk_id], ENCODING, OWN, "test")
                 state.forget(keys)
                 state.thaw(rows)
                 state.log.restored(chunk_id, dict.fromkeys(keys), len(keys))
         for chunk_id in parts.get("timers", ()):
-            named, rows_of_timers = timer_rows(tables[chunk_id], FORM)
+            named, rows_of_timers = timer_rows(tables[chunk_id], ENCODING)
             self.timers.forget(named)
             self.timers.thaw(rows_of_timers)
             self.timers.log.restored(chunk_id, named, len(named))
@@ -201,7 +201,7 @@ class Checkpoints(RuleBasedStateMachine):
                         some[name] = (*some.get(name, ()), part_id)
             self.now.restore(some, self.tables)
             self.in_files = set()
-            owned = {key for key in range(8) if FORM.columns([key])[KEY_GROUP][0].as_py() in kept}
+            owned = {key for key in range(8) if ENCODING.columns([key])[KEY_GROUP][0].as_py() in kept}
             contents = {
                 name: {key: entry for key, entry in of.items() if key in owned}
                 if isinstance(of, dict)
@@ -229,7 +229,7 @@ TestCheckpoints = Checkpoints.TestCase
 TestCheckpoints.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
-def written(log: EntryLog, stored: set[str], ids: Iterator[int]) -> int:
+def written(log: Changelog, stored: set[str], ids: Iterator[int]) -> int:
     """The entries that a checkpoint writes, which completes."""
     frozen = log.freeze(lambda: str(next(ids)), lambda chunk_id: 1000 if chunk_id in stored else None)
     assert frozen is not None
@@ -241,7 +241,7 @@ def written(log: EntryLog, stored: set[str], ids: Iterator[int]) -> int:
 
 def test_a_checkpoint_writes_what_changed_and_all_of_it_a_few_times() -> None:
     entries = dict.fromkeys(range(100_000), 0)
-    log, stored, ids = EntryLog(entries), set[str](), itertools.count()
+    log, stored, ids = Changelog(entries), set[str](), itertools.count()
     assert written(log, stored, ids) == 100_000
     total, most_chunks = 0, 0
     for turn in range(1_000):
@@ -257,7 +257,7 @@ def test_a_checkpoint_writes_what_changed_and_all_of_it_a_few_times() -> None:
 
 def test_keys_that_come_and_go_between_two_checkpoints_take_no_memory() -> None:
     entries: dict[int, int] = {}
-    log = EntryLog(entries)
+    log = Changelog(entries)
     for key in range(100_000):
         log.changed[key] = GONE
         if key % 100 == 0:
@@ -269,10 +269,10 @@ def test_keys_that_come_and_go_between_two_checkpoints_take_no_memory() -> None:
 
 
 def test_a_chunk_of_which_everything_has_changed_is_not_referred_to() -> None:
-    """One value of many bytes that each checkpoint has anew would be stored 32 times, and read 32 times by a restore."""
+    """One value of many bytes that is new in each checkpoint would be stored 32 times, and read 32 times by a restore."""
     for keys, hot in ((1, 1), (30, 30), (10_000, 1)):
         entries = dict.fromkeys(range(keys), 0)
-        log, stored, ids = EntryLog(entries), set[str](), itertools.count()
+        log, stored, ids = Changelog(entries), set[str](), itertools.count()
         for turn in range(100):
             for key in range(hot):
                 entries[key] = log.changed[key] = turn
@@ -283,7 +283,7 @@ def test_a_chunk_of_which_everything_has_changed_is_not_referred_to() -> None:
 def most_bytes(first: dict[int, int], rounds: Iterator[dict[int, int]]) -> float:
     """The most that a checkpoint refers to, in parts of what there is; `first` and `rounds`: sizes of entries set by key."""
     entries = dict(first)
-    log, ids, sizes = EntryLog(entries), itertools.count(), dict[str, int]()
+    log, ids, sizes = Changelog(entries), itertools.count(), dict[str, int]()
     most = 0.0
     for sets in itertools.chain([{}], rounds):
         entries |= sets
@@ -297,7 +297,7 @@ def most_bytes(first: dict[int, int], rounds: Iterator[dict[int, int]]) -> float
     return most
 
 
-def test_few_large_entries_beside_small_ones_are_not_stored_over_and_over() -> None:
+def test_few_large_entries_with_small_ones_are_not_stored_over_and_over() -> None:
     """A restore reads all that a checkpoint refers to into memory."""
     large, random = 10 << 20, Random(7)
     entries = dict.fromkeys(range(10_000), 10) | dict.fromkeys(range(30), large)
@@ -320,7 +320,7 @@ def test_a_chunk_with_keys_that_are_gone_comes_back_in_any_type(kind: pa.DataTyp
                 now.clear()
         frozen = now.freeze(lambda: str(next(ids)), lambda chunk_id: 1)
         assert frozen is not None
-        keys, rows = state_rows(back, state_table(now, frozen, FORM, OWN, "test"), FORM, OWN, "test")
+        keys, rows = state_rows(back, state_table(now, frozen, ENCODING, OWN, "test"), ENCODING, OWN, "test")
         back.forget(keys)
         back.thaw(rows)
     assert back.entries() == now.entries() and back.entries().keys() == {1, 4}

@@ -20,25 +20,25 @@ from effort import examples
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import JobError, StorageError
 from midstream.engine.operators.base import never_stored
-from midstream.engine.state.heap_snapshot import KeyForm, state_rows, state_table
+from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table
 from midstream.engine.state.keyed_states import KeyScope, ListState, MapState, ReducingState, State, ValueState
 from midstream.engine.state.safe_pickle import OwnCode
 from midstream.engine.state.timers import STRETCH_BITS, TimerQueue
 
 KEYS = st.sampled_from(["a", "b", "c"])
 OWN = OwnCode()
-FORM = KeyForm([pa.field("k", pa.large_string())], 8)
+ENCODING = KeyEncoding([pa.field("k", pa.large_string())], 8)
 
 
-def stored(state: State, form: KeyForm, where: str) -> pa.Table:
+def stored(state: State, encoding: KeyEncoding, where: str) -> pa.Table:
     """All of it at rest."""
     frozen = state.freeze(lambda: "chunk", never_stored)
     assert frozen is not None
-    return state_table(state, frozen, form, OWN, where)
+    return state_table(state, frozen, encoding, OWN, where)
 
 
 class States(RuleBasedStateMachine):
-    """Random use, in place too, beside plain dicts; every snapshot must stay as it was when taken."""
+    """Random use, in place too, compared with plain dicts; every snapshot must stay as it was when taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class States(RuleBasedStateMachine):
         for state in self.states:
             bound = type(state).bound(state, state.name, self.scope)
             if state.entries():
-                bound.thaw(state_rows(bound, stored(state, FORM, "test"), FORM, OWN, "test")[1])
+                bound.thaw(state_rows(bound, stored(state, ENCODING, "test"), ENCODING, OWN, "test")[1])
             setattr(self, state.name, bound)
 
     @invariant()
@@ -125,7 +125,7 @@ TestStates = States.TestCase
 TestStates.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
-def test_a_state_that_is_not_bound_or_has_no_key_says_so() -> None:
+def test_a_state_that_is_not_bound_or_has_no_key_reports_it() -> None:
     with pytest.raises(JobError, match="only works inside a process function"):
         _ = ValueState(default=0).value
     with pytest.raises(JobError, match="no current key"):
@@ -135,21 +135,21 @@ def test_a_state_that_is_not_bound_or_has_no_key_says_so() -> None:
 def test_typed_state_is_stored_in_its_type_and_other_types_are_refused_on_restore() -> None:
     state = ValueState(pa.int32(), default=0).bound("n", KeyScope("a", is_set=True))
     state.value = 5
-    table = stored(state, FORM, "operator 'x'")
+    table = stored(state, ENCODING, "operator 'x'")
     assert table.schema.field("value").type == pa.int32()
     assert table.column("key").to_pylist() == ["a"]
     now = ValueState(pa.int64(), default=0).bound("n", KeyScope())
     with pytest.raises(StorageError, match=r"operator 'x': state 'n': stored as int32, now declared as int64"):
-        state_rows(now, table, FORM, OWN, "operator 'x'")
+        state_rows(now, table, ENCODING, OWN, "operator 'x'")
     with pytest.raises(StorageError, match="keys in the checkpoint are large_string"):
-        state_rows(state, table, KeyForm([pa.field("k", pa.int64())], 8), OWN, "operator 'x'")
+        state_rows(state, table, KeyEncoding([pa.field("k", pa.int64())], 8), OWN, "operator 'x'")
 
 
 def test_a_value_that_cannot_be_pickled_is_named() -> None:
     state: ValueState[Any] = ValueState().bound("n", KeyScope("a", is_set=True))
     state.value = (i for i in range(3))
     with pytest.raises(JobError, match="a value of state 'n' cannot be pickled: TypeError"):
-        stored(state, FORM, "operator 'x'")
+        stored(state, ENCODING, "operator 'x'")
 
 
 @pytest.mark.parametrize(
@@ -163,22 +163,22 @@ def test_a_value_that_cannot_be_pickled_is_named() -> None:
 def test_a_pickled_value_comes_back_as_it_was(value: Any) -> None:
     state: ValueState[Any] = ValueState().bound("n", KeyScope("a", is_set=True))
     state.value = value
-    table = stored(state, FORM, "operator 'x'")
-    ((_, _, found),) = state_rows(state, table, FORM, OWN, "operator 'x'")[1]
+    table = stored(state, ENCODING, "operator 'x'")
+    ((_, _, found),) = state_rows(state, table, ENCODING, OWN, "operator 'x'")[1]
     assert found == value and type(found) is type(value)
 
 
 def test_a_crafted_value_in_a_checkpoint_calls_nothing() -> None:
     state: ValueState[Any] = ValueState().bound("n", KeyScope("a", is_set=True))
     state.value = 1
-    table = stored(state, FORM, "operator 'x'")
+    table = stored(state, ENCODING, "operator 'x'")
     crafted = table.set_column(
         table.column_names.index("value"),
         "value",
         pa.array([b"\x80\x05\x8c\x02os\x8c\x06system\x93."], pa.large_binary()),
     )
     with pytest.raises(StorageError, match=r"operator 'x': state 'n': os\.system is neither"):
-        state_rows(state, crafted, FORM, OWN, "operator 'x'")
+        state_rows(state, crafted, ENCODING, OWN, "operator 'x'")
 
 
 # ---- timers ----
@@ -210,7 +210,7 @@ TIMES = st.one_of(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "add", "delete", "pop", "next"]), TIMES, st.integers(0, 2))))
-def test_timers_are_those_that_were_set_and_not_deleted_whenever_one_asks(steps: list[tuple[str, int, int]]) -> None:
+def test_timers_are_those_that_were_set_and_not_deleted_at_any_time(steps: list[tuple[str, int, int]]) -> None:
     queue, expected = TimerQueue(), list[tuple[int, int]]()
     for what, time_us, key in steps:
         timer = time_us, key

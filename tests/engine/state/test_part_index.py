@@ -17,8 +17,8 @@ from effort import examples
 from in_memory import CountingIds
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.key_groups import key_groups
-from midstream.engine.state.columnar import StateForm, freeze
-from midstream.engine.state.session_index import RUNS_MAX, PartIndex
+from midstream.engine.state.columnar import StateLayout, freeze
+from midstream.engine.state.session_index import RUNS_MAX, SessionIndex
 from midstream.engine.state.state_parts import KEY_GROUP
 
 Part = tuple[str, int, tuple[int, ...]]
@@ -65,7 +65,7 @@ class Beside:
     """An index, and the same parts in a list."""
 
     def __init__(self) -> None:
-        self.index = PartIndex(["k"], "end", merge)
+        self.index = SessionIndex(["k"], "end", merge)
         self.parts: list[Part] = []
         self.count = 0
         self.stored: list[tuple[list[pl.DataFrame], dict[tuple[str, int], list[int]]]] = []
@@ -126,11 +126,11 @@ def test_an_index_has_what_a_list_of_parts_has(plan: list[tuple[str, Any]]) -> N
 
 @settings(max_examples=examples(200), deadline=None)
 @given(steps)
-def test_keys_with_the_same_hash_are_told_apart(plan: list[tuple[str, Any]]) -> None:
+def test_keys_with_the_same_hash_are_distinguished(plan: list[tuple[str, Any]]) -> None:
     def hashes(_: object, frame: pl.DataFrame) -> Any:
         return np.array([ord(key) % 2 for key in frame.get_column("k")], np.uint64)
 
-    with patch.object(PartIndex, "_hashes", hashes):
+    with patch.object(SessionIndex, "_hashes", hashes):
         beside = Beside()
         for step, argument in plan:
             beside.step(step, argument)
@@ -138,7 +138,7 @@ def test_keys_with_the_same_hash_are_told_apart(plan: list[tuple[str, Any]]) -> 
 
 @pytest.mark.parametrize("rows", [1, 7, 100])
 def test_there_are_few_runs_however_much_is_appended(rows: int) -> None:
-    index = PartIndex(["k"], "end", merge)
+    index = SessionIndex(["k"], "end", merge)
     for number in range(300):
         index.append(frame_of([(f"{number} {at}", at, (0,)) for at in range(rows)]))
         index.compact()
@@ -147,7 +147,7 @@ def test_there_are_few_runs_however_much_is_appended(rows: int) -> None:
 
 
 def test_what_a_snapshot_refers_to_is_the_same_run_as_long_as_nothing_of_it_goes() -> None:
-    index = PartIndex(["k"], "end", merge)
+    index = SessionIndex(["k"], "end", merge)
     index.append(frame_of([(f"{at}", at, (at,)) for at in range(9)]))
     index.remove_ended(2)
     (living,) = index.living
@@ -160,13 +160,13 @@ def test_what_a_snapshot_refers_to_is_the_same_run_as_long_as_nothing_of_it_goes
 
 def test_a_snapshot_that_is_written_when_parts_have_gone_leaves_the_key_groups_of_the_others_right() -> None:
     schema = schema_of([("k", pa.large_string()), ("end", pa.int64()), ("made_of", pa.large_list(pa.int64()))])
-    form, ids = StateForm(schema, ("k",), 16), CountingIds()
-    index = PartIndex(["k"], "end", merge)
+    layout, ids = StateLayout(schema, ("k",), 16), CountingIds()
+    index = SessionIndex(["k"], "end", merge)
     index.append(frame_of([(f"first {at}", 1, (at,)) for at in range(3)]))
     index.append(frame_of([(f"second {at}", 5, (at,)) for at in range(20)]))
-    write = freeze([(0, index.living)], form, ids)
+    write = freeze([(0, index.living)], layout, ids)
     index.remove_ended(1)
     write()
-    (chunk,) = freeze([(0, index.living)], form, ids)()
+    (chunk,) = freeze([(0, index.living)], layout, ids)()
     keys = pa.record_batch([chunk.table.column("k").combine_chunks()], ["k"])
     assert chunk.table.column(KEY_GROUP).to_pylist() == key_groups(keys, ("k",), 16).tolist()

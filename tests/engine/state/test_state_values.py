@@ -1,4 +1,4 @@
-"""What is put into a state is what is in it, before a restore and after it, or is refused at once."""
+"""What is put into a state is what is in it, before a restore and after it, or is refused immediately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from test_values import KINDS, ODD, SCALAR_KEYS, SCALARS, VALUES, copied, equals
 from effort import examples
 from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.operators.base import never_stored
-from midstream.engine.state.heap_snapshot import KeyForm, state_rows, state_table
+from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table
 from midstream.engine.state.keyed_states import (
     BroadcastState,
     KeyScope,
@@ -33,22 +33,22 @@ from midstream.engine.state.keyed_states import (
 )
 from midstream.engine.state.safe_pickle import OwnCode
 
-FORM = KeyForm([pa.field("k", pa.int64())], 128)
-UNKEYED = KeyForm((), 1)
+ENCODING = KeyEncoding([pa.field("k", pa.int64())], 128)
+UNKEYED = KeyEncoding((), 1)
 
 
-def bound(state: State) -> tuple[State, KeyForm]:
+def bound(state: State) -> tuple[State, KeyEncoding]:
     is_keyed = state.is_keyed
     scope = KeyScope(7 if is_keyed else None, is_set=True)
-    return state.bound("held", scope), FORM if is_keyed else UNKEYED
+    return state.bound("held", scope), ENCODING if is_keyed else UNKEYED
 
 
-def restored(declared: State, state: State, form: KeyForm) -> Any:
+def restored(declared: State, state: State, encoding: KeyEncoding) -> Any:
     frozen = state.freeze(lambda: "chunk", never_stored)
     again, _ = bound(declared)
     if frozen is not None:
-        table = state_table(state, frozen, form, OwnCode(), "here")
-        again.thaw(state_rows(again, table, form, OwnCode(), "here")[1])
+        table = state_table(state, frozen, encoding, OwnCode(), "here")
+        again.thaw(state_rows(again, table, encoding, OwnCode(), "here")[1])
     return again
 
 
@@ -59,7 +59,7 @@ def content(state: Any) -> Any:
 
 
 def held_or_refused(declared: State, put: Any, expected: Any) -> None:
-    state, form = bound(declared)
+    state, encoding = bound(declared)
     try:
         put(state)
     except JobError as error:
@@ -67,9 +67,9 @@ def held_or_refused(declared: State, put: Any, expected: Any) -> None:
         return
     before = content(state)
     assert equals(before, expected), (before, expected)
-    again = restored(declared, state, form)
+    again = restored(declared, state, encoding)
     assert same(content(again), before), (content(again), before)
-    assert same(content(restored(declared, again, form)), before)
+    assert same(content(restored(declared, again, encoding)), before)
 
 
 def try_all(value: Any, kind: pa.DataType) -> None:
@@ -120,7 +120,7 @@ def test_keys_of_a_map_stay_apart_or_are_refused(data: st.DataObject, kind: pa.D
     """Each key that was put in is found again, and a restore makes neither two of one nor one of two."""
     keys = data.draw(st.lists(fitting(kind).filter(lambda key: key is None or key.__hash__), max_size=5))
     declared: MapState[Any, int] = MapState(key=kind, value=pa.int64())
-    state, form = bound(declared)
+    state, encoding = bound(declared)
     put = {}
     for number, key in enumerate(keys):
         try:
@@ -130,7 +130,7 @@ def test_keys_of_a_map_stay_apart_or_are_refused(data: st.DataObject, kind: pa.D
         put[number] = key
         assert state[key] == number  # type: ignore[index]
     before = content(state)
-    again = restored(declared, state, form)
+    again = restored(declared, state, encoding)
     assert same(content(again), before)
     for key in put.values():
         assert again[key] == state[key]  # type: ignore[index]
@@ -142,11 +142,11 @@ def test_the_two_hours_at_the_end_of_summer_time_are_two_keys() -> None:
     with pytest.raises(SchemaError, match="the repeated hour at the end of daylight saving time"):
         MapState(key=pa.timestamp("us", "Europe/Paris"), value=pa.int64())
     declared: MapState[datetime, int] = MapState(key=pa.timestamp("us", "UTC"), value=pa.int64())
-    state, form = bound(declared)
+    state, encoding = bound(declared)
     assert isinstance(state, MapState)
     state[first], state[second] = 1, 2
     assert (state[first], state[second], len(state)) == (1, 2, 2)
-    assert restored(declared, state, form)[first.astimezone(UTC)] == 1
+    assert restored(declared, state, encoding)[first.astimezone(UTC)] == 1
 
 
 def test_types_are_written_as_in_schemas() -> None:
@@ -179,7 +179,7 @@ class Pair:
         (lambda: ValueState(object), "ValueState: <class 'object'> is not a type; use a pyarrow type"),
         (
             lambda: ListState(list),
-            r"ListState: <class 'list'> is not a type; say what is in it, for example list\[int\]",
+            r"ListState: <class 'list'> is not a type; declare what it contains, for example list\[int\]",
         ),
         (lambda: ValueState(int | str), r"ValueState: int \| str is not a type"),
         (
@@ -206,7 +206,7 @@ def test_a_key_that_equals_nothing_is_refused() -> None:
         state[float("nan")] = 1
 
 
-def test_a_list_that_is_refused_leaves_nothing_behind() -> None:
+def test_a_list_that_is_refused_leaves_nothing() -> None:
     state, _ = bound(ListState(pa.int64()))
     assert isinstance(state, ListState)
     with pytest.raises(JobError):

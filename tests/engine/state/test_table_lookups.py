@@ -246,7 +246,7 @@ def test_rows_are_due_by_the_clock_in_every_unit_and_zone(unit: str, zone: str |
     assert numbers(state.frame) == [3]  # it is never due
 
 
-def test_due_is_what_a_column_of_timestamps_says() -> None:
+def test_due_is_what_a_column_of_timestamps_defines() -> None:
     state = table({"k": int, "day": date, "at": datetime})
     for column in ("day", "k", "nowhere"):
         with pytest.raises(SchemaError, match=rf"state 'rows' has no column '{column}' of timestamps, .*day date32"):
@@ -255,7 +255,7 @@ def test_due_is_what_a_column_of_timestamps_says() -> None:
         state.pop_until("at", 5)  # type: ignore[arg-type]
 
 
-def test_a_table_that_is_not_in_a_function_cannot_be_asked() -> None:
+def test_a_table_that_is_not_in_a_function_cannot_be_read() -> None:
     declared = TableState({"k": int, "at": datetime})
     rows = pl.DataFrame({"k": [1], "at": [START]})
     for use in (declared.lookup, declared.pop, declared.upsert):
@@ -269,7 +269,7 @@ def test_the_runs_of_a_table_are_few_however_it_grows_and_shrinks() -> None:
     state = table({"k": int, "id": int})
     for step in range(400):
         state.append(pl.DataFrame({"k": range(step * 50, step * 50 + 50), "id": [step] * 50}))
-        if step % 3:  # a few rows of each batch stay for ever
+        if step % 3:  # a few rows of each batch stay indefinitely
             state.pop(pl.DataFrame({"k": range(step * 50, step * 50 + 48)}))
         assert len(state._bound_runs()) <= RUNS_MAX + 8, "each is twice as long as the next"
     assert state.frame.height == 400 * 50 - sum(48 for step in range(400) if step % 3)
@@ -305,7 +305,7 @@ def test_to_look_changes_no_chunk_and_rows_that_go_change_only_theirs() -> None:
     assert second[0] == first[0] and second[1] != first[1]
 
 
-def test_a_run_with_few_rows_left_is_written_anew_and_found_by_the_same_codes() -> None:
+def test_a_run_with_few_rows_left_is_written_again_and_found_by_the_same_codes() -> None:
     frame = pl.DataFrame({"k": [3, 1, 2, 1, 3, 2]})
     run = TableRun(frame)
     codes = np.array([1, 3], np.uint64)

@@ -87,7 +87,7 @@ def test_what_does_not_fit_the_schema_is_refused_naming_the_column_and_changes_n
         (pa.time32("ms"), pl.lit(7_000_000).cast(pl.Time), pl.lit(7_000_001).cast(pl.Time)),
     ],
 )
-def test_what_polars_holds_more_finely_than_declared_is_refused_at_once_and_not_by_a_snapshot(
+def test_what_polars_holds_more_finely_than_declared_is_refused_immediately_and_not_by_a_snapshot(
     kind: pa.DataType, fitting: pl.Expr, other: pl.Expr
 ) -> None:
     state = table(schema=pa.schema({"k": pa.int64(), "n": kind}))

@@ -70,7 +70,7 @@ def simulate_job(
         campaign.progress = lambda runs: show(
             f"simulating {campaign.name}: {counted(runs, 'run')}, all as it should be"
         )
-        campaign.say = show
+        campaign.notify = show
         if trace is not None:
             return _traced(campaign, seed, trace)
         report = campaign.go(parse_seeds(seeds or SEEDS) if seed is None else [seed])

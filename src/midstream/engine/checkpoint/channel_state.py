@@ -1,7 +1,7 @@
 """Channel state: the batches that were in flight when a barrier overtook them, at rest.
 
-A file is a series of segments, each some whole batches of one channel: (prefix with length and form, Arrow IPC record
-batch message) each, without the schema, which is the one of the edge's forms (see `engine.core.batch_framing`). They are encoded
+A file is a series of segments, each some whole batches of one channel: (prefix with length and layout, Arrow IPC record
+batch message) each, without the schema, which is the one of the edge's layouts (see `engine.core.batch_framing`). They are encoded
 while they are written, one at a time; few bytes go into the metadata instead (see `extents`). Batches are never cut: one that was partly sent when the barrier overtook it is
 stored whole by its producer, and its receiver drops the part that has arrived. So a restore reassembles nothing, and a
 segment is read, checked and filtered on its own.
@@ -43,8 +43,8 @@ class Captured:
     is_output: bool
     batches: tuple[pa.RecordBatch, ...] = ()
     stored: tuple[ChannelState, ...] = ()
-    forms: tuple[int, ...] = ()
-    """The form of each batch, as an index of `Edge.forms`; empty if all of them are rows."""
+    layouts: tuple[int, ...] = ()
+    """The layout of each batch, as an index of `Edge.layouts`; empty if all of them are rows."""
 
 
 def store_channels(
@@ -71,7 +71,7 @@ def store_channels(
                         new.append((segments, index))
                         yield (segment.inline,)
             segments = []
-            for pieces, batches, rows, combined in _segments(item.batches, item.forms, segment_bytes):
+            for pieces, batches, rows, combined in _segments(item.batches, item.layouts, segment_bytes):
                 new.append((segments, len(segments)))
                 segments.append(Segment("", 0, 0, 0, batches, rows, b"", combined))
                 yield pieces
@@ -85,7 +85,7 @@ def store_channels(
 
 
 def _segments(
-    batches: Sequence[pa.RecordBatch], forms: Sequence[int], segment_bytes: int
+    batches: Sequence[pa.RecordBatch], layouts: Sequence[int], segment_bytes: int
 ) -> Iterator[tuple[Sequence[Piece], int, int, int]]:
     """Yield the bytes, and the numbers of batches, of rows and of combined batches of each segment.
 
@@ -95,11 +95,11 @@ def _segments(
     size = rows = combined = 0
     for index, batch in enumerate(batches):
         message = memoryview(batch.serialize())
-        form = forms[index] if forms else 0
-        pieces += (prefix(message.nbytes, form), message)
+        layout = layouts[index] if layouts else 0
+        pieces += (prefix(message.nbytes, layout), message)
         size += PREFIX_BYTES + message.nbytes
         rows += batch.num_rows
-        combined += bool(form)
+        combined += bool(layout)
         if size >= segment_bytes or index == len(batches) - 1:
             count = len(pieces) // 2
             yield (pieces if count == 1 else (b"".join(pieces),)), count, rows, combined
@@ -107,11 +107,11 @@ def _segments(
 
 
 def read_segment(
-    storage: Storage, segment: Segment, forms: Sequence[pa.Schema], where: str, data: memoryview | None = None
+    storage: Storage, segment: Segment, layouts: Sequence[pa.Schema], where: str, data: memoryview | None = None
 ) -> list[pa.RecordBatch]:
     """Read a segment's batches. Raises StorageError naming `where` and the file if it is missing, short or altered.
 
-    `forms`: the schemas that its batches may have (`Edge.forms`). `data`: its bytes, if they have been read and checked before.
+    `layouts`: the schemas that its batches may have (`Edge.layouts`). `data`: its bytes, if they have been read and checked before.
     """
     if data is None:
         data = segment_bytes(storage, segment, where)
@@ -119,13 +119,13 @@ def read_segment(
     position = 0
     try:
         while position < data.nbytes:
-            length, form = read_prefix(data, position)
+            length, layout = read_prefix(data, position)
             position += PREFIX_BYTES
             if length > data.nbytes - position:
                 raise StorageError(f"a batch of {length} bytes is announced where {data.nbytes - position} are left")
-            if form >= len(forms):
-                raise StorageError(f"a batch of form {form} is announced where there are {len(forms)}")
-            batches.append(read_batch(data[position : position + length], forms[form]))
+            if layout >= len(layouts):
+                raise StorageError(f"a batch of layout {layout} is announced where there are {len(layouts)}")
+            batches.append(read_batch(data[position : position + length], layouts[layout]))
             position += length
     except (StorageError, struct.error, *NOT_ARROW) as error:
         raise _damaged(segment, where, f"its bytes are intact but are not batches of this edge: {error}") from error
@@ -194,14 +194,14 @@ def rows_of(
 ) -> Sequence[pa.RecordBatch]:
     """Return, for each batch, the rows that are part of `state`; the first one is batch number `first` of its segments.
 
-    All batches of one form in a row are processed as one: a call into Arrow costs more than the rows of a small batch.
+    All batches of one layout in a row are processed as one: a call into Arrow costs more than the rows of a small batch.
     """
     if state.key_groups is None or not batches:
         return batches
     if edge.combiner is None:
         return _rows_of(batches, edge, state, first, max_parallelism)
     found: list[pa.RecordBatch] = []
-    for _, run in groupby(batches, edge.form_of):
+    for _, run in groupby(batches, edge.layout_of):
         found += _rows_of(list(run), edge, state, first + len(found), max_parallelism)
     return found
 
@@ -209,7 +209,7 @@ def rows_of(
 def _rows_of(
     batches: Sequence[pa.RecordBatch], edge: Edge, state: ChannelState, first: int, max_parallelism: int
 ) -> Sequence[pa.RecordBatch]:
-    """Do this for batches of one form. All forms have the key columns."""
+    """Do this for batches of one layout. All layouts have the key columns."""
     assert state.key_groups is not None
     combined_rows = concat(batches)
     found = key_groups(combined_rows, edge.keys, max_parallelism)

@@ -1,7 +1,7 @@
 """Arrow bytes that come from a checkpoint directory become rows here, and nowhere else.
 
-A reader of Arrow believes the offsets that it reads: text whose offsets lie beyond its buffer is a wild pointer, and the
-checksum of such bytes may be right. So what is read is validated as a whole before anything looks at a value.
+Arrow trusts the offsets that it reads: an offset beyond its buffer is a wild pointer, and the checksum of such bytes may
+be right. So everything that is read is validated as a whole before any value is used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 NOT_ARROW: Final = (pa.ArrowException, OSError, NotImplementedError, EOFError, UnicodeDecodeError)
-"""What is raised for bytes that are not what they are read as."""
+"""The exceptions for bytes that are not valid Arrow data of the expected schema."""
 
 
 def read_table(data: bytes | memoryview) -> pa.Table:

@@ -1,7 +1,7 @@
 """The families of Arrow types, as predicates that the type checker follows, and fixes for gaps in pyarrow's stubs.
 
 A function takes `pa.DataType` where any type will do, and one of the families named here where it reads what only that
-family has: `unit`, `tz`, `value_type`, `scale`. A predicate narrows the one to the other.
+family has: `unit`, `tz`, `value_type`, `scale`. A predicate narrows `pa.DataType` to the family.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def is_list_of_any_length(kind: pa.DataType) -> TypeIs[pa.ListType[Any] | pa.Lar
 
 
 def is_list(kind: pa.DataType) -> TypeIs[ListType]:
-    """Whether values of this type are `list`. List views do not count: pyarrow can hardly compute with them."""
+    """Whether values of this type are `list`. List views do not count: pyarrow supports few functions on them."""
     return is_list_of_any_length(kind) or pa.types.is_fixed_size_list(kind)
 
 
@@ -115,10 +115,10 @@ map_of = cast("Callable[[pa.Field[Any], pa.Field[Any]], pa.DataType]", pa.map_)
 """`pa.map_` of two fields; its stub accepts only types."""
 
 text_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.utf8_length)
-"""`pc.utf8_length` of any string column, in characters; its stub asks for one string type."""
+"""`pc.utf8_length` of any string column, in characters; its stub requires one string type."""
 
 byte_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.binary_length)
-"""`pc.binary_length` of any string or binary column; its stub asks for one type."""
+"""`pc.binary_length` of any string or binary column; its stub requires one type."""
 
 
 list_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.list_value_length)

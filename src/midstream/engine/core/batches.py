@@ -84,8 +84,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
 def text_not_utf8(batch: pa.RecordBatch) -> tuple[int, str, bytes] | None:
     """Return row, column and bytes of the first text that is not UTF-8, if there is one.
 
-    Arrow, and so Parquet, does not look at the bytes of a text. polars relies on them: of others it returns wrong
-    characters, or reads memory that it does not own.
+    Arrow, and so Parquet, does not check the bytes of a text. polars relies on them: for invalid bytes it returns
+    wrong characters, or reads memory that it does not own.
     """
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         is_flat = column.type.num_fields == 0
@@ -130,7 +130,7 @@ _PLAIN: Final = frozenset(
 
 def to_polars(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
     if isinstance(rows, pa.RecordBatch) and rows.num_columns and all(kind.id in _PLAIN for kind in rows.schema.types):
-        return pl.DataFrame(rows)  # half the time of from_arrow, which counts where batches are small
+        return pl.DataFrame(rows)  # half the time of from_arrow, which matters for small batches
     if any(pa.types.is_fixed_size_list(field.type) and rows.column(field.name).null_count for field in rows.schema):
         rows = rows.take(pa.array(np.arange(rows.num_rows), pa.int64()))  # polars fails on a slice of such a column
     frame = pl.from_arrow(rows)
@@ -257,5 +257,5 @@ def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 def batch_bytes(batch: pa.RecordBatch) -> int:
     """Return the bytes that the rows of `batch` take. A slice counts only its own rows, unless the whole is small."""
-    total: int = batch.get_total_buffer_size()  # 80 times as fast as nbytes, which looks at every offset
+    total: int = batch.get_total_buffer_size()  # 80 times as fast as nbytes, which reads every offset
     return total if total <= SMALL_BYTES else int(batch.nbytes)

@@ -2,7 +2,7 @@
 
 A cast is between types of one kind: integers, floats (integers fit into floats that hold them exactly), decimals,
 strings, bytes, dates, times of day, durations, timestamps that both have a zone or both have none, and lists, structs
-and maps of those. Within a kind it is checked value by value. Nothing is parsed, rounded, cut, or taken for another
+and maps of those. Within a kind it is checked value by value. Nothing is parsed, rounded, cut, or mistaken for another
 kind; the fields of a struct must be the same, in any order.
 """
 
@@ -36,7 +36,7 @@ from midstream.engine.core.python_values import ValueMisfit, to_array
 
 
 class CastRefused(Exception):
-    """A cast would change a value. The message says which part of the column does not fit, and why."""
+    """A cast would change a value. The message names the part of the column that does not fit, and why."""
 
 
 def cast_exactly(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
@@ -85,14 +85,14 @@ def _cast(column: pa.Array[Any], kind: pa.DataType, path: str) -> pa.Array[Any]:
 
 def _cast_struct(column: pa.StructArray, kind: pa.StructType, path: str) -> pa.Array[Any]:
     given = column.type
-    had, wanted = [field.name for field in given], [field.name for field in kind]
-    for name in wanted:
+    had, expected = [field.name for field in given], [field.name for field in kind]
+    for name in expected:
         if had.count(name) != 1:
             raise CastRefused(_refusal(given, kind, path, f"it has no field {name!r}"))
-    extra = [name for name in had if name not in wanted]
+    extra = [name for name in had if name not in expected]
     if extra:
         raise CastRefused(_refusal(given, kind, path, f"field {extra[0]!r} would be lost"))
-    if not wanted:
+    if not expected:
         return column.cast(kind)
     parts = dict(zip(had, column.flatten(), strict=True))
     columns = [_cast(parts[field.name], field.type, f"{path}.{field.name}") for field in kind]
@@ -120,8 +120,8 @@ def _cast_list(column: ListArray, kind: ListType, path: str) -> pa.Array[Any]:
 def _without_garbage(lists: pa.FixedSizeListArray[Any, Any]) -> pa.Array[Any]:
     """Return the same lists with null items below null lists; pyarrow's cast leaves uninitialised memory there."""
     is_there = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lists.type.list_size)
-    places = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
-    return fixed_size_lists(lists.flatten().take(places), lists.type, lists.is_null())
+    positions = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
+    return fixed_size_lists(lists.flatten().take(positions), lists.type, lists.is_null())
 
 
 def _cast_map(column: MapArray, kind: MapType, path: str) -> pa.Array[Any]:

@@ -134,7 +134,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_interval_s: float | None = 10.0
     checkpoint_timeout_s: float = 600.0
     aligned_timeout_s: float | None = 1.0
-    """How long a checkpoint's barriers wait behind rows in flight before they overtake them; None: they never overtake."""
+    """How long a checkpoint's barriers wait for rows in flight before they overtake them; None: they never overtake."""
     queue_time_s: float | None = 0.01
     """How long rows should wait in a queue at most. A queue may always hold one batch; None: queues may fill up."""
     min_pause_s: float = 0.0
@@ -153,7 +153,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     a directory with the user's own certificate.
     """
     trusted_packages: tuple[str, ...] = ()
-    """Packages, besides the job's own, from which pickles in a checkpoint may call anything."""
+    """Packages, in addition to the job's own, from which pickles in a checkpoint may call anything."""
 
     def check(self) -> JobConfig:
         """Return the config itself. Raises ConfigError naming the first setting that is invalid."""

@@ -33,7 +33,7 @@ class WatermarkStatus(msgspec.Struct, frozen=True, tag="status"):
 class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
     """The boundary between the rows of checkpoint `checkpoint_id` and those after it.
 
-    `created_ms` is the coordinator's wall clock at the trigger. After `timeout_ms` (0: at once; None: never) the
+    `created_ms` is the coordinator's wall clock at the trigger. After `timeout_ms` (0: immediately; None: never) the
     barrier may overtake the rows before it. `completed_id` is the newest checkpoint that had completed then, 0 if none
     had: `CheckpointCompleted` may come later than the barrier, and what older checkpoints hold may be deleted as soon
     as a newer one has completed. `pauses_sources`: the job stops or moves with this checkpoint, so sources are not read

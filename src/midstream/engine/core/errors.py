@@ -1,4 +1,4 @@
-"""The tree of errors. A message says what is wrong, where, and what to do."""
+"""The tree of errors. A message states what is wrong, where, and what to do."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The interfaces through which protocol code reaches the outside world.
 
-Everything that decides (tasks, gates, barrier handlers, coordinator) is confined to one loop thread and sees time,
+Everything that decides (tasks, gates, barrier handlers, coordinator) is confined to one loop thread and reaches time,
 threads, peers, files and randomness through these alone. Production binds them in `midstream.runtime`, the simulator in
 `midstream.simulation`.
 """
@@ -49,7 +49,7 @@ class Clock(Protocol):
         ...
 
     def monotonic_s(self) -> float:
-        """A clock that never goes back, for timeouts and budgets."""
+        """A clock that never moves back, for timeouts and budgets."""
         ...
 
     def own_core_s(self) -> float:
@@ -182,7 +182,7 @@ class Storage(Protocol):
         """Write a new file. When this returns, the file is complete, durable, and under its final name.
 
         `path`: the file.
-        `parts`: its bytes; consumed one after the other, so they need not all be in memory at once.
+        `parts`: its bytes; consumed one after the other, so they need not all be in memory together.
 
             self.storage.write("mine/plan", [header, body])
         """
@@ -223,7 +223,7 @@ class Storage(Protocol):
         """Delete unfinished files that killed writers left right under a directory.
 
         `path`: the directory.
-        `unwanted`: takes a file's name, and returns whether it is to be deleted.
+        `unwanted`: takes a file's name, and returns whether it must be deleted.
 
             self.storage.sweep("mine", lambda name: name.startswith(self.job_id))
         """
@@ -232,7 +232,7 @@ class Storage(Protocol):
     def exists(self, path: str) -> bool:
         """Return whether there is a file or directory.
 
-        `path`: its place.
+        `path`: its location.
 
             is_planned = self.storage.exists("mine/plan")
         """
@@ -302,7 +302,7 @@ class Ids(Protocol):
         ...
 
 
-class LinkEnd(Protocol):
+class ConnectionEnd(Protocol):
     """The local end of a data connection to one peer slot, for one attempt. Implemented by `exchange`."""
 
     def pull(self, bytes_max: int) -> list[bytes | memoryview]:
@@ -318,11 +318,11 @@ class LinkEnd(Protocol):
         ...
 
     def lost(self, reason: str) -> None:
-        """Learn that the connection is gone for good. Called at most once, never after `close`."""
+        """Handle the permanent loss of the connection. Called at most once, never after `close`."""
         ...
 
 
-class DataLink(Protocol):
+class DataConnection(Protocol):
     """The transport's side of a data connection."""
 
     def wake(self) -> None:
@@ -335,10 +335,10 @@ class DataLink(Protocol):
 class Transport(Protocol):
     """Data connections between slots: authenticated, fenced by attempt, FIFO, one per pair of slots."""
 
-    def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> DataLink:
+    def open(self, slot: int, host: str, port: int, attempt: int, end: ConnectionEnd) -> DataConnection:
         """Open a connection to that peer; both sides call this, and the one with the lower slot id dials.
 
-        Returns at once; frames flow after the handshake. If the handshake does not complete in time, `end.lost` is
+        Returns immediately; frames flow after the handshake. If the handshake does not complete in time, `end.lost` is
         called with the reason.
         """
         ...

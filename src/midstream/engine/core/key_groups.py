@@ -33,7 +33,7 @@ _27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
 def key_type_supported(kind: pa.DataType) -> bool:
     """Whether a column of this type can be a key: integers, booleans, dates, times, strings and binary can.
 
-    `key_cast` says what to do about the others.
+    `key_cast` names what to do about the others.
     """
     return bool(
         pa.types.is_integer(kind)

@@ -3,7 +3,7 @@
 Every Arrow type has one Python form, the values that `to_python` gives: `int` for integers, `float` for floats,
 `datetime` without a zone for a timestamp without one, `dict` for structs and maps, and so on (docs/guide/streams.md has the
 table). A value that is given in that form, and fits, is kept. A value that equals one of that form is converted to it
-at once: an `int` for a float that holds it exactly, a numpy number, an aware `datetime` in another zone. Everything
+immediately: an `int` for a float that holds it exactly, a numpy number, an aware `datetime` in another zone. Everything
 else raises ValueMisfit: nothing is rounded, truncated, parsed, or filled in, so what is read back does not depend on
 whether the job was restored in between.
 """
@@ -32,18 +32,18 @@ from midstream.engine.core.arrow_types import (
 from midstream.engine.core.errors import SchemaError
 from midstream.engine.core.value_converters import (
     ARROW_ERRORS,
-    BoolForm,
-    BytesForm,
-    DateForm,
-    DecimalForm,
-    DurationForm,
-    FloatForm,
-    IntForm,
-    NarrowFloatForm,
-    NullForm,
-    TextForm,
-    TimeForm,
-    TimestampForm,
+    BoolConverter,
+    BytesConverter,
+    DateConverter,
+    DecimalConverter,
+    DurationConverter,
+    FloatConverter,
+    IntConverter,
+    NarrowFloatConverter,
+    NullConverter,
+    TextConverter,
+    TimeConverter,
+    TimestampConverter,
     ValueConverter,
     ValueMisfit,
     fits_datetime,
@@ -58,7 +58,7 @@ __all__ = [
     "ARROW_ERRORS",
     "ValueConverter",
     "ValueMisfit",
-    "form_of",
+    "converter_of",
     "is_fixed_zone",
     "is_nan",
     "kind_of",
@@ -69,14 +69,14 @@ __all__ = [
 ]
 
 
-class _List(ValueConverter):
-    """The form of lists. It accepts only lists: a tuple or an array would be read back as a list."""
+class _ListConverter(ValueConverter):
+    """The converter of lists. It accepts only lists: a tuple or an array would be read back as a list."""
 
     kind: ListType
 
     def __init__(self, kind: ListType) -> None:
         super().__init__(kind)
-        self._item = form_of(kind.value_type)
+        self._item = converter_of(kind.value_type)
         self._size = kind.list_size if pa.types.is_fixed_size_list(kind) else None
         if self._size is not None and (self._size == 0 or pa.types.is_null(kind.value_type)):
             raise SchemaError(f"{kind}: pyarrow ends the process on such lists; declare a list without a size")
@@ -123,14 +123,14 @@ class _List(ValueConverter):
         return _listed(self.kind, offsets, child, missing)
 
 
-class _Struct(ValueConverter):
-    """The form of structs: a dict with exactly the type's fields."""
+class _StructConverter(ValueConverter):
+    """The converter of structs: a dict with exactly the type's fields."""
 
     kind: pa.StructType
 
     def __init__(self, kind: pa.StructType) -> None:
         super().__init__(kind)
-        self._fields = {field.name: form_of(field.type) for field in kind}
+        self._fields = {field.name: converter_of(field.type) for field in kind}
         if len(self._fields) != kind.num_fields:
             raise SchemaError(f"{kind} has two fields of one name, which no dict can have; rename one")
 
@@ -138,10 +138,10 @@ class _Struct(ValueConverter):
         if type(value) is not dict:
             raise self.misfit(value, _not_a_dict(value))
         self._check_fields(value, 0)
-        for name, form in self._fields.items():
+        for name, converter in self._fields.items():
             item = value[name]
             try:
-                kept = form.keep(item)
+                kept = converter.keep(item)
             except ValueMisfit as misfit:
                 raise misfit.at(0, f".{name}") from None
             if kept is not item:
@@ -162,9 +162,9 @@ class _Struct(ValueConverter):
                     raise ValueMisfit(value, self.kind, _not_a_dict(value), index)
                 self._check_fields(value, index)
         columns = []
-        for name, form in self._fields.items():
+        for name, converter in self._fields.items():
             try:
-                columns.append(form.array([None if value is None else value[name] for value in values]))
+                columns.append(converter.array([None if value is None else value[name] for value in values]))
             except ValueMisfit as misfit:
                 raise misfit.at(misfit.index, f".{name}") from None
         missing = np.fromiter((value is None for value in values), bool, len(values))
@@ -173,8 +173,8 @@ class _Struct(ValueConverter):
         return pa.StructArray.from_arrays(columns, fields=list(self.kind), mask=pa.array(missing))
 
 
-class _Map(ValueConverter):
-    """The form of maps: a dict, in the order of its keys."""
+class _MapConverter(ValueConverter):
+    """The converter of maps: a dict, in the order of its keys."""
 
     kind: MapType
 
@@ -187,7 +187,7 @@ class _Map(ValueConverter):
                 f"{kind}: Python treats the repeated hour at the end of daylight saving time as one key; use keys of "
                 f"{pa.timestamp(kind.key_type.unit, 'UTC')}"
             )
-        self._key, self._item = form_of(kind.key_type), form_of(kind.item_type)
+        self._key, self._item = converter_of(kind.key_type), converter_of(kind.item_type)
 
     def _kept(self, value: Any) -> Any:
         if type(value) is not dict:
@@ -233,12 +233,12 @@ class _Map(ValueConverter):
 
 
 @lru_cache(maxsize=1024)
-def form_of(kind: pa.DataType) -> ValueConverter:
-    """Return the Python form of `kind`. Raises SchemaError for an Arrow type without one."""
+def converter_of(kind: pa.DataType) -> ValueConverter:
+    """Return the converter of `kind`. Raises SchemaError for an Arrow type without one."""
     types = pa.types
-    found = next((form for is_kind, form in _FORMS if is_kind(kind)), None)
+    found = next((converter for is_kind, converter in _CONVERTERS if is_kind(kind)), None)
     if types.is_floating(kind):
-        found = FloatForm if kind == pa.float64() else NarrowFloatForm
+        found = FloatConverter if kind == pa.float64() else NarrowFloatConverter
     if found is None:
         raise SchemaError(
             f"there are no Python values of the Arrow type {kind}; use a number, bool, string, binary, date, time, "
@@ -247,20 +247,20 @@ def form_of(kind: pa.DataType) -> ValueConverter:
     return found(kind)
 
 
-_FORMS: Final[tuple[tuple[Callable[[pa.DataType], bool], type[ValueConverter]], ...]] = (
-    (pa.types.is_null, NullForm),
-    (pa.types.is_boolean, BoolForm),
-    (pa.types.is_integer, IntForm),
-    (pa.types.is_decimal, DecimalForm),
-    (is_text, TextForm),
-    (is_bytes, BytesForm),
-    (pa.types.is_date, DateForm),
-    (pa.types.is_time, TimeForm),
-    (pa.types.is_duration, DurationForm),
-    (pa.types.is_timestamp, TimestampForm),
-    (is_list, _List),
-    (pa.types.is_struct, _Struct),
-    (pa.types.is_map, _Map),
+_CONVERTERS: Final[tuple[tuple[Callable[[pa.DataType], bool], type[ValueConverter]], ...]] = (
+    (pa.types.is_null, NullConverter),
+    (pa.types.is_boolean, BoolConverter),
+    (pa.types.is_integer, IntConverter),
+    (pa.types.is_decimal, DecimalConverter),
+    (is_text, TextConverter),
+    (is_bytes, BytesConverter),
+    (pa.types.is_date, DateConverter),
+    (pa.types.is_time, TimeConverter),
+    (pa.types.is_duration, DurationConverter),
+    (pa.types.is_timestamp, TimestampConverter),
+    (is_list, _ListConverter),
+    (pa.types.is_struct, _StructConverter),
+    (pa.types.is_map, _MapConverter),
 )
 
 
@@ -268,7 +268,7 @@ def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any]:
     """Convert `values` to a column of `kind`; `to_python` returns values equal to them. Raises ValueMisfit,
     SchemaError.
     """
-    return form_of(kind).array(values)
+    return converter_of(kind).array(values)
 
 
 def to_python(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> list[Any]:
@@ -327,9 +327,9 @@ def is_fixed_zone(kind: TimestampType) -> bool:
     return kind.tz is None or is_fixed(zone_of(kind))
 
 
-def _key_of_map(form: ValueConverter, key: Any) -> Any:
+def _key_of_map(converter: ValueConverter, key: Any) -> Any:
     if key is None or is_nan(key):
-        raise ValueMisfit(key, form.kind, f"{shown(key)} cannot be the key of a map")
+        raise ValueMisfit(key, converter.kind, f"{shown(key)} cannot be the key of a map")
     return key
 
 
@@ -338,11 +338,11 @@ def _not_a_dict(value: object) -> str:
 
 
 def _inner(
-    form: ValueConverter, items: list[Any], offsets: np.ndarray[Any, Any], path: Callable[[int], str]
+    converter: ValueConverter, items: list[Any], offsets: np.ndarray[Any, Any], path: Callable[[int], str]
 ) -> pa.Array[Any]:
     """Convert the items inside lists or maps to a column; a misfit is located by its outer value and its `path`."""
     try:
-        return form.array(items)
+        return converter.array(items)
     except ValueMisfit as misfit:
         outer = int(np.searchsorted(offsets, misfit.index, side="right")) - 1
         raise misfit.at(outer, path(misfit.index)) from None

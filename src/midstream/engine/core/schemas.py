@@ -76,9 +76,9 @@ def check_schema(schema: pa.Schema, where: str) -> None:
         if not field.name:
             raise SchemaError(f"{where}: a column has an empty name; give it one, or leave the column out")
         check_column_name(field.name, f"{where}: column")
-        waiting = [(field.type, 1)]
-        while waiting:
-            kind, depth = waiting.pop()
+        pending = [(field.type, 1)]
+        while pending:
+            kind, depth = pending.pop()
             if depth > DEPTH_MAX:
                 raise SchemaError(f"{where}: column {field.name!r} is nested more than {DEPTH_MAX} deep")
             inner = [kind.field(index) for index in range(kind.num_fields)]
@@ -91,7 +91,7 @@ def check_schema(schema: pa.Schema, where: str) -> None:
                     )
                 for name in names:
                     check_column_name(name, f"{where}: column {field.name!r}, field")
-            waiting += [(each.type, depth + 1) for each in inner]
+            pending += [(each.type, depth + 1) for each in inner]
 
 
 def check_distinct(names: Sequence[str], where: str) -> None:
@@ -122,7 +122,7 @@ def checked_name(name: object, where: str) -> str:
 
 
 def as_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.DataType:
-    """Return the canonical Arrow type of what the user declared. Raises SchemaError, beginning with `where`, if it is none.
+    """Return the canonical Arrow type of what the user declared. Raises SchemaError, beginning with `where`, for anything else.
 
     `within`: the dataclasses and TypedDicts of which it is part.
     """
@@ -154,7 +154,7 @@ def as_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.Dat
     elif origin is dict and len(of) == 2:
         return canonical_type(pa.map_(as_type(of[0], where, within), as_type(of[1], where, within)))
     known = ", ".join(python.__name__ for python in _PYTHON_TYPES)
-    advice = "; say what is in it, for example list[int]" if kind in (list, dict) else ""
+    advice = "; declare what it contains, for example list[int]" if kind in (list, dict) else ""
     raise SchemaError(
         f"{where}: {kind!r} is not a type{advice}; use a pyarrow type, a polars type, one of {known}, or list[…], dict[…, …] or "
         "a dataclass of these"

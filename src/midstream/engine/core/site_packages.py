@@ -19,7 +19,7 @@ def is_installed(path: str) -> bool:
 
 @lru_cache(16384)
 def _is_file_of_installers(path: str) -> bool:
-    """Whether a file was put there by an installer; cached, since each Environment asks for every module of the
+    """Whether a file was put there by an installer; cached, since each Environment checks every module of the
     process.
     """
     return _is_of_installers(os.path.dirname(os.path.abspath(path)))

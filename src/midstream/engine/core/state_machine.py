@@ -1,7 +1,7 @@
 """Tables of state machines: data on which the machines run, and from which the docs and the coverage report read.
 
 A machine looks up every event in its table. A pair of state and event without a row, or a next state that the
-row does not allow, is a bug and raises at once. If the machine keeps its story, the error contains it.
+row does not allow, is a bug and raises immediately. If the machine keeps its story, the error contains it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ S = TypeVar("S", bound=Enum)
 E = TypeVar("E")
 
 Story: TypeAlias = deque[tuple[S, object]]
-"""The last events of one machine, each with the state in which it came."""
+"""The last events of one machine, each with the state in which it arrived."""
 STORY_EVENTS_MAX: Final = 16
 
 

@@ -43,15 +43,15 @@ def _users_frames(block: str) -> str:
     return _with_frames(block, is_users) or _with_frames(block, _is_not_ours)
 
 
-def _with_frames(block: str, wanted: Callable[[str], bool]) -> str:
-    """Keep the frames that are `wanted`, with their exception; empty if no frame is left."""
+def _with_frames(block: str, is_kept: Callable[[str], bool]) -> str:
+    """Keep the frames for which `is_kept` is true, with their exception; empty if no frame is left."""
     kept: list[str] = []
     frames = 0
     keeping = True
     for line in block.splitlines():
         frame = _FRAME.match(line)
         if frame is not None:
-            keeping = wanted(frame[1])
+            keeping = is_kept(frame[1])
             frames += keeping
         elif not line.startswith("    "):  # the headline or the exception itself, not a line of source
             keeping = True
@@ -74,16 +74,16 @@ def raised_by_users_code(error: BaseException) -> bool:
 
 
 def depends_on_values(error: BaseException) -> bool:
-    """Whether an exception comes each time for the same values, as far as its type shows.
+    """Whether an exception is raised each time for the same values, as far as its type shows.
 
     Exceptions of Python for wrong values, of polars, and of the user's own classes do. Those of other libraries may be
     a database's or a service's that is not available, and so may all that an OSError has led to.
     """
     chain: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
-        link = link.__cause__ or link.__context__
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
     outside = (OSError, EOFError, MemoryError, StorageError, ClusterError)
     if any(isinstance(each, outside) or type(each).__name__ == "TimeoutError" for each in chain):
         return False  # before Python 3.11, not every TimeoutError of the standard library is an OSError
@@ -111,6 +111,6 @@ def kind_and_line(error: BaseException) -> str:
     if isinstance(error, (OSError, StorageError, ClusterError)):
         return ""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    users = [place for place in frames if is_users(place[0])] or frames
+    users = [frame for frame in frames if is_users(frame[0])] or frames
     at = f" at {users[-1][0]}:{users[-1][1]}" if users else ""
     return f"{type(error).__name__}{at}"

@@ -1,4 +1,4 @@
-"""The Python forms of Arrow types that have no inner types; engine/core/python_values.py explains forms."""
+"""Converters of Arrow types that have no inner types; engine/core/python_values.py explains what they accept."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class ValueMisfit(ValueError):
     """`value` cannot be stored as `kind`.
 
-    `index`: the position, among the values given, of the one that is or contains it; `path`: the place in that one.
+    `index`: the position, among the values given, of the one that is or contains it; `path`: the position in that one.
     """
 
     def __init__(self, value: object, kind: pa.DataType, reason: str, index: int = 0, path: str = "") -> None:
@@ -69,7 +69,7 @@ def kind_of(value: object) -> str:
 
 
 class ValueConverter:
-    """The Python form of one Arrow type."""
+    """Converts Python values to the Python form of one Arrow type, and to columns of it."""
 
     plain: type | None = None
     """Each value of exactly this class fits, so no call is needed for it."""
@@ -87,7 +87,7 @@ class ValueConverter:
     def array(self, values: Sequence[Any]) -> pa.Array[Any]:
         """Convert `values` to a column. Raises ValueMisfit for the first one that does not fit."""
         try:
-            column = self._at_once(values)
+            column = self._convert_all(values)
             if column is not None:
                 return column
         except ARROW_ERRORS:
@@ -103,7 +103,7 @@ class ValueConverter:
                     raise ValueMisfit(values[index], self.kind, str(misfit), index) from misfit
             raise ValueMisfit(values, self.kind, str(error)) from error
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         """Convert all values in one call, where pyarrow can be trusted with them; otherwise None or an error of
         pyarrow's.
         """
@@ -122,15 +122,15 @@ class ValueConverter:
         return ValueMisfit(value, self.kind, reason)
 
 
-class NullForm(ValueConverter):
+class NullConverter(ValueConverter):
     def _kept(self, value: Any) -> Any:
         raise self.misfit(value, "only None fits")
 
 
-class BoolForm(ValueConverter):
+class BoolConverter(ValueConverter):
     plain = bool
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, bool) else None
 
     def _kept(self, value: Any) -> Any:
@@ -139,14 +139,14 @@ class BoolForm(ValueConverter):
         raise self.misfit(value, f"{kind_of(value)} is not a bool; write bool(x)")
 
 
-class IntForm(ValueConverter):
+class IntConverter(ValueConverter):
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
         bits, signed = kind.bit_width, pa.types.is_signed_integer(kind)
         self._low = -(1 << bits - 1) if signed else 0
         self._high = (1 << bits - 1) - 1 if signed else (1 << bits) - 1
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, int) else None
 
     def keep(self, value: Any) -> Any:
@@ -167,10 +167,10 @@ class IntForm(ValueConverter):
         return kept
 
 
-class FloatForm(ValueConverter):
+class FloatConverter(ValueConverter):
     plain = float
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, float) or _classes(values) <= {float, int} else None
 
     def _kept(self, value: Any) -> Any:
@@ -188,15 +188,15 @@ class FloatForm(ValueConverter):
         return kept
 
 
-class NarrowFloatForm(ValueConverter):
-    """The form of float32 and float16, which accept only what they hold exactly."""
+class NarrowFloatConverter(ValueConverter):
+    """The converter of float32 and float16, which accept only what they hold exactly."""
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
         self._dtype: type[np.floating[Any]] = np.float16 if pa.types.is_float16(kind) else np.float32
-        self._wide = FloatForm(pa.float64())
+        self._wide = FloatConverter(pa.float64())
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if not _classes(values) <= {float, int}:
             return None
         wide = pa.array(values, pa.float64())
@@ -217,8 +217,8 @@ class NarrowFloatForm(ValueConverter):
         return kept
 
 
-class DecimalForm(ValueConverter):
-    """The form of decimals.
+class DecimalConverter(ValueConverter):
+    """The converter of decimals.
 
     pyarrow is never given a value with more decimal places than the type has: it would turn some of them into 0.
     """
@@ -229,7 +229,7 @@ class DecimalForm(ValueConverter):
         super().__init__(kind)
         self._last = Decimal((0, (1,), -kind.scale))
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if not _classes(values) <= {Decimal, int}:
             return None
         last = -self.kind.scale
@@ -253,8 +253,8 @@ class DecimalForm(ValueConverter):
             ) from None
 
 
-class TextForm(ValueConverter):
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+class TextConverter(ValueConverter):
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, str) else None
 
     def keep(self, value: Any) -> Any:
@@ -276,14 +276,14 @@ class TextForm(ValueConverter):
         return kept
 
 
-class BytesForm(ValueConverter):
+class BytesConverter(ValueConverter):
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
         self._width = kind.byte_width if pa.types.is_fixed_size_binary(kind) else None
         if self._width is None:
             self.plain = bytes
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, bytes) else None
 
     def _kept(self, value: Any) -> Any:
@@ -297,10 +297,10 @@ class BytesForm(ValueConverter):
         return kept
 
 
-class DateForm(ValueConverter):
+class DateConverter(ValueConverter):
     plain = date
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _classes(values) <= {date} else None
 
     def _kept(self, value: Any) -> Any:
@@ -310,14 +310,14 @@ class DateForm(ValueConverter):
         return date(value.year, value.month, value.day)
 
 
-class TimeForm(ValueConverter):
+class TimeConverter(ValueConverter):
     kind: TimeType
 
     def __init__(self, kind: TimeType) -> None:
         super().__init__(kind)
         self._step_us = _STEP_US[kind.unit]
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if _classes(values) <= {time} and _zones(values) <= {None}:
             return pa.array(values, pa.time64("us")).cast(self.kind)
         return None
@@ -332,7 +332,7 @@ class TimeForm(ValueConverter):
         return time(value.hour, value.minute, value.second, value.microsecond)
 
 
-class DurationForm(ValueConverter):
+class DurationConverter(ValueConverter):
     kind: pa.DurationType[Any]
 
     def __init__(self, kind: pa.DurationType[Any]) -> None:
@@ -340,7 +340,7 @@ class DurationForm(ValueConverter):
         self._per_us = {"ns": 1000, "us": 1}.get(kind.unit, 0)  # coarser units hold every timedelta
         self._step_us = _STEP_US[kind.unit]
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return (
             pa.array(values, pa.duration("us")).cast(self.kind)
             if _classes(values) <= {timedelta} and self.kind.unit != "ns"
@@ -359,8 +359,8 @@ class DurationForm(ValueConverter):
         return kept
 
 
-class TimestampForm(ValueConverter):
-    """The form of timestamps: naive datetimes for a type without a zone, aware ones converted to the type's zone."""
+class TimestampConverter(ValueConverter):
+    """The converter of timestamps: naive datetimes for a type without a zone, aware ones converted to the type's zone."""
 
     kind: TimestampType
 
@@ -375,7 +375,7 @@ class TimestampForm(ValueConverter):
         self._is_fixed = self._zone is None or is_fixed(self._zone)
         self._has_plain = self._is_fixed and kind.unit == "us"
 
-    def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
+    def _convert_all(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         if _classes(values) <= {datetime} and self._is_fixed and self.kind.unit != "ns":
             zones = _zones(values)
             if zones <= {None} if self._zone is None else None not in zones and all(map(is_fixed, zones)):
@@ -457,14 +457,14 @@ def _plain_datetime(value: datetime) -> datetime:
     return datetime(*value.timetuple()[:6], microsecond=value.microsecond, tzinfo=value.tzinfo, fold=value.fold)
 
 
-def _no_nanoseconds(form: ValueConverter, value: Any, name: str) -> None:
+def _no_nanoseconds(converter: ValueConverter, value: Any, name: str) -> None:
     """Refuse a pandas time that has nanoseconds."""
     if getattr(value, name, 0):
-        raise form.misfit(value, "it has nanoseconds, which Python's times do not have; round it to microseconds")
+        raise converter.misfit(value, "it has nanoseconds, which Python's times do not have; round it to microseconds")
 
 
-def _too_fine(form: TimeForm | DurationForm | TimestampForm, value: object) -> ValueMisfit:
-    return form.misfit(value, f"it is finer than {form.kind.unit}; round it, or declare microseconds")
+def _too_fine(converter: TimeConverter | DurationConverter | TimestampConverter, value: object) -> ValueMisfit:
+    return converter.misfit(value, f"it is finer than {converter.kind.unit}; round it, or declare microseconds")
 
 
 def is_nan(value: object) -> bool:

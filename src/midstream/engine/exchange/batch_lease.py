@@ -34,17 +34,17 @@ class Account(Protocol):
 class LeasedBatch:
     """A batch, for which `buffers` buffers are charged until each of its holders has released it."""
 
-    __slots__ = ("_account", "_holders", "batch", "buffers", "form", "queued_buffers", "queued_s")
+    __slots__ = ("_account", "_holders", "batch", "buffers", "layout", "queued_buffers", "queued_s")
 
     queued_s: float
     """When the batch was added to its queue. A queue with a `QueueTime` sets this and `queued_buffers`."""
     queued_buffers: int
     """The buffers in the queue when the batch was added, its own included."""
 
-    def __init__(self, batch: Batch, buffers: int, account: Account, form: int = 0) -> None:
+    def __init__(self, batch: Batch, buffers: int, account: Account, layout: int = 0) -> None:
         self.batch = batch
-        self.form = form
-        """The index of its schema in `Edge.forms`. Only batches of the same form are joined."""
+        self.layout = layout
+        """The index of its schema in `Edge.layouts`. Only batches of the same layout are joined."""
         self.buffers = buffers
         self._account = account
         self._holders = 1
@@ -64,7 +64,7 @@ class LeasedBatch:
     def rest(self, first_row: int) -> LeasedBatch:
         """The rows from `first_row` on, as a batch that a checkpoint holds."""
         held = self.hold()
-        return LeasedBatch(self.batch.slice(first_row), held.buffers, _Parts((held,)), self.form)
+        return LeasedBatch(self.batch.slice(first_row), held.buffers, _Parts((held,)), self.layout)
 
     def charged_to(self, account: Account) -> int:
         """How many of the batch's buffers are charged to `account`."""
@@ -97,12 +97,12 @@ class _Parts:
 
 
 def concat_leased(parts: Sequence[LeasedBatch]) -> LeasedBatch:
-    """One batch with the rows of all parts, which have the same form, in their order. It owns the leases of its
+    """One batch with the rows of all parts, which have the same layout, in their order. It owns the leases of its
     parts."""
     if len(parts) == 1:
         return parts[0]
     buffers = sum([part.buffers for part in parts])
-    return LeasedBatch(concat([part.batch for part in parts]), buffers, _Parts(parts), parts[0].form)
+    return LeasedBatch(concat([part.batch for part in parts]), buffers, _Parts(parts), parts[0].layout)
 
 
 def release(items: Iterable[LeasedBatch]) -> None:

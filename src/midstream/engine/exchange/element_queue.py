@@ -94,7 +94,7 @@ class ElementQueue:
         return isinstance(event, CheckpointBarrier) and event.checkpoint_id == self._capture_id
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
-        """Remove the next element and return it. Small batches of one form in a row are joined, up to `rows_max` rows.
+        """Remove the next element and return it. Small batches of one layout in a row are joined, up to `rows_max` rows.
 
         The caller must release a batch.
         """
@@ -133,7 +133,11 @@ class ElementQueue:
             return run
         while self._items:
             item = self._items[0]
-            if not isinstance(item, LeasedBatch) or item.form != first.form or rows + item.batch.num_rows > rows_max:
+            if (
+                not isinstance(item, LeasedBatch)
+                or item.layout != first.layout
+                or rows + item.batch.num_rows > rows_max
+            ):
                 break
             self._items.popleft()
             run.append(item)
@@ -143,10 +147,10 @@ class ElementQueue:
     def head_is_event(self) -> bool:
         return bool(self._items) and not isinstance(self._items[0], LeasedBatch)
 
-    def head_rows(self, form: int) -> int:
-        """The number of rows of the next element. It is 0 if there is none, if it is an event, or of another form."""
+    def head_rows(self, layout: int) -> int:
+        """The number of rows of the next element. It is 0 if there is none, if it is an event, or of another layout."""
         head = self._items[0] if self._items else None
-        return head.batch.num_rows if isinstance(head, LeasedBatch) and head.form == form else 0
+        return head.batch.num_rows if isinstance(head, LeasedBatch) and head.layout == layout else 0
 
     # ---- capture ----
 

@@ -62,13 +62,13 @@ class RemoteChannel:
     granted credit for its remainder. If the channel holds nothing else, that may even overdraw the quota, because these
     buffers become free only after the remainder has arrived.
 
-    `forms` are the schemas that batches may have (`Edge.forms`).
+    `layouts` are the schemas that batches may have (`Edge.layouts`).
     """
 
     def __init__(
         self,
         channel: ChannelId,
-        forms: Sequence[pa.Schema],
+        layouts: Sequence[pa.Schema],
         quota: Quota,
         window: int,
         on_data: Callable[[], None],
@@ -76,7 +76,7 @@ class RemoteChannel:
         queue_time: QueueTime | None = None,
     ) -> None:
         self.id = channel
-        self._forms = forms
+        self._layouts = layouts
         self._buffer_bytes = quota.pool.buffer_bytes
         self._quota = quota
         self._window = window
@@ -91,7 +91,7 @@ class RemoteChannel:
         """Buffers that are charged for batches: queued, partial and captured ones, and the one being processed."""
         self._partial: memoryview | None = None
         self._partial_filled = 0
-        self._partial_form = 0
+        self._partial_layout = 0
         self._partial_buffers = 0
         self._closed = False
 
@@ -132,25 +132,25 @@ class RemoteChannel:
     def _assemble(self, payload: memoryview) -> None:
         """Add a buffer to the batch that is being assembled. A batch begins in a buffer of its own."""
         if self._partial is None:
-            length, form = read_prefix(payload)
+            length, layout = read_prefix(payload)
             if not 0 < length <= ELEMENT_BYTES_MAX:
                 raise InvariantError(f"{self.id}: a batch of {length} bytes is announced")
-            if form >= len(self._forms):
+            if layout >= len(self._layouts):
                 raise InvariantError(
-                    f"{self.id}: a batch of form {form} is announced, and there are {len(self._forms)}"
+                    f"{self.id}: a batch of layout {layout} is announced, and there are {len(self._layouts)}"
                 )
             payload = payload[PREFIX_BYTES:]
             self._partial = np.empty(length, np.uint8).data  # a bytearray would first be filled with zeros
             self._partial_filled = 0
-            self._partial_form = form
+            self._partial_layout = layout
         end = self._partial_filled + len(payload)
         if end > len(self._partial):
             raise InvariantError(f"{self.id}: a batch of {len(self._partial)} bytes got {end}")
         self._partial[self._partial_filled : end] = payload
         self._partial_filled = end
         if end == len(self._partial):
-            batch = pa.ipc.read_record_batch(pa.py_buffer(self._partial), self._forms[self._partial_form])
-            self.queue.append(LeasedBatch(batch, self._partial_buffers, self, self._partial_form))
+            batch = pa.ipc.read_record_batch(pa.py_buffer(self._partial), self._layouts[self._partial_layout])
+            self.queue.append(LeasedBatch(batch, self._partial_buffers, self, self._partial_layout))
             self._partial = None
             self._partial_buffers = 0
             self._on_data()

@@ -111,7 +111,7 @@ class InputGate:
         return None
 
     def _join(self, first: LeasedBatch, rows_max: int) -> LeasedBatch:
-        """Join `first` with batches of its form of other channels, if it is small enough for the copy to pay off, as in
+        """Join `first` with batches of its layout of other channels, if it is small enough for the copy to pay off, as in
         a queue.
 
         The channels of these batches have had their turn.
@@ -123,7 +123,7 @@ class InputGate:
         more: list[int] = []
         for index in ready:
             channel = self.channels[index]
-            if not 0 < channel.queue.head_rows(first.form) <= rows_max - rows:
+            if not 0 < channel.queue.head_rows(first.layout) <= rows_max - rows:
                 self._ready.append(index)
                 continue
             batch = channel.take(rows_max - rows)

@@ -17,7 +17,7 @@ from midstream.engine.core.batch_framing import prefix
 from midstream.engine.core.elements import decode_event, encode_event
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.ids import ChannelId
-from midstream.engine.core.interfaces import DataLink
+from midstream.engine.core.interfaces import DataConnection
 from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.input_channel import RemoteChannel
 from midstream.engine.exchange.subpartition import Subpartition
@@ -61,7 +61,7 @@ class Sender:
             if not isinstance(element, LeasedBatch):
                 return self._frame(pieces, FrameKind.EVENT, (encode_event(element),), inside)
             message = element.batch.serialize()
-            start = prefix(message.size, element.form)
+            start = prefix(message.size, element.layout)
             view = memoryview(message)
             first = view[: self._buffer_bytes - len(start)]
             self._element = view[len(first) :]
@@ -94,21 +94,21 @@ class Sender:
 
 
 class PeerLink:
-    """This slot's end of the connection to one peer slot. It implements `engine.core.interfaces.LinkEnd`."""
+    """This slot's end of the connection to one peer slot. It implements `engine.core.interfaces.ConnectionEnd`."""
 
     def __init__(self, peer: int, buffer_bytes: int, rows_max: int, on_lost: Callable[[str], None]) -> None:
         self.peer = peer
         self._buffer_bytes = buffer_bytes
         self._rows_max = rows_max
         self._on_lost = on_lost
-        self._link: DataLink | None = None
+        self._link: DataConnection | None = None
         self._senders: dict[ChannelId, Sender] = {}
         self._receivers: dict[ChannelId, RemoteChannel] = {}
         self._ready: deque[Sender] = deque()
         self._in_ready: set[Sender] = set()
         self._credits: dict[ChannelId, int] = {}
 
-    def attach(self, link: DataLink) -> None:
+    def attach(self, link: DataConnection) -> None:
         self._link = link
         if self._credits or self._ready:
             link.wake()

@@ -86,8 +86,8 @@ class Subpartition:
             buffers = self._pool.buffers_for(size)
             self._quota.charge(buffers)
             self._charged += buffers
-            form = int(self._combined is not None and element.schema.equals(self._combined))
-            self.queue.append(LeasedBatch(element, buffers, self, form))
+            layout = int(self._combined is not None and element.schema.equals(self._combined))
+            self.queue.append(LeasedBatch(element, buffers, self, layout))
         else:
             self.closed = isinstance(element, EndOfPartition)
             self.queue.append(element)

@@ -13,8 +13,8 @@ Every frame is a little-endian uint32 length, then a 15-byte header, then the pa
 |          |       | DATA: 1 after a wait for credit, else 0                              |
 
 DATA frames carry at most `buffer_bytes` of the channel's byte stream, which is a series of
-(prefix of 8 bytes, Arrow IPC record batch message); the prefix has the length and the form (`engine.core.batch_framing`), and
-the schema, which is the one of the edge's forms, is never sent.
+(prefix of 8 bytes, Arrow IPC record batch message); the prefix has the length and the layout (`engine.core.batch_framing`), and
+the schema, which is the one of the edge's layouts, is never sent.
 EVENT frames carry one encoded event. They are sent between two batches of the stream, except for barriers that overtake:
 these may be sent inside a batch, which then counts as after them. The consumer sends CREDIT frames to the producer.
 """

@@ -94,12 +94,12 @@ class Edge:
     """Reduces rows before they are sent. Batches on the edge are rows of `schema`, or combined."""
 
     @property
-    def forms(self) -> tuple[pa.Schema, ...]:
+    def layouts(self) -> tuple[pa.Schema, ...]:
         """The schemas that batches on this edge may have; stored and sent batches name theirs by its index."""
         return (self.schema,) if self.combiner is None else (self.schema, self.combiner.schema)
 
-    def form_of(self, batch: pa.RecordBatch) -> int:
-        """Return the index of the batch's schema in `forms`."""
+    def layout_of(self, batch: pa.RecordBatch) -> int:
+        """Return the index of the batch's schema in `layouts`."""
         return int(self.combiner is not None and batch.schema.equals(self.combiner.schema))
 
 

@@ -14,7 +14,7 @@ from midstream.engine.core.errors import SchemaError
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
 
 BAD_RECORDS: Final = "bad records"
-"""The tag of the side output of records that a source could not read and was told to drop."""
+"""The tag of the side output of records that a source could not read and was configured to drop."""
 BAD_RECORDS_SCHEMA: Final = schema_of(
     [
         ("source", pa.large_string()),  # the topic, or the file
@@ -68,21 +68,23 @@ class BadRecordCount:
     def count(self, good: int, bad: BadRecords | None) -> None:
         """Count one more batch. Raises SchemaError for the record that exceeds the limit."""
         if bad is None:
-            self._go_on(good)
+            self._advance(good)
             return
         before = 0
         for number, at in enumerate(bad.at):
-            self._go_on(at - before)
+            self._advance(at - before)
             before = at + 1
             self._bad += 1
             self.total += 1
             if self._most is not None and self._bad > self._most[0]:
                 raise SchemaError(self._too_many(bad.rows.slice(number, 1).to_pylist()[0]))
-            self._go_on(1)
+            self._advance(1)
             if self.total & (self.total - 1) == 0:  # the 1st, 2nd, 4th, 8th …
                 row = bad.rows.slice(number, 1).to_pylist()[0]
-                _log.warning("%s: dropped: %s (bad record %d of this subtask)", _place(row), row["error"], self.total)
-        self._go_on(good + len(bad.at) - before)
+                _log.warning(
+                    "%s: dropped: %s (bad record %d of this subtask)", _position(row), row["error"], self.total
+                )
+        self._advance(good + len(bad.at) - before)
 
     def restore(self, part: StatePart) -> None:
         """Restore the tally. After a rescale a subtask may get several tallies; it continues with the one that has the
@@ -105,7 +107,7 @@ class BadRecordCount:
         table = pa.table({"records": [self._records], "bad": [self._bad]}, schema=_TALLY_SCHEMA)
         return StatePart(Redistribute.SPLIT, (Chunk(new_id(), table),))
 
-    def _go_on(self, records: int) -> None:
+    def _advance(self, records: int) -> None:
         self._records += records
         if self._most is not None and self._records >= self._most[1]:
             self._records %= self._most[1]
@@ -114,13 +116,13 @@ class BadRecordCount:
     def _too_many(self, row: dict[str, object]) -> str:
         assert self._most is not None
         return (
-            f"{_place(row)}: {row['error']}; {self._bad} of the last {self._records + 1} records read by this subtask are "
+            f"{_position(row)}: {row['error']}; {self._bad} of the last {self._records + 1} records read by this subtask are "
             f"bad, and bad_records_max allows {self._most[0]} of {self._most[1]}. Repair the input or schema=, or allow "
             "more of them"
         )
 
 
-def _place(row: dict[str, object]) -> str:
+def _position(row: dict[str, object]) -> str:
     if row["partition"] is None:
         return f"{row['source']}, byte {row['position']}"
     return f"topic {row['source']!r}, partition {row['partition']}, offset {row['position']}"

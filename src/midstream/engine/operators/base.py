@@ -62,7 +62,7 @@ class Splits(Protocol):
     def quiet_until_s(self, split: int) -> float:
         """The time (monotonic) until which the split is known to have had no rows but those emitted; -inf if it ends.
 
-        Rows of a split that ends come without fail, however long their reading takes.
+        Rows of a split that ends always arrive, however long their reading takes.
         """
         ...
 
@@ -171,7 +171,7 @@ class Operator(ABC):
     makes_watermarks: bool = False
     """True: watermarks from upstream stop at this operator, except the one at the end of the stream."""
     keeps_splits: bool = False
-    """True: everything emitted for a batch is emitted while that batch is processed."""
+    """True: the output of a batch is emitted before `process` returns."""
     own: OwnCode = OwnCode()
     """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
     keeps_rows: bool = False
@@ -207,7 +207,7 @@ class Operator(ABC):
         """
 
     def advance_watermark(self, watermark_us: int) -> bool:
-        """React to event time having reached `watermark_us` on all ports: fire what is due.
+        """Handle event time having reached `watermark_us` on all ports: fire what is due.
 
         Of several watermarks in a row, with no rows between them, only the last may be delivered.
 
@@ -221,7 +221,7 @@ class Operator(ABC):
         return True
 
     def end_input(self, port: int) -> None:
-        """React to the end of input `port`: no more rows follow on it."""
+        """Handle the end of input `port`: no more rows follow on it."""
 
     def finish(self) -> None:
         """Emit what is left after all inputs have ended."""
@@ -230,7 +230,7 @@ class Operator(ABC):
         return NOTHING
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """React to the completion of this checkpoint; no earlier checkpoint is pending any more."""
+        """Handle the completion of this checkpoint; no earlier checkpoint is pending any more."""
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None: ...
 

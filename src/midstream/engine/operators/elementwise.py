@@ -157,7 +157,7 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
         return True
     except EXPRESSION_ERRORS:  # it has a function that cannot be pickled, or another part that polars cannot write
         if not of_many_rows and _reported(expr) is False:
-            raise _Found(Fault("may look at other rows", _OTHER_ROWS)) from None
+            raise _Found(Fault("may depend on other rows", _OTHER_ROWS)) from None
         for part in expr.meta.pop():
             if not _is_in_list(part):
                 _check_parts(part, schema, of_many_rows=of_many_rows)
@@ -250,14 +250,14 @@ class _Parts:
     def _judged(
         self, tree: Tree, operands: Sequence[tuple[Tree, pl.DataType]]
     ) -> tuple[pl.DataType | None, Fault | None]:
-        places = []
+        stand_ins = []
         for index, (child, _) in enumerate(operands):
             column: Tree = {"Column": f"operand {index}"}
             if _is_function("AsStruct", tree):  # its fields have the names of the operands
                 column = {"Alias": [column, self._trees.expr(child).meta.output_name()]}
-            places.append((child, column))
-        places.sort(key=lambda place: -len(msgspec.json.encode(place[0])))  # one may be part of another
-        text = self._trees.text(substitute(tree, places))
+            stand_ins.append((child, column))
+        stand_ins.sort(key=lambda pair: -len(msgspec.json.encode(pair[0])))  # one may be part of another
+        text = self._trees.text(substitute(tree, stand_ins))
         kinds = {f"operand {index}": kind for index, (_, kind) in enumerate(operands)}
         for name in read_expr(text).meta.root_names():
             if name not in kinds and name in self._schema:
@@ -306,7 +306,7 @@ def _judge(
         return kind, None
     reported = _reported(expr)
     if reported is False:
-        return kind, Fault("may look at other rows", _OTHER_ROWS)
+        return kind, Fault("may depend on other rows", _OTHER_ROWS)
     if reported is None and not found and kind is not None and not expr.meta.has_multiple_outputs():
         return kind, Fault("fails for each probe row, so that nothing shows how it computes others", _MAP)
     return kind, None
@@ -370,22 +370,22 @@ def _check_names(tree: Tree) -> None:
             case {"PipeWithDtype": _}:
                 fault = Fault("is a function that returns an expression for each batch", _BUILD)
             case {"Eval": {"variant": {"Cumulative": _}}}:
-                fault = Fault("looks at the rows before", _OTHER_ROWS)
-            case _:  # it is judged by what it does
+                fault = Fault("depends on the rows before", _OTHER_ROWS)
+            case _:  # it is judged by its results
                 continue
         raise _Found(fault)
 
 
 def _check_reports(expr: pl.Expr) -> None:
     """Check the parts of an expression by what polars itself reports of each."""
-    waiting = [expr]
-    while waiting:
-        part = waiting.pop()
+    pending = [expr]
+    while pending:
+        part = pending.pop()
         if _is_in_list(part):
             continue
         if not part.meta.is_literal() and _reported(part) is False:
-            raise _Found(Fault("may look at other rows", _OTHER_ROWS), str(part))
-        waiting += part.meta.pop()
+            raise _Found(Fault("may depend on other rows", _OTHER_ROWS), str(part))
+        pending += part.meta.pop()
 
 
 def _is_in_list(part: pl.Expr) -> bool:

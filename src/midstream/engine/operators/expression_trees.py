@@ -89,14 +89,14 @@ def substitute(tree: Tree, replacements: Sequence[tuple[Tree, Tree]]) -> Tree:
 
 def nodes(tree: Tree) -> Iterator[Tree]:
     """Yield every dict in the tree, the outer before the inner."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
+    pending = [tree]
+    while pending:
+        node = pending.pop()
         if isinstance(node, dict):
             yield node
-            waiting += node.values()
+            pending += node.values()
         elif isinstance(node, list) and not _is_bytes(node):
-            waiting += node
+            pending += node
 
 
 def without_fields(tree: Tree, struct: Tree) -> Tree:

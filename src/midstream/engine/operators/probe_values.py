@@ -88,7 +88,7 @@ def _nested(kind: pl.DataType, close_together: bool) -> pl.Series:
         return entries.select(pl.col("entries").list.filter(first).list.to_map().cast(kind)).to_series()
     inner = probe(_instance(kind.inner), close_together=close_together)  # type: ignore[attr-defined]
     if isinstance(kind, pl.Array):
-        arrays = [[(row // 2 * 3 + place) % ROWS for place in range(kind.size)] for row in range(ROWS)]
+        arrays = [[(row // 2 * 3 + index) % ROWS for index in range(kind.size)] for row in range(ROWS)]
         lists = [None if row == 4 else inner.gather(rows) for row, rows in enumerate(arrays)]
         return _series(lists, pl.List(inner.dtype)).list.to_array(kind.size)
     return _series([None if rows is None else inner.gather(rows) for rows in _LISTS], kind)

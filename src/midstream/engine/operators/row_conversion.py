@@ -20,7 +20,7 @@ from midstream.engine.core.key_groups import key_cast, key_type_supported
 from midstream.engine.core.python_values import ValueMisfit, kind_of, to_array, to_python
 
 USER_ERRORS: Final = (Exception, SystemExit)
-"""What a user's function raises. Not KeyboardInterrupt, which comes from outside."""
+"""What a user's function raises. KeyboardInterrupt is not among them: it is a signal."""
 Row: TypeAlias = dict[str, Any]
 Origin: TypeAlias = "int | datetime | None"
 """The origin of a function's row: the position of a row in its batch, or the time of a timer."""
@@ -29,7 +29,7 @@ Origin: TypeAlias = "int | datetime | None"
 def to_rows(batch: pa.RecordBatch, where: str) -> Iterator[Row]:
     """Yield rows one by one: thousands of dicts at a time would keep the garbage collector busy.
 
-    Raises JobError, at once, naming `where` and the column with a value that Python cannot represent.
+    Raises JobError immediately, naming `where` and the column with a value that Python cannot represent.
     """
     return _row_maker(tuple(batch.schema.names))(_columns(batch, where))
 
@@ -80,7 +80,7 @@ def map_rows(function: Callable[[Row], Row], batch: pa.RecordBatch, schema: pa.S
         index = len(made[-1]) if made else 0
         at = f"{where}: the result for the row {row_text(batch, index)}"
         _check_row(row, schema, at, index)
-        raise AssertionError(f"{at} fits, but was taken for one that does not")
+        raise AssertionError(f"{at} fits, but was treated as one that does not")
     arrays = []
     for field, values in zip(schema, made, strict=True):
         source = batch.schema.get_field_index(field.name)

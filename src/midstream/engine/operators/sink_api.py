@@ -66,7 +66,7 @@ class CommitterContext:
     stopped: Signal
     """Set when the commit is no longer needed: its attempt is over, or its process ends.
 
-    A commit that waits for a server waits for this as well, with `stopped.wait(seconds)`, and raises once it is set.
+    A commit that waits for a server must also wait for this, with `stopped.wait(seconds)`, and raise once it is set.
     """
 
 
@@ -117,7 +117,7 @@ class SinkWriter(ABC):
         """
 
     def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
-        """Close what was written since the last call, and say how it becomes durable.
+        """Close what was written since the last call, and return what makes it durable.
 
         `checkpoint_id`: the checkpoint that covers these rows.
 
@@ -194,12 +194,12 @@ class Committer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What several starts of one job have written through one sink.
+    """The output that several starts of one job have written through one sink.
 
     `uid`: that of the sink.
     `jobs`: the ids of all starts that may have resumed from one another's checkpoints.
-    `held`: committables of newer checkpoints that are complete, each with the id it was prepared for. Ones that are no
-    longer pending were committed, perhaps to where the sink wrote then rather than where it writes now.
+    `held`: committables of newer checkpoints that are complete, each with the id it was prepared for. Those that are
+    no longer pending were committed, perhaps to an earlier target of the sink.
 
         def newest_committed(self, output):
             return max((self.log.newest(job) for job in output.jobs), default=0)
@@ -241,13 +241,13 @@ class Sink(ABC):
     commits_on_slots: ClassVar[bool] = False
     """Whether commits and aborts run on the slots of the job, in parallel by `lane`, instead of on the driver."""
     output_lasts: ClassVar[bool] = True
-    """Whether output is still there at the next start of the job. If not, it is never newer than the checkpoint from which
-    that resumes.
+    """False for in-memory output, which never outlives a start and so is never newer than the checkpoint from which the
+    next start resumes.
     """
 
     @property
     def is_transactional(self) -> bool:
-        """Whether rows appear when a checkpoint completes; otherwise they appear at once, and again after failures."""
+        """Whether rows appear when a checkpoint completes; otherwise they appear immediately, and again after failures."""
         return type(self).committer is not Sink.committer
 
     @property
@@ -268,7 +268,7 @@ class Sink(ABC):
         """
 
     def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
-        """Raise an error if the target cannot serve so many writers at once. Runs on the driver, after `validate`.
+        """Raise an error if the target cannot serve this many concurrent writers. Runs on the driver, after `validate`.
 
         `subtasks`: the number of writers.
         `beside`: the other sinks of the job, and their subtasks.
@@ -299,7 +299,7 @@ class Sink(ABC):
 
         `output`: the starts of the job.
 
-        None, the default, means that the sink cannot tell; the job then assumes that all completed checkpoints are
+        None, the default, means that the sink does not record it; the job then assumes that all completed checkpoints are
         committed.
 
             def newest_committed(self, output):
@@ -317,7 +317,7 @@ class Sink(ABC):
 
             def check_take_back(self, output, after):
                 if not self.log.has_names_of(output.jobs):
-                    raise ConfigError("the log does not say which files are newer")
+                    raise ConfigError("the log does not record which files are newer")
         """
         raise ConfigError("it cannot take back what it has committed")
 
@@ -325,8 +325,7 @@ class Sink(ABC):
         """Remove what these jobs have committed of checkpoints newer than one of them, and nothing else. Runs on the
         driver.
 
-        Afterwards none of them can commit anything newer either, not even one that is in the middle of its first
-        commit. The call is repeated after a crash, so half of the work may have been done.
+        Afterwards none of them can commit anything newer either, not even one whose first commit is in progress. The call is repeated after a crash, so half of the work may have been done.
 
         `output`: the starts of the job.
         `after`: the checkpoint from which the job resumes.

@@ -1,8 +1,8 @@
 """The contract of sources: splits are found on the driver and read on the subtasks.
 
-The coordinator runs `discover` and assigns splits to subtasks that ask for one; its position, the splits that are not
-yet assigned, and each reader's progress are part of every checkpoint. A source keeps no other state, which is what
-makes it exactly-once by construction.
+The coordinator runs `discover` and assigns splits to subtasks that request one; its position, the splits that are not
+yet assigned, and each reader's progress are part of every checkpoint. A source keeps no other state, so it
+is exactly-once by construction.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Split(msgspec.Struct, frozen=True):
     `offset`: where to resume: 0 for a new split, else whatever the reader returned with the last batch it emitted.
     `follows`: it continues where the split found before it ends (parts of one file), so its rows are in order with
     those too. Event time does not wait until it is assigned if all splits that were found with it and before it are of
-    that same line; the coordinator keeps the mark only then.
+    that same line; the coordinator keeps `follows` only then.
 
         >>> from midstream import Split
         >>> Split("file-7", b"in/file-7").offset
@@ -69,7 +69,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryContext:
-    """What `discover` may use besides the source's own system.
+    """What `discover` may use in addition to the source's own system.
 
     `uid`: that of the source in the job. `parallelism`: its number of subtasks.
 
@@ -107,7 +107,7 @@ class SplitReader(ABC):
 
         Return the batch, which has exactly the columns of the source's `schema`, and the offset after it, a whole number
         from 0 on; None at the end of the split. A batch without rows from a `blocking` source means that there are none at present: it is
-        asked again soon. Return one within a second if no row comes: only then can a split without an end be idle
+        read again soon. Return one within a second if no row comes: only then can a split without an end be idle
         (`idle_after`). A read that has not returned may still have rows.
 
             def read(self, rows_max):
@@ -145,11 +145,11 @@ class Source(ABC):
     `testing.check_source` checks it.
 
     `schema`: the columns, in the types of the engine (`large_string` for text, microseconds for times, …). `blocking`:
-    reads wait for files or networks, so they run on the I/O pool, ahead of need; otherwise they only compute, and run
+    reads wait for files or networks, so they run on the I/O pool, in advance; otherwise they only compute, and run
     on the loop. `bounded`: it ends, so none of its splits is ever idle. `splits_end`: it does not end, but each of its
-    splits does, as files do. `discovery_interval_s`: how often `discover` is asked again until it says
-    exhausted. `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit); up to a second in
-    which a subtask could not emit is made up for.
+    splits does, as files do. `discovery_interval_s`: the interval at which `discover` is called until it returns
+    exhausted. `rows_per_s`: the rate limit over all subtasks (None: no limit); a delayed subtask
+    may catch up at most one second.
 
         >>> from midstream import Discovery, Source, Split, SplitReader
         >>> class CountdownReader(SplitReader):
@@ -177,7 +177,7 @@ class Source(ABC):
     rows_per_s: float | None = None
     splits_end: bool = False
     equal_shares: bool = False
-    """True: splits are assigned in equal shares, for subtasks that read all of theirs side by side. False: splits are
+    """True: splits are assigned in equal shares, for subtasks that read all of theirs concurrently. False: splits are
     assigned on request.
     """
     drops_bad_records: bool = False
@@ -246,7 +246,7 @@ class Source(ABC):
         return split
 
     def place(self, split: Split, first: int, last: int) -> str:
-        """Describe, for people who look for them, where rows are that failed. Must not block.
+        """Describe to users where failed rows are in the input. Must not block.
 
         `split`: the split, with its offset before the batch that has the rows.
         `first`, `last`: the rows after that offset, counted from 0.
@@ -259,7 +259,7 @@ class Source(ABC):
         return f"split {split.id}, {rows_text(first, last)} after offset {split.offset}"
 
     def splits_per_reader(self, parallelism: int) -> int:
-        """Return how many splits a subtask reads side by side, in turns; by default 1.
+        """Return how many splits a subtask reads concurrently, in turns; by default 1.
 
         More than 1 is for splits that never end. All subtasks together must hold all of these: a split that waits for
         one that never ends is never read, and event time waits for it.
@@ -282,7 +282,7 @@ class Source(ABC):
         return parallelism
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
-        """React to a completed checkpoint. Runs on the driver's I/O pool.
+        """Handle a completed checkpoint. Runs on the driver's I/O pool.
 
         The checkpoint holds all rows before a position, except rows of unfinished splits. A source may let its system
         delete only what lies before the position and in no unfinished split.
@@ -349,7 +349,7 @@ def checked_read(found: object, schema: pa.Schema, where: str) -> tuple[pa.Recor
 
 
 def checked_count(count: object, what: str) -> int:
-    """Check how many splits or subtasks a source wants. Raises ConfigError."""
+    """Check how many splits or subtasks a source requests. Raises ConfigError."""
     if not isinstance(count, int) or count < 1:
         raise ConfigError(f"{what} returned {count!r}; return a whole number from 1 on")
     return count

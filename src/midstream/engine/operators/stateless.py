@@ -60,7 +60,7 @@ class FilterOperator(Stateless):
     """Keeps the rows for which `predicate` is true; a row for which it is null is dropped.
 
     `predicate`: a boolean polars expression over the columns, or a function from row to bool.
-    Raises SchemaError at once for an unknown column or an expression that is not boolean.
+    Raises SchemaError immediately for an unknown column or an expression that is not boolean.
     """
 
     keeps_rows = True
@@ -218,7 +218,7 @@ class FlatMapOperator(Stateless):
 class MapBatchesOperator(Stateless):
     """Calls `function` on whole batches; it may return any number of rows, with the columns of `schema`.
 
-    `form` says what the function takes: "polars" (a DataFrame) or "arrow" (a RecordBatch). It may return a polars
+    `form`: what the function takes, "polars" (a DataFrame) or "arrow" (a RecordBatch). It may return a polars
     DataFrame, an Arrow RecordBatch or an Arrow Table. The engine decides where batches are cut: a result must not
     depend on which rows share a batch.
     """

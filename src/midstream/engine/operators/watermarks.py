@@ -1,4 +1,4 @@
-"""Event time: which column holds it, and how far it has come.
+"""Event time: which column holds it, and how far it has advanced.
 
 A watermark states that no row at or below it follows. The progress of a split is the largest event time seen in it,
 less the strategy's delay, less one microsecond (a row with that same time may still arrive). If the source is in the
@@ -8,10 +8,10 @@ same task (see `Splits`), this holds:
     progress yet. The watermark does not advance while a split waits to be assigned that was found together
     with those being read, unless that split follows all of them.
 
-So a row is late only if it is more than the delay behind a row of its own split, or if its split was found after event
+So a row is late only if it is older than a row of its own split by more than the delay, or if its split was found after event
 time had passed the row, or if its split was idle. A split that ends is never idle. One without an end is idle if no row
-came for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end hold nothing back. If the
-source is in another task, splits cannot be told apart, and the whole stream counts as one split.
+arrived for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end hold nothing back. If the
+source is in another task, splits cannot be distinguished, and the whole stream counts as one split.
 
 None of this is in a checkpoint: after a restore a split has no progress until its first row, which can only delay a
 watermark; the watermarks emitted before are in the chain's snapshot.
@@ -32,12 +32,12 @@ from midstream.engine.core.interfaces import Timer
 from midstream.engine.operators.base import Operator, OperatorContext, Output, Splits
 from midstream.engine.operators.event_time_column import EventTime
 
-LATE_LOOK_S = 0.1
+TIMER_DELAY_S_MAX = 0.1
 """A timer that fires later than this was delayed by backpressure, not by waiting for its turn."""
-AGAIN_S_MIN, AGAIN_S_MAX = 0.001, 0.1
-"""When a split without rows is examined again whose source has not reported yet that it has none."""
+RECHECK_S_MIN, RECHECK_S_MAX = 0.001, 0.1
+"""When a split without rows is examined again if its source has not reported yet that it has none."""
 NO_SPLIT: Final = -1
-"""Stands for all rows where splits cannot be told apart, and for splits read to the end while none is open."""
+"""Stands for all rows where splits cannot be distinguished, and for splits read to the end while none is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class WatermarkStrategy:
 
     @staticmethod
     def monotonous(idle_after: Duration | None = None) -> WatermarkStrategy:
-        """Return a strategy for event times that never go back within one split of the source.
+        """Return a strategy for event times that never decrease within one split of the source.
 
         `idle_after`: a split without an end that has no rows for this long (a duration, wall clock) no longer holds back
         event time; None for never.
@@ -95,7 +95,7 @@ class WatermarkStrategy:
 
 class SlowestSplit(NamedTuple):
     split: int
-    come_us: int
+    reached_us: int
     furthest_us: int
     """The progress of the split that is furthest ahead."""
 
@@ -103,7 +103,7 @@ class SlowestSplit(NamedTuple):
 class TimestampsOperator(Operator):
     """Makes `column` the event time of the stream and emits watermarks; rows pass unchanged.
 
-    Raises SchemaError at once if `schema` has no such column or it is not a timestamp, and JobError for a row without
+    Raises SchemaError immediately if `schema` has no such column or it is not a timestamp, and JobError for a row without
     an event time.
     """
 
@@ -118,7 +118,7 @@ class TimestampsOperator(Operator):
         self._idle_after_s = None if strategy.idle_after_us is None else strategy.idle_after_us / 1e6
         """None: no split is ever idle, which includes every split of a job's bounded sources."""
         self._watermark_us = MIN_WATERMARK_US
-        self._come_us: dict[int, int] = {NO_SPLIT: MIN_WATERMARK_US}
+        self._reached_us: dict[int, int] = {NO_SPLIT: MIN_WATERMARK_US}
         """The progress of each open split."""
         self._ended_us = MIN_WATERMARK_US
         """The progress of the furthest split that was read to the end."""
@@ -132,7 +132,7 @@ class TimestampsOperator(Operator):
         """The time of each split's last row, or of its assignment. Monotonic, since the wall clock may be set."""
         self._newest_row_s = 0.0
         """The time of the last row of all, or of `open`: a subtask is not active only because it is assigned splits."""
-        self._look_s = 0.0
+        self._check_s = 0.0
         """When the timer is due."""
         self._splits: Splits | None = None
         self._context: OperatorContext
@@ -148,7 +148,7 @@ class TimestampsOperator(Operator):
             self._idle_after_s = None
         if self._idle_after_s is not None:
             self._newest_row_s = self._last_row_s[NO_SPLIT] = context.clock.monotonic_s()
-            self._watch(self._newest_row_s + self._idle_after_s)
+            self._start_timer(self._newest_row_s + self._idle_after_s)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if batch.num_rows == 0:
@@ -156,12 +156,12 @@ class TimestampsOperator(Operator):
         times = self._time.native(batch)
         split = NO_SPLIT if self._splits is None else self._splits.current
         if self._idle_after_s is not None:
-            self._stir(split)
+            self._wake(split)
         self._out.emit(batch)
-        come_us = self._time.to_us(int(times.max())) - self.strategy.delay_us - 1
-        before_us = self._come_us[split]
-        if come_us > before_us:
-            self._come_us[split] = come_us
+        reached_us = self._time.to_us(int(times.max())) - self.strategy.delay_us - 1
+        before_us = self._reached_us[split]
+        if reached_us > before_us:
+            self._reached_us[split] = reached_us
             if before_us <= self._lowest_us:
                 self._advance()
 
@@ -173,114 +173,116 @@ class TimestampsOperator(Operator):
 
     def end_input(self, port: int) -> None:
         self._ended = True
-        self._unwatch()
+        self._stop_timer()
 
     def close(self) -> None:
         self._ended = True
-        self._unwatch()
+        self._stop_timer()
 
     def slowest_split(self) -> SlowestSplit | None:
         """Return the open split that holds back event time, among those that are not idle.
 
-        None if splits are not told apart, and while a split that waits to be assigned holds it back.
+        None if splits are not distinguished, and while a split that waits to be assigned holds it back.
         """
         active = [
-            (come_us, split) for split, come_us in self._come_us.items() if split not in self._idle_splits | {NO_SPLIT}
+            (reached_us, split)
+            for split, reached_us in self._reached_us.items()
+            if split not in self._idle_splits | {NO_SPLIT}
         ]
-        if self._stands or not active:
+        if self._is_held_back or not active:
             return None
-        come_us, split = min(active)
-        return SlowestSplit(split, come_us, max(max(active)[0], self._ended_us))
+        reached_us, split = min(active)
+        return SlowestSplit(split, reached_us, max(max(active)[0], self._ended_us))
 
     # ---- splits ----
 
     @property
-    def _stands(self) -> bool:
+    def _is_held_back(self) -> bool:
         return self._splits is not None and not self._splits.all_assigned
 
     def _advance(self) -> None:
-        active = [come_us for split, come_us in self._come_us.items() if split not in self._idle_splits]
+        active = [reached_us for split, reached_us in self._reached_us.items() if split not in self._idle_splits]
         if not active:
             self._lowest_us = MAX_WATERMARK_US
             return
         self._lowest_us = min(active)
-        if self._lowest_us > self._watermark_us and not self._stands:
+        if self._lowest_us > self._watermark_us and not self._is_held_back:
             self._watermark_us = self._lowest_us
             self._out.watermark(self._watermark_us)
 
     def _splits_changed(self) -> None:
         assert self._splits is not None
         now = set(self._splits.open)
-        for split in self._come_us.keys() - now - {NO_SPLIT}:
-            self._ended_us = max(self._ended_us, self._come_us[split])
+        for split in self._reached_us.keys() - now - {NO_SPLIT}:
+            self._ended_us = max(self._ended_us, self._reached_us[split])
             self._forget(split)
-        for split in sorted(now - self._come_us.keys()):
+        for split in sorted(now - self._reached_us.keys()):
             self._begin(split, MIN_WATERMARK_US)
         if now:
             self._forget(NO_SPLIT)
-        elif NO_SPLIT not in self._come_us:
+        elif NO_SPLIT not in self._reached_us:
             self._begin(NO_SPLIT, self._ended_us)
         if self._idle_after_s is not None and not now and self._has_none(NO_SPLIT, self._context.clock.monotonic_s()):
             self._idle_splits.add(NO_SPLIT)
-        self._say_idle()
+        self._emit_idleness()
         self._advance()
 
-    def _begin(self, split: int, come_us: int) -> None:
-        self._come_us[split] = come_us
+    def _begin(self, split: int, reached_us: int) -> None:
+        self._reached_us[split] = reached_us
         if self._idle_after_s is None:
             return
         self._last_row_s[split] = self._newest_row_s if split == NO_SPLIT else self._context.clock.monotonic_s()
-        look_s = self._last_row_s[split] + self._idle_after_s
-        if not self._ended and (self._timer is None or look_s < self._look_s):
-            self._watch(look_s)
+        check_s = self._last_row_s[split] + self._idle_after_s
+        if not self._ended and (self._timer is None or check_s < self._check_s):
+            self._start_timer(check_s)
 
     def _forget(self, split: int) -> None:
-        self._come_us.pop(split, None)
+        self._reached_us.pop(split, None)
         self._last_row_s.pop(split, None)
         self._idle_splits.discard(split)
 
     # ---- idleness ----
 
-    def _say_idle(self) -> None:
-        is_idle = not self._stands and self._idle_splits == self._come_us.keys()
+    def _emit_idleness(self) -> None:
+        is_idle = not self._is_held_back and self._idle_splits == self._reached_us.keys()
         if is_idle is not self._is_idle:
             self._is_idle = is_idle
             self._out.idle(is_idle)
 
-    def _stir(self, split: int) -> None:
+    def _wake(self, split: int) -> None:
         assert self._idle_after_s is not None
         now_s = self._newest_row_s = self._last_row_s[split] = self._context.clock.monotonic_s()
         if split in self._idle_splits:
             self._idle_splits.discard(split)
-            self._lowest_us = min(self._lowest_us, self._come_us[split])
-            self._say_idle()
+            self._lowest_us = min(self._lowest_us, self._reached_us[split])
+            self._emit_idleness()
             if self._timer is None:
-                self._watch(now_s + self._idle_after_s)
+                self._start_timer(now_s + self._idle_after_s)
 
-    def _watch(self, look_s: float) -> None:
-        self._unwatch()
+    def _start_timer(self, check_s: float) -> None:
+        self._stop_timer()
         clock = self._context.clock
-        self._look_s = look_s
-        delay_ms = max(1, ceil((look_s - clock.monotonic_s()) * 1000))
+        self._check_s = check_s
+        delay_ms = max(1, ceil((check_s - clock.monotonic_s()) * 1000))
         self._timer = self._context.call_later(delay_ms / 1000, self._check_idle)
 
-    def _unwatch(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _check_idle(self) -> None:
-        """Look at every split; the one timer then sleeps until the next of them may become idle."""
+        """Check every split; the one timer then sleeps until the next of them may become idle."""
         assert self._idle_after_s is not None
         self._timer = None
         if self._ended:
             return
         if self._splits is not None:
-            self._splits_changed()  # the timer may fire before the first step, when restored splits are not known yet
-        now_s, again_s = self._context.clock.monotonic_s(), self._idle_after_s
+            self._splits_changed()  # the timer may fire before the first step, before restored splits are available
+        now_s, recheck_s = self._context.clock.monotonic_s(), self._idle_after_s
         if self._splits is not None:
-            again_s = min(max(again_s / 4, AGAIN_S_MIN), AGAIN_S_MAX)
-        looks_s: list[float] = []
+            recheck_s = min(max(recheck_s / 4, RECHECK_S_MIN), RECHECK_S_MAX)
+        checks_s: list[float] = []
         for split, last_row_s in self._last_row_s.items():
             if split in self._idle_splits:
                 continue
@@ -289,10 +291,10 @@ class TimestampsOperator(Operator):
             else:
                 # A split may have rows that the task could not read yet. They would be late if event time advanced.
                 due_s = last_row_s + self._idle_after_s
-                looks_s.append(due_s if now_s < due_s else now_s + again_s)
-        if looks_s:
-            self._watch(min(looks_s))
-        self._say_idle()
+                checks_s.append(due_s if now_s < due_s else now_s + recheck_s)
+        if checks_s:
+            self._start_timer(min(checks_s))
+        self._emit_idleness()
         self._advance()
 
     def _has_none(self, split: int, now_s: float) -> bool:
@@ -302,7 +304,9 @@ class TimestampsOperator(Operator):
         if now_s < due_s:
             return False
         if self._splits is None:
-            return now_s <= self._look_s + max(self._idle_after_s / 4, LATE_LOOK_S)  # or backpressure delays the timer
+            return now_s <= self._check_s + max(
+                self._idle_after_s / 4, TIMER_DELAY_S_MAX
+            )  # or backpressure delays the timer
         if split == NO_SPLIT:
             return self._splits.none_waits
         return self._splits.quiet_until_s(split) >= due_s

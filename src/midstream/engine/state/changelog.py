@@ -1,8 +1,8 @@
 """Tracks which chunks of a checkpoint hold the entries of a dict, so that the next checkpoint stores only changes.
 
 A chunk holds the entries of some keys as they were at its snapshot, including those that had been removed; it
-supersedes what older chunks hold for the same keys. Chunks hold no more than twice the number of current entries, and
-are merged when there are many: an entry that changes is written a few times in all. Entries may differ in size, so the
+supersedes what older chunks hold for the same keys. Chunks hold at most twice the number of current entries, and
+are merged when there are many, so a changed entry is written only a few times. Entries may differ in size, so the
 bytes of chunks are bounded as well.
 
 Only the keys of chunks are kept in memory. A chunk that is not in a file of a completed checkpoint (because that
@@ -21,7 +21,7 @@ CHUNKS_MAX = 32
 BYTES_FACTOR = 4
 """Chunks take at most this many times the bytes that as many entries take in the largest chunk.
 
-Large chunks are compressed and small ones are not: with a lower factor, entries of one size would be stored anew
+Large chunks are compressed and small ones are not: with a lower factor, entries of one size would be stored again
 because of their bytes.
 """
 LEAST_BYTES = 2**20
@@ -53,7 +53,7 @@ class _Kept:
     rows: int
 
 
-class EntryLog:
+class Changelog:
     """Tracks changes of the dict `entries`; `is_many_rows` means that an entry is a collection, stored as one row per
     item.
 
@@ -125,7 +125,7 @@ class EntryLog:
         if len(kept) >= CHUNKS_MAX:
             first = _first_outgrown(kept, len(self.changed))
             if 4 * sum(len(chunk.keys) for chunk in kept[first:]) > len(self._entries):
-                return []  # picking out so many keys would keep the loop for longer than a copy of the whole dict
+                return []  # copying the whole dict is faster than selecting this many keys
             for chunk in kept[first:]:
                 self._take(chunk)
             del kept[first:]
@@ -140,7 +140,7 @@ class EntryLog:
         self.changed.update((key, entries.get(key, GONE)) for key in chunk.keys)
 
     def _is_large(self, chunks: Sequence[_Kept], sizes: Mapping[str, int]) -> bool:
-        """Whether the chunks take so many bytes that much of them must be outdated: a few large entries that change
+        """Whether the chunks are so large that most of their bytes must be outdated: a few large entries that change
         often.
         """
         if not chunks:

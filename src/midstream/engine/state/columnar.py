@@ -84,10 +84,10 @@ class PartLog:
             self._is_merged = True
         return self.runs[0].frame
 
-    def by_group(self, form: StateForm) -> Ordered:
+    def by_group(self, layout: StateLayout) -> Ordered:
         """Merge all parts into one frame sorted by key group, which replaces the others so that sorting happens once."""
         self.merged()
-        groups = form.groups_of(self.runs[0])
+        groups = layout.groups_of(self.runs[0])
         if (groups[1:] < groups[:-1]).any():
             frame, groups = by_group(self.runs[0].frame, groups)
             self.replace([frame])
@@ -109,10 +109,10 @@ def by_group(frame: pl.DataFrame, groups: Int32s) -> Ordered:
     return frame[order], groups[order]
 
 
-class StateForm:
+class StateLayout:
     """How frames become tables at rest: columns `__key_group`, `log` if there are several logs, then those of `schema`.
 
-    `log` is the column that tells the logs apart; its type is stored as an int64.
+    `log` is the column that distinguishes the logs; its type is stored as an int64.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class StateForm:
 
 
 def freeze(
-    logs: Sequence[tuple[int, Sequence[FrameRun]]], form: StateForm, ids: Ids
+    logs: Sequence[tuple[int, Sequence[FrameRun]]], layout: StateLayout, ids: Ids
 ) -> Callable[[], tuple[Chunk, ...]]:
     """Return a function that turns the runs of all logs into chunks on the I/O pool.
 
@@ -191,4 +191,4 @@ def freeze(
             planned.append((run.chunk_id, [(number, run)]))
     if shared:
         planned.append((ids.new_id(), shared))
-    return lambda: tuple(Chunk(chunk_id, form.table(runs)) for chunk_id, runs in planned)
+    return lambda: tuple(Chunk(chunk_id, layout.table(runs)) for chunk_id, runs in planned)

@@ -22,7 +22,7 @@ class DeclaredState(ABC):
         return f"{self.kind}:{self.name}"
 
     def bind(self, function: object, name: str) -> None:
-        """Put the bound state in place of the declaration, as the attribute `name` of `function`."""
+        """Replace the declaration by the bound state, as the attribute `name` of `function`."""
         vars(function)[name] = self
 
     def __set__(self, function: object, value: object) -> None:

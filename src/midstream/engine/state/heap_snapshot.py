@@ -41,8 +41,8 @@ def is_instant(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) and kind.tz)
 
 
-class KeyForm:
-    """The form of keys in memory: one value for one key column, else a tuple, in the types of `fields`. Without
+class KeyEncoding:
+    """How keys are held in memory: one value for one key column, else a tuple, in the types of `fields`. Without
     fields, the state is not keyed.
 
     Two keys are equal exactly if the values in the stream are; `shown` converts a key to what functions see.
@@ -100,8 +100,8 @@ class KeyForm:
                 values.append(to_python(column))
             except (ValueError, OverflowError) as error:
                 raise JobError(
-                    f"{self._where}a value of the key column {field.name!r}, which is {field.type}, has no form in "
-                    f"Python: {error}; filter such rows out, or key by another type"
+                    f"{self._where}a value of the key column {field.name!r}, which is {field.type}, cannot be "
+                    f"represented in Python: {error}; filter such rows out, or key by another type"
                 ) from error
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
@@ -129,7 +129,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def state_table(state: State, frozen: Frozen, form: KeyForm, own: OwnCode, where: str) -> pa.Table:
+def state_table(state: State, frozen: Frozen, encoding: KeyEncoding, own: OwnCode, where: str) -> pa.Table:
     """Convert a frozen state to a table. Raises JobError naming a value that cannot be stored. Any thread."""
     entries, gone = frozen.entries, []
     if frozen.stored:
@@ -137,7 +137,7 @@ def state_table(state: State, frozen: Frozen, form: KeyForm, own: OwnCode, where
         entries = {key: entry for key, entry in entries.items() if entry is not GONE} if gone else entries
     keys, names, values = state.columns_of(entries)
     pickles = Pickles(own)
-    columns = form.columns([*keys, *gone])
+    columns = encoding.columns([*keys, *gone])
     if isinstance(state, ListState):
         columns["namespace"] = pa.array([*names, *(None for _ in gone)], pa.int64())
     elif isinstance(state, MapState):
@@ -150,13 +150,13 @@ def state_table(state: State, frozen: Frozen, form: KeyForm, own: OwnCode, where
 
 
 def state_rows(
-    state: State, table: pa.Table, form: KeyForm, own: OwnCode, where: str
+    state: State, table: pa.Table, encoding: KeyEncoding, own: OwnCode, where: str
 ) -> tuple[list[Any], Iterator[StateRow]]:
     """Return the keys of such a table, removed ones included, and its rows.
 
     Raises StorageError if the state was declared with other types when it was stored.
     """
-    keys = form.keys(table)
+    keys = encoding.keys(table)
     live, live_keys = _live(table, keys)
     pickles = Pickles(own)
     named: list[Any] = [None] * live.num_rows
@@ -166,12 +166,12 @@ def state_rows(
     return keys, zip(live_keys, named, values, strict=True)
 
 
-def timers_table(frozen: Frozen, form: KeyForm) -> pa.Table:
+def timers_table(frozen: Frozen, encoding: KeyEncoding) -> pa.Table:
     """Convert frozen timers to a table: those that are set in the order in which they were set, then the removed ones."""
     timers = list(frozen.entries)
     numbers = [_LAST if number is GONE else number for number in frozen.entries.values()]
     in_order = pa.array(numbers, pa.int64()).to_numpy()
-    columns = form.columns([key for _, key in timers])
+    columns = encoding.columns([key for _, key in timers])
     columns["time_us"] = pa.array([time_us for time_us, _ in timers], pa.int64())
     table = pa.table(columns)
     if np.any(in_order[1:] < in_order[:-1]):  # timers were set again, or removed
@@ -182,15 +182,15 @@ def timers_table(frozen: Frozen, form: KeyForm) -> pa.Table:
     return table
 
 
-def timer_rows(table: pa.Table, form: KeyForm) -> tuple[list[TimerRow], list[TimerRow]]:
+def timer_rows(table: pa.Table, encoding: KeyEncoding) -> tuple[list[TimerRow], list[TimerRow]]:
     """Return the timers of such a table, removed ones included, and those that are still set."""
     check_columns(table, {"time_us": pa.int64()}, "timers")
-    timers = list(zip(to_list(table.column("time_us")), form.keys(table), strict=True))
+    timers = list(zip(to_list(table.column("time_us")), encoding.keys(table), strict=True))
     return timers, _live(table, timers)[1]
 
 
 def _marks(live: int, gone: int) -> dict[str, pa.Array[Any]]:
-    """Return the column that tells rows from the removed keys that follow them; no column if none was removed."""
+    """Return the column that separates rows from the removed keys that follow them; no column if none was removed."""
     return {_GONE: pa.array(np.arange(live + gone) >= live)} if gone else {}
 
 
@@ -229,6 +229,6 @@ def _decode(table: pa.Table, name: str, kind: pa.DataType | None, pickles: Pickl
             return to_python(column)
         except (ValueError, OverflowError) as error:  # no such value is stored
             raise StorageError(
-                f"{what}: a value in the checkpoint has no form in Python: {error}; it is damaged"
+                f"{what}: a value in the checkpoint cannot be represented in Python: {error}; it is damaged"
             ) from error
     return [pickles.loads(value, what) for value in to_list(column)]

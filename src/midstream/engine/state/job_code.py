@@ -39,7 +39,7 @@ class _Recorder(JobPickler):
     def named_classes(self) -> Iterator[type]:
         """Yield the shipped classes, except those whose name refers to another shipped class.
 
-        `dataclass(slots=True)` creates a class anew while its methods still refer to the first one; and a notebook cell
+        `dataclass(slots=True)` creates the class again while its methods still refer to the first one; and a notebook cell
         may have run twice.
         """
         meant = {}

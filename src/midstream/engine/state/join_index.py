@@ -68,7 +68,7 @@ class TimedRun(FrameRun):
         codes: UInt64s = (hashes << _HALF) | np.minimum(since >> np.uint64(self.shift), _TICKS)
         return codes
 
-    def beside(self, other: TimedRun, low: int, high: int) -> tuple[Int64s, Int64s]:
+    def pairs_with(self, other: TimedRun, low: int, high: int) -> tuple[Int64s, Int64s]:
         """Return the positions of pairs: a row of `other`, and a row of this run with the same hash that is `low` to
         `high` later.
         """
@@ -98,7 +98,7 @@ class TimedRun(FrameRun):
         return self.frame.filter(pl.Series(alive)), self.hashes[alive], self.times[alive]
 
 
-class Timeline(TableState):
+class JoinIndex(TableState):
     """The rows of one stream.
 
     A row is held until event time is `held_us` past the row's own time, in column `event_time`.
@@ -136,7 +136,7 @@ class Timeline(TableState):
         theirs, mine, before = [], [], 0
         for run in self._timed():
             if run.first <= rows.last + high and run.last >= max(rows.first + low, run.dead_until + 1):
-                found, at = run.beside(rows, low, high)
+                found, at = run.pairs_with(rows, low, high)
                 if len(at):
                     theirs.append(found)
                     mine.append(at + before)
@@ -146,7 +146,7 @@ class Timeline(TableState):
         if self._whole is None:
             self._whole = pl.concat([run.frame for run in self._timed()], rechunk=False)
         left, right = rows.frame[np.concatenate(theirs)], self._whole[np.concatenate(mine)]
-        equal = pl.all_horizontal(left.get_column(key) == right.get_column(key) for key in self._form.keys)
+        equal = pl.all_horizontal(left.get_column(key) == right.get_column(key) for key in self._layout.keys)
         same = left.select(equal).to_series()
         return (left, right) if same.all() else (left.filter(same), right.filter(same))
 
@@ -167,7 +167,7 @@ class Timeline(TableState):
         """Drop rows that have expired, given the watermark of each key group."""
         runs = []
         for run in self._timed():
-            held = _later(run.times, self._held_us) > watermarks_of(self._form.groups_of(run))
+            held = _later(run.times, self._held_us) > watermarks_of(self._layout.groups_of(run))
             if held.all():
                 runs.append(run)
             elif held.any():
@@ -184,7 +184,7 @@ class Timeline(TableState):
         return cast("list[TimedRun]", self._bound_runs())
 
     def _run(self, rows: pl.DataFrame) -> TimedRun:
-        hashes = rows.select(self._form.keys).hash_rows(0).to_numpy() >> _HALF
+        hashes = rows.select(self._layout.keys).hash_rows(0).to_numpy() >> _HALF
         return TimedRun(rows, hashes, rows.select(self._time_us).to_series().to_numpy())
 
     def _put(self, run: TimedRun) -> None:
@@ -213,7 +213,7 @@ class Timeline(TableState):
         return any(run.dead_until < run.first <= self._dead_until for run in self._timed())
 
     def _never_null(self) -> Sequence[str]:
-        return *self._form.keys, self._event_time
+        return *self._layout.keys, self._event_time
 
     def thaw(self, chunks: Sequence[Chunk], where: str) -> None:
         rows = self._thawed(chunks, where).sort(self._time_us)

@@ -23,10 +23,10 @@ from typing import Any, ClassVar, Generic, Never, TypeVar, cast
 import pyarrow as pa
 
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
-from midstream.engine.core.python_values import ValueConverter, ValueMisfit, form_of, is_fixed_zone, is_nan
+from midstream.engine.core.python_values import ValueConverter, ValueMisfit, converter_of, is_fixed_zone, is_nan
 from midstream.engine.core.schemas import TypeLike, as_type
 from midstream.engine.core.value_converters import LEAST_DIGIT, ONE_DIGIT
-from midstream.engine.state.changelog import GONE, EntryLog, Frozen
+from midstream.engine.state.changelog import GONE, Changelog, Frozen
 from midstream.engine.state.declared_state import DeclaredState
 
 T = TypeVar("T")
@@ -69,8 +69,8 @@ class State(DeclaredState):
         type = _type_of(self, type)
         self.type = type
         self.name = ""
-        self._form = _form_of(self, type)
-        self._plain = None if self._form is None else self._form.plain
+        self._converter = _converter_of(self, type)
+        self._plain = None if self._converter is None else self._converter.plain
         """Each value of exactly this class fits and cannot be changed in place."""
         self._whole = int if type == pa.int64() else None
         self._text = str if type == pa.large_string() else None
@@ -81,14 +81,14 @@ class State(DeclaredState):
         self._entries: dict[Any, Any] | None = None
         self._own: set[Any] = set()
         """Keys of entries that can be changed in place and that no snapshot refers to."""
-        self.log: EntryLog
+        self.log: Changelog
 
     def bound(self: S, name: str, scope: KeyScope) -> S:
         """Return a copy that holds entries; called by the operator."""
         state = copy.copy(self)
         state.name, state._scope, state._entries, state._own = name, scope, {}, set()
-        state.log = EntryLog(state._entries, is_many_rows=state.is_many_rows)
-        state._kept = None if self._form is None else self._form.keep
+        state.log = Changelog(state._entries, is_many_rows=state.is_many_rows)
+        state._kept = None if self._converter is None else self._converter.keep
         return state
 
     def _here(self) -> tuple[dict[Any, Any], Any]:
@@ -222,7 +222,7 @@ class ValueState(_Single[T]):
     def __init__(self, type: TypeLike | None = None, default: T = _NONE) -> None:
         super().__init__(type)
         try:
-            self.default: T = default if self._form is None else self._form.keep(default)
+            self.default: T = default if self._converter is None else self._converter.keep(default)
         except ValueMisfit as misfit:
             raise SchemaError(f"ValueState: the default: {misfit}") from misfit
 
@@ -397,7 +397,7 @@ class MapState(State, MutableMapping[K, V]):
         super().__init__(value)
         key_type = _type_of(self, key)
         self.key_type = key_type
-        self._key_form = _form_of(self, key_type)
+        self._key_converter = _converter_of(self, key_type)
         if key_type is not None and pa.types.is_timestamp(key_type) and not is_fixed_zone(key_type):
             raise SchemaError(
                 f"{self.__class__.__name__} with keys of the type {key_type}: Python treats the repeated "
@@ -440,10 +440,10 @@ class MapState(State, MutableMapping[K, V]):
             raise JobError(
                 f"state {self.name!r}: {name!r} as a key equals nothing, not even itself, so it would never be found"
             )
-        if self._key_form is None:
+        if self._key_converter is None:
             return name
         try:
-            return self._key_form.keep(name)
+            return self._key_converter.keep(name)
         except ValueMisfit as misfit:
             raise self._refusal(misfit, "a key: ") from misfit
 
@@ -561,13 +561,13 @@ def _type_of(state: State, kind: TypeLike | None) -> pa.DataType | None:
     return None if kind is None else as_type(kind, state.__class__.__name__)
 
 
-def _form_of(state: State, type: pa.DataType | None) -> ValueConverter | None:
-    """Return the form of values of `type`; None if values are pickled, which accepts any type.
+def _converter_of(state: State, type: pa.DataType | None) -> ValueConverter | None:
+    """Return the converter of values of `type`; None if values are pickled, which accepts any type.
 
     Raises SchemaError for a type that has no Python form.
     """
     try:
-        return None if type is None else form_of(type)
+        return None if type is None else converter_of(type)
     except SchemaError as error:
         raise SchemaError(f"{state.__class__.__name__}: {error}") from None
 

@@ -1,6 +1,6 @@
 """Checks the instructions of a pickle before any of them runs.
 
-The C reader of pickles believes what it reads: an index of its memo makes it allocate that many places, and a state may
+The C reader of pickles trusts its input: an index of its memo makes it allocate that many entries, and a state may
 be set on any object, classes and functions included. A pickle written here needs neither, so only the instructions are
 allowed that the writer uses, and every length must lie within the pickle.
 
@@ -39,9 +39,9 @@ _LONG: Final = {
 }
 """The number of bytes of the length that follows."""
 _FRAME: Final = 0x95
-"""Its length says how much to read at once; what lies within is read as if it were not there."""
+"""Its length is the number of bytes to read in one call; the contents are read as if the frame were not there."""
 _STOP: Final = ord(".")
-_LOOKS_UP: Final = b"\x93"
+_STACK_GLOBAL: Final = b"\x93"
 """STACK_GLOBAL. A pickle without this byte makes numbers, strings, bytes and plain containers, and calls nothing."""
 
 
@@ -57,7 +57,7 @@ def _instructions() -> re.Pattern[bytes]:
 
 
 _INSTRUCTIONS: Final = _instructions()
-_PLAIN: Final = frozenset(b"".join((*_BYTES_AFTER.values(), _COUNTED, bytes((_FRAME, _STOP))))) - {_LOOKS_UP[0]}
+_PLAIN: Final = frozenset(b"".join((*_BYTES_AFTER.values(), _COUNTED, bytes((_FRAME, _STOP))))) - {_STACK_GLOBAL[0]}
 _OTHERS: Final = re.compile(_any_of(bytes(ord(op.code) for op in pickletools.opcodes if ord(op.code) not in _PLAIN)))
 """Any byte that may be an instruction which is not allowed, has a long length, or looks something up. Most numbers have
 none.
@@ -68,7 +68,7 @@ _NESTS: Final = b"\x85\x86\x87t\x91"
 def check_instructions(data: bytes) -> bool:
     """Check that a pickle has only allowed instructions; return whether it may look up a class or a function.
 
-    Raises ValueError naming the place of the first instruction that is not allowed.
+    Raises ValueError naming the position of the first instruction that is not allowed.
     """
     size, at = len(data), 0
     if size <= DEPTH_MAX and _OTHERS.search(data) is None:
@@ -93,7 +93,7 @@ def check_instructions(data: bytes) -> bool:
         at += 1 + width + (0 if code == _FRAME else length)
     if size > DEPTH_MAX and size - len(data.translate(None, _NESTS)) > DEPTH_MAX:
         _check_depth(data)
-    return _LOOKS_UP in data
+    return _STACK_GLOBAL in data
 
 
 _TAKES: Final = {

@@ -1,4 +1,4 @@
-"""What pickles call instead of types whose own calls could do more than make one value of what the pickle holds.
+"""The functions that pickles call instead of types, whose own calls could do more than make one value of the pickle.
 
 `list(range(10**10))` is a pickle of 30 bytes; so is setting an attribute of a class. Each function here makes what the
 writer has reduced to it, and checks its arguments.

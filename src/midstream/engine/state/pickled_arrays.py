@@ -1,4 +1,4 @@
-"""NumPy values in pickles: type, shape and bytes. NumPy's own form is not used, since its reader can be made to follow
+"""NumPy values in pickles: type, shape and bytes. NumPy's own format is not used, since its reader can be made to follow
 addresses in the pickle.
 """
 
@@ -16,7 +16,7 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 def reduced(item: Any) -> Reduced | None:
     """Return how to rebuild an array, a number or a type; None for anything else.
 
-    Raises ValueError for what cannot be stored in this form.
+    Raises ValueError for what cannot be stored in this way.
     """
     if isinstance(item, np.dtype):
         return dtype, (_description(item),)

@@ -120,11 +120,11 @@ class Pickles:
         thread.
         """
         try:
-            looks_up = check_instructions(data)
+            has_lookups = check_instructions(data)
         except (ValueError, IndexError) as error:
             raise StorageError(f"{what}: {error}: it is damaged, or midstream has not written it") from None
         try:
-            if not looks_up:
+            if not has_lookups:
                 return pickle.loads(data)
             try:
                 return _Reader(io.BytesIO(data), self).load()
@@ -259,7 +259,7 @@ _Python: Any = pickle._Unpickler  # the same reader in Python
 
 
 def _checked(code: int, called: int) -> Callable[[Any], None]:
-    """Return the instruction that calls what lies at this place of the stack, if it may."""
+    """Return the instruction that calls the item at this position of the stack, if that is allowed."""
     call: Callable[[Any], None] = _Python.dispatch[code]
 
     def checked(reader: Any) -> None:

@@ -14,7 +14,7 @@ import polars as pl
 
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.state.columnar import FrameRun, Merge
-from midstream.engine.state.tombstones import Int64s, MarkedRun, UInt64s, among, distinct, found_in
+from midstream.engine.state.tombstones import Int64s, TombstonedRun, UInt64s, among, distinct, found_in
 
 RUNS_MAX: Final = 12
 """The number of runs above which they are merged.
@@ -25,7 +25,7 @@ Each run costs a lookup some 50 µs; more frequent merging would cost some µs p
 _GONE: Final = np.iinfo(np.int64).max
 
 
-class IndexedRun(MarkedRun):
+class IndexedRun(TombstonedRun):
     """Parts sorted by `hashes`, and the end time of each."""
 
     __slots__ = ("ends", "first_end", "hashes")
@@ -62,7 +62,7 @@ class IndexedRun(MarkedRun):
         return IndexedRun(self.living.frame, self.hashes[self.there], self.ends[self.there])
 
 
-class PartIndex:
+class SessionIndex:
     """Parts with the columns `keys` and `end`, int64. `merge` reduces frames of parts to as few parts as possible."""
 
     def __init__(self, keys: Sequence[str], end: str, merge: Merge) -> None:
@@ -82,7 +82,7 @@ class PartIndex:
         return [run.living for run in self.runs]
 
     def append(self, parts: pl.DataFrame) -> None:
-        """Append parts after all others. Call `compact` later, once some of them are going to stay."""
+        """Append parts after all others. Call `compact` later, once it is certain that some of them stay."""
         if parts.height:
             self.runs.append(self._indexed(parts))
 

@@ -24,7 +24,7 @@ class Redistribute(Enum):
     KEYED = "keyed"
     """Rows carry their key group in column `__key_group` (int32); each goes to its owner."""
     SPLIT = "split"
-    """All rows of all subtasks, dealt out round-robin."""
+    """All rows of all subtasks, distributed round-robin."""
     UNION = "union"
     """Every subtask gets all rows of all subtasks."""
     BROADCAST = "broadcast"

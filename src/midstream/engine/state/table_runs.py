@@ -1,6 +1,6 @@
 """The runs of a table: rows in the order in which they were added, found by their keys or by a time.
 
-What a run is searched by is made the first time that it is needed, and kept when runs are merged.
+The index of a run is built at its first search, and kept when runs are merged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import polars as pl
 
-from midstream.engine.state.tombstones import Int64s, MarkedRun, UInt64s, found_in
+from midstream.engine.state.tombstones import Int64s, TombstonedRun, UInt64s, found_in
 
 RUN_ROWS: Final = 262_144
 """A run of this many rows is not merged any more: merging it would block everything else for more than some 50 ms."""
@@ -21,7 +21,7 @@ RUNS_MAX: Final = 4
 Each run costs a lookup some 50 µs; more frequent merging would cost more per row.
 """
 TIDY_ROWS: Final = 8_192
-"""A run of at least this many rows is written anew once half of them are removed. Shorter ones are merged before long."""
+"""A run of at least this many rows is written again once half of them are removed. Shorter ones are merged soon."""
 LAST_TICK: Final = np.iinfo(np.int64).max - 1
 """The end of time, in any unit: only what has been removed, or has no time, is later."""
 _NEVER: Final = LAST_TICK + 1
@@ -42,7 +42,7 @@ class Index(NamedTuple):
         return cls(codes, rows, not (codes[1:] == codes[:-1]).any())
 
 
-class TableRun(MarkedRun):
+class TableRun(TombstonedRun):
     """Rows that never change, of which some have been removed."""
 
     __slots__ = ("_index", "_times")
@@ -50,9 +50,9 @@ class TableRun(MarkedRun):
     def __init__(self, frame: pl.DataFrame, index: Index | None = None) -> None:
         super().__init__(frame)
         self._index = index
-        """Made when it is needed first."""
+        """Built at the first search."""
         self._times: dict[str, tuple[Int64s, int]] = {}
-        """Of each column that rows were due by: when each row is due, and when the first one is."""
+        """By column of `pop_until`: when each row is due, and when the first one is."""
 
     def positions(self, codes: UInt64s, keys: Sequence[str]) -> Int64s:
         """Return the positions, in order, of all live rows whose keys have one of these codes, sorted and distinct."""

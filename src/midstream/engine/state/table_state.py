@@ -20,7 +20,7 @@ from midstream.engine.core.batches import empty_batch, frame_schema, from_polars
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.interfaces import Ids
 from midstream.engine.core.schemas import SchemaLike, as_schema
-from midstream.engine.state.columnar import FrameRun, StateForm, freeze
+from midstream.engine.state.columnar import FrameRun, StateLayout, freeze
 from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, check_columns
 from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
@@ -67,7 +67,7 @@ class TableState(DeclaredState):
         self._runs: list[FrameRun] | None = None
         # The following attributes are set when the state is bound.
         self._key_groups: range
-        self._form: StateForm
+        self._layout: StateLayout
         self._empty: pl.DataFrame
         self._is_exact: bool
         """Whether polars has exactly the types of the schema, not finer ones."""
@@ -184,35 +184,35 @@ class TableState(DeclaredState):
     def _found(self, keys: object) -> list[tuple[TableRun, Int64s]]:
         """Return the positions of the rows of these keys in each run that has some."""
         runs = self._searchable()
-        wanted = self._keys_of(keys)
-        codes, is_exact = codes_of(wanted)
+        requested = self._keys_of(keys)
+        codes, is_exact = codes_of(requested)
         codes = distinct(codes)
         found = []
         for run in runs:
-            positions = run.positions(codes, self._form.keys)
+            positions = run.positions(codes, self._layout.keys)
             if len(positions) and not is_exact:  # other keys may have the same hash
-                positions = positions[among(run.frame.select(self._form.keys)[positions], wanted)]
+                positions = positions[among(run.frame.select(self._layout.keys)[positions], requested)]
             if len(positions):
                 found.append((run, positions))
         return found
 
     def _keys_of(self, keys: object) -> pl.DataFrame:
-        where, names = f"state {self.name!r}", ", ".join(self._form.keys)
+        where, names = f"state {self.name!r}", ", ".join(self._layout.keys)
         if not isinstance(keys, pl.DataFrame):
             raise SchemaError(
                 f"{where}: keys are looked up with a polars DataFrame that has the columns {names}, not {type(keys).__name__}"
             )
-        missing = [name for name in self._form.keys if name not in keys.columns]
+        missing = [name for name in self._layout.keys if name not in keys.columns]
         if missing:
             raise SchemaError(
                 f"{where}: the keys to look up have no column {missing[0]!r} (they have {', '.join(keys.columns)}); "
                 "give the key columns the names that they have in the table, with rename() or select()"
             )
-        wanted, own = keys.select(self._form.keys), self._empty.select(self._form.keys)
-        if wanted.schema != own.schema:
-            schema = pa.schema([self.schema.field(name) for name in self._form.keys])
-            wanted = to_polars(from_polars(wanted, schema, f"{where}: the keys to look up"))
-        return wanted.drop_nulls()
+        requested, own = keys.select(self._layout.keys), self._empty.select(self._layout.keys)
+        if requested.schema != own.schema:
+            schema = pa.schema([self.schema.field(name) for name in self._layout.keys])
+            requested = to_polars(from_polars(requested, schema, f"{where}: the keys to look up"))
+        return requested.drop_nulls()
 
     def _removed(self, found: Sequence[tuple[TableRun, Int64s]]) -> pl.DataFrame:
         if not found:
@@ -254,7 +254,7 @@ class TableState(DeclaredState):
         frame = given
         if not self._is_exact or frame.schema != self._empty.schema:
             frame = to_polars(from_polars(frame, self.schema, where))
-        for key in self._form.keys:
+        for key in self._layout.keys:
             if frame.get_column(key).null_count():
                 raise JobError(
                     f"{where}: key column {key!r} is null in some row; a row without its key belongs to no subtask"
@@ -286,7 +286,7 @@ class TableState(DeclaredState):
         state = copy.copy(self)
         state.name = name
         state._key_groups = key_groups
-        state._form = StateForm(self.schema, tuple(keys), max_parallelism)
+        state._layout = StateLayout(self.schema, tuple(keys), max_parallelism)
         state._empty = to_polars(empty_batch(self.schema))
         state._is_exact = frame_schema(state._empty) == self.schema
         state._hold([])
@@ -297,16 +297,16 @@ class TableState(DeclaredState):
 
         It raises JobError for a row whose key belongs to another subtask.
         """
-        runs, form, owned = self._bound_runs(), self._form, self._key_groups
+        runs, layout, owned = self._bound_runs(), self._layout, self._key_groups
         if not runs:
             return None
         if self._frozen is None:
-            chunks = freeze([(0, [run.living for run in runs])], form, ids)
+            chunks = freeze([(0, [run.living for run in runs])], layout, ids)
 
             def owned_chunks() -> tuple[Chunk, ...]:
                 made = chunks()
                 for chunk in made:
-                    _check_owner(chunk.table, form.keys, owned, f"{where}: state {self.name!r}")
+                    _check_owner(chunk.table, layout.keys, owned, f"{where}: state {self.name!r}")
                 return made
 
             self._frozen = owned_chunks
@@ -318,7 +318,7 @@ class TableState(DeclaredState):
         self._hold([TableRun(whole)] if whole.height else [], whole)
 
     def _never_null(self) -> Sequence[str]:
-        return self._form.keys
+        return self._layout.keys
 
     def _thawed(self, chunks: Sequence[Chunk], where: str) -> pl.DataFrame:
         frames = []

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.engine.state.changelog import GONE, EntryLog
+from midstream.engine.state.changelog import GONE, Changelog
 
 TimerRow: TypeAlias = tuple[int, Any]
 """The time in microseconds, and the key."""
@@ -28,7 +28,7 @@ class TimerQueue:
     def __init__(self) -> None:
         self._live: dict[TimerRow, int] = {}
         self._numbers = 0
-        self.log = EntryLog(self._live)
+        self.log = Changelog(self._live)
         self._opened = (MIN_WATERMARK_US >> STRETCH_BITS) - 1
         self._heap: list[_Entry] = []
         """Entries of the stretch `_opened` and earlier ones. Timers that are not yet due do not slow this small heap

@@ -13,7 +13,7 @@ Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
 
-class MarkedRun(FrameRun):
+class TombstonedRun(FrameRun):
     """A frame of which `rows` rows are live; the others have been removed."""
 
     __slots__ = ("_living", "there")
@@ -83,22 +83,22 @@ def distinct(codes: UInt64s) -> UInt64s:
     return codes[is_new] if len(codes) else codes
 
 
-def found_in(held: UInt64s, wanted: UInt64s, *, is_distinct: bool = False) -> Int64s:
-    """Return the positions in `held` of all values that are among `wanted`.
+def found_in(held: UInt64s, requested: UInt64s, *, is_distinct: bool = False) -> Int64s:
+    """Return the positions in `held` of all values that are among `requested`.
 
-    Both are sorted; `wanted` are distinct, and so are those of `held` with `is_distinct`.
+    Both are sorted; `requested` are distinct, and so are those of `held` with `is_distinct`.
     """
-    if not len(held) or not len(wanted):
+    if not len(held) or not len(requested):
         return np.empty(0, np.int64)
-    if len(wanted) > len(held):
-        at = np.minimum(wanted.searchsorted(held), len(wanted) - 1)
-        return np.flatnonzero(wanted[at] == held)
-    after = held.searchsorted(wanted, "left")
-    found = held[np.minimum(after, len(held) - 1)] == wanted
+    if len(requested) > len(held):
+        at = np.minimum(requested.searchsorted(held), len(requested) - 1)
+        return np.flatnonzero(requested[at] == held)
+    after = held.searchsorted(requested, "left")
+    found = held[np.minimum(after, len(held) - 1)] == requested
     begins: Int64s = after[found]
     if is_distinct:
         return begins
-    counts = held.searchsorted(wanted[found], "right") - begins
+    counts = held.searchsorted(requested[found], "right") - begins
     before = np.cumsum(counts) - counts
     positions: Int64s = np.arange(int(counts.sum())) + np.repeat(begins - before, counts)
     return positions

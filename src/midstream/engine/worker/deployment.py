@@ -209,7 +209,7 @@ class Deployment:
                 channels.append(local)
             else:
                 channel, grant = ChannelId(edge.id, producer, ref.subtask), partial(self._grant, slot)
-                remote_channel = RemoteChannel(channel, edge.forms, quota, window, on_data, grant, self._queue_time)
+                remote_channel = RemoteChannel(channel, edge.layouts, quota, window, on_data, grant, self._queue_time)
                 self._remote.setdefault(slot, []).append(remote_channel)
                 channels.append(remote_channel)
         gate.set_channels(channels)

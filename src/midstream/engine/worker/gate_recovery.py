@@ -159,7 +159,7 @@ class GateRecovery:
         data = self._read_ahead.pop((segment.file, segment.offset), None)
 
         def work() -> Sequence[pa.RecordBatch]:
-            batches = read_segment(storage, segment, edge.forms, channel_text(state), data)[at.batch :]
+            batches = read_segment(storage, segment, edge.layouts, channel_text(state), data)[at.batch :]
             return rows_of(batches, edge, state, at.index, max_parallelism)
 
         def done(outcome: Done[Sequence[pa.RecordBatch]] | Failed) -> None:
@@ -175,7 +175,7 @@ class GateRecovery:
                     self._quota.charge(buffers)
                     self._charged += buffers
                     position = replace(at, batch=at.batch + offset, index=at.index + offset)
-                    self._queue.append((position, LeasedBatch(batch, buffers, self, self.edge.form_of(batch))))
+                    self._queue.append((position, LeasedBatch(batch, buffers, self, self.edge.layout_of(batch))))
             read = len(outcome.value)
             self._next = self._first_to_read(replace(at, segment=at.segment + 1, batch=0, index=at.index + read))
             if not self._queue:

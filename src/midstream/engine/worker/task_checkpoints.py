@@ -84,9 +84,9 @@ class _InFlightState:
         outputs = [(Captured(*channel, True), found) for channel, found in self.outputs]
         for where, found in (*self.inputs, *outputs):
             if found or where.stored:
-                forms = tuple([item.form for item in found])
+                layouts = tuple([item.layout for item in found])
                 batches = tuple([item.batch for item in found])
-                captured.append(replace(where, batches=batches, forms=forms if any(forms) else ()))
+                captured.append(replace(where, batches=batches, layouts=layouts if any(layouts) else ()))
             items += found
             found.clear()  # in place: the queue adds the batches that still arrive to the same list
         self.inputs = [(replace(where, stored=()) if where.stored else where, found) for where, found in self.inputs]

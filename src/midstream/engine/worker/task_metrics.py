@@ -80,5 +80,5 @@ def _slowest_split(chain: OperatorChain, source: SourceDriver) -> SplitMetrics |
         if isinstance(operator, TimestampsOperator):
             found = operator.slowest_split()
             if found is not None and (name := source.split_id(found.split)) is not None:
-                return SplitMetrics(name[-SPLIT_CHARS_MAX:], found.come_us, found.furthest_us)
+                return SplitMetrics(name[-SPLIT_CHARS_MAX:], found.reached_us, found.furthest_us)
     return None

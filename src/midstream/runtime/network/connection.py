@@ -1,4 +1,4 @@
-"""One nonblocking TCP connection: TLS if the job uses it, the handshake, then frames between a socket and a `LinkEnd`.
+"""One nonblocking TCP connection: TLS if the job uses it, the handshake, then frames between a socket and a `ConnectionEnd`.
 
 Sending is by pull: what waits to be sent stays in the LinkEnd, where a priority frame can still overtake it, until the
 socket accepts it. Outside the LinkEnd there are at most `PULL_BYTES_MAX` here and about `NOT_SENT_BYTES_MAX` unsent in
@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from midstream.engine.core.errors import ClusterError
-from midstream.engine.core.interfaces import LinkEnd
+from midstream.engine.core.interfaces import ConnectionEnd
 from midstream.engine.protocol.framing import (
     LENGTH_BYTES,
     UNAUTHENTICATED_FRAME_BYTES_MAX,
@@ -64,7 +64,7 @@ class State(Enum):
 class Connection:
     """A connection. `opened` is called once when the handshake is complete; `failed(reason)` once if it never is.
 
-    After `carry(end)`, `LinkEnd.lost` is called instead. Nothing is called after `close`.
+    After `carry(end)`, `ConnectionEnd.lost` is called instead. Nothing is called after `close`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Connection:
         self._frame_bytes_max = frame_bytes_max
         self._buffer_bytes = buffer_bytes
         self._decoder = FrameDecoder(UNAUTHENTICATED_FRAME_BYTES_MAX, UNAUTHENTICATED_FRAME_BYTES_MAX + LENGTH_BYTES)
-        self._end: LinkEnd | None = None
+        self._end: ConnectionEnd | None = None
         self._out: list[bytes | memoryview] = []
         """The pieces that were pulled and that the kernel has not accepted yet; the first may be the rest of a piece."""
         self._blocked = False
@@ -144,7 +144,7 @@ class Connection:
             "the network between these two machines drops packets: check the firewall and the routes between them"
         )
 
-    def carry(self, end: LinkEnd) -> None:
+    def carry(self, end: ConnectionEnd) -> None:
         """Start passing frames to and from `end`, but not from inside this call."""
         assert self._state is State.OPEN and self._end is None, (self._state, self._end)
         self._end = end

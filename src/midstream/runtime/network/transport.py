@@ -16,7 +16,7 @@ from typing import Final
 
 from midstream.engine.core.config import MAX_PARALLELISM_MAX
 from midstream.engine.core.errors import ClusterError
-from midstream.engine.core.interfaces import DataLink, LinkEnd, Timer
+from midstream.engine.core.interfaces import ConnectionEnd, DataConnection, Timer
 from midstream.engine.protocol.framing import DATA_FRAME_BYTES_MAX
 from midstream.engine.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
 from midstream.runtime.event_loop import EventLoop
@@ -80,7 +80,7 @@ class TcpTransport:
         """The number of held connections, at most `held_max`."""
         return len(self._held)
 
-    def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> DataLink:
+    def open(self, slot: int, host: str, port: int, attempt: int, end: ConnectionEnd) -> DataConnection:
         assert self.slot is not None and slot != self.slot, (slot, self.slot)
         assert attempt >= self._attempt, f"attempt {attempt} opened after {self._attempt}"
         key = (slot, attempt)
@@ -186,9 +186,9 @@ class _Link:
 
     __slots__ = ("_end", "_transport", "connection", "key", "timer")
 
-    def __init__(self, transport: TcpTransport, key: tuple[int, int], end: LinkEnd) -> None:
+    def __init__(self, transport: TcpTransport, key: tuple[int, int], end: ConnectionEnd) -> None:
         self._transport = transport
-        self._end: LinkEnd | None = end
+        self._end: ConnectionEnd | None = end
         self.key = key
         self.connection: Connection | None = None
         self.timer: Timer | None = None

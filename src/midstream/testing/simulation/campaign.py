@@ -100,7 +100,7 @@ class Report:
             yield f"{self.job}: the output with failures equals the output without: {ran}"
             if self.long:
                 its = "its" if self.long == 1 else "their"
-                yield f"{self.long:,} of the runs had not come to {its} end after as many steps as a run has"
+                yield f"{self.long:,} of the runs had not reached {its} end after as many steps as a run has"
         else:
             yield f"{self.job}: {self._headline()} (found after {ran})"
             yield from self.found
@@ -155,7 +155,7 @@ class Campaign:
     seconds: float | None = None
     replay: str = ""
     progress: Callable[[int], None] = lambda runs: None
-    say: Callable[[str], None] = lambda text: None
+    notify: Callable[[str], None] = lambda text: None
 
     def scenario(self, seed: int) -> JobScenario:
         rows = [recorded.rows for recorded in self.job.inputs.values()]
@@ -164,7 +164,7 @@ class Campaign:
     def go(self, seeds: Sequence[int]) -> Report:
         began_s = time.monotonic()
         report = Report(self.name, rows=sum(recorded.rows for recorded in self.job.inputs.values()), replay=self.replay)
-        report.late = tuple(self.job.late_books)
+        report.late = tuple(self.job.late_outputs)
         report.cut = {uid: recorded.rows for uid, recorded in self.job.inputs.items() if recorded.has_more}
         clues = all_clues(self.job)
         report.warnings = [str(clue) for clue in clues if clue.habit in WARNED]
@@ -230,24 +230,24 @@ class Campaign:
         count = min(self.jobs, len(seeds)) or PROBES
         with by_value(own_modules(self.job.logical)):
             data = pickled((self.job, reference.output, reference.effects, self.contracts, self.parallelisms))
-        news: queue.Queue[Finished | str] = queue.Queue()
-        workers = [_Worker(number, data, list(seeds[number::count]), news) for number in range(count)]
+        messages: queue.Queue[Finished | str] = queue.Queue()
+        workers = [_Worker(number, data, list(seeds[number::count]), messages) for number in range(count)]
         left = count
         failing: Finished | None = None
         try:
             while left:
-                told = news.get(timeout=SILENCE_S)
-                if isinstance(told, str):
-                    if told:
-                        raise ClusterError(f"a process that simulates the job has ended by itself: {told}")
+                outcome = messages.get(timeout=SILENCE_S)
+                if isinstance(outcome, str):
+                    if outcome:
+                        raise ClusterError(f"a process that simulates the job has ended by itself: {outcome}")
                     left -= 1
                     continue
-                if told.seed != PROBE:
+                if outcome.seed != PROBE:
                     report.seeds += 1
                     self.progress(report.seeds)
-                report.long += told.kind == LONG
-                if told.kind not in ("", LONG):
-                    failing = told
+                report.long += outcome.kind == LONG
+                if outcome.kind not in ("", LONG):
+                    failing = outcome
                     break
                 if end_s is not None and time.monotonic() >= end_s:
                     break
@@ -265,7 +265,7 @@ class Campaign:
         """Find the smallest schedule, and the cause."""
         self._failed(report, seed, small.verdict)
         if seed is not None:
-            self.say(f"seed {seed} fails: {' '.join(report.found)}; looking for the shortest schedule")
+            self.notify(f"seed {seed} fails: {' '.join(report.found)}; looking for the shortest schedule")
             small = shrink(small, self.contracts)
             report.found = small.verdict.lines()
         report.schedule = small.scenario.describe()
@@ -279,7 +279,7 @@ class Campaign:
                 Cause.EFFECT, clues=[clue for clue in all_clues(self.job) if clue.habit is Habit.EFFECT]
             )
         elif small.verdict.kind in (DIFFERS, FAILS):
-            report.diagnosis = diagnose(self.job, self.contracts, self.parallelisms, small.scenario, self.say)
+            report.diagnosis = diagnose(self.job, self.contracts, self.parallelisms, small.scenario, self.notify)
         assert small.verdict.kind != ENGINE or report.diagnosis is None
 
 
@@ -291,9 +291,9 @@ def finished(
 
 
 class _Worker:
-    """A process that runs some of the seeds. `news` gets its output, and finally "" or what was wrong with it."""
+    """A process that runs some of the seeds. `messages` gets its output, and finally "" or what was wrong with it."""
 
-    def __init__(self, number: int, data: bytes, seeds: list[int], news: queue.Queue[Finished | str]) -> None:
+    def __init__(self, number: int, data: bytes, seeds: list[int], messages: queue.Queue[Finished | str]) -> None:
         paths = [path or os.getcwd() for path in sys.path]
         environment = {**os.environ, "PYTHONHASHSEED": str(1 + number), "PYTHONPATH": os.pathsep.join(paths)}
         environment["POLARS_MAX_THREADS"] = "1"
@@ -303,10 +303,10 @@ class _Worker:
             stdout=subprocess.PIPE,
             env=environment,
         )
-        self._news = news
+        self._messages = messages
         self._is_ended = False
         threading.Thread(target=self._feed, args=(data, seeds), daemon=True).start()
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._read_results, daemon=True).start()
 
     def _feed(self, data: bytes, seeds: list[int]) -> None:
         stream = self._process.stdin
@@ -319,19 +319,19 @@ class _Worker:
         except BrokenPipeError:
             pass  # the process has ended, and its status gives the reason
 
-    def _listen(self) -> None:
+    def _read_results(self) -> None:
         stream: BinaryIO | None = self._process.stdout  # type: ignore[assignment]
         assert stream is not None
         wrong = ""
         try:
             while line := stream.readline(LINE_BYTES_MAX):
-                self._news.put(msgspec.json.decode(line, type=Finished))
+                self._messages.put(msgspec.json.decode(line, type=Finished))
         except msgspec.DecodeError as error:
             wrong = f"it has printed something that is not a result: {error}"
         status = self._process.wait()
         if not wrong and status and not self._is_ended:
             wrong = f"exit status {status}; its output is above"
-        self._news.put(wrong)
+        self._messages.put(wrong)
 
     def end(self) -> None:
         self._is_ended = True

@@ -1,7 +1,7 @@
 """Finds why a job's output differs, by experiments that each change one thing in the reference run.
 
-The job is run with a book at the output of every operator as well, so the first operator whose rows differ can be
-named. The source code of its functions (`simulated_code`) then tells more.
+The job is run with the output of every operator recorded as well, so the first operator whose rows differ can be
+named. The source code of its functions (`code_hints`) then gives details.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.testing.simulation.code_hints import MISTAKES, UNDECLARED, Clue, Habit, clues_of
 from midstream.testing.simulation.job_scenario import REFERENCE, Cuts, JobScenario, Outer, draw, only
 from midstream.testing.simulation.output_compare import Contract, differences
-from midstream.testing.simulation.simulated_job import TAP, SimulatedJob, SourceLine, place_of
+from midstream.testing.simulation.simulated_job import TAP, SimulatedJob, SourceLine, source_line_of
 from midstream.testing.simulation.simulated_run import Ran, run_job
 from midstream.testing.simulation.verdict import compared, reference_of
 
@@ -68,19 +68,19 @@ class Cause(Enum):
         "or let an event-time timer decide."
     )
     INPUTS_OR_TIMERS = (
-        "The result depends on what has been processed when a row of another input (or of another part of one input), or a "
-        "event-time timer, comes. Rows from different inputs arrive in any order: keep the row that came first in state "
+        "The result depends on what has been processed when a row of another input (or of another part of one input), or an "
+        "event-time timer, arrives. Rows from different inputs arrive in any order: keep the row that came first in state "
         "until the other one has arrived. And timers fire between two batches, when rows with a later time may have been "
         "processed: in on_timer(time), only count rows whose time is at or before `time`."
     )
     LATE = (
-        "Rows are too late: they are dropped or not, depending on how far event time has come when they are read. The "
+        "Rows are too late: they are dropped or not, depending on how far event time has advanced when they are read. The "
         "watermark strategy allows less disorder than the rows have. Allow more with a larger bound in with_watermarks(), or "
         "with allowed_lateness(), or read the side output of late rows."
     )
     UPDATES = (
         "A window with allowed_lateness fires again for rows that arrive after its end, so its output is a stream of "
-        "updates: how many there are depends on where batches are cut. Say which rows replace which: "
+        "updates: how many there are depends on where batches are cut. Declare which rows replace which: "
         "--latest SINK=KEY,window_start compares only the last row of each key and window."
     )
     CUTS = (
@@ -89,17 +89,17 @@ class Cause(Enum):
         "together across batches has to be in declared state. (Event time also moves only between two batches.)"
     )
     WATERMARKS = (
-        "The result depends on how far event time has come when a row is processed: a function compares a row with "
-        "ctx.watermark, or does something at each watermark. Watermarks come between two batches, so which rows are late "
-        "depends on where batches are cut, which follows from how fast rows come. Let a timer of event time decide, or "
+        "The result depends on how far event time has advanced when a row is processed: a function compares a row with "
+        "ctx.watermark, or does something at each watermark. Watermarks advance between two batches, so which rows are late "
+        "depends on where batches are cut, which depends on how fast rows arrive. Let a timer of event time decide, or "
         "allow more disorder with a larger bound in with_watermarks(). If late rows may be treated either way, simulate without them: "
         "give recorded rows that are never late (--rows SOURCE=FILE), or if only columns differ, --ignore SINK=COLUMN."
     )
     TIMERS = (
-        "The result depends on which rows come before a timer of event time fires. Timers fire between two batches, when "
+        "The result depends on which rows arrive before a timer of event time fires. Timers fire between two batches, when "
         "the watermark has passed them, so rows with a later time may have been processed by then: how many follows from "
         "where batches are cut. In on_timer(time), count only rows whose time is at or before `time`; keep the others, with "
-        "their times, for the timers that come."
+        "their times, for later timers."
     )
     STATE = (
         "A function keeps state outside of its declared state. Such state is not in checkpoints: it is lost or "
@@ -113,7 +113,7 @@ class Cause(Enum):
     ORDER = (
         "The result depends on the order of rows of different keys, splits or subtasks, which is not guaranteed. If "
         "the "
-        "sink gets a stream of updates, say so: --latest SINK=KEY compares only the last row of each key."
+        "sink gets a stream of updates, declare it: --latest SINK=KEY compares only the last row of each key."
     )
     FAILURES = (
         "The result differs only after failures, and no reason for it was found in the code of the functions. "
@@ -155,7 +155,7 @@ class _Lab:
         self.job = job.tapped()
         self.contracts = contracts
         self.parallelisms = parallelisms
-        self.places = list(self.job.books.values())
+        self.source_lines = list(self.job.outputs.values())
         self.reference = run_job(self.job, REFERENCE)
         self.seen: dict[str, _Seen] = {}
         self.experiments: list[str] = []
@@ -185,7 +185,7 @@ class _Lab:
             self.same.append(what)
         return False
 
-    def told(self) -> list[str]:
+    def descriptions(self) -> list[str]:
         """Return the experiments, and their results."""
         alone = "this alone" if len(self.same) == 1 else "one of these alone"
         same = [f"Tried: the output stays the same when {alone} is changed: {', '.join(self.same)}"]
@@ -201,7 +201,9 @@ class _Lab:
     def first_differing(self, seen: _Seen) -> Node | None:
         """Return the first operator, in the order of the program, whose rows differ."""
         reference = reference_of(self.job, self.reference, seen.ran)
-        found = {d.place.uid for d in differences(reference.output, seen.ran.output, self.places, self.contracts)}
+        found = {
+            d.source_line.uid for d in differences(reference.output, seen.ran.output, self.source_lines, self.contracts)
+        }
         for node in self.job.logical.nodes:
             if any(f"{TAP}{node.uid}" == uid or uid.startswith(f"{TAP}{node.uid} ") for uid in found):
                 return node
@@ -209,10 +211,14 @@ class _Lab:
 
     def drops_rows(self, seen: _Seen) -> Node | None:
         """Return the window whose late rows differ from those of the reference run."""
-        late = [place for place in self.places if place.uid.startswith(TAP) and place.uid.endswith(" late")]
+        late = [
+            source_line
+            for source_line in self.source_lines
+            if source_line.uid.startswith(TAP) and source_line.uid.endswith(" late")
+        ]
         reference = reference_of(self.job, self.reference, seen.ran)
         for difference in differences(reference.output, seen.ran.output, late, {}):
-            uid = difference.place.uid.removeprefix(TAP).removesuffix(" late")
+            uid = difference.source_line.uid.removeprefix(TAP).removesuffix(" late")
             return self.job.node_of[uid]
         return None
 
@@ -222,7 +228,7 @@ def diagnose(
     contracts: Mapping[str, Contract],
     parallelisms: Sequence[int],
     failing: JobScenario,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
     """Find the cause. `failing`: a scenario in which the output differs."""
     lab = _Lab(job, contracts, parallelisms)
@@ -230,7 +236,7 @@ def diagnose(
     most = 1 + 3 + len(SIDE_WORDS)
 
     def trying(what: str) -> None:
-        say(f"looking for the cause (experiment {next(steps)} of at most {most}): {what}")
+        notify(f"looking for the cause (experiment {next(steps)} of at most {most}): {what}")
 
     trying("the reference run again")
     if lab.vary("again", AGAIN, iter([REFERENCE])):
@@ -267,7 +273,7 @@ def _judged(lab: _Lab, failing: JobScenario) -> Diagnosis:
             seen["all"] = _Seen(failing, ran)
             cause = Cause.FAILURES if failing.failures.faults else Cause.COMBINED
             return _state_or(lab, seen["all"], cause)
-        return Diagnosis(Cause.COMBINED, experiments=lab.told())
+        return Diagnosis(Cause.COMBINED, experiments=lab.descriptions())
     calm = seen.get("cuts") or seen.get("order")
     if calm is not None:
         return _of_order(lab, calm)
@@ -285,10 +291,10 @@ def _state_or(lab: _Lab, seen: _Seen, other: Cause) -> Diagnosis:
     node = lab.first_differing(seen)
     clues = _clues(lab, node, UNDECLARED)
     if clues:
-        return Diagnosis(Cause.STATE, _place(node), clues, lab.told())
+        return Diagnosis(Cause.STATE, _source_line(node), clues, lab.descriptions())
     if other is Cause.ORDER and node is not None and _meets(lab, node):
         other = Cause.INPUTS
-    return Diagnosis(other, _place(node), _clues(lab, node, MISTAKES), lab.told())
+    return Diagnosis(other, _source_line(node), _clues(lab, node, MISTAKES), lab.descriptions())
 
 
 def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
@@ -299,26 +305,28 @@ def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
     node = lab.first_differing(seen)
     undeclared = _clues(lab, node, UNDECLARED)
     if node is not None and isinstance(node.operator, WindowOperator) and node.operator.fires_again:
-        return Diagnosis(Cause.UPDATES, place_of(node), [], lab.told())
+        return Diagnosis(Cause.UPDATES, source_line_of(node), [], lab.descriptions())
     if node is None:
-        return Diagnosis(Cause.ORDER, None, [], lab.told())
+        return Diagnosis(Cause.ORDER, None, [], lab.descriptions())
     takes_batches = node.kind in BATCHES
     timers = _clues(lab, node, (Habit.TIMER,))
     if len(node.inputs) > 1 and not takes_batches:
         cause = Cause.INPUTS_OR_TIMERS if timers else Cause.INPUTS
-        return Diagnosis(cause, place_of(node), undeclared or timers, lab.told())
+        return Diagnosis(cause, source_line_of(node), undeclared or timers, lab.descriptions())
     if undeclared and not takes_batches:
-        return Diagnosis(Cause.STATE, place_of(node), undeclared, lab.told())
+        return Diagnosis(Cause.STATE, source_line_of(node), undeclared, lab.descriptions())
     if takes_batches and "cuts" in lab.seen and not (len(node.inputs) > 1 and not _is_cut(lab)):
-        return Diagnosis(Cause.CUTS, place_of(node), undeclared, lab.told())
+        return Diagnosis(Cause.CUTS, source_line_of(node), undeclared, lab.descriptions())
     if _meets(lab, node):
         cause = Cause.INPUTS_OR_TIMERS if timers else Cause.INPUTS
-        return Diagnosis(cause, place_of(node), undeclared or timers, lab.told())
+        return Diagnosis(cause, source_line_of(node), undeclared or timers, lab.descriptions())
     if "cuts" not in lab.seen or takes_batches:
-        return Diagnosis(Cause.CUTS if "cuts" in lab.seen else Cause.ORDER, place_of(node), undeclared, lab.told())
-    looks = _clues(lab, node, (Habit.WATERMARK,))
-    cause = Cause.TIMERS if timers and not looks else Cause.WATERMARKS
-    return Diagnosis(cause, place_of(node), undeclared or looks or timers, lab.told())
+        return Diagnosis(
+            Cause.CUTS if "cuts" in lab.seen else Cause.ORDER, source_line_of(node), undeclared, lab.descriptions()
+        )
+    watermark_clues = _clues(lab, node, (Habit.WATERMARK,))
+    cause = Cause.TIMERS if timers and not watermark_clues else Cause.WATERMARKS
+    return Diagnosis(cause, source_line_of(node), undeclared or watermark_clues or timers, lab.descriptions())
 
 
 def _is_cut(lab: _Lab) -> bool:
@@ -336,7 +344,7 @@ def _meets(lab: _Lab, node: Node) -> bool:
 
 
 def _at(lab: _Lab, node: Node, cause: Cause) -> Diagnosis:
-    return Diagnosis(cause, place_of(node), [], lab.told())
+    return Diagnosis(cause, source_line_of(node), [], lab.descriptions())
 
 
 def _made(lab: _Lab, seen: _Seen, cause: Cause, habits: tuple[Habit, ...]) -> Diagnosis:
@@ -352,13 +360,13 @@ def _made(lab: _Lab, seen: _Seen, cause: Cause, habits: tuple[Habit, ...]) -> Di
             cause = Cause.RANDOM
         elif kinds & set(UNDECLARED):
             cause = Cause.STATE
-    return Diagnosis(cause, _place(node), clues, lab.told())
+    return Diagnosis(cause, _source_line(node), clues, lab.descriptions())
 
 
 def _bounds(logical: LogicalGraph) -> list[str]:
     """Describe how much disorder the program allows."""
     return [
-        f"The bound of {place_of(node)} is {duration_text(node.operator.strategy.delay_us) if node.operator.strategy.delay_us else 0}"
+        f"The bound of {source_line_of(node)} is {duration_text(node.operator.strategy.delay_us) if node.operator.strategy.delay_us else 0}"
         for node in logical.nodes
         if isinstance(node.operator, TimestampsOperator)
     ]
@@ -370,8 +378,8 @@ def _clues(lab: _Lab, node: Node | None, habits: tuple[Habit, ...]) -> list[Clue
     return [clue for clue in clues_of(node, lab.job.logical) if clue.habit in habits]
 
 
-def _place(node: Node | None) -> SourceLine | None:
-    return None if node is None else place_of(node)
+def _source_line(node: Node | None) -> SourceLine | None:
+    return None if node is None else source_line_of(node)
 
 
 def all_clues(job: SimulatedJob) -> list[Clue]:

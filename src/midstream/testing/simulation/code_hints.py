@@ -141,7 +141,7 @@ def _declared(owner: type) -> set[str]:
 def _of_function(function: FunctionType, declared: frozenset[str]) -> Iterator[Clue]:
     code = function.__code__
     for node in _trees(code.co_filename, code.co_firstlineno):
-        yield from _Look(function, node, declared).clues()
+        yield from _FunctionExaminer(function, node, declared).clues()
 
 
 def _trees(file: str, line: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda]:
@@ -164,7 +164,7 @@ def _trees(file: str, line: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef 
     return found
 
 
-class _Look:
+class _FunctionExaminer:
     """Examines one function."""
 
     def __init__(
@@ -307,7 +307,7 @@ def _last(node: ast.expr) -> str:
 
 
 def _is_present(call: ast.Call) -> bool:
-    """Whether NumPy is asked for the current time: datetime64("now"), datetime64("today")."""
+    """Whether the call returns the current time: datetime64("now"), datetime64("today")."""
     return any(isinstance(a, ast.Constant) and a.value in ("now", "today") for a in call.args)
 
 

@@ -44,8 +44,8 @@ FAULTS: Final = (
     RECOVERING,
 )
 """The faults of a job; usual ones occur more often."""
-ASKING_TO_RESCALE: Final = frozenset(("rescale", IN_FLIGHT, RECOVERING))
-"""The faults that may ask a job for another parallelism."""
+RESCALE_FAULTS: Final = frozenset(("rescale", IN_FLIGHT, RECOVERING))
+"""The faults that may request another parallelism."""
 DRAINED: Final = 0.1
 """The share of runs with faults that are drained."""
 WORDS: Final = {
@@ -66,7 +66,7 @@ WORDS: Final = {
     "stop": "the job is stopped and started again",
     "checkpoint": "a checkpoint is requested",
     "slow_storage": "the storage is slow",
-    "drain": "the job is told to end (drain)",
+    "drain": "the job is drained",
     "cancel": "the job is cancelled and started again",
     "rescale": "the job is rescaled",
     "savepoint": "a savepoint is requested",
@@ -75,7 +75,7 @@ WORDS: Final = {
     RECOVERING: "the job fails, is stopped or rescaled while it recovers",
 }
 """The description of each fault, for display."""
-BESIDE_DRAIN: Final = ("checkpoint", "savepoint")
+DRAIN_FAULTS: Final = ("checkpoint", "savepoint")
 """The faults of a drained job: after a failure it would be unknown how many rows it has read."""
 KILLS: Final = ("kill_slot", "user_error", "kill_slot_twice", "kill_driver")
 
@@ -95,7 +95,7 @@ class Cuts:
     """The batches into which rows are cut."""
 
     batch_rows: int = ALL_ROWS
-    """The largest number of rows read at once."""
+    """The largest number of rows per read."""
     are_random: bool = False
     """Whether each batch has a random number of rows, from one to that."""
 
@@ -115,7 +115,7 @@ class Failures:
 
     @property
     def drains(self) -> bool:
-        """Whether the job is told to end before it has read all rows."""
+        """Whether the job is drained before it has read all rows."""
         return any(fault.kind == "drain" for fault in self.faults)
 
 
@@ -151,32 +151,34 @@ class JobScenario:
 
     def describe(self) -> str:
         """Describe, in one line for display, only what differs from the reference run."""
-        said = []
+        parts = []
         if self.width != Width():
             then = "" if self.width.then == self.width.first else f", {self.width.then} after a restart"
-            said.append(f"parallelism {self.width.first}{then}")
+            parts.append(f"parallelism {self.width.first}{then}")
         if self.cuts != Cuts():
-            said.append(
+            parts.append(
                 f"batches of {'1 to ' * (self.cuts.are_random and self.cuts.batch_rows > 1)}{counted(self.cuts.batch_rows, 'row')}"
             )
         if self.order.rates and any(self.order.rates):
             rates = ", ".join("unlimited" if r is None else f"{r:g}" for r in self.order.rates)
-            said.append(f"sources at {rates} rows/s")
+            parts.append(f"sources at {rates} rows/s")
         elif self.order != Order():
-            said.append("other delays between tasks")
+            parts.append("other delays between tasks")
         if self.failures.faults:
-            said.append(", then ".join(f"{WORDS[fault.kind]} (at step {fault.step})" for fault in self.failures.faults))
+            parts.append(
+                ", then ".join(f"{WORDS[fault.kind]} (at step {fault.step})" for fault in self.failures.faults)
+            )
         if self.failures.aligned_timeout_s is not None:
-            said.append("unaligned checkpoints")
+            parts.append("unaligned checkpoints")
         if self.failures.pool_buffers < 1024:
-            said.append("tight buffers")
+            parts.append("tight buffers")
         if self.outer.clock_s:
-            said.append("another time of day")
+            parts.append("another time of day")
         if self.outer.random:
-            said.append("other random numbers")
+            parts.append("other random numbers")
         if self.outer.hash:
-            said.append("another hash() of strings")
-        return "; ".join(said) or "the reference run again"
+            parts.append("another hash() of strings")
+        return "; ".join(parts) or "the reference run again"
 
 
 REFERENCE: Final = JobScenario()
@@ -221,13 +223,13 @@ def draw_cuts(random: Random, rows: int) -> Cuts:
 
 
 def draw_failures(random: Random, may_rescale: bool) -> Failures:
-    """Draw failures, usually some. `may_rescale`: whether the job can be asked to run at any parallelism."""
+    """Draw failures, usually some. `may_rescale`: whether the job can run at any parallelism."""
     faults: tuple[Fault, ...] = ()
     if random.random() < 0.9:
         horizon = random.choice((150, 300, 800))
         drains = random.random() < DRAINED
-        kinds = [kind for kind in BESIDE_DRAIN if drains] or [
-            kind for kind in FAULTS if may_rescale or kind not in ASKING_TO_RESCALE
+        kinds = [kind for kind in DRAIN_FAULTS if drains] or [
+            kind for kind in FAULTS if may_rescale or kind not in RESCALE_FAULTS
         ]
         drawn = [
             Fault(random.randrange(20, horizon), random.choice(kinds), random.randrange(1 << 20))
@@ -236,7 +238,7 @@ def draw_failures(random: Random, may_rescale: bool) -> Failures:
         if random.random() < 0.5:
             drawn.append(Fault(random.randrange(60, horizon), random.choice(KILLS), random.randrange(1 << 20)))
         if drains:
-            drawn = [fault for fault in drawn if fault.kind in BESIDE_DRAIN]
+            drawn = [fault for fault in drawn if fault.kind in DRAIN_FAULTS]
             drawn.append(Fault(random.randrange(40, horizon), "drain", 0))
         faults = tuple(sorted(drawn, key=lambda fault: fault.step))
     return Failures(

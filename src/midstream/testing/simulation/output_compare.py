@@ -2,7 +2,7 @@
 
 The order of rows is not compared: which of two keys comes first, when a window fires, and how inputs are interleaved
 may differ between any two runs. Floating-point numbers may differ by the effects of the order of summation
-(`nearness`).
+(`float_compare`).
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class Contract:
 class Difference:
     """The difference between the rows of a sink, or an operator, and those of the reference run."""
 
-    place: SourceLine
+    source_line: SourceLine
     missing: list[Row] = field(default_factory=list)
     surplus: list[Row] = field(default_factory=list)
     doubled: list[Row] = field(default_factory=list)
     """Rows that the reference run has less often."""
     changed: list[tuple[Row, Row]] = field(default_factory=list)
-    """Changed rows: that of the reference run, and the one in its place."""
+    """Changed rows: that of the reference run, and the one that replaces it."""
 
     def lines(self) -> list[str]:
         """Describe, for display, what differs, with the first few rows."""
-        said = [
+        parts = [
             _count(self.missing, "is missing", "are missing"),
             _count(self.doubled, "is there too often", "occur too often"),
             _count(self.changed, "has changed", "have changed"),
             _count(self.surplus, "should not be there", "should not be there"),
         ]
-        lines = [f"{self.place}: {', '.join(text for text in said if text)}"]
+        lines = [f"{self.source_line}: {', '.join(text for text in parts if text)}"]
         lines += [f"  missing:   {_text(row)}" for row in self.missing[:SHOWN]]
         lines += [f"  too often: {_text(row)}" for row in self.doubled[:SHOWN]]
         for before, after in self.changed[:SHOWN]:
@@ -70,17 +70,17 @@ class Difference:
 def differences(
     expected: Mapping[str, pa.Table],
     found: Mapping[str, pa.Table],
-    places: Iterable[SourceLine],
+    source_lines: Iterable[SourceLine],
     contracts: Mapping[str, Contract],
 ) -> list[Difference]:
-    """Return the difference of each of `places` whose rows differ, in their order."""
+    """Return the difference of each of `source_lines` whose rows differ, in their order."""
     differing = []
-    for place in places:
-        contract = contracts.get(place.uid, Contract())
-        before, after = rows_of(expected.get(place.uid), contract), rows_of(found.get(place.uid), contract)
+    for source_line in source_lines:
+        contract = contracts.get(source_line.uid, Contract())
+        before, after = rows_of(expected.get(source_line.uid), contract), rows_of(found.get(source_line.uid), contract)
         if before != after:
-            close = _closeness(expected.get(place.uid), found.get(place.uid))
-            difference = _difference(place, before, after, close)
+            close = _closeness(expected.get(source_line.uid), found.get(source_line.uid))
+            difference = _difference(source_line, before, after, close)
             if difference is not None:
                 differing.append(difference)
     return differing
@@ -137,7 +137,7 @@ def _closeness(*tables: pa.Table | None) -> Closeness:
     return {field.name: close_of(field.type) for table in tables if table is not None for field in table.schema}
 
 
-def _difference(place: SourceLine, before: Rows, after: Rows, close: Closeness) -> Difference | None:
+def _difference(source_line: SourceLine, before: Rows, after: Rows, close: Closeness) -> Difference | None:
     """Return the difference; None if only the order of summation of floats explains it."""
     missing, surplus = list((before - after).elements()), list((after - before).elements())
     if len(missing) <= MATCHED_MAX and len(surplus) <= MATCHED_MAX:
@@ -148,7 +148,7 @@ def _difference(place: SourceLine, before: Rows, after: Rows, close: Closeness) 
                 surplus.remove(near)
     if not missing and not surplus:
         return None
-    found = Difference(place)
+    found = Difference(source_line)
     for row in list(surplus):
         if before[row]:
             surplus.remove(row)

@@ -81,7 +81,7 @@ class Placeholder(Source):
         raise NotImplementedError(f"split {split.id} is only read in a simulated run")
 
 
-class Book(Sink):
+class SinkPlaceholder(Sink):
     """Replaces a sink in the stored graph; a run replaces it by its ledger."""
 
     def writer(self, context: WriterContext) -> SinkWriter:
@@ -90,16 +90,16 @@ class Book(Sink):
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """The place of an operator, source or sink in the user's program."""
+    """Where an operator, source or sink is created in the user's program."""
 
     uid: str
     kind: str
     name: str
-    place: str
+    location: str
     """The file and line of the call that created it; "" if unknown."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.uid!r}" + (f" ({self.place})" if self.place else "")
+        return f"{self.kind} {self.uid!r}" + (f" ({self.location})" if self.location else "")
 
 
 @dataclass(slots=True)
@@ -120,16 +120,16 @@ class SimulatedJob:
     @property
     def sinks(self) -> dict[str, SourceLine]:
         """The sinks of the program, by uid, in its order."""
-        return {uid: place for uid, place in self.books.items() if not uid.startswith(TAP)}
+        return {uid: line for uid, line in self.outputs.items() if not uid.startswith(TAP)}
 
     @property
-    def books(self) -> dict[str, SourceLine]:
+    def outputs(self) -> dict[str, SourceLine]:
         """Sinks and taps, by uid, in the order of the program."""
-        return {place.uid: place for node in self.logical.nodes if node.sink for place in (place_of(node),)}
+        return {line.uid: line for node in self.logical.nodes if node.sink for line in (source_line_of(node),)}
 
     @property
-    def late_books(self) -> dict[str, str]:
-        """The book of late rows for each window whose late rows the program uses, by the window's uid."""
+    def late_outputs(self) -> dict[str, str]:
+        """The uid of the recorded late rows of each window whose late rows the program uses, by the window's uid."""
         windows = (node for node in self.logical.nodes if _reads_late_rows(self.logical, node))
         return {str(node.uid): _tap_uid(node, LATE) for node in windows}
 
@@ -142,17 +142,17 @@ class SimulatedJob:
         """Whether an operator sets its own parallelism, above 1: then the job cannot run at any other."""
         return any((node.parallelism or 1) > 1 for node in self.logical.nodes)
 
-    def parallelisms(self, wanted: Sequence[int] = PARALLELISMS) -> tuple[int, ...]:
-        """Return those of `wanted` at which the job can run. Raises JobError if there are none."""
+    def parallelisms(self, requested: Sequence[int] = PARALLELISMS) -> tuple[int, ...]:
+        """Return those of `requested` at which the job can run. Raises JobError if there are none."""
         found, refused = [], None
-        for parallelism in wanted:
+        for parallelism in requested:
             try:
                 self.graph(parallelism)
                 found.append(parallelism)
             except (JobError, ConfigError) as error:
                 refused = error
         if not found:
-            raise JobError(f"the job can run at none of the parallelisms {wanted}: {refused}") from refused
+            raise JobError(f"the job can run at none of the parallelisms {requested}: {refused}") from refused
         return tuple(found)
 
     def graph(self, parallelism: int) -> JobGraph:
@@ -183,7 +183,7 @@ class SimulatedJob:
         return replace(self, inputs=inputs)
 
     def tapped(self) -> SimulatedJob:
-        """Return the same job with a book at the output of every operator, and at the late rows of every window."""
+        """Return the same job with the output of every operator recorded, and the late rows of every window."""
         graph = LogicalGraph(list(self.logical.nodes))
         for node in self.logical.nodes:
             if node.schema is not None:
@@ -191,7 +191,7 @@ class SimulatedJob:
                 for tag, schema in _read_sides(self.logical, node):
                     if tag != LATE:
                         _tap(graph, node, tag, schema)
-            if isinstance(node.operator, WindowOperator) and _tap_uid(node, LATE) not in self.books:
+            if isinstance(node.operator, WindowOperator) and _tap_uid(node, LATE) not in self.outputs:
                 _tap(graph, node, LATE, node.inputs[0].schema)
         return SimulatedJob(graph, self.config, self.inputs, self.own_names, is_tapped=True)
 
@@ -201,10 +201,12 @@ def _read_sides(logical: LogicalGraph, node: Node) -> dict[tuple[str, pa.Schema]
 
 
 def _tap(graph: LogicalGraph, node: Node, tag: str | None, schema: pa.Schema) -> None:
-    book = Book()
+    placeholder = SinkPlaceholder()
     uid = _tap_uid(node, tag)
-    operator, inputs = SinkOperator(uid, book, schema), (Input(node.id, schema, tag),)
-    graph.add(Node("tap", "", uid, node.parallelism, inputs, operator=operator, sink=book, location=node.location))
+    operator, inputs = SinkOperator(uid, placeholder, schema), (Input(node.id, schema, tag),)
+    graph.add(
+        Node("tap", "", uid, node.parallelism, inputs, operator=operator, sink=placeholder, location=node.location)
+    )
 
 
 def _tap_uid(node: Node, tag: str | None) -> str:
@@ -220,7 +222,7 @@ def _reads_late_rows(logical: LogicalGraph, node: Node) -> bool:
     return any(not str(reader.uid).startswith(TAP) for reader in readers)
 
 
-def place_of(node: Node) -> SourceLine:
+def source_line_of(node: Node) -> SourceLine:
     return SourceLine(str(node.uid), node.kind, node.name, node.location)
 
 
@@ -276,9 +278,11 @@ def _simulated(node: Node, uid: str) -> Node:
     if node.source is not None:
         return replace(node, uid=uid, source=Placeholder(node.source))
     if node.sink is not None:
-        book = Book()
+        placeholder = SinkPlaceholder()
         assert isinstance(node.operator, SinkOperator), node.label
-        return replace(node, uid=uid, sink=book, operator=SinkOperator(node.name, book, node.operator.schema))
+        return replace(
+            node, uid=uid, sink=placeholder, operator=SinkOperator(node.name, placeholder, node.operator.schema)
+        )
     return replace(node, uid=uid)
 
 
@@ -320,14 +324,14 @@ def record(node: Node, uid: str, config: JobConfig, rows_max: int) -> Recorded:
 
 def _record(source: Source, uid: str, config: JobConfig, rows_max: int) -> Recorded:
     found = source.discover(None, DiscoveryContext(uid, config.parallelism, None))
-    wanted = found.splits[:SPLITS_MAX]
+    requested = found.splits[:SPLITS_MAX]
     tables: list[pa.Table] = []
     follows: list[bool] = []
     left = rows_max
-    has_more = len(found.splits) > len(wanted)
-    for number, split in enumerate(wanted):
-        table, goes_on = _rows_of(source, uid, split, -(-left // (len(wanted) - number)))
-        has_more = has_more or goes_on
+    has_more = len(found.splits) > len(requested)
+    for number, split in enumerate(requested):
+        table, is_cut = _rows_of(source, uid, split, -(-left // (len(requested) - number)))
+        has_more = has_more or is_cut
         left -= table.num_rows
         if table.num_rows:
             follows.append(split.follows and bool(tables))
@@ -359,7 +363,7 @@ def _rows_of(source: Source, uid: str, split: Split, rows_max: int) -> tuple[pa.
 
 
 class _Pickler(JobPickler):
-    """Pickles sinks, schemas and reductions as names: a run has its own objects for them, or shares them with all runs."""
+    """Pickles sinks, schemas and aggregations as names: a run has its own objects for them, or shares them with all runs."""
 
     def __init__(self, buffer: io.BytesIO, constants: list[object]) -> None:
         super().__init__(buffer)
@@ -370,7 +374,7 @@ class _Pickler(JobPickler):
         return by_name(item) or super().reducer_override(item)
 
     def persistent_id(self, item: Any) -> object:
-        if isinstance(item, Book):
+        if isinstance(item, SinkPlaceholder):
             return "sink"
         if type(item) is pa.Schema or (type(item) is WindowAggregation and not _has_code(item)):
             if id(item) not in self._numbers:
@@ -380,9 +384,9 @@ class _Pickler(JobPickler):
         return None
 
 
-def _has_code(reduction: WindowAggregation) -> bool:
+def _has_code(aggregation: WindowAggregation) -> bool:
     """Whether the reduction calls functions of the user."""
-    return bool(user_code(reduction))
+    return bool(user_code(aggregation))
 
 
 class Unpickler(ApartUnpickler):

@@ -48,7 +48,7 @@ from midstream.testing.simulation.simulated_job import Recorded, SimulatedJob, U
 from midstream.testing.simulation.surroundings import Effect, Surroundings, set_function_state, surroundings
 
 ROOT: Final = "sim://checkpoints"
-KEEPER_US: Final = 5_000
+RESTART_DELAY_US: Final = 5_000
 LAUNCHES_MAX: Final = 30
 SAME_FAILURES: Final = 3
 SETTLING_STEPS: Final = 20_000
@@ -71,7 +71,7 @@ class Ran:
     struck: Counter[str] = field(default_factory=Counter)
     effects: Counter[Effect] = field(default_factory=Counter)
     drained: dict[str, tuple[int, ...]] | None = None
-    """For a job that was told to end early: the rows read of each split, by uid of the source."""
+    """For a job that was drained: the rows read of each split, by uid of the source."""
     trace: Trace | None = None
 
 
@@ -188,16 +188,16 @@ class _Reader(SplitReader):
         return batch, stop
 
 
-class BookSink(LedgerSink):
+class RecordingSink(LedgerSink):
     """The ledger, for rows of any schema."""
 
     def writer(self, context: WriterContext) -> SinkWriter:
         self.outside.check_open(context)
-        return _BookWriter(self, context)
+        return _RecordingWriter(self, context)
 
 
-class _BookWriter(SinkWriter):
-    def __init__(self, sink: BookSink, context: WriterContext) -> None:
+class _RecordingWriter(SinkWriter):
+    def __init__(self, sink: RecordingSink, context: WriterContext) -> None:
         self._sink = sink
         self._context = context
         self._rows: list[pa.RecordBatch] = []
@@ -256,7 +256,7 @@ class _JobCluster(Cluster):
     """Ships the job's graph, and does not treat failures of users' functions as the engine's."""
 
     job: SimulatedJob
-    sink: BookSink
+    sink: RecordingSink
     sources: Mapping[str, RecordedSource]
 
     def submit(self, plan: JobPlan) -> Driver:
@@ -300,7 +300,7 @@ class _Savepoints:
         self.made: list[str] = []
         self._world = world
         self._disks = disks
-        self._places = 0
+        self._requested = 0
 
     def open(self, root: str) -> Storage:
         for known, disk in self._disks.items():
@@ -312,9 +312,9 @@ class _Savepoints:
         return disk
 
     def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
-        """Request a savepoint at a new place; `fails`: its disk refuses the first writes; `slow_us`: each takes so long."""
-        self._places += 1
-        url = f"sim://saved/{self._places}"
+        """Request a savepoint in a new directory; `fails`: its disk refuses the first writes; `slow_us`: each takes so long."""
+        self._requested += 1
+        url = f"sim://saved/{self._requested}"
         self.open(url)
         self._disks[url].slow_us = slow_us
         if fails:
@@ -351,7 +351,7 @@ class _Run:
         network = Network(world, wire_bytes_max=65536, pull_bytes_max=16384)
         self.cluster = _JobCluster(world, self.savepoints.open, network, Coordinator, {})
         self.cluster.job = job
-        self.cluster.sink = BookSink(self.outside, capacity_rows=failures.sink_rows, pause_s=0.001)
+        self.cluster.sink = RecordingSink(self.outside, capacity_rows=failures.sink_rows, pause_s=0.001)
         self.cluster.sources = self.sources
         self.cluster.answered = self.savepoints.answered
         self.cluster.denied = lambda directory: True
@@ -394,7 +394,7 @@ class _Run:
     def go(self, around: Surroundings) -> Ran:
         world = self.world
         self._launch(None)
-        world.run(self._look, self.scenario.steps_max)
+        world.run(self._advance, self.scenario.steps_max)
         if self._is_over and len(self.cluster.drivers) > 1:
             self._settle()
         return Ran(
@@ -419,7 +419,7 @@ class _Run:
         drivers = self.cluster.drivers
         world.run(lambda: all(driver.is_over for driver in drivers), world.step_number + SETTLING_STEPS)
 
-    def _look(self) -> bool:
+    def _advance(self) -> bool:
         step = self.world.step_number
         while self._faults_left and step >= self._faults_left[0].step:
             fault = self._faults_left.pop(0)
@@ -444,7 +444,9 @@ class _Run:
         if ended is not None and ended.checkpoint is not None and ended.checkpoint in self.savepoints.made:
             restore = ended.checkpoint
         self._launch_is_due = True
-        self.world.schedule(KEEPER_US, None, Kind.CLUSTER, partial(self._launch, restore), "the job is started again")
+        self.world.schedule(
+            RESTART_DELAY_US, None, Kind.CLUSTER, partial(self._launch, restore), "the job is started again"
+        )
 
     def _launch(self, restore: str | None) -> None:
         width = self.scenario.width

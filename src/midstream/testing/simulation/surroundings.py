@@ -42,11 +42,11 @@ _EFFECTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Something that a user's function has done to the world."""
+    """An effect of a user's function on the world."""
 
     what: str
     """The effect, such as "writes to out.txt"."""
-    place: str
+    location: str
     """The file and line."""
 
 
@@ -203,7 +203,7 @@ def by_name(item: object) -> tuple[Any, ...] | None:
     """Return how to pickle a clock, or a function of the module `random`, to which a variable refers: by name.
 
     Otherwise `from random import random` would be a copy of the generator, and `from time import time` could not be
-    pickled while another clock is in its place.
+    pickled while another clock replaces it.
     """
     if not isinstance(item, (BuiltinFunctionType, MethodType)):
         return None
@@ -305,14 +305,14 @@ _is_listening = False
 
 
 def _listen() -> None:
-    """Listen for the rest of the process's life: an audit hook cannot be removed."""
+    """Install the audit hook, which cannot be removed, for the rest of the process's life."""
     global _is_listening
     if not _is_listening:
         _is_listening = True
-        sys.addaudithook(_heard)
+        sys.addaudithook(_on_audit_event)
 
 
-def _heard(event: str, arguments: tuple[Any, ...]) -> None:
+def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
     present = _present
     if present is None or (event != "open" and event not in _EFFECTS) or _ours() is None:
         return
@@ -323,9 +323,9 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
         what = f"writes to {os.fsdecode(path)}"
     else:
         what = f"{_EFFECTS[event]} {arguments[1] if event == 'socket.connect' else arguments[0]}"
-    place = _users_line()
-    if place:
-        present.effects[Effect(what, place)] += 1
+    location = _users_line()
+    if location:
+        present.effects[Effect(what, location)] += 1
 
 
 def _is_writing(mode: object, flags: object) -> bool:

@@ -37,7 +37,7 @@ class Verdict:
         if self.error:
             lines += _short(self.error)
         for effect, before, after in self.effects:
-            lines.append(f"{effect.place}: a function {effect.what}: {counted(after, 'time')} instead of {before}")
+            lines.append(f"{effect.location}: a function {effect.what}: {counted(after, 'time')} instead of {before}")
         return lines
 
 
@@ -77,10 +77,13 @@ def reference_of(job: SimulatedJob, reference: Ran, ran: Ran) -> Ran:
     """Return what to compare `ran` with: a run without failures over the rows that `ran` has read, with the same late
     rows.
     """
-    late = {uid: ran.output.get(book) for uid, book in job.late_books.items()}
-    is_late = any(reference.output.get(book) or ran.output.get(book) for book in job.late_books.values())
+    late = {uid: ran.output.get(output_uid) for uid, output_uid in job.late_outputs.items()}
+    is_late = any(
+        reference.output.get(output_uid) or ran.output.get(output_uid) for output_uid in job.late_outputs.values()
+    )
     are_others = any(
-        rows_of(reference.output.get(book)) != rows_of(ran.output.get(book)) for book in job.late_books.values()
+        rows_of(reference.output.get(output_uid)) != rows_of(ran.output.get(output_uid))
+        for output_uid in job.late_outputs.values()
     )
     if ran.drained is None and not are_others:
         return reference
@@ -91,8 +94,8 @@ def reference_of(job: SimulatedJob, reference: Ran, ran: Ran) -> Ran:
 
 def compared(job: SimulatedJob) -> list[SourceLine]:
     """Return the program's sinks, and the late rows that it uses."""
-    books = job.books
-    return [*job.sinks.values(), *(books[book] for book in job.late_books.values())]
+    outputs = job.outputs
+    return [*job.sinks.values(), *(outputs[output_uid] for output_uid in job.late_outputs.values())]
 
 
 @dataclass(slots=True)
@@ -152,7 +155,7 @@ def _smaller(scenario: JobScenario) -> Iterator[JobScenario]:
     for index in range(len(faults)):
         yield replace(scenario, failures=replace(scenario.failures, faults=faults[:index] + faults[index + 1 :]))
     for index, fault in enumerate(faults):
-        if fault.kind != PLAINEST and not scenario.failures.drains:  # see BESIDE_DRAIN
+        if fault.kind != PLAINEST and not scenario.failures.drains:  # see DRAIN_FAULTS
             plainer = (*faults[:index], replace(fault, kind=PLAINEST), *faults[index + 1 :])
             yield replace(scenario, failures=replace(scenario.failures, faults=plainer))
     plain = replace(REFERENCE.failures, faults=faults, interval_s=scenario.failures.interval_s)

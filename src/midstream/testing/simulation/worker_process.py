@@ -1,6 +1,6 @@
 """A process that runs some seeds of a job: it reads the job and the seeds, and writes a line for each run.
 
-It is started by `simulated_campaign`, with a PYTHONHASHSEED of its own. What functions of the job print goes to stderr.
+It is started by `campaign`, with a PYTHONHASHSEED of its own. What functions of the job print goes to stderr.
 """
 
 from __future__ import annotations

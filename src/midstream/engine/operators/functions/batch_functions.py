@@ -168,7 +168,7 @@ class CoBatchFunction(BatchFunction):
 
 
 class BatchFunctionOperator(FunctionOperator):
-    """Runs a function on batches. Raises at once for keys and states that do not fit together."""
+    """Runs a function on batches. Raises immediately for keys and states that do not fit together."""
 
     def __init__(self, name: str, function: BatchFunction, ports: Sequence[Port], schema: pa.Schema) -> None:
         super().__init__(name, function, ports, schema)

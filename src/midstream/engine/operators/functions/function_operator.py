@@ -70,7 +70,7 @@ def two_ports(
 
 
 class FunctionOperator(Operator):
-    """Runs a user's function. Raises SchemaError at once for keys that do not match and event times that are not
+    """Runs a user's function. Raises SchemaError immediately for keys that do not match and event times that are not
     timestamps.
     """
 

@@ -13,7 +13,7 @@ from midstream.engine.operators.base import OperatorContext, Output, Snapshot, S
 from midstream.engine.operators.functions.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.windows.fired_upto import FiredUpTo
-from midstream.engine.state.join_index import Timeline
+from midstream.engine.state.join_index import JoinIndex
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 
 PROGRESS: Final = "progress"
@@ -48,8 +48,8 @@ def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, uppe
         return left.hstack(right.select(second_names))
 
     class IntervalJoin(CoBatchFunction):
-        left = Timeline(first.schema, first_time, upper_us)
-        right = Timeline(renamed, second_time, -lower_us)
+        left = JoinIndex(first.schema, first_time, upper_us)
+        right = JoinIndex(renamed, second_time, -lower_us)
 
         def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame | None:
             pairs = self.right.pairs(self.left.append(rows), lower_us, upper_us)
@@ -67,17 +67,17 @@ class IntervalJoinOperator(BatchFunctionOperator):
 
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, out)
-        self._progress = FiredUpTo(context.key_groups)
+        self._fired_upto = FiredUpTo(context.key_groups)
 
     def advance_watermark(self, watermark_us: int) -> bool:
-        self._progress.reach(watermark_us)
+        self._fired_upto.reach(watermark_us)
         for side in self._sides:
             side.advance(watermark_us)
         return True
 
     @property
-    def _sides(self) -> list[Timeline]:
-        return [state for state in self._states.values() if isinstance(state, Timeline)]
+    def _sides(self) -> list[JoinIndex]:
+        return [state for state in self._states.values() if isinstance(state, JoinIndex)]
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         if any(side.holds_late for side in self._sides):  # a restore would drop them by the stored progress
@@ -86,7 +86,7 @@ class IntervalJoinOperator(BatchFunctionOperator):
         rows = super().snapshot(checkpoint_id)
         if not any(side.holds_dead for side in self._sides):
             return rows
-        marks = self._progress.table()
+        marks = self._fired_upto.table()
         assert marks is not None, "rows are dead, and there was no watermark"
         part = StatePart(Redistribute.KEYED, (Chunk(self._runtime.ids.new_id(), marks),))
         return Snapshot(SnapshotResult({PROGRESS: part}), rows.later)
@@ -94,6 +94,6 @@ class IntervalJoinOperator(BatchFunctionOperator):
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         super().restore({name: part for name, part in parts.items() if name != PROGRESS})
         if PROGRESS in parts:
-            self._progress.restore(parts[PROGRESS].table())
+            self._fired_upto.restore(parts[PROGRESS].table())
             for side in self._sides:
-                side.drop(self._progress.of)
+                side.drop(self._fired_upto.of)

@@ -50,7 +50,7 @@ class Calendar:
 
 
 class Timers:
-    """See `process.Timers`. `changed` is called when a processing-time timer is set.
+    """See `process_functions.Timers`. `changed` is called when a processing-time timer is set.
 
     After the end of processing time (`has_ended`) no processing-time timer is set; attempts to set one are counted in
     `dropped`.
@@ -106,7 +106,7 @@ class TimeContext:
 
 
 class Context(TimeContext):
-    """See `process.ProcessContext`. One per operator; the operator sets `time_us` before each call."""
+    """See `process_functions.ProcessContext`. One per operator; the operator sets `time_us` before each call."""
 
     def __init__(
         self,

@@ -30,8 +30,8 @@ from midstream.engine.operators.row_conversion import (
     to_rows,
     yielded,
 )
-from midstream.engine.state.changelog import EntryLog, Frozen
-from midstream.engine.state.heap_snapshot import KeyForm, state_rows, state_table, timer_rows, timers_table
+from midstream.engine.state.changelog import Changelog, Frozen
+from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, State
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 from midstream.engine.state.timers import TimerQueue
@@ -43,7 +43,7 @@ Handler = Callable[[Row, Context], Any]
 
 
 class ProcessOperator(FunctionOperator):
-    """Runs a process function. Raises at once for keys, columns and states that do not fit together."""
+    """Runs a process function. Raises immediately for keys, columns and states that do not fit together."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class ProcessOperator(FunctionOperator):
         self._rows: list[Row] = []
         self._origin: list[Origin] = []
         self._side_rows: dict[str, list[Row]] = {}
-        self._form: KeyForm
+        self._encoding: KeyEncoding
         self._timers: Timers
-        self._logs: list[EntryLog] = []
+        self._logs: list[Changelog] = []
         self._context: Context
 
     def _check_keys(self) -> None:
@@ -102,7 +102,7 @@ class ProcessOperator(FunctionOperator):
 
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, out)
-        self._form = KeyForm(self._key_fields, context.max_parallelism, self._where)
+        self._encoding = KeyEncoding(self._key_fields, context.max_parallelism, self._where)
         for name, state in self._declared().items():
             assert isinstance(state, State), state
             bound = state.bound(name, self._scope if state.is_keyed else self._broadcast_scope)
@@ -112,7 +112,7 @@ class ProcessOperator(FunctionOperator):
         self._logs = [state.log for state in self._states.values()] + [queue.log for queue in self._queues().values()]
         self._context = Context(
             self._scope,
-            self._form.shown,
+            self._encoding.shown,
             self._timers,
             self._calendar,
             context.clock,
@@ -126,7 +126,7 @@ class ProcessOperator(FunctionOperator):
         timers = {name: queue for name, queue in self._queues().items() if name in parts}
         for name, queue in timers.items():
             for chunk in parts[name].chunks:
-                named, rows = timer_rows(chunk.table, self._form)
+                named, rows = timer_rows(chunk.table, self._encoding)
                 queue.forget(named)
                 queue.thaw(rows)
                 queue.log.restored(chunk.id, named, len(named))
@@ -135,7 +135,7 @@ class ProcessOperator(FunctionOperator):
             if state is None:
                 raise self._undeclared(name)
             for chunk in parts[name].chunks:
-                keys, found = state_rows(state, chunk.table, self._form_of(state), self.own, self._where)
+                keys, found = state_rows(state, chunk.table, self._encoding_of(state), self.own, self._where)
                 state.forget(keys)
                 state.thaw(found)
                 state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
@@ -177,7 +177,7 @@ class ProcessOperator(FunctionOperator):
         if not spec.keys:
             return None
         check_keys(batch, spec.keys, self._where)
-        return self._form.of([batch.column(name) for name in spec.keys])
+        return self._encoding.of([batch.column(name) for name in spec.keys])
 
     def _leave(self) -> None:
         self._scope.is_set = False
@@ -291,7 +291,7 @@ class ProcessOperator(FunctionOperator):
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         """Take references now and make tables later; engine.state.keyed_states explains why that is safe."""
-        new_id, stored_bytes, form = self._runtime.ids.new_id, self._runtime.stored_bytes, self._form
+        new_id, stored_bytes, encoding = self._runtime.ids.new_id, self._runtime.stored_bytes, self._encoding
         of_states = [(state, state.freeze(new_id, stored_bytes)) for state in self._states.values()]
         of_timers = [(name, queue.log.freeze(new_id, stored_bytes)) for name, queue in self._queues().items()]
         if not any(frozen for _, frozen in (*of_states, *of_timers)):
@@ -303,11 +303,11 @@ class ProcessOperator(FunctionOperator):
             for state, frozen in of_states:
                 if frozen is not None:
                     rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
-                    table = state_table(state, frozen, self._form_of(state), own, where)
+                    table = state_table(state, frozen, self._encoding_of(state), own, where)
                     parts[state.part_name] = StatePart(rule, _chunks(frozen, table))
             for name, frozen in of_timers:
                 if frozen is not None:
-                    parts[name] = StatePart(Redistribute.KEYED, _chunks(frozen, timers_table(frozen, form)))
+                    parts[name] = StatePart(Redistribute.KEYED, _chunks(frozen, timers_table(frozen, encoding)))
             return SnapshotResult({name: part for name, part in parts.items() if part.chunks})
 
         return Snapshot(later=later)
@@ -327,7 +327,7 @@ class ProcessOperator(FunctionOperator):
             except Exception as error:  # of the value's own class
                 raise JobError(f"{self._where}: a value of state {state.name!r} cannot be copied: {error}") from error
             if state.is_keyed:
-                found[state.name] = {self._form.shown(key): value for key, value in entries.items()}
+                found[state.name] = {self._encoding.shown(key): value for key, value in entries.items()}
             else:
                 found[state.name] = entries.get(None, {})
         return found
@@ -335,13 +335,13 @@ class ProcessOperator(FunctionOperator):
     def timers_set(self) -> tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]]:
         """Return the event-time and the processing-time timers that are set: the time and the key of each."""
         event, processing = (
-            [(self._calendar.datetime(time_us), self._form.shown(key)) for time_us, key in queue.timers()]
+            [(self._calendar.datetime(time_us), self._encoding.shown(key)) for time_us, key in queue.timers()]
             for queue in (self._timers.event, self._timers.processing)
         )
         return event, processing
 
-    def _form_of(self, state: State) -> KeyForm:
-        return self._form if state.is_keyed else KeyForm((), 1)
+    def _encoding_of(self, state: State) -> KeyEncoding:
+        return self._encoding if state.is_keyed else KeyEncoding((), 1)
 
     # ---- errors ----
 

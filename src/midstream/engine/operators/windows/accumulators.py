@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.errors import MidstreamError, SchemaError
-from midstream.engine.core.python_values import form_of, to_array, to_python
+from midstream.engine.core.python_values import converter_of, to_array, to_python
 from midstream.engine.core.schemas import as_type
 from midstream.engine.operators.expressions import empty_frame
 from midstream.engine.operators.row_conversion import USER_ERRORS, copied, user_error
@@ -34,7 +34,7 @@ class AccumulatorAggregate(Aggregate):
         """
         self._kind = as_type(accumulator.type, f"{where}: {type(accumulator).__name__}.type")
         try:
-            form_of(self._kind)
+            converter_of(self._kind)
         except SchemaError as error:
             raise SchemaError(f"{where}: the type of {type(accumulator).__name__}: {error}") from None
         self._result_type = empty_frame(pa.schema([("result", self._kind)]), where).schema["result"]

@@ -189,7 +189,7 @@ class Sum(_Folded):
         if self._wraps_at is None:
             return {"sum": total}
         # An integer sum that wraps around is right again once later rows bring it back into range. The float sum
-        # beside it deviates only by rounding, so it shows at the end whether the integer sum is still wrapped.
+        # next to it deviates only by rounding, so it shows at the end whether the integer sum is still wrapped.
         return {"sum": total, "rough": DenseGroupBy("sum", self.columns[0], pl.Float64(), is_estimate=True)}
 
     def finish(self, part: Columns) -> pl.Expr:

@@ -29,7 +29,7 @@ GROUPS_PER_ROW: Final = 2
 class DenseGroupBy:
     """A column of parts: a count, sum, minimum or maximum of a column, which is cast to `widened` first.
 
-    Without a column, all rows are counted. Nulls are ignored; minimum and maximum ignore NaN beside anything else.
+    Without a column, all rows are counted. Nulls are ignored; minimum and maximum ignore NaN unless there is nothing else.
     """
 
     kind: Literal["count", "sum", "min", "max"]
@@ -64,8 +64,8 @@ _EXPRESSIONS: Final[Mapping[str, Callable[[pl.Expr], pl.Expr]]] = {
 def fold(frame: pl.DataFrame, by: Sequence[str], folds: Mapping[str, DenseGroupBy]) -> pl.DataFrame | None:
     """Return a row for each group, ordered by `by`, with the columns `by` and `folds`.
 
-    Floats are added one by one in the order of the rows, where polars compensates for what is lost in each addition: the
-    last digits of a sum may differ. Returns None where polars is to compute it: few rows, keys of another
+    Floats are added one by one in the order of the rows, where polars uses compensated summation: the last digits
+    of a sum may differ. Returns None where polars must compute it: few rows, keys of another
     type or too far apart, and nulls or types that numpy does not have.
     """
     if frame.height < ROWS_MIN:

@@ -1,4 +1,4 @@
-"""Tracks how far event time has come, per key group.
+"""Tracks the watermark up to which windows have fired, per key group.
 
 Within one run all key groups have the same watermark, except while the firing of one window is interrupted. After a
 rescale a subtask owns key groups of several old subtasks, which stopped at different watermarks; what had fired must

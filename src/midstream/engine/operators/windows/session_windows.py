@@ -34,7 +34,7 @@ from midstream.engine.operators.windows.window_operator import (
 )
 from midstream.engine.operators.windows.window_specs import Session
 from midstream.engine.state.columnar import freeze
-from midstream.engine.state.session_index import PartIndex
+from midstream.engine.state.session_index import SessionIndex
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 
 _SESSION = "__session"
@@ -48,28 +48,28 @@ class SessionCombiner(WindowCombiner):
 
     bounds = (START, END)
 
-    def __init__(self, reduction: WindowAggregation, room: int, gap: int) -> None:
-        super().__init__(reduction, room)
+    def __init__(self, aggregation: WindowAggregation, room: int, gap: int) -> None:
+        super().__init__(aggregation, room)
         self._gap = gap
 
     def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:
         spans = frame.with_columns(pl.Series(START, times), pl.Series(END, times + self._gap))
-        return _small_sessions(self._reduction, spans, self._gap, COUNT)
+        return _small_sessions(self._aggregation, spans, self._gap, COUNT)
 
 
 class SessionWindowOperator(WindowOperator):
-    def __init__(self, reduction: WindowAggregation, window: Session, lateness_us: int) -> None:
-        super().__init__(reduction, window, lateness_us)
-        self._gap = native_units(window.gap_us, reduction.time, f"{reduction.where}: window gap")
-        self._room = room_for(self._gap, window, reduction)
-        self._parts = PartIndex(reduction.by, END, self._merge)
+    def __init__(self, aggregation: WindowAggregation, window: Session, lateness_us: int) -> None:
+        super().__init__(aggregation, window, lateness_us)
+        self._gap = native_units(window.gap_us, aggregation.time, f"{aggregation.where}: window gap")
+        self._room = room_for(self._gap, window, aggregation)
+        self._parts = SessionIndex(aggregation.by, END, self._merge)
 
     def _combiner(self) -> WindowCombiner:
-        return SessionCombiner(self._reduction, self._room, self._gap)
+        return SessionCombiner(self._aggregation, self._room, self._gap)
 
     def _state_schema(self) -> pa.Schema:
         bounds = [pa.field(name, pa.int64()) for name in (START, END)]
-        return pa.schema([*bounds, *self._reduction.part_schema])
+        return pa.schema([*bounds, *self._aggregation.part_schema])
 
     def _state_times(self) -> dict[str, pa.DataType]:
         return {START: pa.int64(), END: pa.int64()}
@@ -91,7 +91,7 @@ class SessionWindowOperator(WindowOperator):
                 frame = frame.filter(pl.Series(keep))
                 if not frame.height:
                     return
-        parts = frame if is_combined else _small_sessions(self._reduction, frame, self._gap)
+        parts = frame if is_combined else _small_sessions(self._aggregation, frame, self._gap)
         self._parts.append(parts)
         self._parts.compact()
         if int(parts.get_column(END).min()) <= watermark:  # type: ignore[arg-type]
@@ -99,12 +99,12 @@ class SessionWindowOperator(WindowOperator):
 
     def _merge(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
         frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
-        frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, self._reduction.by)))
-        return self._reduction.merge([frame], (_SESSION,), _BOUNDS).drop(_SESSION)
+        frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, self._aggregation.by)))
+        return self._aggregation.merge([frame], (_SESSION,), _BOUNDS).drop(_SESSION)
 
     def _emit_updated(self, parts: pl.DataFrame, watermark: int) -> None:
         """Fire sessions that end by the watermark and have just received rows."""
-        by = self._reduction.by
+        by = self._aggregation.by
         merged = self._merge_keys(parts.select(by).unique(maintain_order=True))
         ended = merged.filter(pl.col(END) <= watermark).with_row_index(_ROW)
         inside = ended.join(parts.select(*by, pl.col(START).alias("__at")), on=by, how="inner")
@@ -130,7 +130,7 @@ class SessionWindowOperator(WindowOperator):
         keep: npt.NDArray[np.bool_] = (
             frame.select((pl.col(END) > expired).alias("keep")).get_column("keep").to_numpy().copy()
         )
-        by = self._reduction.by
+        by = self._aggregation.by
         keys = frame.filter(pl.Series(~keep)).select(by).unique(maintain_order=True)
         merged = self._merge_keys(keys)
         # Keys are numbered, since distinct keys may be equal as Python values: times less than a microsecond apart.
@@ -157,7 +157,7 @@ class SessionWindowOperator(WindowOperator):
     # ---- firing ----
 
     def _next_firing(self, watermark: int) -> Firing | None:
-        fired = self._progress.lowest
+        fired = self._fired_upto.lowest
         if fired >= watermark:
             return None
         # This includes keys with parts that are about to be dropped: newer rows may continue their session.
@@ -169,19 +169,19 @@ class SessionWindowOperator(WindowOperator):
 
     def _forget(self) -> None:
         """Drop expired parts; all keys that have some are merged by now, so these parts are whole sessions."""
-        self._parts.remove_ended(self._expired(self._progress.lowest))
+        self._parts.remove_ended(self._expired(self._fired_upto.lowest))
         self._parts.compact()
 
     # ---- snapshot ----
 
     def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
-        return freeze([(0, self._parts.living)], self._form, self._context.ids)
+        return freeze([(0, self._parts.living)], self._layout, self._context.ids)
 
     def _thaw(self, table: pa.Table) -> None:
         frame = self._frame_of(table)
         groups = table.column(KEY_GROUP).to_numpy()
         # A snapshot between two slices holds parts that have expired in key groups that had already fired.
-        live = frame.get_column(END).to_numpy() + self._lateness > self._progress.of(groups)
+        live = frame.get_column(END).to_numpy() + self._lateness > self._fired_upto.of(groups)
         frame = frame.filter(pl.Series(live))
         if frame.height:
             self._parts.append(self._merge([frame]))
@@ -189,15 +189,15 @@ class SessionWindowOperator(WindowOperator):
 
 
 def _small_sessions(
-    reduction: WindowAggregation, frame: pl.DataFrame, gap: int, also: Mapping[str, DenseGroupBy] = NO_FOLDS
+    aggregation: WindowAggregation, frame: pl.DataFrame, gap: int, also: Mapping[str, DenseGroupBy] = NO_FOLDS
 ) -> pl.DataFrame:
     """Reduce prepared rows with START and END to small sessions, with bounds. `also`: further columns of these."""
     by: tuple[str, ...] = ()
     starts = frame.get_column(START)
     if int(starts.max()) - int(starts.min()) > gap:  # type: ignore[arg-type]
-        frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, reduction.by)))
+        frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, aggregation.by)))
         by = (_SESSION,)
-    return reduction.reduce(frame, by, {**_BOUNDS, **also}).drop(_SESSION, strict=False)
+    return aggregation.reduce(frame, by, {**_BOUNDS, **also}).drop(_SESSION, strict=False)
 
 
 def session_numbers(frame: pl.DataFrame, by: Sequence[str]) -> Int64s:

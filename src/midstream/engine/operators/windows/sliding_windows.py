@@ -48,25 +48,25 @@ class PaneCombiner(WindowCombiner):
 
     bounds = (PANE,)
 
-    def __init__(self, reduction: WindowAggregation, room: int, pane: int, offset: int) -> None:
-        super().__init__(reduction, room)
+    def __init__(self, aggregation: WindowAggregation, room: int, pane: int, offset: int) -> None:
+        super().__init__(aggregation, room)
         self._pane = pane
         self._offset = offset
 
     def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:
-        panes = _by_pane(self._reduction, frame, times, self._pane, self._offset, COUNT)
+        panes = _by_pane(self._aggregation, frame, times, self._pane, self._offset, COUNT)
         parts = [part.with_columns(pl.lit(pane, pl.Int64).alias(PANE)) for pane, part in panes]
         return parts[0] if len(parts) == 1 else pl.concat(parts)
 
 
 class SlidingWindowOperator(WindowOperator):
-    def __init__(self, reduction: WindowAggregation, window: Sliding, lateness_us: int) -> None:
-        super().__init__(reduction, window, lateness_us)
-        where = f"{reduction.where}: window"
-        self._size = native_units(window.size_us, reduction.time, f"{where} size")
-        self._slide = native_units(window.slide_us, reduction.time, f"{where} slide")
-        self._offset = native_units(window.offset_us, reduction.time, f"{where} offset") % self._slide
-        self._room = room_for(self._size + self._slide, window, reduction)
+    def __init__(self, aggregation: WindowAggregation, window: Sliding, lateness_us: int) -> None:
+        super().__init__(aggregation, window, lateness_us)
+        where = f"{aggregation.where}: window"
+        self._size = native_units(window.size_us, aggregation.time, f"{where} size")
+        self._slide = native_units(window.slide_us, aggregation.time, f"{where} slide")
+        self._offset = native_units(window.offset_us, aggregation.time, f"{where} offset") % self._slide
+        self._room = room_for(self._size + self._slide, window, aggregation)
         self._pane = gcd(self._size, self._slide)
         self._logs: dict[int, PartLog] = {}
         """The parts of each pane, by its start."""
@@ -74,7 +74,7 @@ class SlidingWindowOperator(WindowOperator):
         """The keys of `_logs`, sorted."""
 
     def _combiner(self) -> WindowCombiner:
-        return PaneCombiner(self._reduction, self._room, self._pane, self._offset)
+        return PaneCombiner(self._aggregation, self._room, self._pane, self._offset)
 
     @property
     def is_tumbling(self) -> bool:
@@ -82,10 +82,10 @@ class SlidingWindowOperator(WindowOperator):
         return self._size == self._slide
 
     def _state_schema(self) -> pa.Schema:
-        return self._reduction.part_schema
+        return self._aggregation.part_schema
 
     def _state_log(self) -> pa.Field[Any]:
-        return pa.field(PANE, self._reduction.time.kind)
+        return pa.field(PANE, self._aggregation.time.kind)
 
     # ---- where windows lie; `//` rounds down, also before 1970 ----
 
@@ -125,7 +125,7 @@ class SlidingWindowOperator(WindowOperator):
             self._log(pane).append(part, is_merged=not is_combined)
             if pane < fired_before:
                 for end in self._fired_ends(pane, watermark):
-                    updated.setdefault(end, []).append(part.select(self._reduction.by))
+                    updated.setdefault(end, []).append(part.select(self._aggregation.by))
         for end in sorted(updated):
             keys = pl.concat(updated[end]).unique(maintain_order=True)
             self._emit(self._window(end, keys))
@@ -133,7 +133,7 @@ class SlidingWindowOperator(WindowOperator):
     def _parts(self, batch: pa.RecordBatch, times: Int64s) -> Iterator[tuple[int, pl.DataFrame]]:
         """Yield the start of each pane of the batch, with its parts."""
         if not self._is_combined(batch):
-            yield from _by_pane(self._reduction, self._prepared(batch), times, self._pane, self._offset)
+            yield from _by_pane(self._aggregation, self._prepared(batch), times, self._pane, self._offset)
             return
         if times[0] == times[-1] and (times == times[0]).all():
             yield int(times[0]), self._uncombined(batch)
@@ -145,7 +145,7 @@ class SlidingWindowOperator(WindowOperator):
     def _log(self, pane: int) -> PartLog:
         log = self._logs.get(pane)
         if log is None:
-            log = self._logs[pane] = PartLog(self._reduction.merge)
+            log = self._logs[pane] = PartLog(self._aggregation.merge)
             self._starts.insert(bisect_left(self._starts, pane), pane)
         return log
 
@@ -159,7 +159,7 @@ class SlidingWindowOperator(WindowOperator):
     # ---- firing ----
 
     def _next_firing(self, watermark: int) -> Firing | None:
-        fired = self._progress.lowest
+        fired = self._fired_upto.lowest
         # skip the panes whose last window has fired already; they are the first ones
         at = (
             0
@@ -184,9 +184,9 @@ class SlidingWindowOperator(WindowOperator):
         if sum(log.merged().height for log in logs) <= window_base.PIECE_ROWS:
             yield Piece(self._unfired(self._window(end), end - 1), self._last_group)
             return
-        frames = [log.by_group(self._form) for log in logs]
-        if not self._progress.is_even:
-            frames = [_only(ordered, self._progress.of(ordered[1]) < end - 1) for ordered in frames]
+        frames = [log.by_group(self._layout) for log in logs]
+        if not self._fired_upto.is_even:
+            frames = [_only(ordered, self._fired_upto.of(ordered[1]) < end - 1) for ordered in frames]
         for parts, last_group in self._cut_by_group(frames):
             yield Piece(self._merged(parts, end), last_group)
 
@@ -197,7 +197,7 @@ class SlidingWindowOperator(WindowOperator):
             if keys is None:
                 frames.append(log.merged())
             else:
-                frames.extend(frame.join(keys, on=self._reduction.by, how="semi") for frame in log.frames())
+                frames.extend(frame.join(keys, on=self._aggregation.by, how="semi") for frame in log.frames())
         return self._merged(frames, end, is_merged=keys is None)
 
     def _logs_of(self, end: int) -> list[PartLog]:
@@ -211,14 +211,14 @@ class SlidingWindowOperator(WindowOperator):
 
         `is_merged`: whether each frame has one part of a key only.
         """
-        merged = frames[0] if len(frames) == 1 and is_merged else self._reduction.merge(frames)
+        merged = frames[0] if len(frames) == 1 and is_merged else self._aggregation.merge(frames)
         bounds = [pl.lit(end - self._size, pl.Int64).alias(START), pl.lit(end, pl.Int64).alias(END)]
         return merged.with_columns(bounds)
 
     def _forget(self) -> None:
         if not self._starts:
             return
-        count = bisect_left(self._starts, self._late_before(self._progress.lowest))
+        count = bisect_left(self._starts, self._late_before(self._fired_upto.lowest))
         for pane in self._starts[:count]:
             del self._logs[pane]
         del self._starts[:count]
@@ -226,14 +226,14 @@ class SlidingWindowOperator(WindowOperator):
     # ---- snapshot ----
 
     def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
-        return freeze([(pane, self._logs[pane].runs) for pane in self._starts], self._form, self._context.ids)
+        return freeze([(pane, self._logs[pane].runs) for pane in self._starts], self._layout, self._context.ids)
 
     def _thaw(self, table: pa.Table) -> None:
         panes = table.column(PANE).combine_chunks().cast(pa.int64()).to_numpy()
         if ((panes - self._offset) % self._pane).any():
             raise StorageError(
-                f"{self._reduction.where}: the state in the checkpoint has parts of no window: it is damaged, or midstream "
-                "has not written it. To go back to an older checkpoint, name it with --from"
+                f"{self._aggregation.where}: the state in the checkpoint has parts of no window: it is damaged, or midstream "
+                "has not written it. To resume from an older checkpoint, name it with --from"
             )
         frame = self._frame_of(table)
         for pane in np.unique(panes).tolist():
@@ -246,7 +246,7 @@ def _only(ordered: Ordered, rows: npt.NDArray[np.bool_]) -> Ordered:
 
 
 def _by_pane(
-    reduction: WindowAggregation,
+    aggregation: WindowAggregation,
     frame: pl.DataFrame,
     times: Int64s,
     pane: int,
@@ -257,20 +257,20 @@ def _by_pane(
     first = (int(times.min()) - offset) // pane
     last = (int(times.max()) - offset) // pane
     if first == last:
-        yield first * pane + offset, reduction.reduce(frame, (), also)
+        yield first * pane + offset, aggregation.reduce(frame, (), also)
         return
     numbers = (times - offset) // pane
     if (numbers[1:] >= numbers[:-1]).all():  # as most streams come: slices copy nothing
         starts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         for start, stop in pairwise((0, *starts.tolist(), len(numbers))):
-            yield int(numbers[start]) * pane + offset, reduction.reduce(frame.slice(start, stop - start), (), also)
+            yield int(numbers[start]) * pane + offset, aggregation.reduce(frame.slice(start, stop - start), (), also)
         return
     if last - first < FEW_PANES:
         for number in range(first, last + 1):
             rows = frame.filter(pl.Series(numbers == number))
             if rows.height:
-                yield number * pane + offset, reduction.reduce(rows, (), also)
+                yield number * pane + offset, aggregation.reduce(rows, (), also)
         return
-    reduced = reduction.reduce(frame.with_columns(pl.Series(PANE, numbers)), (PANE,), also)
+    reduced = aggregation.reduce(frame.with_columns(pl.Series(PANE, numbers)), (PANE,), also)
     for (number,), part in reduced.partition_by(PANE, include_key=False, as_dict=True).items():
         yield int(number) * pane + offset, part

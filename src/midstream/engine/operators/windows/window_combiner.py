@@ -27,20 +27,20 @@ class WindowCombiner(ABC):
     """Base of the combiners of window operators. `room`: see `EventTime.native`."""
 
     bounds: ClassVar[tuple[str, ...]]
-    """The columns that say where a part lies, int64 in the event time's unit; the first one is its start."""
+    """The columns with the position of a part, int64 in the event time's unit; the first one is its start."""
 
-    def __init__(self, reduction: WindowAggregation, room: int) -> None:
-        self._reduction = reduction
+    def __init__(self, aggregation: WindowAggregation, room: int) -> None:
+        self._aggregation = aggregation
         self._room = room
         bounds = [pa.field(name, pa.int64()) for name in (ROWS, *self.bounds)]
-        self.schema = pa.schema([*bounds, *reduction.part_schema])
+        self.schema = pa.schema([*bounds, *aggregation.part_schema])
 
     def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        reduction = self._reduction
-        check_keys(batch, reduction.keys, reduction.where)
-        times = reduction.time.native(batch, self._room)
-        parts = self._parts(reduction.prepare(to_polars(batch.select(reduction.columns))), times)
-        return from_polars(parts.select(self.schema.names), self.schema, reduction.where)
+        aggregation = self._aggregation
+        check_keys(batch, aggregation.keys, aggregation.where)
+        times = aggregation.time.native(batch, self._room)
+        parts = self._parts(aggregation.prepare(to_polars(batch.select(aggregation.columns))), times)
+        return from_polars(parts.select(self.schema.names), self.schema, aggregation.where)
 
     @abstractmethod
     def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:

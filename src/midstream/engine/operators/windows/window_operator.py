@@ -23,7 +23,7 @@ from midstream.engine.operators.windows.fired_upto import FiredUpTo
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import ROWS, WindowCombiner
 from midstream.engine.operators.windows.window_specs import LATE, WINDOW_END, WINDOW_START, Window
-from midstream.engine.state.columnar import Ordered, StateForm, by_group
+from midstream.engine.state.columnar import Ordered, StateLayout, by_group
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
 
 START: Final = "__start"
@@ -61,21 +61,21 @@ class Firing:
 class WindowOperator(Operator):
     """Base of the window operators. `lateness_us`: how long after its end a window still takes rows."""
 
-    def __init__(self, reduction: WindowAggregation, window: Window, lateness_us: int) -> None:
-        self.schema = reduction.schema
-        self.side_outputs = {LATE: reduction.input_schema}
-        self._reduction = reduction
+    def __init__(self, aggregation: WindowAggregation, window: Window, lateness_us: int) -> None:
+        self.schema = aggregation.schema
+        self.side_outputs = {LATE: aggregation.input_schema}
+        self._aggregation = aggregation
         self._spec = window
-        self._lateness = native_units(lateness_us, reduction.time, f"{reduction.where}: allowed_lateness")
+        self._lateness = native_units(lateness_us, aggregation.time, f"{aggregation.where}: allowed_lateness")
         self._room: int
         """The duration that is added to or subtracted from event times, in their unit."""
         self._firing: Firing | None = None
         self._context: OperatorContext
         self._out: Output
-        self._form: StateForm
-        self._progress: FiredUpTo
+        self._layout: StateLayout
+        self._fired_upto: FiredUpTo
         self._combined: pa.Schema | None
-        """The schema of the combined batches that the operator accepts beside rows."""
+        """The schema of the combined batches that the operator accepts as well as rows."""
         self._combined_at: str
         """The column with the start of each of their parts."""
 
@@ -111,11 +111,11 @@ class WindowOperator(Operator):
     def _state_schema(self) -> pa.Schema: ...
 
     def _state_log(self) -> pa.Field[Any] | None:
-        """Return the column of state that tells its logs apart; None if there is only one."""
+        """Return the column of state that distinguishes its logs; None if there is only one."""
         return None
 
     def _state_times(self) -> dict[str, pa.DataType]:
-        """Return the columns of state that say to which window its rows belong."""
+        """Return the columns of state that identify the window of a row."""
         log = self._state_log()
         return {} if log is None else {log.name: log.type}
 
@@ -123,33 +123,33 @@ class WindowOperator(Operator):
 
     def combiner(self, tags: Collection[str]) -> Combiner | None:
         """Return the combiner, unless it would lose something: late rows that are read, or what accumulators pickle."""
-        if LATE in tags or self._reduction.has_accumulators or ROWS in self._reduction.input_schema.names:
+        if LATE in tags or self._aggregation.has_accumulators or ROWS in self._aggregation.input_schema.names:
             return None  # a batch with a column of that name could be mistaken for a combined one
         return self._combiner()
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
-        reduction = self._reduction
-        parts = [field for field in reduction.part_schema if field.name not in reduction.by]
+        aggregation = self._aggregation
+        parts = [field for field in aggregation.part_schema if field.name not in aggregation.by]
         return {
             "": {
                 "the window": str(self._spec),
-                KEY: fields_text(reduction.input_schema.field(key) for key in reduction.keys) or "none",
-                "the event time": f"timestamp[{reduction.time.kind.unit}]",
+                KEY: fields_text(aggregation.input_schema.field(key) for key in aggregation.keys) or "none",
+                "the event time": f"timestamp[{aggregation.time.kind.unit}]",
                 "the aggregates' state": fields_text(parts),
             }
         }
 
     def open(self, context: OperatorContext, out: Output) -> None:
-        if not self._reduction.keys and context.parallelism != 1:
-            raise ConfigError(f"{self._reduction.where}: a window without keys requires parallelism 1")
+        if not self._aggregation.keys and context.parallelism != 1:
+            raise ConfigError(f"{self._aggregation.where}: a window without keys requires parallelism 1")
         self._context = context
         self._out = out
-        reduction = self._reduction
-        self._form = StateForm(self._state_schema(), reduction.keys, context.max_parallelism, self._state_log())
-        self._progress = FiredUpTo(context.key_groups)
-        self._reduction.pickles_of(self.own)
+        aggregation = self._aggregation
+        self._layout = StateLayout(self._state_schema(), aggregation.keys, context.max_parallelism, self._state_log())
+        self._fired_upto = FiredUpTo(context.key_groups)
+        self._aggregation.pickles_of(self.own)
         combiner = self._combiner()
-        self._combined = None if ROWS in reduction.input_schema.names else combiner.schema
+        self._combined = None if ROWS in aggregation.input_schema.names else combiner.schema
         self._combined_at = combiner.bounds[0]
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
@@ -158,13 +158,13 @@ class WindowOperator(Operator):
         if self._is_combined(batch):
             times = batch.column(self._combined_at).to_numpy()
         else:
-            check_keys(batch, self._reduction.keys, self._reduction.where)
-            times = self._reduction.time.native(batch, self._room)
-        if self._progress.is_even:
-            self._absorb(batch, times, self._progress.lowest)
+            check_keys(batch, self._aggregation.keys, self._aggregation.where)
+            times = self._aggregation.time.native(batch, self._room)
+        if self._fired_upto.is_even:
+            self._absorb(batch, times, self._fired_upto.lowest)
             return
-        groups = key_groups(batch, self._reduction.keys, self._context.max_parallelism)
-        for watermark, rows in self._progress.levels(groups):
+        groups = key_groups(batch, self._aggregation.keys, self._context.max_parallelism)
+        for watermark, rows in self._fired_upto.levels(groups):
             self._absorb(batch.filter(pa.array(rows)), times[rows], watermark)
 
     def _is_combined(self, batch: pa.RecordBatch) -> bool:
@@ -172,16 +172,16 @@ class WindowOperator(Operator):
 
     def _uncombined(self, batch: pa.RecordBatch, bounds: Sequence[str] = ()) -> pl.DataFrame:
         """Return the parts of a combined batch, with these bounds, in the order of columns that reduced rows have."""
-        by, names = self._reduction.by, self._reduction.part_schema.names
+        by, names = self._aggregation.by, self._aggregation.part_schema.names
         return to_polars(batch.select([*by, *bounds, *names[len(by) :]]))
 
     def _prepared(self, batch: pa.RecordBatch) -> pl.DataFrame:
-        return self._reduction.prepare(to_polars(batch.select(self._reduction.columns)))
+        return self._aggregation.prepare(to_polars(batch.select(self._aggregation.columns)))
 
     # ---- firing ----
 
     def advance_watermark(self, watermark_us: int) -> bool:
-        watermark = self._reduction.time.from_us(watermark_us)
+        watermark = self._aggregation.time.from_us(watermark_us)
         clock = self._context.clock
         end_s = clock.monotonic_s() + self._context.slice_s
         rows = 0
@@ -194,14 +194,14 @@ class WindowOperator(Operator):
                     break
             piece = next(self._firing.pieces, None)
             if piece is None:
-                self._progress.reach(self._firing.reached)
+                self._fired_upto.reach(self._firing.reached)
                 self._forget()
                 self._firing = None
             else:
                 rows += piece.frame.height
                 self._emit(piece.frame)
-                self._progress.reach_up_to(piece.last_group, self._firing.reached)
-        self._progress.reach(watermark)
+                self._fired_upto.reach_up_to(piece.last_group, self._firing.reached)
+        self._fired_upto.reach(watermark)
         self._forget()
         return True
 
@@ -210,7 +210,7 @@ class WindowOperator(Operator):
         if frame.height <= PIECE_ROWS:
             yield Piece(frame, self._last_group)
             return
-        for (part,), last_group in self._cut_by_group([by_group(frame, self._form.groups(frame))]):
+        for (part,), last_group in self._cut_by_group([by_group(frame, self._layout.groups(frame))]):
             yield Piece(part, last_group)
 
     def _cut_by_group(self, frames: Sequence[Ordered]) -> Iterator[tuple[list[pl.DataFrame], int]]:
@@ -224,7 +224,7 @@ class WindowOperator(Operator):
         for frame, groups in frames:
             if len(groups) and not owned.start <= groups[0] <= groups[-1] < owned.stop:
                 raise InvariantError(
-                    f"{self._reduction.where}: state of subtask {self._context.subtask}, which owns the key groups "
+                    f"{self._aggregation.where}: state of subtask {self._context.subtask}, which owns the key groups "
                     f"{owned.start} to {owned.stop - 1}, has rows of key groups {groups[0]} to {groups[-1]}: rows of "
                     f"other subtasks would never fire (the first row: {frame.row(0)})"
                 )
@@ -246,21 +246,21 @@ class WindowOperator(Operator):
         """Drop the windows that had already fired before a restore (`due`: the watermark at which each of them fires,
         or all do).
         """
-        if self._progress.is_even:
+        if self._fired_upto.is_even:
             if isinstance(due, int):
-                return frame if due > self._progress.lowest else frame.clear()
-            return frame.filter(due > self._progress.lowest)
-        marks = pl.Series("__mark", self._progress.of(self._form.groups(frame)))
+                return frame if due > self._fired_upto.lowest else frame.clear()
+            return frame.filter(due > self._fired_upto.lowest)
+        marks = pl.Series("__mark", self._fired_upto.of(self._layout.groups(frame)))
         return frame.filter(due > marks)
 
     def _emit(self, merged: pl.DataFrame) -> None:
         """Finish a merged frame with START and END, and emit it."""
         if merged.height == 0:
             return
-        schema, kind = self.schema, self._reduction.time.kind
+        schema, kind = self.schema, self._aggregation.time.kind
         values = pa.schema([field for field in schema if field.name not in (WINDOW_START, WINDOW_END)])
-        finished = self._reduction.finish(merged)
-        batch = from_polars(finished.select(values.names), values, self._reduction.where)
+        finished = self._aggregation.finish(merged)
+        batch = from_polars(finished.select(values.names), values, self._aggregation.where)
         columns = {name: batch.column(name) for name in values.names}
         columns[WINDOW_START] = pa.array(merged.get_column(START).to_numpy()).view(kind)
         columns[WINDOW_END] = pa.array(merged.get_column(END).to_numpy()).view(kind)
@@ -278,7 +278,7 @@ class WindowOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         chunks = self._freeze()
-        progress = self._progress.table()
+        progress = self._fired_upto.table()
         progress_id = self._context.ids.new_id()
 
         def later() -> SnapshotResult:
@@ -291,7 +291,7 @@ class WindowOperator(Operator):
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if PROGRESS in parts:
-            self._progress.restore(parts[PROGRESS].table())
+            self._fired_upto.restore(parts[PROGRESS].table())
         if PARTS in parts:
             expected = self._state_schema()
             for chunk in parts[PARTS].chunks:
@@ -300,16 +300,16 @@ class WindowOperator(Operator):
                     if index < 0 or chunk.table.schema.field(index).type != field.type:
                         found = "missing" if index < 0 else str(chunk.table.schema.field(index).type)
                         raise JobError(
-                            f"{self._reduction.where}: column {field.name!r} of the state in the checkpoint is "
+                            f"{self._aggregation.where}: column {field.name!r} of the state in the checkpoint is "
                             f"{found}, but the job needs {field.type}; use the same keys and aggregates as then, or "
                             "the operator "
                             "needs a new uid to start without state"
                         )
-                check_columns(chunk.table, self._state_times(), self._reduction.where)
+                check_columns(chunk.table, self._state_times(), self._aggregation.where)
                 self._thaw(chunk.table)
 
     def _frame_of(self, table: pa.Table) -> pl.DataFrame:
-        return to_polars(table.select(self._form.schema.names))
+        return to_polars(table.select(self._layout.schema.names))
 
 
 def native_units(time_us: int, time: EventTime, what: str) -> int:
@@ -327,13 +327,13 @@ def native_units(time_us: int, time: EventTime, what: str) -> int:
     return time_us // 1000
 
 
-def room_for(span: int, window: Window, reduction: WindowAggregation) -> int:
+def room_for(span: int, window: Window, aggregation: WindowAggregation) -> int:
     """Convert `span` to the unit of the event-time column. Raises ConfigError if no event time could be processed with
     it.
     """
     if span > MAX_WATERMARK_US // 2:
         raise ConfigError(
-            f"{reduction.where}: {window} are longer than event times of {reduction.time.kind} can be apart"
+            f"{aggregation.where}: {window} are longer than event times of {aggregation.time.kind} can be apart"
         )
     return span
 

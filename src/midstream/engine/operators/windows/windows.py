@@ -59,13 +59,13 @@ def window_operator(
     the side output LATE, unchanged; a late row of a session only if the session that it would join is late as a whole.
     After a restore the watermark continues from where it was, so late rows stay late, and nothing fires twice.
 
-    Raises, at once: SchemaError for missing columns, keys of unsupported types, an event-time column that is not a
+    Raises immediately: SchemaError for missing columns, keys of unsupported types, an event-time column that is not a
     timestamp, aggregates that do not fit their column; ConfigError for two output columns of one name, no aggregates,
     or a window finer than the event time's unit; JobError for aggregates whose expressions depend on the cut of batches.
     """
-    reduction = WindowAggregation(name, keys, event_time, aggregates, schema)
-    reduction.check_expressions()
+    aggregation = WindowAggregation(name, keys, event_time, aggregates, schema)
+    aggregation.check_expressions()
     lateness_us = duration_us(allowed_lateness, "allowed_lateness")
     if isinstance(window, Session):
-        return SessionWindowOperator(reduction, window, lateness_us)
-    return SlidingWindowOperator(reduction, window, lateness_us)
+        return SessionWindowOperator(aggregation, window, lateness_us)
+    return SlidingWindowOperator(aggregation, window, lateness_us)
