@@ -106,9 +106,7 @@ def test_every_exported_name_can_be_imported(module):
     for name in module.__all__:
         assert getattr(module, name) is not None
     text = Path(module.__file__).read_text(encoding="utf-8")
-    declared = {
-        line.split(" as ")[-1].strip() for line in text.splitlines() if line.lstrip().startswith("from midstream.")
-    }
+    declared = set(re.findall(r"^ *(?:from midstream\.\S+ import )?\(?\s*(\w+) as \1\b", text, re.MULTILINE))
     assert declared == set(module.__all__)
     listed = dir(module)
     assert set(module.__all__) <= set(listed) and len(listed) == len(set(listed))

@@ -77,7 +77,6 @@ def test_rows_of_a_file_and_columns_that_may_differ(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--topology", "keyed"], "--topology: applies to the simulator's own jobs"),
         (["--rows", "5"], "--rows: '5' is not UID=FILE"),
         (["--latest", "out"], "--latest: 'out' is not SINK=COLUMN"),
         (["--seed", "1", "--seeds", "0:3"], "--seeds: give either this or --seed"),

@@ -18,7 +18,7 @@ _FRAME: Final = re.compile(r'  File "(.+)", line \d+')
 _ERROR_OF_OURS: Final = re.compile(r"^midstream\.[\w.]+\.(\w+): ", re.MULTILINE)
 _OF_VALUES: Final = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 _OUR_ROOMS: Final = re.compile(
-    r"[/\\]midstream[/\\](?:operators|worker|connectors|runtime|core|state|exchange|spark|sim|coordinator|checkpoint|inprocess|testing)[/\\]"
+    r"[/\\]midstream[/\\](?:engine|connectors|runtime|spark|simulation|inprocess|testing)[/\\]|[/\\]midstream_lab[/\\]"
 )
 _LIBRARIES: Final = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3\.\d+[/\\]|\.px[di]$|\.pyx$|^<(?!stdin>|ipython)"
