@@ -94,7 +94,9 @@ def test_a_slot_that_cannot_reach_its_driver_says_so_in_one_line(spark: Any) -> 
     launch = SlotLaunch("127.0.0.1", 1, JobKeys(bytes(32)), "job", "request")
     slots.request(launch, lambda reason, crash="", last_lines="": reasons.append(reason), lambda reason: None)
     (reason,) = until("the failure", lambda: reasons, 60)
-    assert re.fullmatch(r"ClusterError: a slot on .* cannot reach its driver at 127.0.0.1:1: .* refused; check .*", reason)
+    assert re.fullmatch(
+        r"ClusterError: a slot on .* cannot reach its driver at 127.0.0.1:1: .* refused; check .*", reason
+    )
     slots.close()
 
 

@@ -143,7 +143,9 @@ class _SlotProcess:
             return
         where = f"{self._launch.host}:{self._launch.port}"
         advice = "" if connection.is_judged else "; check spark.driver.host, and any firewall between the two machines"
-        self._end(ClusterError(f"a slot on {socket.gethostname()} cannot reach its driver at {where}: {reason}{advice}"))
+        self._end(
+            ClusterError(f"a slot on {socket.gethostname()} cannot reach its driver at {where}: {reason}{advice}")
+        )
 
     def _connected(self, connection: Connection) -> None:
         launch = self._launch
