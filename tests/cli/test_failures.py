@@ -62,7 +62,9 @@ def test_of_an_operators_failure_only_the_users_frames_are_shown():
 
 def test_an_error_of_ours_without_the_users_code_needs_no_traceback():
     error = StorageError("part-7.parquet: is not there any more")
-    details = "Traceback (most recent call last):\n" + '  File "/x/midstream/engine/worker/task.py", line 1, in f\n    g()\n'
+    details = (
+        "Traceback (most recent call last):\n" + '  File "/x/midstream/engine/worker/task.py", line 1, in f\n    g()\n'
+    )
     assert users_part(f"{details}midstream.engine.core.errors.StorageError: {error}\n") == ""
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from midstream.runtime.driver.job_registry import list_jobs
 from page_commands import blocks, running
 
 from machine import limit_s
 from midstream.cli.main import main
+from midstream.runtime.driver.job_registry import list_jobs
 from waiting import until
 
 ROOT = Path(__file__).parents[2]

@@ -511,11 +511,11 @@ def test_a_json_timestamp_is_in_a_zone_if_and_only_if_its_column_is(tmp_path):
     ("lines", "kind"),
     [(LOCAL, pa.timestamp("ms")), (ZONED, pa.timestamp("ms", "UTC")), (ZONED + LOCAL, pa.large_string())],
 )
-def test_zones_of_json_timestamps_are_inferred(tmp_path, line_splitter, kind):
-    (tmp_path / "in.jsonl").write_text(line_splitter)
+def test_zones_of_json_timestamps_are_inferred(tmp_path, lines, kind):
+    (tmp_path / "in.jsonl").write_text(lines)
     source = FileSource(tmp_path / "in.jsonl")
     assert source.schema == schema_of([("t", kind)])
-    assert len(read_all(source)) == line_splitter.count("\n")
+    assert len(read_all(source)) == lines.count("\n")
 
 
 def test_columns_that_must_have_a_value_are_declared_to_the_environment_too(tmp_path):

@@ -102,7 +102,7 @@ def test_a_start_that_was_killed_before_sinks_took_back_is_made_good_by_the_next
         raise StorageError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(opening, "take_back", killed)
+        patch.setattr(opening, "roll_back", killed)
         with pytest.raises(StorageError, match="killed"):
             world.start("2", "take-back")
     assert world.storage.exists("chk-3/_metadata")
@@ -118,7 +118,7 @@ def test_a_start_that_was_killed_while_sinks_took_back_does_not_decide_about_out
 ) -> None:
     committed(world, 3).complete(2, commit=False)
     with monkeypatch.context() as patch:
-        patch.setattr(opening, "take_back", lambda *_: (_ for _ in ()).throw(StorageError("killed")))
+        patch.setattr(opening, "roll_back", lambda *_: (_ for _ in ()).throw(StorageError("killed")))
         with pytest.raises(StorageError, match="killed"):
             world.start("3", "take-back")
     with pytest.raises(ConfigError, match=r"checkpoint 2 is older than what has been committed.*up to checkpoint 3"):

@@ -246,7 +246,7 @@ def test_that_the_checkpoint_from_which_the_last_start_began_is_deleted_is_found
         keep = self._plan.config.retained_checkpoints
         if self.pending is None and self.newest is not None and len(self.retained) > keep:
             self.retained, dropped, files = split_retained(self.retained, keep, self._uncertain_files)
-            self._cleaning.drop([each.checkpoint_id for each in dropped], files)
+            self._cleanup.drop([each.checkpoint_id for each in dropped], files)
 
     monkeypatch.setattr(CheckpointCoordinator, "retain", retain)
     failures = {failure for scenario in scenarios for failure in run(scenario).failures}

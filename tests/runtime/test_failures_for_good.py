@@ -54,11 +54,11 @@ def test_a_running_job_ends_within_seconds(tmp_path: Path, happens: Callable[[Pa
     directory = tmp_path / "in"
     directory.mkdir()
     lines(directory, "a.csv", "n\n1\n")
-    env = Environment("ends", parallelism=1, checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval="500 ms")
+    env = Environment("ends", parallelism=1, checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval=None)
     stream = env.read_files(directory, format="csv", schema={"n": int}, watch=True, interval="100 ms")
     rows = stream.map(lambda row: {"n": 12 // row["n"]}).collect()
     job = env.start(slots=ProcessSlots())
-    until("the first file is read", rows.rows)
+    until("the first file is read", lambda: (job.checkpoint(timeout_s=limit_s(60)), rows.rows())[1])
     happens(directory)
     began_s = time.monotonic()
     with pytest.raises(MidstreamError, match=expected) as raised:

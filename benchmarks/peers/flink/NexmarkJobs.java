@@ -37,7 +37,7 @@ final class NexmarkJobs {
     private static final long WARM_UP = 1_000_000;
     private static final String SINK = "results";
 
-    /** How many numbers each query's sink adds up: rows, then what midstream.bench.nexmark says is checked. */
+    /** How many numbers each query's sink adds up: rows, then what midstream_lab.bench.nexmark says is checked. */
     private static final Map<String, Integer> SUMS =
             Map.ofEntries(
                     Map.entry("q0", 4), Map.entry("q1", 4), Map.entry("q2", 3), Map.entry("q3", 2),

@@ -371,9 +371,9 @@ def pending_splits_late() -> Replacements:
     owner: dict[str, Any] = {}
     trigger = triggering.trigger_when_due
 
-    def trigger_when_due(job: Any, split_assignment: Any, program: Any) -> None:
-        owner["sources"] = split_assignment
-        trigger(job, split_assignment, program)
+    def trigger_when_due(job: Any, sources: Any, program: Any) -> None:
+        owner["sources"] = sources
+        trigger(job, sources, program)
 
     def publish(self: Any, pending: Any) -> None:
         pending.sources = owner["sources"].snapshot()

@@ -484,10 +484,10 @@ class Environment(Hinted):
         Returns a list of Previews, one for each sink. Raises as `DataStream.preview` does.
 
             >>> env = Environment("shop")
-            >>> _ = env.generate(lambda i: {"n": i}).filter(pl.col("n") > 7).print()
+            >>> _ = env.from_collection([{"n": 5}, {"n": 8}, {"n": 9}]).filter(pl.col("n") > 7).print()
             >>> [found] = env.preview(2)
             >>> found.rows
-            [{'n': 16}, {'n': 32}]
+            [{'n': 8}, {'n': 9}]
         """
         from midstream.inprocess.preview import preview
 

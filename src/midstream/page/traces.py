@@ -78,10 +78,10 @@ def _of_checkpoint(status: JobStatus, checkpoint: CheckpointStatus) -> Span:
             checkpoint.created_ms,
             stored_ms,
             {
-                "midstream.engine.checkpoint.subtasks": checkpoint.tasks,
-                "midstream.engine.checkpoint.subtasks_done": checkpoint.tasks_done,
-                "midstream.engine.checkpoint.last_subtask": checkpoint.last,
-                "midstream.engine.checkpoint.alignment_max_ms": checkpoint.alignment_ms,
+                "midstream.checkpoint.subtasks": checkpoint.tasks,
+                "midstream.checkpoint.subtasks_done": checkpoint.tasks_done,
+                "midstream.checkpoint.last_subtask": checkpoint.last,
+                "midstream.checkpoint.alignment_max_ms": checkpoint.alignment_ms,
             },
             children=_phases(checkpoint),
         )
@@ -90,10 +90,10 @@ def _of_checkpoint(status: JobStatus, checkpoint: CheckpointStatus) -> Span:
         children.append(Span("metadata", stored_ms, ended_ms, {}))
     attributes = {
         **_job(status),
-        "midstream.engine.checkpoint.id": checkpoint.id,
-        "midstream.engine.checkpoint.savepoint": checkpoint.is_savepoint,
-        "midstream.engine.checkpoint.state_bytes": checkpoint.state_bytes,
-        "midstream.engine.checkpoint.in_flight_bytes": checkpoint.in_flight_bytes,
+        "midstream.checkpoint.id": checkpoint.id,
+        "midstream.checkpoint.savepoint": checkpoint.is_savepoint,
+        "midstream.checkpoint.state_bytes": checkpoint.state_bytes,
+        "midstream.checkpoint.in_flight_bytes": checkpoint.in_flight_bytes,
     }
     error = (checkpoint.reason or "the checkpoint failed") if failed else ""
     return Span("checkpoint", checkpoint.created_ms, ended_ms, attributes, error, children=tuple(children))
