@@ -51,7 +51,7 @@ def test_state_that_midstream_has_not_written_is_refused(name: str) -> None:
 def test_a_key_of_a_map_that_cannot_be_one_is_refused() -> None:
     state = MapState[Any, Any]()
     state.name, state._entries = "s", {}
-    with pytest.raises(StorageError, match="cannot be one: TypeError: .*unhashable type: 'list'"):
+    with pytest.raises(StorageError, match=r"cannot be one: TypeError: .*unhashable type: 'list'"):
         state.thaw([(1, [], 2)])
 
 
