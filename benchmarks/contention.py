@@ -29,7 +29,7 @@ import numpy.typing as npt
 import polars as pl
 import psutil
 
-from midstream import CollectSink, Count, Environment, Sum, WatermarkStrategy, no_restart, tumbling
+from midstream import CollectSink, Count, Environment, Sum, Tuning, WatermarkStrategy, no_restart, tumbling
 from midstream_lab.bench.checkpoint import await_running, take
 from midstream_lab.bench.measuring import start_on
 
@@ -94,7 +94,6 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 
 def build(parallelism: int, directory: str, *, full_queues: bool, rows_per_s: float | None) -> Environment:
-    options: dict[str, Any] = {"queue_time": None} if full_queues else {}
     env = Environment(
         "contention",
         parallelism=parallelism,
@@ -102,7 +101,7 @@ def build(parallelism: int, directory: str, *, full_queues: bool, rows_per_s: fl
         checkpoint_interval=None,
         aligned_timeout=None,
         restart=no_restart(),
-        **options,
+        tuning=Tuning(queue_time=None) if full_queues else None,
     )
     (
         env.generate(event, rows_per_s=rows_per_s)

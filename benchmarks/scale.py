@@ -33,7 +33,7 @@ import msgspec
 import psutil
 from scale_driver import KEY_GROUPS, PARALLELISMS, Timer, driver
 
-from midstream import Environment
+from midstream import Environment, Tuning
 from midstream.api.submit import StartOptions
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.elements import CheckpointBarrier, Event, Watermark, encode_event
@@ -276,10 +276,7 @@ def measure_slots(slots: int) -> dict[str, float]:
             parallelism=slots,
             checkpoint_dir=directory,
             checkpoint_interval=None,
-            pool_size=POOL,
-            buffer_size="4 KiB",
-            slot_timeout="5 min",
-            heartbeat_timeout="2 min",
+            tuning=Tuning(pool_size=POOL, buffer_size="4 KiB", slot_timeout="5 min", heartbeat_timeout="2 min"),
         )
         program(env, slots, 1.0, PROGRAM_BYTES)
         began = time.perf_counter()

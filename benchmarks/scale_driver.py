@@ -17,7 +17,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from midstream import Environment
+from midstream import Environment, Tuning
 from midstream.api.submit import StartOptions, rescaled
 from midstream.engine.checkpoint.metadata import decode_metadata
 from midstream.engine.coordinator import Coordinator
@@ -329,7 +329,7 @@ def measure_driver(program: Program, parallelism: int, program_bytes: int) -> di
             max_parallelism=KEY_GROUPS,
             checkpoint_dir=directory,
             checkpoint_interval=None,
-            buffer_size="4 KiB",
+            tuning=Tuning(buffer_size="4 KiB"),
         )
         program(env, parallelism, 1000.0, program_bytes)
         submitted = env.submission(StartOptions(slots=ProcessSlots()))

@@ -14,7 +14,7 @@ import polars as pl
 
 from jobs import check_gapless
 from machine import limit_s
-from midstream import CollectSink, Environment, KeyedProcessFunction, ValueState
+from midstream import CollectSink, Environment, KeyedProcessFunction, Tuning, ValueState
 from midstream.connectors.files.file_sink import FileSink
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.engine.checkpoint.state_files import StateFile
@@ -96,6 +96,7 @@ class Backpressured:
         row_us: float = 50.0,
         out: Path | None = None,
         wide_every: int | None = None,
+        batch_rows: int = 2000,
         **settings: Any,
     ) -> None:
         import backpressured
@@ -110,14 +111,8 @@ class Backpressured:
         self.env = Environment(
             "backpressured",
             checkpoint_dir=directory,
-            **{
-                "checkpoint_interval": None,
-                "aligned_timeout": 0,
-                "queue_time": None,
-                "buffer_size": BUFFER_BYTES,
-                "batch_rows": 2000,
-                **settings,
-            },
+            tuning=Tuning(queue_time=None, buffer_size=BUFFER_BYTES, batch_rows=batch_rows),
+            **{"checkpoint_interval": None, "aligned_timeout": 0, **settings},
         )
         (
             self.env.generate(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from midstream.api.restart_strategies import fixed_restarts as fixed_restarts
     from midstream.api.restart_strategies import no_restart as no_restart
     from midstream.api.stream_sinks import StreamSink as StreamSink
+    from midstream.api.tuning import Tuning as Tuning
     from midstream.connectors.files.file_source import CsvOptions as CsvOptions
     from midstream.connectors.memory.collect_sink import CollectSink as CollectSink
     from midstream.engine.core.config import Duration as Duration
@@ -86,6 +87,7 @@ _HOME = {
     "api.restart_strategies": "exponential_restarts fixed_restarts no_restart",
     "api.data_stream": "BroadcastStream DataStream",
     "api.stream_sinks": "StreamSink",
+    "api.tuning": "Tuning",
     "connectors.memory.collect_sink": "CollectSink",
     "connectors.files.file_source": "CsvOptions",
     "engine.core.config": "Duration RestartStrategy",

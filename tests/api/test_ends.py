@@ -15,7 +15,16 @@ import pytest
 
 from jobs import Held
 from machine import limit_s
-from midstream import Environment, KeyedBatchFunction, KeyedProcessFunction, ListState, Sink, TableState, no_restart
+from midstream import (
+    Environment,
+    KeyedBatchFunction,
+    KeyedProcessFunction,
+    ListState,
+    Sink,
+    TableState,
+    Tuning,
+    no_restart,
+)
 from midstream.cli.commands.inspect_checkpoint import read_report
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.operators.sink_api import SinkWriter
@@ -66,7 +75,9 @@ def kill_a_slot(job: Job, restarts: int) -> None:
 @pytest.mark.systems
 def test_an_operator_that_had_finished_runs_nothing_after_failures(tmp_path: Path, running: list[Job]) -> None:
     state, rest, log = tmp_path / "state", tmp_path / "rest", tmp_path / "log"
-    env = Environment("ends", parallelism=2, checkpoint_dir=state, checkpoint_interval="100 ms", batch_rows=50)
+    env = Environment(
+        "ends", parallelism=2, checkpoint_dir=state, checkpoint_interval="100 ms", tuning=Tuning(batch_rows=50)
+    )
     short = env.generate(lambda i: {"k": i % KEYS, "n": i}, count=100).uid("short")
     sums = short.key_by("k").process_batches(Sums(log), {"sum": int}).uid("sums")
     negative = GeneratorSource(lambda i: {"sum": 0 * i - 1}, 3_000)
@@ -98,7 +109,9 @@ def test_a_subtask_that_had_finished_runs_nothing_after_a_failure_while_others_s
 ) -> None:
     """One split for two subtasks: one of them ends immediately, and only forward edges follow it."""
     state, rest, log = tmp_path / "state", tmp_path / "rest", tmp_path / "log"
-    env = Environment("ends", parallelism=2, checkpoint_dir=state, checkpoint_interval="100 ms", batch_rows=50)
+    env = Environment(
+        "ends", parallelism=2, checkpoint_dir=state, checkpoint_interval="100 ms", tuning=Tuning(batch_rows=50)
+    )
     numbers = GeneratorSource(lambda i: {"n": i}, 2_000, splits=1)
     rows = env.source(Held(numbers, rest, first=1_000)).uid("rows")
     rows.sink(Opened(log)).uid("logged")
@@ -181,7 +194,7 @@ def slowly(frame: pl.DataFrame) -> pl.DataFrame:
 
 @pytest.mark.parametrize("wait_ms", [1, 4, 3_600_000])
 def test_rows_that_wait_for_the_clock_come_out_before_the_end_however_slow_those_after_them_are(wait_ms: int) -> None:
-    env = Environment("late", parallelism=2, restart=no_restart(), batch_rows=20)
+    env = Environment("late", parallelism=2, restart=no_restart(), tuning=Tuning(batch_rows=20))
     rows = env.generate(lambda i: {"k": i % 50, "n": i}, count=1_000)
     held = rows.key_by("k").process(Later(timedelta(milliseconds=wait_ms)), {"n": int})
     out = held.rebalance().map_batches(slowly).collect()

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from midstream import LATE, Count, Environment, WatermarkStrategy, tumbling
+from midstream import LATE, Count, Environment, Tuning, WatermarkStrategy, tumbling
 from midstream.connectors.files import file_source
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.runtime.process.process_slots import ProcessSlots
@@ -57,7 +57,7 @@ def test_splits_that_cover_the_same_time_lose_nothing_though_read_one_after_the_
         at_us = offset * (1 + split) * 100_000  # in order within a split, each at a speed of its own
         return {"key": index % 7, "at": (np.datetime64(START, "us") + at_us).astype("datetime64[us]")}
 
-    env = Environment("backfill", parallelism=parallelism, batch_rows=500)
+    env = Environment("backfill", parallelism=parallelism, tuning=Tuning(batch_rows=500))
     sink = per_minute(env.generate(rows, count=each * splits, splits=splits)).collect()
     status = env.execute(slots=ProcessSlots())
     assert late_rows(status) == 0
@@ -70,7 +70,7 @@ def test_files_of_the_same_hours_lose_nothing(tmp_path: Any) -> None:
     for name in "abc":
         times = [START + timedelta(seconds=s) for s in range(0, 7200, 2)]
         pl.DataFrame({"key": [1] * len(times), "at": times}).write_parquet(tmp_path / f"{name}.parquet")
-    env = Environment("files", parallelism=1, batch_rows=100)
+    env = Environment("files", parallelism=1, tuning=Tuning(batch_rows=100))
     only = env.read_files(tmp_path).filter(pl.col("key") == 1)  # row by row: splits stay apart
     sink = per_minute(only).collect()
     assert late_rows(env.execute(slots=ProcessSlots())) == 0
@@ -85,7 +85,7 @@ def test_files_of_the_same_hours_that_are_read_in_parts_lose_nothing(
     for name in "abc":
         times = [START + timedelta(seconds=s) for s in range(0, 7200, 2)]
         pl.DataFrame({"key": [1] * len(times), "at": times}).write_ndjson(tmp_path / f"{name}.jsonl")
-    env = Environment("files in parts", parallelism=parallelism, batch_rows=100)
+    env = Environment("files in parts", parallelism=parallelism, tuning=Tuning(batch_rows=100))
     sink = per_minute(env.read_files(tmp_path, schema=TIMED)).collect()
     assert late_rows(env.execute(slots=ProcessSlots())) == 0
     assert counted(sink) == {START + timedelta(minutes=m): 90 for m in range(120)}
@@ -107,7 +107,7 @@ def test_an_endless_generator_loses_nothing_and_its_windows_fire() -> None:
 
 def test_rows_dropped_as_late_are_counted_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"key": 1, "at": START + timedelta(minutes=minute)} for minute in (1, 2, 30, 3, 4, 31)]
-    env = Environment("late", batch_rows=1)
+    env = Environment("late", tuning=Tuning(batch_rows=1))
     events = env.from_collection(rows, splits=1)
     sink = per_minute(events).collect()
     with caplog.at_level(logging.WARNING, "midstream.engine.coordinator"):
@@ -123,7 +123,7 @@ def test_rows_dropped_as_late_are_counted_and_warned_of(caplog: pytest.LogCaptur
 
 def test_rows_taken_aside_are_not_dropped() -> None:
     rows = [{"key": 1, "at": START + timedelta(minutes=minute)} for minute in (1, 2, 30, 3, 4, 31)]
-    env = Environment("aside", batch_rows=1)
+    env = Environment("aside", tuning=Tuning(batch_rows=1))
     windows = per_minute(env.from_collection(rows, splits=1))
     sink, aside = windows.collect(), windows.side_output(LATE).collect()
     status = env.execute(slots=ProcessSlots())

@@ -15,6 +15,7 @@ from midstream import (
     BroadcastState,
     Count,
     Environment,
+    Tuning,
     WatermarkStrategy,
     testing,
     tumbling,
@@ -62,7 +63,7 @@ class Day(SplitReader):
 
 
 def test_a_split_whose_first_read_takes_until_all_others_have_ended_loses_no_row(tmp_path: Path) -> None:
-    env = Environment(parallelism=2, batch_rows=4)
+    env = Environment(parallelism=2, tuning=Tuning(batch_rows=4))
     counts = (
         env.source(Days(4, tmp_path))
         .with_watermarks("at", WatermarkStrategy.bounded("1 h", idle_after="100 ms"))

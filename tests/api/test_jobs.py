@@ -38,6 +38,7 @@ from midstream import (
     Sink,
     Source,
     Sum,
+    Tuning,
     ValueState,
     WatermarkStrategy,
     fixed_restarts,
@@ -203,7 +204,7 @@ def test_a_source_that_ends_long_before_another_does_not_become_idle_and_hold_th
             time.sleep(0.1)
         return {"k": indices % 3, "t": np.datetime64(START, "us") + indices * np.timedelta64(1, "m")}
 
-    env = Environment(parallelism=2, batch_rows=4, checkpoint_dir=tmp_path, checkpoint_interval=None)
+    env = Environment(parallelism=2, tuning=Tuning(batch_rows=4), checkpoint_dir=tmp_path, checkpoint_interval=None)
     counts = (
         env.generate(slow_second_half, 40)
         .with_watermarks("t", WatermarkStrategy.bounded("1 s", idle_after="50 ms"))
@@ -217,7 +218,7 @@ def test_a_source_that_ends_long_before_another_does_not_become_idle_and_hold_th
 
 
 def test_late_rows_update_within_the_lateness_and_go_aside_after_it():
-    env = Environment("late", batch_rows=1)
+    env = Environment("late", tuning=Tuning(batch_rows=1))
     minutes = [(0, 1), (21, 2), (5, 4), (40, 8), (6, 16)]
     made = (
         env.from_collection([{"t": at(m), "k": 0, "v": v} for m, v in minutes], splits=1)
@@ -551,7 +552,7 @@ def test_what_a_checkpoint_holds_must_fit_the_job_that_goes_on_from_it(tmp_path)
 
 
 def test_a_pool_that_is_too_small_reports_how_much_the_job_needs():
-    env = Environment("small", parallelism=4, pool_size="64 KiB")
+    env = Environment("small", parallelism=4, tuning=Tuning(pool_size="64 KiB"))
     env.from_collection([{"n": 1}]).key_by("n").process(Sums(), {"k": int, "total": int}).rebalance().map(
         lambda row: row
     ).print()
@@ -635,7 +636,7 @@ class AppendWriter(SinkWriter):
 
 
 def test_a_source_and_a_sink_of_ones_own_travel_with_the_job(tmp_path):
-    env = Environment("own", batch_rows=10)
+    env = Environment("own", tuning=Tuning(batch_rows=10))
     env.source(Countdown(100)).uid("countdown").sink(AppendTo(tmp_path / "numbers")).uid("numbers")
     assert "countdown → appendto" in env.explain()
     run(env)

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from machine import limit_s
-from midstream import BAD_RECORDS, Count, Environment, JobError, WatermarkStrategy, tumbling
+from midstream import BAD_RECORDS, Count, Environment, JobError, Tuning, WatermarkStrategy, tumbling
 from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
@@ -90,7 +90,7 @@ def test_taking_bad_records_aside_leaves_event_time_to_each_split(tmp_path):
         times = [start + timedelta(minutes=3 - file, seconds=2 * second) for second in range(30)]
         lines = [f'{{"at": "{at.isoformat()}"}}' for at in times]
         (tmp_path / "in" / f"{file}.jsonl").write_text("\n".join([*lines, "oh dear"]))
-    env = Environment("bad", parallelism=4, batch_rows=1)
+    env = Environment("bad", parallelism=4, tuning=Tuning(batch_rows=1))
     stream = env.read_files(tmp_path / "in", schema={"at": datetime}, on_bad_record="drop")
     counts = (
         stream.with_watermarks("at", WatermarkStrategy.monotonous())

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from midstream import Count, Environment, KeyedProcessFunction, WatermarkStrategy, fixed_restarts, tumbling
+from midstream import Count, Environment, KeyedProcessFunction, Tuning, WatermarkStrategy, fixed_restarts, tumbling
 from midstream.engine.operators.sink_api import Sink, SinkWriter
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 
@@ -30,7 +30,11 @@ class Sessions(KeyedProcessFunction):
 def skewed(directory: Path) -> Environment:
     """Nine of ten rows have one key, so that one subtask of `process` has all the work."""
     env = Environment(
-        "shop visits", parallelism=2, checkpoint_dir=directory / "state", checkpoint_interval="2 s", batch_rows=5_000
+        "shop visits",
+        parallelism=2,
+        checkpoint_dir=directory / "state",
+        checkpoint_interval="2 s",
+        tuning=Tuning(batch_rows=5_000),
     )
     began_ms = round(time.time() * 1000)
     row = {"user": int, "at": pl.Datetime("us")}
@@ -123,9 +127,8 @@ def slow_sink(directory: Path) -> Environment:
         checkpoint_interval="1 s",
         checkpoint_timeout="1 s",
         aligned_timeout=None,
-        queue_time=None,
+        tuning=Tuning(queue_time=None, batch_rows=2_000),
         tolerable_failures=1_000_000,
-        batch_rows=2_000,
     )
 
     def read(batch: pl.DataFrame) -> pl.DataFrame:

@@ -36,6 +36,7 @@ from midstream import (
     ProcessContext,
     Sum,
     TableState,
+    Tuning,
     ValueState,
     WatermarkStrategy,
     fixed_restarts,
@@ -286,22 +287,24 @@ def main(seed: int, directory: str, parallelism: int, master: str, *, undisturbe
     settings: dict[str, Any] = {
         "checkpoint_interval": random.choice(("50 ms", "200 ms", "1 s")),
         "aligned_timeout": random.choice(("0 s", "20 ms", "1 s", None)),
-        "batch_rows": random.choice((200, 5_000, 131_072, 131_072)),
-        "queue_time": random.choice((None, "10 ms")),
-        "buffer_size": random.choice(("4 KiB", "32 KiB")),
-        "pool_size": random.choice(("4 MiB", "128 MiB")),
+        "tuning": Tuning(
+            batch_rows=random.choice((200, 5_000, 131_072, 131_072)),
+            queue_time=random.choice((None, "10 ms")),
+            buffer_size=random.choice(("4 KiB", "32 KiB")),
+            pool_size=random.choice(("4 MiB", "128 MiB")),
+            heartbeat_timeout="4 s",
+        ),
         "max_parallelism": random.choice((7, 128)),
         "retained_checkpoints": random.choice((1, 3)),
     }
     seconds, sink = random.choice((3.0, 6.0, 10.0)), random.choice(("write_parquet", "write_jsonl"))
     drawn = f"{sink} within {seconds} s, {settings}"
     if undisturbed:
-        seconds, settings = 0.2, {}
+        seconds, settings = 0.2, {"tuning": Tuning(heartbeat_timeout="4 s")}
     env = Environment(
         "random",
         parallelism=parallelism,
         checkpoint_dir=f"{directory}/checkpoints",
-        heartbeat_timeout="4 s",
         tolerable_failures=100,
         restart=fixed_restarts(1000, "100 ms"),
         **settings,

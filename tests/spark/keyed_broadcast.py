@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 import backpressured
 from backpressured import KEYS, PADDING, check_exact, rows_in_flight
 from machine import limit_s
-from midstream import BroadcastProcessFunction, BroadcastState, CollectSink, Environment, ValueState
+from midstream import BroadcastProcessFunction, BroadcastState, CollectSink, Environment, Tuning, ValueState
 from midstream.runtime.driver.job import Job
 from midstream.spark.session import get_session
 from midstream.spark.spark_slots import SparkSlots
@@ -56,9 +56,7 @@ def job_of(directory: Path, row_s: float) -> tuple[Environment, CollectSink]:
         checkpoint_dir=directory,
         checkpoint_interval="200 ms",
         aligned_timeout=0,
-        queue_time=None,
-        buffer_size=4096,
-        batch_rows=25,
+        tuning=Tuning(queue_time=None, buffer_size=4096, batch_rows=25),
         retained_checkpoints=3,
     )
     sink = CollectSink()

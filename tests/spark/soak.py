@@ -39,7 +39,7 @@ DESCRIPTORS_MAX: Final = 256
 
 JOB: Final = f'''
 import pyarrow as pa
-from midstream import Environment, KeyedProcessFunction, ValueState, fixed_restarts
+from midstream import Environment, KeyedProcessFunction, Tuning, ValueState, fixed_restarts
 
 
 class Visits(KeyedProcessFunction):
@@ -52,7 +52,7 @@ class Visits(KeyedProcessFunction):
 
 env = Environment(
     "soak", parallelism={SLOTS}, checkpoint_dir="disk/checkpoints", checkpoint_interval="1 s",
-    heartbeat_timeout="{HEARTBEAT_S} s", restart=fixed_restarts(1000, "1 s"),
+    tuning=Tuning(heartbeat_timeout="{HEARTBEAT_S} s"), restart=fixed_restarts(1000, "1 s"),
 )
 visits = env.generate(lambda i: {{"n": i, "user": i % 1000}}, splits=1, rows_per_s=1000)
 visits.key_by("user").process(Visits(), {{"user": int, "n": int, "visits": int}}).write_jsonl("disk/out")

@@ -15,7 +15,7 @@ import pytest
 
 from jobs import Held, check_gapless
 from machine import limit_s
-from midstream import CollectSink, Environment, KeyedProcessFunction, ValueState
+from midstream import CollectSink, Environment, KeyedProcessFunction, Tuning, ValueState
 from midstream.cli.commands.inspect_checkpoint import read_report
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.arrow_types import to_list
@@ -61,7 +61,9 @@ def test_checkpoints_go_on_after_one_of_two_sources_has_ended_and_are_restored(
     spark: Any, tmp_path: Path, running: list[Job]
 ) -> None:
     state, rest = tmp_path / "state", tmp_path / "rest"
-    env = Environment("ends", parallelism=2, checkpoint_dir=state, checkpoint_interval="200 ms", batch_rows=100)
+    env = Environment(
+        "ends", parallelism=2, checkpoint_dir=state, checkpoint_interval="200 ms", tuning=Tuning(batch_rows=100)
+    )
     short = env.generate(lambda i: {"k": i % KEYS}, count=70).uid("short")
     long = env.source(Held(GeneratorSource(lambda i: {"k": i % KEYS}, 60_000), rest, first=10_000)).uid("long")
     counted = short.union(long).key_by("k").process(Counts(), {"k": int, "nth": int}).uid("counts")
@@ -179,7 +181,9 @@ def test_a_bounded_job_killed_in_its_final_checkpoint_commits_every_row_once(
     spark: Any, tmp_path: Path, running: list[Job], before: bool
 ) -> None:
     state, rest = tmp_path / "state", tmp_path / "rest"
-    env = Environment("final", parallelism=2, checkpoint_dir=state, checkpoint_interval=None, batch_rows=100)
+    env = Environment(
+        "final", parallelism=2, checkpoint_dir=state, checkpoint_interval=None, tuning=Tuning(batch_rows=100)
+    )
     sink = StruckSink(tmp_path / "armed", before)
     rows = env.source(Held(GeneratorSource(lambda i: {"k": i % KEYS}, 60_000), rest, first=10_000)).uid("rows")
     rows.key_by("k").process(Counts(), {"k": int, "nth": int}).uid("counts").sink(sink).uid("out")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from midstream import Tuning
 from midstream.api.environment import Environment
 from midstream.api.restart_strategies import no_restart
 from midstream.connectors.memory.generator_source import GeneratorSource
@@ -178,10 +179,12 @@ def _measured(
             checkpoint_dir=directory,
             checkpoint_interval=None,
             aligned_timeout=aligned_timeout_s,
-            queue_time=None if backlog_bytes else "10 ms",
-            buffer_size=buffer_bytes,
-            batch_rows=batch_rows,
-            pool_size=pool_bytes,
+            tuning=Tuning(
+                queue_time=None if backlog_bytes else "10 ms",
+                buffer_size=buffer_bytes,
+                batch_rows=batch_rows,
+                pool_size=pool_bytes,
+            ),
             restart=no_restart(),
         )
         source = env.source(GeneratorSource(Rows(), None, schema=SCHEMA))

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from midstream import Tuning
 from midstream.api.environment import Environment
 from midstream.api.restart_strategies import fixed_restarts
 from midstream.connectors.memory.generator_source import GeneratorSource
@@ -207,10 +208,7 @@ def _job(directory: Path, row_s: float, buffer_bytes: int, *, batch_rows: int, p
         checkpoint_dir=directory / "checkpoints",
         checkpoint_interval=None,
         aligned_timeout=0,
-        queue_time=None,
-        buffer_size=buffer_bytes,
-        batch_rows=batch_rows,
-        pool_size=pool_bytes,
+        tuning=Tuning(queue_time=None, buffer_size=buffer_bytes, batch_rows=batch_rows, pool_size=pool_bytes),
         restart=fixed_restarts(1, "1 ms"),
     )
     source = env.source(GeneratorSource(Rows(), None, schema=SCHEMA)).uid("source")

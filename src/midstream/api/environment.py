@@ -18,6 +18,7 @@ from midstream.api.hints import OF_ENVIRONMENTS, Hinted
 from midstream.api.picklability import check_shippable
 from midstream.api.program import Program, located
 from midstream.api.stream_core import Origin, StreamCore
+from midstream.api.tuning import Tuning
 from midstream.api.user_modules import check_extra, job_file, note_modules
 from midstream.connectors.common.malformed_records import BadRecordsMax, OnBadRecord
 from midstream.connectors.files.file_source import CsvOptions, FileSource, Format
@@ -28,7 +29,6 @@ from midstream.engine.core.config import (
     Duration,
     JobConfig,
     RestartStrategy,
-    Size,
     check_parallelism,
     duration_s,
     interval_s,
@@ -77,23 +77,17 @@ class Environment(Hinted):
     `checkpoint_timeout`: a checkpoint that takes longer fails.
     `aligned_timeout`: how long a checkpoint's barriers wait for rows in flight before they overtake and store them; 0
     for immediately, None for never.
-    `queue_time`: how long rows should wait between two tasks at most, as far as batches of that size allow. Queues
-    before a slow task are kept that short, so that a checkpoint has little to wait for, or to store; None fills the
-    buffers. On a busy machine it is longer, by as much as slots wait for a core.
     `min_pause`: the minimum time from the end of one checkpoint to the start of the next.
     `tolerable_failures`: if more checkpoints than this fail in a row, the job restarts.
     `retained_checkpoints`: how many completed checkpoints are kept at least.
     `restart`: `no_restart()`, `fixed_restarts(…)` or `exponential_restarts(…)`; the default restarts until the same
     failure has occurred ten times in a row without a checkpoint in between.
-    `buffer_size`, `pool_size`: the size of a network buffer, and of all buffers of one slot.
-    `batch_rows`: the maximum number of rows in a batch of a source; smaller batches make the job slower.
-    `slot_timeout`: how long the job waits for its slots.
-    `heartbeat_timeout`: a slot that is silent for longer is lost.
     `tls`: whether connections between driver, slots and commands are encrypted. "auto" encrypts them unless all
     processes run on this machine; "on" and "off" apply everywhere. A directory: with the certificate in its files
     tls.crt, tls.key and ca.crt, which every machine has, in place of one that each start of the job makes.
     `trusted_packages`: packages whose objects untyped state may hold, in addition to plain values and objects of the job's own
     classes. Reading a checkpoint can then call any function of these packages.
+    `tuning`: sizes and limits that hardly any job changes: `Tuning(pool_size="256 MiB")`.
     `modules`: Python files, directories of packages, and zips that slots need in addition to the modules whose import is
     visible in the program's text.
 
@@ -117,18 +111,13 @@ class Environment(Hinted):
         checkpoint_interval: Duration | None = "10 s",
         checkpoint_timeout: Duration = "10 min",
         aligned_timeout: Duration | None = "1 s",
-        queue_time: Duration | None = "10 ms",
         min_pause: Duration = 0,
         tolerable_failures: int = 3,
         retained_checkpoints: int = 2,
         restart: RestartStrategy | None = None,
-        buffer_size: Size = "32 KiB",
-        pool_size: Size = "128 MiB",
-        batch_rows: int = 131_072,
-        slot_timeout: Duration = "60 s",
-        heartbeat_timeout: Duration = "30 s",
         tls: str | os.PathLike[str] = "auto",
         trusted_packages: Iterable[str] = (),
+        tuning: Tuning | None = None,
         modules: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
         if not isinstance(name, str):
@@ -137,6 +126,9 @@ class Environment(Hinted):
             raise ConfigError(
                 f"restart: {restart!r} is not a strategy; use no_restart(), fixed_restarts(3) or exponential_restarts()"
             )
+        if tuning is not None and not isinstance(tuning, Tuning):
+            raise ConfigError(f"tuning: {tuning!r} is not a Tuning; use Tuning(pool_size='256 MiB')")
+        tuned = tuning or Tuning()
         config = JobConfig(
             name=name,
             parallelism=parallelism,
@@ -147,16 +139,16 @@ class Environment(Hinted):
             else duration_s(checkpoint_interval, "checkpoint_interval"),
             checkpoint_timeout_s=duration_s(checkpoint_timeout, "checkpoint_timeout"),
             aligned_timeout_s=_aligned_timeout_s(aligned_timeout),
-            queue_time_s=None if queue_time is None else interval_s(queue_time, "queue_time"),
+            queue_time_s=None if tuned.queue_time is None else interval_s(tuned.queue_time, "queue_time"),
             min_pause_s=duration_s(min_pause, "min_pause"),
             tolerable_failures=_whole(tolerable_failures, "tolerable_failures"),
             retained_checkpoints=_whole(retained_checkpoints, "retained_checkpoints"),
             restart=restart or DEFAULT_RESTART,
-            buffer_bytes=size_bytes(buffer_size, "buffer_size"),
-            pool_bytes=size_bytes(pool_size, "pool_size"),
-            batch_rows=_whole(batch_rows, "batch_rows"),
-            slot_timeout_s=duration_s(slot_timeout, "slot_timeout"),
-            heartbeat_timeout_s=duration_s(heartbeat_timeout, "heartbeat_timeout"),
+            buffer_bytes=size_bytes(tuned.buffer_size, "buffer_size"),
+            pool_bytes=size_bytes(tuned.pool_size, "pool_size"),
+            batch_rows=_whole(tuned.batch_rows, "batch_rows"),
+            slot_timeout_s=duration_s(tuned.slot_timeout, "slot_timeout"),
+            heartbeat_timeout_s=duration_s(tuned.heartbeat_timeout, "heartbeat_timeout"),
             tls=_tls(tls),
             trusted_packages=_packages(trusted_packages),
         ).check()

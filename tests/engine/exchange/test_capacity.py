@@ -51,7 +51,7 @@ def test_ten_exchanges_go_up_to_136_subtasks_with_defaults() -> None:
     assert str(caught.value) == (
         "pool_size: the tasks of one slot need at least 4110 buffers of 32768 bytes (134676480 bytes), as each has a channel "
         "to and from every other one (10 exchanges, up to 137 subtasks), the pool has 4096 (134217728 bytes); set "
-        "buffer_size='8 KiB', of which the same pool has more, or give each slot pool_size='129 MiB' or more, or lower "
+        "Tuning(buffer_size='8 KiB'), of which the same pool has more, or give each slot Tuning(pool_size='129 MiB') or more, or lower "
         "the parallelism"
     )
 
@@ -68,7 +68,7 @@ def test_each_setting_that_is_named_would_do(exchanges: int, parallelism: int) -
 
 
 def test_a_smaller_buffer_is_not_named_if_none_would_do() -> None:
-    with pytest.raises(ConfigError, match=r"bytes\); give each slot pool_size='12 MiB' or more") as caught:
+    with pytest.raises(ConfigError, match=r"bytes\); give each slot Tuning\(pool_size='12 MiB'\) or more") as caught:
         check_pool(chain(1, 1000), JobConfig(pool_bytes=2**20, buffer_bytes=4096))
     assert "buffer_size=" not in str(caught.value)
 

@@ -52,8 +52,8 @@ def too_small(needed: int, buffer_bytes: int, pool_bytes: int, exchanges: int = 
     ways = []
     if smaller >= BUFFER_BYTES_MIN and needed * smaller <= pool_bytes:
         size = f"{smaller // 1024} KiB" if not smaller % 1024 else str(smaller)
-        ways.append(f"set buffer_size='{size}', of which the same pool has more")
-    ways.append(f"give each slot pool_size='{-(-needed * buffer_bytes // 2**20)} MiB' or more")
+        ways.append(f"set Tuning(buffer_size='{size}'), of which the same pool has more")
+    ways.append(f"give each slot Tuning(pool_size='{-(-needed * buffer_bytes // 2**20)} MiB') or more")
     ways.append("lower the parallelism")
     of = ""
     if exchanges and parallelism > 1:

@@ -220,10 +220,10 @@ class Slots:
         waited_s, self._extended = self._timeout_s * (1 + self._extended), 0
         there = self.staying
         came = f"{there} came within {waited_s:g} s"
-        cure = "give Spark more cores, or raise slot_timeout"
+        cure = "give Spark more cores, or raise Tuning(slot_timeout=…)"
         if supply.starting:
             why = (
-                f"{supply.starting}: they start too slowly (raise slot_timeout), or cannot reach this program at "
+                f"{supply.starting}: they start too slowly (raise Tuning(slot_timeout=…)), or cannot reach this program at "
                 "spark.driver.host, and exit repeatedly (see their stderr)"
             )
         elif there:
