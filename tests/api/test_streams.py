@@ -510,7 +510,7 @@ def test_rows_tables_and_frames_are_collections():
         ({"checkpoint_dir": ""}, "checkpoint_dir: '' is not a directory"),
         ({"retained_checkpoints": 0}, "retained_checkpoints: 0 is less than 1"),
         ({"restart": "always"}, "restart: 'always' is not a strategy"),
-        ({"tuning": {"pool_size": "1 MiB"}}, "tuning: {'pool_size': '1 MiB'} is not a Tuning; use Tuning(pool_size="),
+        ({"tuning": {"pool_size": "1 MiB"}}, "tuning: {'pool_size': '1 MiB'} is not a Tuning; use Tuning"),
         ({"name": " "}, "a job needs a name"),
     ],
 )
