@@ -101,7 +101,10 @@ def subscribe(job: Coordinator, notifications: Notifications) -> None:
             "before its output is committed: if that fails, it fails for the first time",
         ),
         (job.commits.checkpoint_completed, "its output is made visible, in the order of checkpoints"),
-        (job.sources.checkpoint_completed, "after the output: what sources forget now can never be read again"),
+        (
+            job.sources.checkpoint_completed,
+            "after the output is queued, which the checkpoint's metadata holds too: what sources forget now can never be read again",
+        ),
         (job.requests.checkpoint_completed, "clients last: by then, what the answer says has been done"),
     )
     notifications.checkpoint_aborted = Notification(
