@@ -15,7 +15,7 @@ from midstream.engine.operators.base import Operator
 from midstream.engine.operators.sink_api import Sink
 from midstream.engine.protocol.live_rows import GetRows, LiveRows, RowsShown, ShowRows
 from midstream.engine.protocol.messages import Reply
-from midstream.runtime.driver.live_rows import EVERY_S, LOOKS_MAX, LiveRowRequests, meant_by
+from midstream.runtime.driver.live_rows import EVERY_S, REQUESTS_MAX, LiveRowRequests, meant_by
 from midstream.runtime.event_loop import EventLoop
 
 
@@ -114,14 +114,14 @@ def test_an_operator_that_is_not_clear_is_refused_by_naming_those_that_are(opera
 def test_looks_are_few_and_not_at_once() -> None:
     world = World()
     world.looks.ask(0, GetRows("orders"))
-    for client in range(1, 1 + LOOKS_MAX):
+    for client in range(1, 1 + REQUESTS_MAX):
         world.looks.ask(client, GetRows("orders"))
-    assert "try again" in world.answers.pop(LOOKS_MAX).error and world.answers == {}
-    for begun in range(1, LOOKS_MAX):
+    assert "try again" in world.answers.pop(REQUESTS_MAX).error and world.answers == {}
+    for begun in range(1, REQUESTS_MAX):
         assert len(world.sent) == begun
         world.wait(EVERY_S)
-    assert len(world.sent) == LOOKS_MAX
+    assert len(world.sent) == REQUESTS_MAX
     world.wait(5.6)
-    assert set(world.answers) == set(range(LOOKS_MAX))
+    assert set(world.answers) == set(range(REQUESTS_MAX))
     world.looks.ask(50, GetRows("orders"))
-    assert len(world.sent) == LOOKS_MAX + 1
+    assert len(world.sent) == REQUESTS_MAX + 1

@@ -233,10 +233,10 @@ def _raised_by_user(error: Exception) -> tuple[str, str]:
     """Return what a Python function in the DataFrame raised, and its traceback, which Spark puts into its own text; or
     nothing.
     """
-    _, _, behind = str(error).partition(_TRACEBACK)
-    if not behind:
+    _, _, rest = str(error).partition(_TRACEBACK)
+    if not rest:
         return "", ""
-    frames, _, _ = behind.partition("\n\tat ")  # here those of Java begin
+    frames, _, _ = rest.partition("\n\tat ")  # here those of Java begin
     traceback = f"{_TRACEBACK}{frames}".strip()
     _, _, last = traceback.rpartition(_TRACEBACK)  # after the exceptions that it replaced
     lines = last.splitlines()

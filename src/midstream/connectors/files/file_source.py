@@ -171,7 +171,7 @@ class FileSource(Source):
             self._watch = DirectoryWatch(appears_whole(self._filesystem))
         # an empty file may be one whose writer has just begun
         listing = Listing.of([info for info in self._find() if info.size])
-        new, after = self._watch.look(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
+        new, after = self._watch.poll(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
         splits = tuple(self._splits(new, known.files))
         # Listing runs beside the driver's loop; it may take at most a tenth of the time.
         self.discovery_interval_s = max(self._interval_s, 9 * (time.thread_time() - began_s))

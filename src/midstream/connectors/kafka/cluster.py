@@ -1,6 +1,6 @@
 """Queries to a Kafka cluster: topics, the first and last offsets, the committed offsets of a group.
 
-The driver asks them; readers ask for the id of their topic. Nothing here reads or writes records, and nothing creates a
+The driver sends them; readers request the id of their topic. Nothing here reads or writes records, and nothing creates a
 topic.
 """
 
@@ -98,7 +98,7 @@ class Cluster:
 
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
 
-        def ask() -> int | None:
+        def request() -> int | None:
             asked = self._client().describe_configs([resource], request_timeout=ANSWER_S)
             try:
                 return int(asked[resource].result()["max.message.bytes"].value)
@@ -107,7 +107,7 @@ class Cluster:
                     return None
                 raise
 
-        return self._answer(ask)
+        return self._answer(request)
 
     def offsets(self, places: list[Place], when_ms: int, *, committed: bool = True) -> dict[Place, int]:
         """Return offsets of committed records: the first (EARLIEST), the one after the last (LATEST), or the first not
@@ -128,7 +128,7 @@ class Cluster:
         else:
             spec = OffsetSpec.for_timestamp(when_ms)
 
-        def ask() -> dict[Place, int]:
+        def request() -> dict[Place, int]:
             asked = self._client().list_offsets(
                 {TopicPartition(*place): spec for place in places},
                 isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
@@ -136,7 +136,7 @@ class Cluster:
             )
             return {(at.topic, at.partition): answer.result().offset for at, answer in asked.items()}
 
-        found = self._answer(ask)
+        found = self._answer(request)
         later = [place for place, offset in found.items() if offset < 0]
         return {**found, **self.offsets(later, LATEST, committed=committed)} if later else found
 
@@ -189,7 +189,7 @@ class Cluster:
         from confluent_kafka.admin import AdminClient
 
         if self._admin is None:
-            config = self._connection.admin_config({"error_cb": self._silence.heard})
+            config = self._connection.admin_config({"error_cb": self._silence.on_error})
             with made(self._where):
                 self._admin = AdminClient(config)
         return self._admin
@@ -199,18 +199,18 @@ class Cluster:
         from confluent_kafka import Consumer
 
         if group not in self._groups:
-            ours = {"group.id": group, "enable.auto.commit": False, "error_cb": self._silence.heard}
+            ours = {"group.id": group, "enable.auto.commit": False, "error_cb": self._silence.on_error}
             with made(self._where):
                 self._groups[group] = Consumer(self._connection.admin_config(ours))
         return self._groups[group]
 
-    def _answer(self, ask: Callable[[], T]) -> T:
+    def _answer(self, request: Callable[[], T]) -> T:
         try:
             with explained(self._where):
-                return ask()
+                return request()
         except StorageError as error:
             if self._admin is not None:
                 self._admin.poll(0)  # the callback hears why
-            self._silence.looked(False)
+            self._silence.polled(False)
             why = f" ({self._silence.why})" if self._silence.why else ""
             raise StorageError(f"{error}; no answer from {self._connection.servers}{why}") from error

@@ -93,7 +93,7 @@ class TransactionalProducer:
             TIMEOUT: timeout_ms,
             "allow.auto.create.topics": False,  # to ask about a topic must not make it
             "delivery.report.only.error": True,
-            "error_cb": self._heard,
+            "error_cb": self._on_error,
             "on_delivery": self._delivered,
         }
         with made(where):
@@ -116,7 +116,7 @@ class TransactionalProducer:
             (found,) = consumer.committed([TopicPartition(*marker_place(topic))], timeout=ANSWER_S)
         if found.error is not None:
             raise KafkaException(found.error)
-        self._silence.looked(True)
+        self._silence.polled(True)
         return int(found.offset) if found.offset >= 0 else None
 
     def begin(self) -> None:
@@ -177,7 +177,7 @@ class TransactionalProducer:
         """Return a consumer of the marker's group, by name only: it joins nothing."""
         from confluent_kafka import Consumer
 
-        ours = {"group.id": self._id, "enable.auto.commit": False, "error_cb": self._silence.heard}
+        ours = {"group.id": self._id, "enable.auto.commit": False, "error_cb": self._silence.on_error}
         with made(self._where):
             return Consumer(self._connection.admin_config(ours))
 
@@ -185,7 +185,7 @@ class TransactionalProducer:
         before = len(self._producer)
         step(_STEP_S)
         self._check()  # abandoned records leave the queue as sent ones do
-        self._silence.looked(len(self._producer) < before)
+        self._silence.polled(len(self._producer) < before)
         self._check_stopped()
 
     def _called(self, call: Callable[..., object], *args: Any) -> None:
@@ -197,27 +197,27 @@ class TransactionalProducer:
             answer = _Answer()
             threading.Thread(target=answer.of, args=(call, *args, ANSWER_S), name="kafka-commit", daemon=True).start()
             while not answer.is_there.wait(_STEP_S):
-                self._silence.looked(False)
+                self._silence.polled(False)
                 self._is_stuck = True  # until it has answered: nothing else may be asked of this producer
                 self._check_stopped()
                 if time.monotonic() > deadline_s:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer within {ANSWER_S:g} s"))
             self._is_stuck = False
             if answer.error is None:
-                self._silence.looked(True)
+                self._silence.polled(True)
                 return
             is_over = not isinstance(answer.error, KafkaException) or not answer.error.args[0].retriable()
             if is_over or time.monotonic() > deadline_s:
                 raise answer.error
-            self._silence.looked(False)
+            self._silence.polled(False)
             self._check_stopped()
             self._stopped.wait(_STEP_S)
 
-    def _heard(self, error: KafkaError) -> None:
+    def _on_error(self, error: KafkaError) -> None:
         from confluent_kafka import KafkaError as Codes
 
         self._is_cut = self._is_cut or error.code() == Codes._ALL_BROKERS_DOWN
-        self._silence.heard(error)
+        self._silence.on_error(error)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         """Note a record that was not delivered; called from within `poll`, `flush` and the calls that end a
@@ -360,7 +360,7 @@ class _Lane:
                 is_unreadable = True
                 commit.failed()  # the marker says whether another process has committed it
             except BaseException:
-                if commit.step is not Step.LOOK:
+                if commit.step is not Step.LOOK_UP:
                     self._committer._forget(self._id)  # its open transaction is aborted after the next fence
                 raise
         if commit.step is Step.LOST:
@@ -376,7 +376,7 @@ class _Lane:
     def _do(self, step: Step) -> int | None:
         staged, storage = self._staged, self._committer._storage
         match step:
-            case Step.LOOK:
+            case Step.LOOK_UP:
                 return noted(storage, staged)
             case Step.FENCE:
                 self._renewed().fence(staged.topic)
@@ -444,13 +444,13 @@ class _Lane:
 
 def transaction_timeout_ms(connection: Connection, rows: int) -> int:
     """Return the user's timeout, or a short one that suffices for these rows: an abandoned transaction blocks readers."""
-    said = connection.option(TIMEOUT)
-    if said is not None:
+    value = connection.option(TIMEOUT)
+    if value is not None:
         try:
-            return int(said)  # type: ignore[arg-type]
+            return int(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             raise ConfigError(
-                f"KafkaSink: option {TIMEOUT!r} is {said!r}, which is not a number of milliseconds"
+                f"KafkaSink: option {TIMEOUT!r} is {value!r}, which is not a number of milliseconds"
             ) from None
     return min(_TIMEOUT_MAX_MS, max(_TIMEOUT_MIN_MS, rows * 1000 // _ROWS_PER_S_MIN))
 

@@ -201,11 +201,13 @@ class KafkaSink(Sink):
 
     @property
     def _record_bytes_max(self) -> int:
-        said = self._connection.option("message.max.bytes")
+        value = self._connection.option("message.max.bytes")
         try:
-            return _RECORD_BYTES_MAX if said is None else int(said)  # type: ignore[arg-type]
+            return _RECORD_BYTES_MAX if value is None else int(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            raise ConfigError(f"{self._where}: option 'message.max.bytes' is {said!r}, which is not a number") from None
+            raise ConfigError(
+                f"{self._where}: option 'message.max.bytes' is {value!r}, which is not a number"
+            ) from None
 
     def _check_record_bytes(self, cluster: Cluster) -> None:
         """Check that the topic accepts what the sink accepts: a refusal after the checkpoint is complete would come too
@@ -226,7 +228,7 @@ class KafkaSink(Sink):
         ours = {
             "enable.idempotence": True,
             "delivery.report.only.error": True,
-            "error_cb": silence.heard,
+            "error_cb": silence.on_error,
             "on_delivery": delivered,
         }
         with made(self._where):
@@ -289,12 +291,12 @@ class _Records(AsyncPart):
         producer = self._producer
         while producer is not None and len(producer):
             self._wait(producer, producer.flush)
-        self._silence.looked(True)  # nothing is waited for any more
+        self._silence.polled(True)  # nothing is waited for any more
 
     def _wait(self, producer: Producer, step: Callable[[float], object]) -> None:
         before = len(producer)
         step(_STEP_S)
-        self._silence.looked(len(producer) < before)
+        self._silence.polled(len(producer) < before)
         self._check()
         if self.stopped.is_set():
             raise StorageError(f"{self._where}: the attempt ended before all rows were delivered")

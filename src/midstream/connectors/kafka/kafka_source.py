@@ -33,8 +33,8 @@ from midstream.connectors.common.malformed_records import (
 from midstream.connectors.files.text_parsers import CsvOptions
 from midstream.connectors.kafka.client import ANSWER_S, Connection, OptionValue, Silence, explained, made
 from midstream.connectors.kafka.cluster import EARLIEST, LATEST, Cluster, Place, Topic, are_two_topics
-from midstream.connectors.kafka.fetch_probe import new_tap
-from midstream.connectors.kafka.fetched_records import Fetched, Note
+from midstream.connectors.kafka.fetch_probe import new_fetcher
+from midstream.connectors.kafka.fetched_records import Fetched, Report
 from midstream.connectors.kafka.record_parser import KafkaFormat, RecordParser
 from midstream.connectors.kafka.schema_registry import RegistrySilent
 from midstream.connectors.kafka.source_bounds import (
@@ -91,9 +91,9 @@ _RECORDS_MAX: Final = 50_000
 """The largest number of records in one batch."""
 _SIDE_BY_SIDE: Final = 100_000
 """Partitions never end, so a subtask reads all of its partitions at once, and keeps a request open for each."""
-_ASK_S: Final = 5.0
+_POLL_INTERVAL_S: Final = 5.0
 """The interval at which the broker of a silent partition is asked whether it is back."""
-_ASKED_S: Final = 0.5
+_ANSWER_WAIT_S: Final = 0.5
 """The time for which a reading thread waits for that answer."""
 _CHECK_S: Final = 5.0
 """The time for which a reading thread waits for the id of its topic."""
@@ -419,7 +419,7 @@ class KafkaSource(Source):
                     "auto.offset.reset": "error",
                     "enable.partition.eof": True,
                     "isolation.level": "read_committed",
-                    "error_cb": silence.heard,
+                    "error_cb": silence.on_error,
                 }
             ),
         }
@@ -432,7 +432,7 @@ class _PartitionReader(SplitReader):
         self._part = part
         self._where = _where(part)
         self._next = offset or part.start
-        self._notes: list[Note] = []
+        self._reports: list[Report] = []
         """Errors and events that came with the records of the last poll, or after them."""
         self._bad: list[BadRecord] = []
         """The bad records of the last poll."""
@@ -440,7 +440,7 @@ class _PartitionReader(SplitReader):
         """Records whose schema could not be looked up yet, and the offset at which they begin."""
         self._silence = Silence(self._where, source._connection.servers, what_for=f"of topic {part.topic!r}")
         self._registry_wait = ExternalWait()
-        self._ask_again_s = 0.0
+        self._next_poll_s = 0.0
         self._is_checked = part.from_earliest and not offset
         """The topic was found to be the one in which the offset is. Reading that begins where the broker's records begin
         does not depend on an offset.
@@ -451,8 +451,8 @@ class _PartitionReader(SplitReader):
                 self._consumer = source._new_consumer(self._silence)
             stack.callback(self._consumer.close)
             place = part.topic, part.partition
-            self._tap = new_tap(self._consumer, *place, source._parser.metadata, self._silence.heard)
-            stack.callback(self._tap.close)
+            self._fetcher = new_fetcher(self._consumer, *place, source._parser.metadata, self._silence.on_error)
+            stack.callback(self._fetcher.close)
             self._assign(None if part.from_earliest and not offset else self._next)
             stack.pop_all()
 
@@ -463,15 +463,15 @@ class _PartitionReader(SplitReader):
         """
         if self._kept is not None:
             return self._parsed(*self._kept)
-        notes, self._notes = self._notes, []
-        for note in notes:
-            self._take_note(*note)
+        reports, self._reports = self._reports, []
+        for report in reports:
+            self._handle_report(*report)
         stop = self._part.stop
         if stop is not None and self._next >= stop and self._is_read_to_its_end():
             return None
         with explained(self._where):
-            records, self._notes = self._tap.take(min(rows_max, _RECORDS_MAX))
-        self._silence.looked(self._silence.is_doubted and self._is_answered())  # records may have come before
+            records, self._reports = self._fetcher.take(min(rows_max, _RECORDS_MAX))
+        self._silence.polled(self._silence.is_doubted and self._is_answered())  # records may have come before
         if len(records) and not self._is_checked:
             self._check_topic()
         before = self._next
@@ -507,7 +507,7 @@ class _PartitionReader(SplitReader):
     def close(self) -> None:
         self._silence.close()
         self._registry_wait.end()
-        self._tap.close()
+        self._fetcher.close()
         self._consumer.close()
 
     def _is_answered(self) -> bool:
@@ -517,12 +517,12 @@ class _PartitionReader(SplitReader):
         from confluent_kafka import KafkaException, TopicPartition
 
         now_s = time.monotonic()
-        if now_s < self._ask_again_s:
+        if now_s < self._next_poll_s:
             return False
-        self._ask_again_s = now_s + _ASK_S
+        self._next_poll_s = now_s + _POLL_INTERVAL_S
         at = TopicPartition(self._part.topic, self._part.partition)
         try:
-            return self._consumer.get_watermark_offsets(at, timeout=_ASKED_S) is not None
+            return self._consumer.get_watermark_offsets(at, timeout=_ANSWER_WAIT_S) is not None
         except KafkaException:  # nothing is concluded from it but that it is still silent
             return False
 
@@ -534,7 +534,7 @@ class _PartitionReader(SplitReader):
         now_s = time.monotonic()
         if now_s < self._check_again_s:
             return False
-        self._check_again_s = now_s + _ASK_S
+        self._check_again_s = now_s + _POLL_INTERVAL_S
         try:
             self._check_topic(may_be_gone=True)
         except StorageError as error:
@@ -566,11 +566,11 @@ class _PartitionReader(SplitReader):
         if offset is None:
             with suppress(KafkaException):  # if it is gone it is waited for
                 place = TopicPartition(self._part.topic, self._part.partition)
-                self._consumer.get_watermark_offsets(place, timeout=_ASKED_S)
+                self._consumer.get_watermark_offsets(place, timeout=_ANSWER_WAIT_S)
         with explained(self._where):
-            self._tap.assign(OFFSET_BEGINNING if offset is None else offset)
+            self._fetcher.assign(OFFSET_BEGINNING if offset is None else offset)
 
-    def _take_note(self, error: KafkaError, offset: int | None) -> None:
+    def _handle_report(self, error: KafkaError, offset: int | None) -> None:
         """Process a report of the broker other than records: the end for now, a gap, or a refusal."""
         from confluent_kafka import KafkaError as Codes
 
@@ -591,7 +591,7 @@ class _PartitionReader(SplitReader):
                 Codes._ALL_BROKERS_DOWN,
                 Codes._TIMED_OUT,
             ):
-                self._silence.heard(error)
+                self._silence.on_error(error)
             case _:
                 raise StorageError(f"{self._where}: reading after offset {self._next} failed: {error.str()}")
 

@@ -115,33 +115,33 @@ class _Lane:
                     if not cluster.committed(self._id, [place]):
                         cluster.commit(self._id, {place: 0})
 
-                self._asked(ensure)
+                self._requested(ensure)
                 self._is_open = True
 
     def partitions(self, more_than: int) -> int:
         """Return the topic's number of partitions; it is requested again unless more than `more_than` are known."""
         with self._turn:
             if self._partitions <= more_than:
-                self._partitions = self._asked(lambda cluster: cluster.topics((self.topic,))[self.topic].partitions)
+                self._partitions = self._requested(lambda cluster: cluster.topics((self.topic,))[self.topic].partitions)
             return self._partitions
 
-    def _asked(self, ask: Callable[[Cluster], int | None]) -> int:
+    def _requested(self, request: Callable[[Cluster], int | None]) -> int:
         """Query the cluster, waiting for brokers that do not answer."""
         with ExternalWait() as wait:
-            return self._answered(ask, wait)
+            return self._answered(request, wait)
 
-    def _answered(self, ask: Callable[[Cluster], int | None], wait: ExternalWait) -> int:
+    def _answered(self, request: Callable[[Cluster], int | None], wait: ExternalWait) -> int:
         silence = Silence(self._where, self._connection.servers)
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:
                 with closing(Cluster(self._connection, self._where)) as cluster:
-                    return ask(cluster) or 0
+                    return request(cluster) or 0
             except StorageError:
                 if time.monotonic() > deadline_s:
                     raise
                 wait.begin(f"brokers {self._connection.servers} of topic {self.topic!r}")
-            silence.looked(False)
+            silence.polled(False)
             if self.stopped.wait(_PAUSE_S):
                 raise StorageError(f"{self._where}: the attempt ended before the brokers answered")
 

@@ -82,7 +82,7 @@ class Connection:
         connecting: bool = False,
     ) -> None:
         self.handshake = handshake
-        self.heard_s = loop.monotonic_s()
+        self.received_s = loop.monotonic_s()
         """When the last byte from the peer arrived, on the monotonic clock."""
         self.is_established = not connecting
         """The peer's machine has accepted the connection; the peer may be too busy to send anything on it."""
@@ -384,7 +384,7 @@ class Connection:
             if count == 0:
                 self._give_up("the peer closed the connection")
                 return
-            self.heard_s = self._loop.monotonic_s()
+            self.received_s = self._loop.monotonic_s()
             if self._state is State.FINISHING:
                 continue
             decoder.received(count)

@@ -69,9 +69,9 @@ class MessageChannel(Generic[In]):
         connection.carry(self)
 
     @property
-    def heard_s(self) -> float:
+    def received_s(self) -> float:
         """When the peer was last heard from, on the monotonic clock."""
-        return self._connection.heard_s
+        return self._connection.received_s
 
     @property
     def local_host(self) -> str:

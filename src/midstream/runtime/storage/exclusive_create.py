@@ -186,10 +186,10 @@ def _refused(error: BaseException) -> str:
 def explanation(error: BaseException) -> str:
     """Return what the store, or the connection to it, has reported, in one line."""
     text, _, inside = str(error).partition("\n\nDebug source")
-    said = [match[1] for tag in ("Code", "Message") if (match := re.search(f"<{tag}>([^<]*)</{tag}>", text))]
+    details = [match[1] for tag in ("Code", "Message") if (match := re.search(f"<{tag}>([^<]*)</{tag}>", text))]
     status = re.search(r"status code: (\d+)", text)
-    if said:
-        return f"{'HTTP ' + status[1] + ' ' if status else ''}{': '.join(said)}"
+    if details:
+        return f"{'HTTP ' + status[1] + ' ' if status else ''}{': '.join(details)}"
     if "token request" in text:
         return f"its credentials cannot be obtained ({' '.join(text.split())[:300]})"
     if "error sending request" not in text:
