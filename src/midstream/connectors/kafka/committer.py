@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.kafka.client import ANSWER_S, Connection, Silence, explained, is_for_the_user, made, send_all
-from midstream.connectors.kafka.cluster import Place
+from midstream.connectors.kafka.cluster import PartitionId
 from midstream.connectors.kafka.commit_protocol import LaneCommit, LaneState, Step
 from midstream.connectors.kafka.staged_records import (
     Leftovers,
@@ -48,7 +48,7 @@ TIMEOUT: Final = "transaction.timeout.ms"
 NO_OFFSET: Final = "docs/guide/kafka.md, 'a marker that is gone'"
 
 
-def marker_place(topic: str) -> Place:
+def marker_partition(topic: str) -> PartitionId:
     """Return where the marker is, among the offsets of its group: partition 0 exists in every topic."""
     return topic, 0
 
@@ -113,7 +113,7 @@ class TransactionalProducer:
         from confluent_kafka import KafkaException, TopicPartition
 
         with closing(self._member()) as consumer:
-            (found,) = consumer.committed([TopicPartition(*marker_place(topic))], timeout=ANSWER_S)
+            (found,) = consumer.committed([TopicPartition(*marker_partition(topic))], timeout=ANSWER_S)
         if found.error is not None:
             raise KafkaException(found.error)
         self._silence.polled(True)
@@ -152,11 +152,11 @@ class TransactionalProducer:
     def mark(self, topic: str, checkpoint_id: int) -> None:
         from confluent_kafka import TopicPartition
 
-        place = TopicPartition(*marker_place(topic), checkpoint_id)
+        marker = TopicPartition(*marker_partition(topic), checkpoint_id)
         if self._group is None:
             with closing(self._member()) as consumer:
                 self._group = consumer.consumer_group_metadata()
-        self._called(self._producer.send_offsets_to_transaction, [place], self._group)
+        self._called(self._producer.send_offsets_to_transaction, [marker], self._group)
 
     def commit(self) -> None:
         self._called(self._producer.commit_transaction)

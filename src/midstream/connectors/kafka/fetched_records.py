@@ -93,7 +93,7 @@ class ObjectRecords:
 
     def offset(self, at: int) -> int:
         offset = self._messages[at].offset()
-        assert offset is not None, "what comes of a partition has a place in it"
+        assert offset is not None, "what comes of a partition has an offset"
         return offset
 
     def values(self) -> pa.Array[Any]:
@@ -118,7 +118,7 @@ class ObjectRecords:
     def bad(self, at: int, text: str) -> BadRecord:
         message = self._messages[at]
         topic = message.topic()
-        assert topic is not None, "a record that was read has a place"
+        assert topic is not None, "a record that was read has a topic"
         known_ms = _known(*message.timestamp())
         offset = self.offset(at)
         return BadRecord(at, topic, message.partition(), offset, message.value(), text, message.key(), known_ms)
@@ -350,17 +350,17 @@ class MemoryFetcher:
         if self._failed is not None:
             raise self._failed
         self._taken.close()
-        beside = self._consumer.consume(_REPORTS_MAX, 0)
-        reports = _reports(beside)
-        if len(reports) < len(beside):
-            return self._find_back(beside)
+        messages = self._consumer.consume(_REPORTS_MAX, 0)
+        reports = _reports(messages)
+        if len(reports) < len(messages):
+            return self._find_back(messages)
         taken = self._taken = _MemoryRecords(self._client, *self._place, records_max)
         reports += taken.take(self._queue)
         if len(taken):
             self._is_astray = False
         return taken, reports
 
-    def _find_back(self, beside: Sequence[Message]) -> tuple[Fetched, list[Report]]:
+    def _find_back(self, messages: Sequence[Message]) -> tuple[Fetched, list[Report]]:
         """The partition has got another queue, which is forwarded to the consumer: assign it again from the first of
         these records.
 
@@ -368,15 +368,15 @@ class MemoryFetcher:
         """
         if self._is_astray:
             raise InvariantError("records came through the consumer, and not through the queue of their partition")
-        before = [*takewhile(lambda message: message.error() is not None, beside)]
-        offset = beside[len(before)].offset()
-        assert offset is not None, "what comes of a partition has a place in it"
+        before = [*takewhile(lambda message: message.error() is not None, messages)]
+        offset = messages[len(before)].offset()
+        assert offset is not None, "what comes of a partition has an offset"
         self.assign(offset)
         self._is_astray = True
         return ObjectRecords(()), _reports(before)
 
     def handle_error(self, code: int, text: bytes | None) -> None:
-        """Process an error. The client calls this and cannot take exceptions. Fatal errors also arrive beside records."""
+        """Process an error. The client calls this and cannot take exceptions. Fatal errors also arrive together with records."""
         try:
             self._report_error(_error(code, text))
         except BaseException as error:  # noqa: BLE001 - the next `take` raises it

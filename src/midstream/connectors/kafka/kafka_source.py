@@ -32,7 +32,7 @@ from midstream.connectors.common.malformed_records import (
 )
 from midstream.connectors.files.text_parsers import CsvOptions
 from midstream.connectors.kafka.client import ANSWER_S, Connection, OptionValue, Silence, explained, made
-from midstream.connectors.kafka.cluster import EARLIEST, LATEST, Cluster, Place, Topic, are_two_topics
+from midstream.connectors.kafka.cluster import EARLIEST, LATEST, Cluster, PartitionId, Topic, are_two_topics
 from midstream.connectors.kafka.fetch_probe import new_fetcher
 from midstream.connectors.kafka.fetched_records import Fetched, Report
 from midstream.connectors.kafka.record_parser import KafkaFormat, RecordParser
@@ -216,7 +216,7 @@ class KafkaSource(Source):
         self.rows_per_s = rows_per_s
         self._first: tuple[dict[str, Topic], list[_Partition]] | None = None
         """The result of the first discovery."""
-        self._resumed_stops: dict[Place, int] = {}
+        self._resumed_stops: dict[PartitionId, int] = {}
         """Where a job with `stop` ends that resumes from a checkpoint of a job without: partitions found before have no
         stop of their own. Determined once, on the driver, before the source goes to the slots; the splits of all later
         checkpoints have it.
@@ -248,7 +248,7 @@ class KafkaSource(Source):
         if not restoring:
             self._check_start(found)
         elif self._stop is not None:
-            self._resumed_stops = self._offsets(_places(found), self._stop)
+            self._resumed_stops = self._offsets(_partition_ids(found), self._stop)
 
     def _check_start(self, topics: Mapping[str, Topic]) -> None:
         """Raise ConfigError for an offset after the end of its partition. With `stop` nothing would be read, without a
@@ -263,23 +263,23 @@ class KafkaSource(Source):
                 )
         elif self._start != "group":
             return
-        starts = self._offsets(_places(topics), self._start)
+        starts = self._offsets(_partition_ids(topics), self._start)
         leaves_nothing = isinstance(self._start, Mapping) and self._stop == "latest"
         # a group may have read further than the committed records reach, without read_committed
         ends = self._cluster.offsets([*starts], LATEST, committed=leaves_nothing)
-        for place, end in ends.items():
-            topic_name, partition = place
-            if starts[place] <= end:
+        for partition_id, end in ends.items():
+            topic_name, partition = partition_id
+            if starts[partition_id] <= end:
                 continue
             if self._start == "group":
                 raise ConfigError(
-                    f"{self._where}: group {self._group!r} has committed offset {starts[place]} of topic {topic_name!r}, "
+                    f"{self._where}: group {self._group!r} has committed offset {starts[partition_id]} of topic {topic_name!r}, "
                     f"partition {partition}, which ends before offset {end}: the topic was recreated, or brokers have "
                     "lost records. Reset the group's offsets, or give another start="
                 )
             why = ", so stop='latest' leaves nothing to read" if leaves_nothing else ""
             raise ConfigError(
-                f"{self._where}: start= has offset {starts[place]} for partition {partition}, whose "
+                f"{self._where}: start= has offset {starts[partition_id]} for partition {partition}, whose "
                 f"{'committed ' if leaves_nothing else ''}records end before offset {end}{why}; give an offset up to "
                 "that one"
             )
@@ -331,11 +331,11 @@ class KafkaSource(Source):
 
     def _first_found(self) -> tuple[dict[str, Topic], list[_Partition]]:
         topics = self._cluster.topics(self._topics)
-        places = _places(topics)
-        starts = self._offsets(places, self._start)
-        stops = dict.fromkeys(places) if self._stop is None else self._offsets(places, self._stop)
+        partition_ids = _partition_ids(topics)
+        starts = self._offsets(partition_ids, self._start)
+        stops = dict.fromkeys(partition_ids) if self._stop is None else self._offsets(partition_ids, self._stop)
         is_earliest = self._start == "earliest"
-        parts = [_Partition(*at, starts[at], stops[at], is_earliest, topics[at[0]].id) for at in places]
+        parts = [_Partition(*at, starts[at], stops[at], is_earliest, topics[at[0]].id) for at in partition_ids]
         return topics, parts
 
     def _newly_found(self, known: Mapping[str, Topic]) -> tuple[dict[str, Topic], list[_Partition]]:
@@ -365,17 +365,19 @@ class KafkaSource(Source):
             "longer has the records that were read before, so the job cannot resume: start with --fresh"
         )
 
-    def _offsets(self, places: list[Place], when: Start | Stop) -> dict[Place, int]:
+    def _offsets(self, partition_ids: list[PartitionId], when: Start | Stop) -> dict[PartitionId, int]:
         if isinstance(when, Mapping):
-            return {place: when[place[1]] for place in places}
+            return {partition_id: when[partition_id[1]] for partition_id in partition_ids}
         if isinstance(when, datetime):
-            return self._cluster.offsets(places, int(when.timestamp() * 1000))
+            return self._cluster.offsets(partition_ids, int(when.timestamp() * 1000))
         if when == "group":
             assert self._group is not None
-            committed = self._cluster.committed(self._group, places)
-            first = self._cluster.offsets([place for place in places if place not in committed], EARLIEST)
+            committed = self._cluster.committed(self._group, partition_ids)
+            first = self._cluster.offsets(
+                [partition_id for partition_id in partition_ids if partition_id not in committed], EARLIEST
+            )
             return {**first, **committed}
-        return self._cluster.offsets(places, EARLIEST if when == "earliest" else LATEST)
+        return self._cluster.offsets(partition_ids, EARLIEST if when == "earliest" else LATEST)
 
     # ---- on the subtasks ----
 
@@ -450,8 +452,8 @@ class _PartitionReader(SplitReader):
             with made(self._where):
                 self._consumer = source._new_consumer(self._silence)
             stack.callback(self._consumer.close)
-            place = part.topic, part.partition
-            self._fetcher = new_fetcher(self._consumer, *place, source._parser.metadata, self._silence.on_error)
+            partition_id = part.topic, part.partition
+            self._fetcher = new_fetcher(self._consumer, *partition_id, source._parser.metadata, self._silence.on_error)
             stack.callback(self._fetcher.close)
             self._assign(None if part.from_earliest and not offset else self._next)
             stack.pop_all()
@@ -565,8 +567,8 @@ class _PartitionReader(SplitReader):
 
         if offset is None:
             with suppress(KafkaException):  # if it is gone it is waited for
-                place = TopicPartition(self._part.topic, self._part.partition)
-                self._consumer.get_watermark_offsets(place, timeout=_ANSWER_WAIT_S)
+                partition_id = TopicPartition(self._part.topic, self._part.partition)
+                self._consumer.get_watermark_offsets(partition_id, timeout=_ANSWER_WAIT_S)
         with explained(self._where):
             self._fetcher.assign(OFFSET_BEGINNING if offset is None else offset)
 
@@ -576,7 +578,7 @@ class _PartitionReader(SplitReader):
 
         match error.code():
             case Codes._PARTITION_EOF:
-                assert offset is not None, "the end of a partition has a place in it"
+                assert offset is not None, "the end of a partition has an offset"
                 self._next = max(self._next, offset)
             case Codes._AUTO_OFFSET_RESET | Codes.OFFSET_OUT_OF_RANGE:
                 self._meet_gap()
@@ -639,7 +641,7 @@ class _PartitionReader(SplitReader):
         )
 
 
-def _places(topics: Mapping[str, Topic]) -> list[Place]:
+def _partition_ids(topics: Mapping[str, Topic]) -> list[PartitionId]:
     return [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
 
 

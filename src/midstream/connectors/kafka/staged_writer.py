@@ -16,7 +16,7 @@ from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.kafka.client import Connection, Silence
 from midstream.connectors.kafka.cluster import Cluster
-from midstream.connectors.kafka.committer import marker_place
+from midstream.connectors.kafka.committer import marker_partition
 from midstream.connectors.kafka.staged_records import (
     VERSION,
     StagedFile,
@@ -109,11 +109,11 @@ class _Lane:
         """
         with self._turn:
             if not self._is_open:
-                place = marker_place(self.topic)
+                partition_id = marker_partition(self.topic)
 
                 def ensure(cluster: Cluster) -> None:
-                    if not cluster.committed(self._id, [place]):
-                        cluster.commit(self._id, {place: 0})
+                    if not cluster.committed(self._id, [partition_id]):
+                        cluster.commit(self._id, {partition_id: 0})
 
                 self._requested(ensure)
                 self._is_open = True

@@ -35,7 +35,7 @@ from midstream.engine.protocol.live_rows import GetRows, RowsShown
 from midstream.engine.protocol.messages import FromSlot, GetLogs, Logged, Register, Reply
 from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.control_server import ClientConnection, ControlServer, Question
-from midstream.runtime.driver.job_history import KEEP_EVERY_S, Keeper
+from midstream.runtime.driver.job_history import KEEP_EVERY_S, HistoryWriter
 from midstream.runtime.driver.job_logs import JobLogs
 from midstream.runtime.driver.live_rows import LiveRowRequests
 from midstream.runtime.event_loop import EventLoop
@@ -68,7 +68,7 @@ class DriverPage(Protocol):
 
 
 class Driver:
-    """Runs one job from `start` to its end. Everything but `start`, `ask`, `cancel` and `ended` belongs to the loop."""
+    """Runs one job from `start` to its end. Everything but `start`, `request`, `cancel` and `ended` belongs to the loop."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Driver:
         self._questions: dict[int, Future[Reply]] = {}
         """Unanswered requests of other threads, to be answered when the loop has ended."""
         self._announced: Path | None = None
-        self._history: Keeper | None = None
+        self._history: HistoryWriter | None = None
         self._thread = threading.Thread(target=self._run, name=f"midstream-{plan.config.name}", daemon=True)
 
     @property
@@ -146,7 +146,7 @@ class Driver:
                 self.page.link if self.page else "",
             )
             self._announced = job_registry.announce(entry)
-            self._history = Keeper(entry)
+            self._history = HistoryWriter(entry)
         except StorageError as error:
             _log.warning("%s; the job runs nevertheless, but midstream list, status and stop do not find it", error)
         except BaseException:
@@ -162,7 +162,7 @@ class Driver:
         if self.page is not None:
             self.page.begin(self)
 
-    def ask(self, request: Question) -> Future[Reply]:
+    def request(self, request: Question) -> Future[Reply]:
         """Send a request, and return its future answer, an error if the job has ended before it."""
         future: Future[Reply] = Future()
         self._questions[id(future)] = future
@@ -305,7 +305,7 @@ class Driver:
         if isinstance(request, GetLogs):
             self.answer(self._client_count, Reply(logs=self._logs.since(request.after)))
         elif isinstance(request, GetRows):
-            self._live_rows.ask(self._client_count, request)
+            self._live_rows.request(self._client_count, request)
         else:
             self._shell.request(self._client_count, request)
 

@@ -68,7 +68,7 @@ class Job:
         """Return the state without a long wait, for `repr` in a shell."""
         if self.ended:
             return self.status().state
-        done, _ = wait([question := self._driver.ask(GetStatus())], POLL_INTERVAL_S)
+        done, _ = wait([question := self._driver.request(GetStatus())], POLL_INTERVAL_S)
         reply = question.result() if done else Reply()
         return reply.status.state if reply.status is not None else "busy"
 
@@ -107,7 +107,7 @@ class Job:
                 print(job.status().bottleneck.name)
         """
         if not self.ended:
-            reply = self._driver.ask(GetStatus()).result()
+            reply = self._driver.request(GetStatus()).result()
             if reply.status is not None:
                 return reply.status
             self._driver.ended.wait()
@@ -140,8 +140,8 @@ class Job:
 
             path = job.savepoint("savepoints/before-upgrade")
         """
-        place = None if directory is None else absolute(os.fspath(directory))
-        path = self._request(DoSavepoint(place), timeout_s).checkpoint
+        savepoint_dir = None if directory is None else absolute(os.fspath(directory))
+        path = self._request(DoSavepoint(savepoint_dir), timeout_s).checkpoint
         assert path is not None
         return path
 
@@ -177,8 +177,8 @@ class Job:
             path = job.stop()
             env.start(restore_from=path)
         """
-        place = None if savepoint is None else absolute(os.fspath(savepoint))
-        reply = self._request(DoStop(drain, place), timeout_s)
+        savepoint_dir = None if savepoint is None else absolute(os.fspath(savepoint))
+        reply = self._request(DoStop(drain, savepoint_dir), timeout_s)
         _wait(self._driver.ended.wait, timeout_s)
         return reply.checkpoint
 
@@ -227,7 +227,7 @@ class Job:
             self._driver.awaited -= 1
 
     def _request(self, request: ClientRequest, timeout_s: float | None) -> Reply:
-        future: Future[Reply] = self._driver.ask(request)
+        future: Future[Reply] = self._driver.request(request)
         if not _wait(lambda seconds: bool(wait([future], seconds).done), timeout_s):
             waiting = "".join(f"; {wait.sentence}" for wait in self.status().waiting)
             raise TimeoutError(f"job {self.name} did not answer within {timeout_s} s{waiting}")

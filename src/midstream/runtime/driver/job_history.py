@@ -63,7 +63,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.status, state=LOST, waiting=(), bottleneck=None)
 
 
-class Keeper:
+class HistoryWriter:
     """Writes the record of one job, on a thread of its own, from `start` to `end`."""
 
     def __init__(self, entry: job_registry.JobEntry) -> None:

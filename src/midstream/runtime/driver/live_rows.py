@@ -33,7 +33,7 @@ class _Meant:
 
 @dataclass(slots=True)
 class LiveRowRequests:
-    """The open requests. Loop thread only. Each `ask` leads to exactly one `answer` to its client, in time."""
+    """The open requests. Loop thread only. Each `request` leads to exactly one `answer` to its client, in time."""
 
     loop: EventLoop
     graph: JobGraph
@@ -44,7 +44,7 @@ class LiveRowRequests:
     _next_s: float = float("-inf")
     """The next request does not begin before this time."""
 
-    def ask(self, client: int, request: GetRows) -> None:
+    def request(self, client: int, request: GetRows) -> None:
         meant = meant_by(self.graph, request.operator)
         if isinstance(meant, str):
             self.answer(client, Reply(error=meant))
