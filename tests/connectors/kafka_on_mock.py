@@ -230,7 +230,7 @@ def topic_recreated_and_assigned_again(mock: Mock) -> None:
         hears(reader, "topic does not exist")
         mock.create(2)
         mock.produce(1, 50, first=round_ * 100)
-        reader._notes.clear()
+        reader._reports.clear()
         reader._next = 0
         reader._assign(0)
         assert taken(reader, 50) == [round_ * 100 + n for n in range(50)]

@@ -216,7 +216,7 @@ def test_an_offset_that_is_gone_fails_and_names_the_option_that_goes_on_without(
     kafka.forget(topic, before=6)
     failing = Taker(source, split)
     expected = (
-        rf"topic '{topic}', partition 0: reading was to resume at offset 2, and the broker has 6 to 9: 4 offsets .*"
+        rf"topic '{topic}', partition 0: reading must resume at offset 2, and the broker has 6 to 9: 4 offsets .*"
         r"on_gap='skip'"
     )
     with pytest.raises(ConfigError, match=expected):

@@ -1,4 +1,4 @@
-"""A survey of a cluster's executors, made by processes on as many cores as a job needs at once.
+"""A probe of a cluster's executors, made by processes on as many cores as a job needs concurrently.
 
 One Spark job with a task per slot. Each task connects to this program, as slots do, reports what it has found where it
 runs, and waits. When all have connected, or no more connect in time, each learns of the others and tries to connect to
@@ -47,7 +47,7 @@ CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 60.0
 """The limit on the tests: storage may be far away, and many peers unreachable."""
 QUESTION_TIMEOUT_S: Final = 600.0
-"""The limit on the arrival of the other slots, which `doctor` waits for before it asks."""
+"""The limit on the arrival of the other slots, which `doctor` waits for before its requests."""
 CONNECTING_AT_ONCE: Final = 16
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Found(msgspec.Struct, frozen=True):
     packages: dict[str, str | None]
     """The version of each of `PACKAGES`; None if it is not installed."""
     clock_s: float
-    """The seconds since the epoch, by its machine's clock, when it was asked."""
+    """The seconds since the epoch, by its machine's clock, at the request."""
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -124,7 +124,7 @@ def survey(
     token: str,
     certificates: str = "",
 ) -> ClusterProbe:
-    """Start `slots` processes at once, of which those take part that connect within `timeout_s`.
+    """Start `slots` processes together, of which those take part that connect within `timeout_s`.
 
     `provider`: that of a job's slots. `storage`, `probe`, `certificates`: see `_Request`. Raises ClusterError if nothing
     can listen where the driver would.
@@ -168,7 +168,7 @@ def _run(
     try:
         context.setJobGroup(group, "midstream doctor", interruptOnCancel=True)
         context.parallelize(range(slots), slots).mapPartitions(partial(_examine, request)).collect()
-    except Exception as error:  # noqa: BLE001 - the errors of Spark have no common base; all say why slots did not come
+    except Exception as error:  # noqa: BLE001 - the errors of Spark have no common base; all contain why slots did not come
         failures.append(explain(error))
     finally:
         ended.set()
@@ -257,7 +257,7 @@ def _examine(request: _Request, _nothing: Iterable[int]) -> Iterator[str]:
                 driver.sendall(
                     msgspec.json.encode(Tried(unreachable, _use_storage(request), _use_certificates(request))) + b"\n"
                 )
-                stream.readline(LINE_BYTES_MAX)  # others may still want to connect
+                stream.readline(LINE_BYTES_MAX)  # others may still connect
     return iter(())
 
 

@@ -171,7 +171,7 @@ class _Write:
             if not self._cancelled:
                 context.executor.post(partial(context.fail, error))
         finally:
-            self._has_returned = True  # even if it did not want all rows
+            self._has_returned = True  # even if it did not read all rows
             context.executor.post(self._on_taken)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:

@@ -34,7 +34,7 @@ _log = logging.getLogger("midstream")
 
 
 def leaving_settings(users: SparkConf) -> dict[str, str]:
-    """The settings with which executors say that they have to end, unless the user's settings have them."""
+    """The settings with which executors report that they have to end, unless the user's settings have them."""
     if (users.get(DECOMMISSION, "true") or "").strip().lower() != "true":
         return {}
     return {name: "true" for name in (DECOMMISSION, DECOMMISSION_ON_YARN) if not users.contains(name)}
@@ -80,7 +80,7 @@ class SparkClient:
     def make_room(self, leaving: int) -> None:
         """Request replacements.
 
-        A standalone master only looks for room when it is told to. Other masters count executors that have to end among
+        A standalone master only makes room on request. Other masters count executors that have to end among
         those requested. With dynamic allocation, a waiting slot is reason enough for Spark.
         """
         if self._is_dynamic:
@@ -106,12 +106,12 @@ class LeavingSlots:
         self._client = client
         self._ended = ended
         self._slots: dict[str, _Slot] = {}
-        """Slots by job group, until they have been told."""
+        """Slots by job group, until they have been notified."""
         self._lock = threading.Lock()
         self._leaving: set[str] = set()
         """Executors that have to end, and still run."""
         self._has_room_for: set[str] = set()
-        """The leaving executors for which Spark was asked to make room."""
+        """The leaving executors for which Spark was requested to make room."""
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._cannot_query = False
@@ -128,7 +128,7 @@ class LeavingSlots:
             self._slots.pop(group, None)
 
     def close(self) -> None:
-        """Stop. Returns at once: the thread may be in a call into a JVM that does not answer."""
+        """Stop. Returns immediately: the thread may be in a call into a JVM that does not answer."""
         self._closed.set()
 
     def _run(self) -> None:

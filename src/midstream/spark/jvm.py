@@ -22,7 +22,7 @@ from pyspark.java_gateway import launch_gateway
 LAST_OUTPUT_WAIT_S: Final = 1.0
 END_WAIT_S: Final = 3.0
 _NOISE: Final = b"WARNING: Using incubator modules: "
-"""Spark requests these modules itself, so the line tells the reader nothing."""
+"""Spark requests these modules itself, so the line is useless to the reader."""
 
 
 def log_option(settings: Path) -> str:
@@ -99,7 +99,7 @@ class Copier(threading.Thread):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a Ctrl-C while Spark starts end the start at once, and with it the JVM that is being launched.
+    """Let a Ctrl-C while Spark starts end the start immediately, and with it the JVM that is being launched.
 
     Otherwise the JVM would live on in a program that continues, such as a notebook.
     """

@@ -152,7 +152,7 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
     builder = SparkSession.builder.config(map={**settings})
     on = f" on {master!r}" if master else ""
     try:
-        with warnings.catch_warnings():  # what pyspark's own test module says of pandas
+        with warnings.catch_warnings():  # pyspark's own test module warns of pandas
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.testing.*")
             with interruptible():
                 if not is_submitted:

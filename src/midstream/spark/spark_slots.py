@@ -152,7 +152,7 @@ def _whole(conf: SparkConf, name: str, default: int) -> int:
 class SparkSlots:
     """A SlotProvider on the cores of a Spark session, which it neither changes nor stops.
 
-    If Spark ends, all slots end with it, and their threads notice at once, so it needs no watching: a job has slots, or
+    If Spark ends, all slots end with it, and their threads notice immediately, so it needs no watching: a job has slots, or
     requests some.
     """
 
@@ -181,7 +181,7 @@ class SparkSlots:
 
     @property
     def slots_max(self) -> int | None:
-        """The number of slots that can run at once; None if the cluster grows, or does not report it."""
+        """The number of slots that can run concurrently; None if the cluster grows, or does not report it."""
         cores = _cores(self._context)
         if cores is None:
             return None
@@ -217,7 +217,7 @@ class SparkSlots:
     def supply(self) -> Supply:
         """Find out why no slot has come in time.
 
-        A standalone master that was restarted without recovery does not know the applications of before: it has ended
+        A standalone master that was restarted without recovery has lost the applications of before: it has ended
         their executors, and starts no others. Spark does not report this to the application.
         """
         ended = self._find_ended()
@@ -284,7 +284,7 @@ class _SlotJob(WatchedSlot):
         self.watch()
 
     def kill(self) -> None:
-        """Have Spark end the job, and kill its Python worker if it does not end by itself. Returns at once."""
+        """Have Spark end the job, and kill its Python worker if it does not end by itself. Returns immediately."""
         if self._context._jsc is not None and self.lives:
             # a call into the JVM, which may hang or have ended
             threading.Thread(target=self._cancel, name=f"cancel-{self.group}", daemon=True).start()

@@ -37,7 +37,7 @@ def check_named(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def check_managers(users: SparkConf, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise UnavailableError if no resource manager listens where the settings say. Spark's JVM must be running."""
+    """Raise UnavailableError if no resource manager listens at the configured address. Spark's JVM must be running."""
     refusals = []
     for host, port in resource_managers(users):
         try:

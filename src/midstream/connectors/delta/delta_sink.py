@@ -232,7 +232,7 @@ class DeltaSink(Sink):
                 if self.at(location) is not self:
                     raise ConfigError(
                         f"{self._where}: rows of checkpoint {checkpoint_id} were written to {location}, and the sink now "
-                        f"writes to {self.location}; go back with the sink as it was"
+                        f"writes to {self.location}; roll back with the sink as it was"
                     )
         self._version_before(self._opened_to_read(), output, after)
 

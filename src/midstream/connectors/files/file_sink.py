@@ -202,7 +202,7 @@ class FileSink(Sink):
                 if not (is_own or own.is_file(own.final(file)) or own.is_file(own.pending(file))):
                     raise ConfigError(
                         f"the {file.rows} rows in {file.name}, of checkpoint {checkpoint_id}, were written to "
-                        f"{file.place}, and the sink now writes to {location_of(self.filesystem, self.directory)}; go back with "
+                        f"{file.place}, and the sink now writes to {location_of(self.filesystem, self.directory)}; roll back with "
                         "the sink as it was"
                     )
             self._files_of(output).check(after)
@@ -336,7 +336,7 @@ class _FileCommitter(Committer):
         """Return where the file is or was committed, and whether it still has to be moved.
 
         That is the location where it was written or, if that was moved, the sink's own. Raises StorageError if the file is
-        in neither, ConfigError if it was written where this sink cannot look.
+        in neither, ConfigError if it was written where this sink has no access.
         """
         locations = self.locations(file)
         for location in locations:

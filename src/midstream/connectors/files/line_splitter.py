@@ -126,7 +126,7 @@ def next_line(data: bytes, at: int, edges: npt.NDArray[np.int64], begins_inside:
 
 
 def last_line(data: bytes, edges: npt.NDArray[np.int64], begins_inside: bool = False) -> int:
-    """Return the place after the last line end that more data would not change; 0 if there is none."""
+    """Return the position after the last line end that more data would not change; 0 if there is none."""
     stop = len(data)
     while True:
         end = data.rfind(b"\n", 0, stop) + 1
@@ -261,7 +261,7 @@ class LineSplitter:
     # ---- parts ----
 
     def _judged_from(self, cut: int) -> int:
-        """Return where to begin reading in order to find the first line at or after `cut`."""
+        """Return where to begin reading to find the first line at or after `cut`."""
         return max(self._begin, cut - 1 - (JUDGED_BYTES if self._quotes is not None else 0))
 
     def _end_of_part(self, last: int) -> int:

@@ -172,7 +172,7 @@ class Silence:
         """A connection has failed since a broker last answered.
 
         librdkafka reports that all brokers are down only if it finds all connections down at the same instant, so a
-        reader or writer that waits also asks a broker, and concludes from a missing answer.
+        reader or writer that waits also queries a broker, and concludes from a missing answer.
         """
         self._unanswered_s: float | None = None
         self._is_reported = False
@@ -285,7 +285,7 @@ def is_for_the_user(error: KafkaError) -> bool:
 
 
 def _hint(error: KafkaError) -> str:
-    """Return what to do about an error whose own text does not say it."""
+    """Return what to do about an error whose own text does not name it."""
     from confluent_kafka import KafkaError as Codes
 
     match error.code():
@@ -299,7 +299,7 @@ def _hint(error: KafkaError) -> str:
             return "; give a transaction.timeout.ms that is not above the brokers' transaction.max.timeout.ms"
         case Codes._UNSUPPORTED_FEATURE | Codes.UNSUPPORTED_VERSION:
             return "; exactly once needs brokers of Kafka 2.5 or later: use these with guarantee='at_least_once'"
-        case _:  # the other errors say themselves what is wrong
+        case _:  # the other errors describe themselves what is wrong
             return ""
 
 

@@ -171,7 +171,7 @@ class Cluster:
     def _described(
         self, names: Sequence[str], answer_s: float | None = None, *, may_be_gone: bool = False, **options: bool
     ) -> dict[str, TopicDescription]:
-        """Return what brokers know of topics. One that does not exist is left out if it `may_be_gone`, else it raises."""
+        """Return the metadata of topics from the brokers. One that does not exist is left out if it `may_be_gone`, else it raises."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
         requested = self._client().describe_topics(
@@ -212,7 +212,7 @@ class Cluster:
                 return request()
         except StorageError as error:
             if self._admin is not None:
-                self._admin.poll(0)  # the callback hears why
+                self._admin.poll(0)  # the callback receives the reason
             self._silence.polled(False)
             why = f" ({self._silence.why})" if self._silence.why else ""
             raise StorageError(f"{error}; no answer from {self._connection.servers}{why}") from error

@@ -5,16 +5,16 @@ together with a *marker*: an offset, equal to the checkpoint's id, that is commi
 the marker says which checkpoint of the lane is in the topic, and it cannot be wrong: rows and marker become visible
 together, or neither does.
 
-    LOOK_UP      a note of ours in the checkpoint storage, which says of older commits that they are done
+    LOOK_UP      a note of ours in the checkpoint storage, which marks older commits as done
     FENCE     a new producer takes the transactional id: what another one has left open is aborted, and no older
-              producer of the lane can ever commit again. Only then is it certain what the marker will say
+              producer of the lane can ever commit again. Only then is it certain what the marker will contain
     READ      the marker
     BEGIN, PRODUCE, MARK, COMMIT
     NOTE      write down that it is done; from here on nothing depends on the marker, which the brokers forget in time
     CLEAN     delete the staged rows
 
 After any failure from FENCE to COMMIT the producer is thrown away, and all is decided anew behind a new fence: a commit
-whose answer was lost has happened, or it has not, and the marker says which.
+whose answer was lost has happened, or it has not, and the marker shows which.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LaneState:
 class LaneCommit:
     """The commit of `checkpoint_id`. `after`: the checkpoint for which the lane staged rows before, 0 if none.
 
-    Do what `step` asks for, then call `succeeded`, with the result of LOOK_UP and READ, or `failed`.
+    Do what `step` requires, then call `succeeded`, with the result of LOOK_UP and READ, or `failed`.
     """
 
     def __init__(self, lane: LaneState, checkpoint_id: int, after: int) -> None:
@@ -106,7 +106,7 @@ class LaneCommit:
         again.
         """
         if self.step not in _AT_THE_BROKERS:
-            raise InvariantError(f"{self.step} asks nothing of the brokers")
+            raise InvariantError(f"{self.step} requests nothing from the brokers")
         self.lane.marker = None
         self.step = Step.FENCE
 

@@ -91,7 +91,7 @@ class TransactionalProducer:
         ours = {
             "transactional.id": transactional_id,
             TIMEOUT: timeout_ms,
-            "allow.auto.create.topics": False,  # to ask about a topic must not make it
+            "allow.auto.create.topics": False,  # a query about a topic must not create it
             "delivery.report.only.error": True,
             "error_cb": self._on_error,
             "on_delivery": self._delivered,
@@ -103,7 +103,7 @@ class TransactionalProducer:
     def fence(self, topic: str) -> None:
         """End any open transaction of the id; afterwards only this producer can begin one."""
         # The first answer comes on a connection that the client then gives up, the second on one that stays. Without
-        # one it would look for the coordinator, find no broker to ask, and try again half a second later.
+        # one it would look for the coordinator, find no connected broker, and try again half a second later.
         for _ in range(2):
             self._called(self._producer.list_topics, topic)
         self._called(self._producer.init_transactions)
@@ -198,7 +198,7 @@ class TransactionalProducer:
             threading.Thread(target=answer.of, args=(call, *args, ANSWER_S), name="kafka-commit", daemon=True).start()
             while not answer.is_there.wait(_STEP_S):
                 self._silence.polled(False)
-                self._is_stuck = True  # until it has answered: nothing else may be asked of this producer
+                self._is_stuck = True  # until it has answered: no other call of this producer is allowed
                 self._check_stopped()
                 if time.monotonic() > deadline_s:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer within {ANSWER_S:g} s"))
@@ -247,7 +247,7 @@ class _Answer:
     def of(self, call: Callable[..., object], *args: Any) -> None:
         try:
             call(*args)
-        except BaseException as error:  # noqa: BLE001 - it is raised on the thread that has asked
+        except BaseException as error:  # noqa: BLE001 - it is raised on the calling thread
             self.error = error
         self.is_there.set()
 
@@ -279,7 +279,7 @@ class KafkaCommitter(Committer):
         found = [decode(committable) for committable in committables]
         if len({staged.transactional_id for staged in found}) < len(found):
             raise InvariantError(
-                f"{self._where}: a subtask has staged rows for checkpoint {checkpoint_id} twice; one marker cannot tell them apart"
+                f"{self._where}: a subtask has staged rows for checkpoint {checkpoint_id} twice; one marker cannot distinguish them"
             )
         for staged in found:
             if staged.checkpoint != checkpoint_id:
@@ -358,7 +358,7 @@ class _Lane:
                     self._committer._forget(self._id)
                     raise
                 is_unreadable = True
-                commit.failed()  # the marker says whether another process has committed it
+                commit.failed()  # the marker shows whether another process has committed it
             except BaseException:
                 if commit.step is not Step.LOOK_UP:
                     self._committer._forget(self._id)  # its open transaction is aborted after the next fence
@@ -396,7 +396,7 @@ class _Lane:
             case Step.CLEAN:
                 delete_staged(storage, [staged])
             case _:
-                raise InvariantError(f"nothing is to be done at {step}")
+                raise InvariantError(f"{step} requires no action")
         return None
 
     @property
@@ -469,6 +469,6 @@ def check_transactions(
     with explained(where), closing(producer):
         producer.fence(topic)
         producer.begin()
-        producer.mark(topic, 0)  # says which right is missing, where reading the marker would only wait
+        producer.mark(topic, 0)  # reports which right is missing, where reading the marker would only wait
         producer.abort()
         producer.marker(topic)

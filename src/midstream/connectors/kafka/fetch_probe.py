@@ -61,7 +61,7 @@ def new_fetcher(
 
 
 def probed_client() -> Client | None:
-    """Return the calls for reading from memory; None if that is not right here, which the log and the status say."""
+    """Return the calls for reading from memory; None if that is not right here, which the log and the status report."""
     with _lock:  # several threads open partitions
         return _probed()
 

@@ -2,7 +2,7 @@
 
 Making a Python object for each record takes three times as long as parsing its JSON, and Python's garbage collector
 visits all of them repeatedly. librdkafka has a call that fills an array with pointers to its records instead; numpy
-follows the pointers, and Arrow copies all keys or values at once, which takes a fifth of the time.
+follows the pointers, and Arrow copies all keys or values in one call, which takes a fifth of the time.
 
 The call needs the client's handle. confluent-kafka has it as the first field of a consumer and does not expose it, so
 the place is checked: librdkafka must confirm that the handle found there belongs to this very object. Records are read
@@ -232,7 +232,7 @@ class _MemoryRecords:
         """
         self._out = self._client.consume(queue, 0, self._pointers.ctypes.data, len(self._pointers))
         if self._out < 0:
-            raise StorageError("Kafka's client does not say what it has fetched")
+            raise StorageError("Kafka's client does not report what it has fetched")
         if not self._out:
             return []
         self._good = self._pointers[: self._out]
@@ -364,7 +364,7 @@ class MemoryFetcher:
         """The partition has got another queue, which is forwarded to the consumer: assign it again from the first of
         these records.
 
-        Reports behind that record will come again.
+        Reports after that record will come again.
         """
         if self._is_astray:
             raise InvariantError("records came through the consumer, and not through the queue of their partition")

@@ -86,7 +86,7 @@ class KafkaSink(Sink):
     `topic`: the name of the topic.
     `guarantee`: "exactly_once": rows appear when the checkpoint that covers them completes, and readers with
     `isolation.level=read_committed` see each once, whatever fails; needs a checkpoint directory. "at_least_once": rows
-    appear at once, and after a failure those since the last checkpoint appear again.
+    appear immediately, and after a failure those since the last checkpoint appear again.
     `format`: "json" (an object per row), "avro" (a record of the columns, whose schema is registered in `registry` as
     the subject `<topic>-value`), "protobuf" (the message class `message`, whose fields have the columns' names;
     registered in the same way where there is a `registry`), "bytes" or "text" (the one column that is left beside the
@@ -156,7 +156,7 @@ class KafkaSink(Sink):
         StorageError if it does not answer.
         """
         Encoding(self, schema, self._where).register()
-        self._producer(Silence(self._where, self._connection.servers), _nobody)  # looks at the options
+        self._producer(Silence(self._where, self._connection.servers), _nobody)  # checks the options
         with closing(Cluster(self._connection, self._where)) as cluster:
             cluster.check_writable(self.topic)
             if self._is_exactly_once:

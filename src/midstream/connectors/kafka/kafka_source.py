@@ -2,7 +2,7 @@
 
 A split is read by a consumer of its own, which is assigned its partition: there is no consumer group whose rebalances
 could move partitions or offsets unnoticed. Offsets are in the job's checkpoints; they are committed to a group, for
-monitoring its lag, only if the user names one, and are read from there only for a start that asks for it.
+monitoring its lag, only if the user names one, and are read from there only for a start that requests it.
 
 Offsets have gaps where transactions were aborted or ended, and where topics are compacted; so nothing is counted by
 them. The end of a partition that is read up to an offset is known when the broker reports that it has no more, since
@@ -83,16 +83,16 @@ _PREFETCH: Final = {
     "fetch.message.max.bytes": 4 * 2**20,  # with 1 MB, the default, brokers work twice as long for the same records
     "fetch.wait.max.ms": 100,
     "check.crcs": True,
-    "topic.metadata.refresh.interval.ms": 30_000,  # by default 5 min, in which a deleted topic may only look silent
+    "topic.metadata.refresh.interval.ms": 30_000,  # by default 5 min, in which a deleted topic may only appear silent
     "fetch.queue.backoff.ms": 10,  # by default a second, after each time that the queue was full
 }
 """Prefetch limits per partition, unless the user sets others."""
 _RECORDS_MAX: Final = 50_000
 """The largest number of records in one batch."""
 _SIDE_BY_SIDE: Final = 100_000
-"""Partitions never end, so a subtask reads all of its partitions at once, and keeps a request open for each."""
+"""Partitions never end, so a subtask reads all of its partitions together, and keeps a request open for each."""
 _POLL_INTERVAL_S: Final = 5.0
-"""The interval at which the broker of a silent partition is asked whether it is back."""
+"""The interval at which the broker of a silent partition is polled."""
 _ANSWER_WAIT_S: Final = 0.5
 """The time for which a reading thread waits for that answer."""
 _CHECK_S: Final = 5.0
@@ -122,7 +122,7 @@ class _Found(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KafkaSource(Source):
-    """Reads topics of a Kafka cluster (2.5 or later), from `start` to `stop` or for ever.
+    """Reads topics of a Kafka cluster (2.5 or later), from `start` to `stop` or indefinitely.
 
     A record without a value is a row of nulls. With the option `group.id`, offsets are committed after each checkpoint,
     for tools that show lag.
@@ -290,11 +290,11 @@ class KafkaSource(Source):
             if known.begun:
                 topics, found = self._newly_found(known.topics)
             else:
-                # Remembered: asked again, after a restart, it must be the same, and "latest" is not.
+                # Remembered: a second query, after a restart, must give the same, and "latest" does not.
                 topics, found = self._first = self._first or self._first_found()
         except StorageError as error:
             # Readers wait for brokers that are gone, and so does this.
-            _log.warning("%s: cannot look for partitions at present, and will try again: %s", self._where, error)
+            _log.warning("%s: cannot discover partitions at present, and will try again: %s", self._where, error)
             return Discovery((), msgspec.msgpack.encode(known), exhausted=False)
         splits = tuple(
             Split(f"{part.topic}:{part.partition}", msgspec.msgpack.encode(part))
@@ -341,7 +341,7 @@ class KafkaSource(Source):
     def _newly_found(self, known: Mapping[str, Topic]) -> tuple[dict[str, Topic], list[_Partition]]:
         """Return new topics and partitions, which are read from their beginning."""
         topics = self._cluster.topics(self._topics, may_be_gone=True)
-        for name in known:  # to readers a topic that is gone may only look silent
+        for name in known:  # to readers a topic that is gone may only appear silent
             is_read = self._topics.fullmatch(name) if isinstance(self._topics, re.Pattern) else name in self._topics
             if is_read and name not in topics:
                 raise ConfigError(
@@ -513,7 +513,7 @@ class _PartitionReader(SplitReader):
         self._consumer.close()
 
     def _is_answered(self) -> bool:
-        """Whether the broker answers, asked from time to time: its loss is not always reported, and after its return
+        """Whether the broker answers, polled from time to time: its loss is not always reported, and after its return
         there may be no records.
         """
         from confluent_kafka import KafkaException, TopicPartition
@@ -549,7 +549,7 @@ class _PartitionReader(SplitReader):
     def _check_topic(self, *, may_be_gone: bool = False) -> None:
         """Raise ConfigError if the topic is not that in which the offsets are; StorageError without an answer.
 
-        The client continues at the same offset of a topic that was recreated, and says nothing, if the offset exists
+        The client continues at the same offset of a topic that was recreated, and reports nothing, if the offset exists
         there. No topic gets the id of an earlier one: if it has not changed, all that was read before is of one topic.
         """
         part = self._part
@@ -562,7 +562,7 @@ class _PartitionReader(SplitReader):
         self._is_checked = True
 
     def _assign(self, offset: int | None) -> None:
-        """None: wherever the broker's records begin. Without a word from it yet, librdkafka would wait 0.5 s before it asks."""
+        """None: wherever the broker's records begin. Without a response from it yet, librdkafka would wait 0.5 s before the request."""
         from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 
         if offset is None:
@@ -587,7 +587,7 @@ class _PartitionReader(SplitReader):
             case Codes.TOPIC_AUTHORIZATION_FAILED:
                 raise ConfigError(f"{self._where}: cannot be read: {error.str()}")
             case Codes.GROUP_AUTHORIZATION_FAILED:
-                pass  # the client looks for the group's coordinator, of which nothing is wanted
+                pass  # the client queries the group's coordinator, from which nothing is needed
             case _ if error.retriable() or error.code() in (
                 Codes._TRANSPORT,
                 Codes._ALL_BROKERS_DOWN,
@@ -615,7 +615,7 @@ class _PartitionReader(SplitReader):
         has = f"the broker has {low} to {high - 1}" if high > low else f"the broker has none before {high}"
         if self._next > high:
             raise ConfigError(
-                f"{self._where}: reading was to resume at offset {self._next}, and {has}; the topic was recreated, or "
+                f"{self._where}: reading must resume at offset {self._next}, and {has}; the topic was recreated, or "
                 "brokers have lost records. It no longer has the records that were read before: start with --fresh"
             )
         if self._next >= low:
@@ -623,7 +623,7 @@ class _PartitionReader(SplitReader):
             return
         if self._source._on_gap == "fail":
             raise ConfigError(
-                f"{self._where}: reading was to resume at offset {self._next}, and {has}: {low - self._next} offsets "
+                f"{self._where}: reading must resume at offset {self._next}, and {has}: {low - self._next} offsets "
                 "were "
                 "deleted before they were read, by the topic's retention or by hand. on_gap='skip' continues without "
                 "them"

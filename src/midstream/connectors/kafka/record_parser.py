@@ -1,4 +1,4 @@
-"""Kafka records as rows: values parsed a batch at a time, and columns that say where each row came from.
+"""Kafka records as rows: values parsed a batch at a time, and columns that show where each row came from.
 
 JSON is parsed by the JSON-lines reader and follows its rules: each value becomes one line of a text. For each line to
 be one row, a value must be one object. It is one if it begins and ends with a brace, if it has no line end (outside of

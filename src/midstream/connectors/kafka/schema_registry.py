@@ -32,12 +32,12 @@ HEADER_BYTES: Final = 5
 """The bytes before a value: a byte 0 and the id of its schema, in four bytes."""
 _ANSWER_S: Final = 10
 _AGAIN_S: Final = 1.0
-"""The pause before a registry that did not answer is asked again."""
+"""The pause before the next request to a registry that did not answer."""
 _REFERENCES_MAX: Final = 100
 _NO_ID: Final = 2**31 - 1
 """An id that no schema has."""
 _UNKNOWN_S: Final = 30.0
-"""The time for which an id that the registry did not know is not requested again."""
+"""The time for which an id that the registry did not have is not requested again."""
 
 
 class RegistrySilent(StorageError):
@@ -59,7 +59,7 @@ class Registry:
         url = options.get("url") if isinstance(options, Mapping) else None
         if not isinstance(url, str) or not url:
             raise ConfigError(f"{who}: registry={{…}} has no 'url', such as registry={{'url': 'http://registry:8081'}}")
-        self._options = {"timeout": _ANSWER_S, **options, "max.retries": 0}  # the caller asks again
+        self._options = {"timeout": _ANSWER_S, **options, "max.retries": 0}  # the caller retries
         self._who = who
         self._client: SchemaRegistryClient | None = None
         self._silent_until_s = float("-inf")
@@ -195,9 +195,9 @@ class BySchema(Generic[T]):
     def __init__(self, make: Callable[[int], T]) -> None:
         self._make = make
         self._made: dict[int, T | str] = {}
-        """The results; a string says why there is none."""
+        """The results; a string is the reason why there is none."""
         self._unknown: dict[int, tuple[float, str]] = {}
-        """Ids that the registry did not know: how long that is remembered, and its answer."""
+        """Ids that the registry did not have: how long that is remembered, and its answer."""
         self._turn = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:

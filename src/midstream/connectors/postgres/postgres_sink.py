@@ -149,7 +149,7 @@ class PostgresSink(Sink):
     needs a primary key or unique constraint; of several such rows the last one remains, provided that one subtask has
     them all: call `key_by` with the same columns first.
     `append`: add to a table that has rows; otherwise a fresh job needs an empty one (or a `key`).
-    `staging_schema`: where rows wait for their checkpoint, if not beside the table; the user of `dsn` needs the right
+    `staging_schema`: where rows wait for their checkpoint, if not next to the table; the user of `dsn` needs the right
     to create tables there.
 
     Raises ConfigError for invalid arguments; the table and the rights are checked when the job starts.
@@ -196,7 +196,9 @@ class PostgresSink(Sink):
         check_names(schema.names, self._where)
         self._check_columns(schema)
         with self._connected(self._where) as connection:
-            connection.execute("SELECT pg_advisory_xact_lock(hashtext('midstream'))")  # two jobs may start at once
+            connection.execute(
+                "SELECT pg_advisory_xact_lock(hashtext('midstream'))"
+            )  # two jobs may start at the same time
             table = find_table(connection, self.schema, self.table)
             if table is None:
                 create_table(connection, self.schema, self.table, schema, self.key, self._where)
@@ -215,7 +217,7 @@ class PostgresSink(Sink):
                 _last(connection, location, "", "", alone=True)
 
     def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
-        """Raise ConfigError if the server allows this user fewer connections than the job may need at once."""
+        """Raise ConfigError if the server allows this user fewer connections than the job may need concurrently."""
         sharing = [n for sink, n in beside if isinstance(sink, PostgresSink) and sink._dsn == self._dsn]
         needed = 2 * (subtasks + sum(sharing)) + 1
         others = f" and {sum(sharing)} of other sinks" if sharing else ""

@@ -43,7 +43,7 @@ class Kept:
     base: str
     """The pg_type.typname; for arrays, that of the elements."""
     modifier: int
-    """The modifier, as in pg_attribute.atttypmod; -1 is none."""
+    """The modifier, as in pg_attribute.atttypmod; -1 means none."""
     dimensions: int = 0
     is_enum: bool = False
 
@@ -190,7 +190,7 @@ def _checks(column: pa.Array[Any], kept: Kept) -> Iterable[tuple[pa.Array[Any], 
             )
             yield (
                 repeats,
-                "jsonb keeps one of several equal keys, or it is nested too deeply to tell; make the column json",
+                "jsonb keeps one of several equal keys, or it is nested too deeply to check; make the column json",
             )
     elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         yield outside_of_years(column), "it is beyond the years 1 to 9999"

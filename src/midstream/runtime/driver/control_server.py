@@ -56,11 +56,11 @@ class ControlServerOwner(Protocol):
     """The owner of the connections, which decides about them: the driver."""
 
     def judge(self, identity: Identity) -> str:
-        """Return why this peer, which knows the secret, is refused; "" if it is accepted."""
+        """Return why this authenticated peer is refused; "" if it is accepted."""
         ...
 
     def unwanted(self, register: Register) -> str:
-        """Return why this slot is refused; "" if it is accepted, and then `slot_registered` follows at once."""
+        """Return why this slot is refused; "" if it is accepted, and then `slot_registered` follows immediately."""
         ...
 
     def slot_registered(self, slot: int, register: Register) -> None: ...

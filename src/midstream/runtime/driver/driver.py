@@ -63,7 +63,7 @@ class DriverPage(Protocol):
     def begin(self, job: Driver) -> None: ...
 
     def end(self) -> None:
-        """Note that the job has ended; returns at once."""
+        """Note that the job has ended; returns immediately."""
         ...
 
 
@@ -172,7 +172,7 @@ class Driver:
         return future
 
     def cancel(self, reason: str) -> None:
-        """End the job now; returns at once."""
+        """End the job now; returns immediately."""
         self._loop.post(partial(self._shell.cancel, reason))
 
     # ---- the thread

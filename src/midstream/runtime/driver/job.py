@@ -32,7 +32,7 @@ POLL_INTERVAL_S: Final = 0.2
 
 
 def start_job(plan: JobPlan, slots: SlotProvider, page: DriverPage | None = None) -> Job:
-    """Start a job on a separate thread and return at once. `slots` and `page` are closed when the job has ended.
+    """Start a job on a separate thread and return immediately. `slots` and `page` are closed when the job has ended.
 
     Raises ClusterError if the cluster is too small for it.
     """

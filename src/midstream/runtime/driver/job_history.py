@@ -76,7 +76,7 @@ class HistoryWriter:
         self._thread.start()
 
     def keep(self, status: JobStatus) -> None:
-        """Write the record; returns at once."""
+        """Write the record; returns immediately."""
         self._statuses.put(status)
 
     def end(self, last: JobStatus) -> None:

@@ -194,7 +194,7 @@ class Connection:
         self.wake()
 
     def close(self) -> None:
-        """Close at once, without any call. May be called again."""
+        """Close immediately, without any call. May be called again."""
         if self._state is State.CLOSED:
             return
         if self._guard is None:
@@ -275,7 +275,7 @@ class Connection:
     def _turn_away(self, reason: str) -> None:
         """End the connection after TLS has sent the peer the reason.
 
-        If it were closed at once, with unread data, the reason would not reach the peer.
+        If it were closed immediately, with unread data, the reason would not reach the peer.
         """
         if not self.is_judged or not isinstance(self.handshake, Acceptor):
             self._give_up(reason)

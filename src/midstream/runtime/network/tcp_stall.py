@@ -2,7 +2,7 @@
 
 Packets between two machines can be dropped silently: by a firewall, a broken route, a cable. The kernel then
 retransmits for a quarter of an hour before it gives up the connection, and sends no keepalives meanwhile. Until then,
-`TCP_INFO` reports what it knows.
+`TCP_INFO` reports this.
 
 TCP_USER_TIMEOUT would not do: it also ends connections to a machine that answers but has no room for more, such as that
 of a slot inside a long call of a user's function.

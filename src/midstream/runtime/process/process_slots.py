@@ -55,7 +55,7 @@ COPIED_LINE_BYTES_MAX: Final = 2**20
 class ProcessSlots:
     """Slots as plain processes of this machine, without Spark or a JVM; for tests and single machines.
 
-    `slots_max`: how many may run at once; a job that needs more raises ClusterError at its start. None for no limit.
+    `slots_max`: how many may run concurrently; a job that needs more raises ClusterError at its start. None for no limit.
 
         from midstream.runtime.process.process_slots import ProcessSlots
 
