@@ -561,7 +561,7 @@ def test_rights_that_are_missing_are_named_and_those_of_a_group_are_not_needed(k
 @pytest.mark.skipif("KAFKA_BOOTSTRAP" in os.environ, reason="KAFKA_BOOTSTRAP names a broker that tests may not stop")
 def test_a_broker_that_is_gone_for_a_while_is_waited_for_with_a_word(kafka, kafka_broker: Broker, caplog, monkeypatch):
     monkeypatch.setattr("midstream.connectors.kafka.client._SILENCE_S", 0.5)
-    monkeypatch.setattr("midstream.connectors.kafka.kafka_source._ASK_S", 0.5)
+    monkeypatch.setattr("midstream.connectors.kafka.kafka_source._POLL_INTERVAL_S", 0.5)
     topic = kafka.topic()
     kafka.produce(topic, as_json(1))
     source = source_of(kafka, topic, options=BACK_SOON)
