@@ -68,7 +68,7 @@ NOT_FOR_USERS = {
         """,
     "the connector's own rooms call it": """
         midstream.connectors.delta.delta_sink.DeltaSink.opened
-        midstream.connectors.delta.delta_sink.DeltaSink.place
+        midstream.connectors.delta.delta_sink.DeltaSink.location
         midstream.connectors.delta.delta_sink.DeltaSink.at
         """,
     "it is only handed on, or looked at by the engine": """

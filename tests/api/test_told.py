@@ -42,7 +42,7 @@ def test_a_failure_shows_the_row_and_where_it_is_and_a_crash_shows_the_last_outp
     job = env.start(slots=ProcessSlots())
 
     def entries() -> Any:
-        return job._driver.ask(GetLogs()).result().logs
+        return job._driver.request(GetLogs()).result().logs
 
     until("the line that was printed", lambda: any(entry.line.text == "the last thing" for entry in entries()), 60)
     (printed,) = [entry.line for entry in entries() if entry.line.logger == "stdout"]

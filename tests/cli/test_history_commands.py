@@ -18,7 +18,7 @@ from machine import limit_s
 from midstream.cli.main import main
 from midstream.engine.protocol.job_status import FailureStatus, JobStatus
 from midstream.runtime.driver import job_registry
-from midstream.runtime.driver.job_history import Keeper
+from midstream.runtime.driver.job_history import HistoryWriter
 from midstream.runtime.network.tls import JobKeys
 from sample_status import sample
 
@@ -33,9 +33,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def kept(status: JobStatus, pid: int | None = None) -> None:
     entry = job_registry.entry_of_this_process(status.job_id, status.name, "127.0.0.1", 7000, JobKeys(b"secret"))
-    keeper = Keeper(entry if pid is None else msgspec.structs.replace(entry, pid=pid))
-    keeper.start()
-    keeper.end(status)
+    writer = HistoryWriter(entry if pid is None else msgspec.structs.replace(entry, pid=pid))
+    writer.start()
+    writer.end(status)
 
 
 @pytest.fixture

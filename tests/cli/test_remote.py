@@ -56,7 +56,7 @@ def test_a_job_that_is_killed_before_it_has_answered_is_a_failed_request(start, 
         raise ClusterError("job flights (a1) closed the connection; it may have ended")
 
     start("a1", "flights")
-    monkeypatch.setattr(Client, "ask", killed)
+    monkeypatch.setattr(Client, "request", killed)
     assert main(["checkpoint", "flights"]) == 1
     assert "closed the connection; it may have ended" in capsys.readouterr().err
 
@@ -216,7 +216,7 @@ def test_a_job_is_watched_until_it_ends(start, capsys):
 
     def stop_later() -> None:
         until("the job to be watched", lambda: GetStatus() in answering.asked)
-        assert answering.driver.ask(DoStop()).result(limit_s(20)).checkpoint == "/data/chk-5"
+        assert answering.driver.request(DoStop()).result(limit_s(20)).checkpoint == "/data/chk-5"
 
     stopping = threading.Thread(target=stop_later)
     stopping.start()
@@ -240,7 +240,7 @@ def test_machines_get_a_status_on_each_line(start, capsys):
     start("aaaa1111", "flights").is_slow = False
 
     def stop_later() -> None:
-        Client(find("aaaa1111")).ask(DoStop(), 20)
+        Client(find("aaaa1111")).request(DoStop(), 20)
 
     stopping = threading.Timer(0.5, stop_later)
     stopping.start()

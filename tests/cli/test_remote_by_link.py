@@ -105,7 +105,7 @@ def test_a_job_is_watched_until_it_ends(machine: list[str], start: Start, capsys
 
     def stop_later() -> None:
         until("the job to be watched", lambda: job.asked.count(GetStatus()) > 2)
-        job.driver.ask(DoStop()).result(limit_s(20))
+        job.driver.request(DoStop()).result(limit_s(20))
 
     stopping = threading.Thread(target=stop_later)
     stopping.start()
@@ -231,5 +231,5 @@ def test_whether_it_was_done_is_not_known_when_the_page_goes_away_meanwhile(
     job = PageJob("a", "flights", link.partition("#")[0], TOKEN)
     began_s = time.monotonic()
     with pytest.raises(ClusterError, match=r"whether the job has carried out the request \(checkpoint\) is unknown"):
-        RemoteClient(job).ask(DoCheckpoint())
+        RemoteClient(job).request(DoCheckpoint())
     assert time.monotonic() - began_s < 20

@@ -128,7 +128,7 @@ def test_a_slot_that_is_killed_on_an_executor_is_told_as_it_happens_and_spark_ad
         if "counting running" in line:
             break
     asking = Client(find("counting"))  # at once: a process of its own may begin when the job has ended
-    status = asking.ask(GetStatus(), 20).status
+    status = asking.request(GetStatus(), 20).status
     asking.close()
     assert status is not None
     os.kill(status.slot_pids[0], signal.SIGKILL)

@@ -148,7 +148,7 @@ def with_records_out(reader: _PartitionReader) -> fetched_records.Fetched:
     found: list[fetched_records.Fetched] = []
 
     def some() -> bool:
-        found[:] = [reader._tap.take(10)[0]]
+        found[:] = [reader._fetcher.take(10)[0]]
         return len(found[0]) == 10
 
     until("records", some)
@@ -230,7 +230,7 @@ def topic_recreated_and_assigned_again(mock: Mock) -> None:
         hears(reader, "topic does not exist")
         mock.create(2)
         mock.produce(1, 50, first=round_ * 100)
-        reader._notes.clear()
+        reader._reports.clear()
         reader._next = 0
         reader._assign(0)
         assert taken(reader, 50) == [round_ * 100 + n for n in range(50)]
@@ -239,14 +239,14 @@ def topic_recreated_and_assigned_again(mock: Mock) -> None:
 
 
 def queue_not_cut_off(mock: Mock) -> None:
-    """What is found when the partition has got another queue behind the tap's back."""
+    """What is found when the partition has got another queue behind the fetcher's back."""
     reader = mock.reader()
-    tap: Any = reader._tap
+    fetcher: Any = reader._fetcher
     taken(reader, RECORDS)
-    if isinstance(tap, fetched_records.MemoryTap):
-        client = tap._client
+    if isinstance(fetcher, fetched_records.MemoryFetcher):
+        client = fetcher._client
         queue_of = _call("rd_kafka_queue_get_consumer", ctypes.c_void_p, ctypes.c_void_p)
-        client.forward(tap._queue, queue_of(client.handle_at(id(reader._consumer))))
+        client.forward(fetcher._queue, queue_of(client.handle_at(id(reader._consumer))))
     mock.produce(1, 300, first=RECORDS)
     assert taken(reader, 300) == [*range(RECORDS, RECORDS + 300)]
     mock.produce(1, 300, first=RECORDS + 300)
@@ -271,7 +271,7 @@ def failing_with_records_out(mock: Mock) -> None:
     """Between the client's call and whoever wants its records."""
     reader = mock.reader()
     until("records have come", lambda: queued(reader) >= RECORDS)
-    patched = "_followed" if isinstance(reader._tap, fetched_records.MemoryTap) else "ObjectRecords"
+    patched = "_followed" if isinstance(reader._fetcher, fetched_records.MemoryFetcher) else "ObjectRecords"
     original = getattr(fetched_records, patched)
 
     def fails(*_: Any) -> Any:
@@ -382,11 +382,11 @@ def long_topic_name(mock: Mock) -> None:
     with pytest.raises(StorageError, match="aaa"):
         mock.reader(topic="a" * 513)
     reader = mock.reader()
-    tap: Any = reader._tap
-    if isinstance(tap, fetched_records.MemoryTap):
-        tap._place = "a" * 513, 0
+    fetcher: Any = reader._fetcher
+    if isinstance(fetcher, fetched_records.MemoryFetcher):
+        fetcher._place = "a" * 513, 0
         with pytest.raises(StorageError, match="no queue"):
-            tap.assign(0)
+            fetcher.assign(0)
     reader.close()
 
 
@@ -394,16 +394,16 @@ def used_after_close(mock: Mock) -> None:
     reader = mock.reader()
     with_records_out(reader)
     reader.close()
-    for use in (lambda: reader._tap.take(10), lambda: reader._tap.assign(0), lambda: reader.read(10)):
+    for use in (lambda: reader._fetcher.take(10), lambda: reader._fetcher.assign(0), lambda: reader.read(10)):
         with pytest.raises((InvariantError, RuntimeError)):
             use()
-    reader._tap.close()
+    reader._fetcher.close()
     reader.close()
     reader = mock.reader()
-    reader._tap.close()
-    if isinstance(reader._tap, fetched_records.MemoryTap):
+    reader._fetcher.close()
+    if isinstance(reader._fetcher, fetched_records.MemoryFetcher):
         with pytest.raises(InvariantError):
-            reader._tap.take(10)
+            reader._fetcher.take(10)
     reader.close()
 
 
@@ -415,12 +415,12 @@ def heard_raises(mock: Mock) -> None:
 
     config = {"bootstrap.servers": mock.servers, "group.id": "g", "error_cb": heard, **OPTIONS}
     consumer = Consumer(config)
-    tap = fetch_probe.new_tap(consumer, TOPIC, 1, (), heard)
-    tap.assign(0)
+    fetcher = fetch_probe.new_fetcher(consumer, TOPIC, 1, (), heard)
+    fetcher.assign(0)
     mock.delete()
     with pytest.raises(StorageError, match="topic does not exist"):
-        until("it raises", lambda: tap.take(10) is None)
-    tap.close()
+        until("it raises", lambda: fetcher.take(10) is None)
+    fetcher.close()
     consumer.close()
 
 

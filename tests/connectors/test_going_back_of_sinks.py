@@ -162,7 +162,7 @@ def test_a_delta_table_that_the_sink_wrote_to_before_is_newer_too(tmp_path: Path
     table, output = tmp_path / "table", Output("out", frozenset("a"))
     delta_of(table, {"a": range(1, 4)})
     other = delta_of(tmp_path / "other", {})
-    place = DeltaSink(table).place
+    place = DeltaSink(table).location
     held = msgspec.msgpack.encode(
         WrittenFile("a", "out", "part-0001-0000-000000-0123456789abcdef.parquet", 1, 1, {}, "{}", place)
     )

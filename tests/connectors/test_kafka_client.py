@@ -24,8 +24,8 @@ class Listener:
     def after(self, seconds: float, *errors: KafkaError, heard: bool = False) -> list[str]:
         self.now_s += seconds
         for error in errors:
-            self.silence.heard(error)
-        self.silence.looked(heard)
+            self.silence.on_error(error)
+        self.silence.polled(heard)
         said = [record.getMessage() for record in self._caplog.records]
         self._caplog.clear()
         return said
@@ -97,18 +97,18 @@ def test_what_a_silence_keeps_from_being_done_is_said_while_it_lasts():
 
     now_s = 1000.0
     silences = [Silence("here", "b:9092", lambda: now_s, what_for="of topic 't'") for _ in range(3)]
-    silences[0].heard(DOWN)
+    silences[0].on_error(DOWN)
     now_s += 2
     for silence in (*silences, Silence("on the driver", "b:9092", lambda: now_s)):
-        silence.heard(DOWN)
+        silence.on_error(DOWN)
     now_s += 4
     assert said(now_s) == [("brokers b:9092 of topic 't'", 6000)]
-    silences[0].looked(True)
+    silences[0].polled(True)
     assert said(now_s) == [("brokers b:9092 of topic 't'", 4000)]
     silences[1].close()
-    silences[1].heard(DOWN)
+    silences[1].on_error(DOWN)
     now_s += 90
-    silences[2].heard(DOWN)
+    silences[2].on_error(DOWN)
     assert said(now_s) == [("brokers b:9092 of topic 't'", 0)], "it was another time"
     del silences, silence
     assert said(now_s) == []

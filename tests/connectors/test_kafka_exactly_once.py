@@ -36,7 +36,7 @@ own_broker_only = pytest.mark.skipif(
     "KAFKA_BOOTSTRAP" in os.environ, reason="KAFKA_BOOTSTRAP names a broker that tests may not stop"
 )
 AT_THE_BROKERS = [Step.FENCE, Step.READ, Step.BEGIN, Step.PRODUCE, Step.MARK, Step.COMMIT]
-STEPS = [Step.LOOK, *AT_THE_BROKERS, Step.NOTE, Step.CLEAN]
+STEPS = [Step.LOOK_UP, *AT_THE_BROKERS, Step.NOTE, Step.CLEAN]
 HEADERS = pa.large_list(pa.struct([("name", pa.large_string()), ("value", pa.large_binary())]))
 
 

@@ -26,7 +26,7 @@ from midstream.connectors.kafka.kafka_source import _PartitionReader
 from midstream.connectors.kafka.schema_registry import RegistrySilent
 from waiting import until
 
-WAYS = {"memory": fetched_records.MemoryTap, "objects": fetched_records.ObjectTap}
+WAYS = {"memory": fetched_records.MemoryFetcher, "objects": fetched_records.ObjectFetcher}
 SIZES = [0, 1, 3, 4, 5, 11, 12, 13, 63, 64, 1000, 65_536, 900_000]
 ODD: list[bytes | None] = [None, *(bytes(at % 251 for at in range(size)) for size in SIZES), None, b"\n", b"{}\r\n"]
 METADATA = ("topic", "partition", "offset", "timestamp", "key")
@@ -108,11 +108,11 @@ def test_that_is_how_they_come(kafka: Kafka, way):
     topic = kafka.topic()
     kafka.produce(topic, as_json(1))
     taker, reader = taker_of(source_of(kafka, topic))
-    assert type(reader._tap) is WAYS[way]
+    assert type(reader._fetcher) is WAYS[way]
     assert values(taker.take(1)) == [1]
     reader.close()
     taker, reader = taker_of(source_of(kafka, topic, metadata=["headers"]))
-    assert type(reader._tap) is fetched_records.ObjectTap, "only these have headers"
+    assert type(reader._fetcher) is fetched_records.ObjectFetcher, "only these have headers"
     reader.close()
 
 

@@ -117,7 +117,7 @@ def test_records_that_are_gone_end_the_job_until_it_is_told_to_go_on_without_the
     failing = job(kafka, topic, tmp_path).start(slots=ProcessSlots(), restore_from="latest")
     running.append(failing)
     expected = (
-        rf"topic '{topic}', partition 0: reading was to resume at offset 1000, and the broker has 2000 to 2999: 1000 "
+        rf"topic '{topic}', partition 0: reading must resume at offset 1000, and the broker has 2000 to 2999: 1000 "
     )
     with pytest.raises(MidstreamError, match=expected):
         failing.wait(limit_s(60))

@@ -122,7 +122,7 @@ def test_a_partition_is_not_at_its_end_while_no_broker_names_the_topic(kafka, mo
     kafka.produce(topic, as_json(*range(10)))
     source = source_of(kafka, topic, stop="latest")
     taker = Taker(source, *all_splits(source))
-    monkeypatch.setattr(kafka_module, "_ASK_S", 0.0)
+    monkeypatch.setattr(kafka_module, "_POLL_INTERVAL_S", 0.0)
     asked = []
 
     def silent(*_: Any) -> str:

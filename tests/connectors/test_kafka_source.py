@@ -216,7 +216,7 @@ def test_an_offset_that_is_gone_fails_and_names_the_option_that_goes_on_without(
     kafka.forget(topic, before=6)
     failing = Taker(source, split)
     expected = (
-        rf"topic '{topic}', partition 0: reading was to resume at offset 2, and the broker has 6 to 9: 4 offsets .*"
+        rf"topic '{topic}', partition 0: reading must resume at offset 2, and the broker has 6 to 9: 4 offsets .*"
         r"on_gap='skip'"
     )
     with pytest.raises(ConfigError, match=expected):
@@ -561,7 +561,7 @@ def test_rights_that_are_missing_are_named_and_those_of_a_group_are_not_needed(k
 @pytest.mark.skipif("KAFKA_BOOTSTRAP" in os.environ, reason="KAFKA_BOOTSTRAP names a broker that tests may not stop")
 def test_a_broker_that_is_gone_for_a_while_is_waited_for_with_a_word(kafka, kafka_broker: Broker, caplog, monkeypatch):
     monkeypatch.setattr("midstream.connectors.kafka.client._SILENCE_S", 0.5)
-    monkeypatch.setattr("midstream.connectors.kafka.kafka_source._ASK_S", 0.5)
+    monkeypatch.setattr("midstream.connectors.kafka.kafka_source._POLL_INTERVAL_S", 0.5)
     topic = kafka.topic()
     kafka.produce(topic, as_json(1))
     source = source_of(kafka, topic, options=BACK_SOON)

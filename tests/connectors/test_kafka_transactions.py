@@ -102,7 +102,7 @@ class Committer:
 
     def step(self, cluster: Cluster, fault: str = "") -> None:
         assert self.call is not None
-        at_storage = self.call.step in (Step.LOOK, Step.NOTE, Step.CLEAN)
+        at_storage = self.call.step in (Step.LOOK_UP, Step.NOTE, Step.CLEAN)
         try:
             found = None if fault == "before" else self.do(cluster, self.call)
             if fault:
@@ -136,7 +136,7 @@ class Committer:
 
     def do(self, cluster: Cluster, call: LaneCommit) -> int | None:
         match call.step:
-            case Step.LOOK:
+            case Step.LOOK_UP:
                 return cluster.note
             case Step.FENCE:
                 self.epoch = cluster.init()
@@ -278,7 +278,7 @@ class MarkerNotReadAgain(LaneCommit):
 class MarkerReadBeforeTheFence(LaneCommit):
     def succeeded(self, found: int | None = None) -> None:
         match self.step:
-            case Step.LOOK:
+            case Step.LOOK_UP:
                 super().succeeded(found)
                 self.step = Step.READ if self.step is Step.FENCE else self.step  # type: ignore[comparison-overlap]  # which that has set
             case Step.READ:
@@ -428,7 +428,7 @@ def test_a_producer_that_was_not_fenced_needs_no_second_look():
         taken.append(first.step)
         first.succeeded(0 if first.step is Step.READ else None)
     assert [step.name for step in taken] == [
-        "LOOK",
+        "LOOK_UP",
         "FENCE",
         "READ",
         "BEGIN",

@@ -404,7 +404,7 @@ def test_columns_of_the_table_may_have_types_and_defaults_of_their_own(database)
         (
             "n jsonb",
             {"n": pa.array(['{"a":1,"a":2,"z":' + "[" * 5000 + "]" * 5000 + "}"])},
-            "nested too deeply to tell",
+            "nested too deeply to check",
         ),
     ],
 )

@@ -245,7 +245,7 @@ PAIRS = pa.large_list(pa.struct([("key", pa.int32()), ("value", pa.float64())]))
             "numbers",
             pa.large_list(pa.int32()),
             None,
-            "'numbers' is null in a row, and Protobuf cannot tell a null list",
+            "'numbers' is null in a row, and Protobuf cannot distinguish a null list",
         ),
         ("numbers", pa.large_list(pa.int32()), [1, None], "'numbers' has a null in a list"),
         ("at", pa.timestamp("us"), datetime(2026, 1, 1), "'at' is timestamp.us., and the field shop.Order.at holds"),

@@ -32,7 +32,7 @@ class Directory:
         infos = [SimpleNamespace(path=p, size=s, mtime_ns=m) for p, (s, m) in self.files.items()]
         known = decoded_position(self.position, "test")
         now_ns = int(START_NS + self.now_s * 1e9)
-        new, after = self.watch.look(Listing.of(infos), known, now_ns=now_ns, now_s=self.now_s)
+        new, after = self.watch.poll(Listing.of(infos), known, now_ns=now_ns, now_s=self.now_s)
         self.position = after.encoded()
         return [info.path for info in new]
 

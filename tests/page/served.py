@@ -25,7 +25,7 @@ class FakeJob:
         self.times_asked = 0
         self._status = status
 
-    def ask(self, request: ClientRequest | GetLogs | GetRows) -> Future[Reply]:
+    def request(self, request: ClientRequest | GetLogs | GetRows) -> Future[Reply]:
         future: Future[Reply] = Future()
         self.times_asked += 1
         if self._status is not None and type(request).__name__ == "GetStatus":

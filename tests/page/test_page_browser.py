@@ -189,9 +189,9 @@ class MovingJob(FakeJob):
         super().__init__(statuses[-1])
         self._statuses = list(statuses)
 
-    def ask(self, request: ClientRequest | GetLogs | GetRows) -> Future[Reply]:
+    def request(self, request: ClientRequest | GetLogs | GetRows) -> Future[Reply]:
         self._status = self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
-        return super().ask(request)
+        return super().request(request)
 
 
 def test_a_recovery_says_how_fast_it_goes_and_how_long_it_has_left(

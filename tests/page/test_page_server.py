@@ -139,7 +139,7 @@ def test_a_request_that_fails_is_logged_and_the_others_are_answered(
         raise RuntimeError("the driver is broken")
 
     with monkeypatch.context() as patched, connected(page) as sock:
-        patched.setattr(job, "ask", broken)
+        patched.setattr(job, "request", broken)
         sock.sendall(b"GET /status.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until("it is logged", lambda: "a request failed" in caplog.text, 30)
     assert b"<title>" in get(page, "")

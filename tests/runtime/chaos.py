@@ -172,7 +172,7 @@ class Run:
     def _ask(self, entry: JobEntry, request: m.ClientRequest, timeout_s: float) -> m.Reply:
         client = Client(entry)
         try:
-            return client.ask(request, timeout_s)
+            return client.request(request, timeout_s)
         finally:
             client.close()
 

@@ -499,8 +499,8 @@ def test_slots_that_are_too_busy_to_prove_themselves_meet_later(loops: Loops) ->
         until("the other side to hang up", lambda: slots.of[1][1]._listener._turned_away)
 
     loops.call(loop, open_and_be_busy)
-    loops.call(loop, transport._links[1, 0].wake)
-    until("the connection", lambda: slots.of[1][1]._links[0, 0].connection)
+    loops.call(loop, transport._peers[1, 0].wake)
+    until("the connection", lambda: slots.of[1][1]._peers[0, 0].connection)
     assert not here.reasons and not there.reasons
     slots.close()
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from midstream.runtime.cpu_share import LOOK_S, SHARE_MIN, CoreShare, Schedule
+from midstream.runtime.cpu_share import POLL_INTERVAL_S, SHARE_MIN, CoreShare, Schedule
 from scarce_cores import Machine
 
 
@@ -63,7 +63,7 @@ def test_it_never_goes_back_when_the_share_falls() -> None:
     said = []
     for step in range(2000):
         machine.share = 1.0 if step % 100 < 50 else 0.02
-        machine.work(LOOK_S * (step % 7) / 13)
+        machine.work(POLL_INTERVAL_S * (step % 7) / 13)
         said.append(clock.own_core_s())
     assert said == sorted(said)
 

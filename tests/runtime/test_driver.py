@@ -245,7 +245,7 @@ def test_slots_and_commands_whose_connection_is_closed_before_they_are_known_com
             run_slot(SlotLaunch(entry.host, rude.port, entry.keys, entry.job_id, "job-0001-request-1"))  # turned away
         else:
             with Client(msgspec.structs.replace(entry, port=rude.port)) as client:
-                assert client.ask(GetStatus()).status is not None
+                assert client.request(GetStatus()).status is not None
         assert rude.came == 3
         rude.close()
 
@@ -277,10 +277,10 @@ def test_a_slot_imports_the_library_that_starts_threads_only_after_they_are_limi
 def test_a_client_finds_the_job_by_name_and_asks(start: Start) -> None:
     start(plan(slots=1, name="flights"))
     with Client(job_registry.find("flights")) as client:
-        status = client.ask(GetStatus()).status
+        status = client.request(GetStatus()).status
         assert status is not None and status.job_id == "job-0001"
-        assert client.ask(GetStatus(), timeout_s=limit_s(5)).status is not None
-        assert client.ask(DoStop(), timeout_s=limit_s(10)).error == ""
+        assert client.request(GetStatus(), timeout_s=limit_s(5)).status is not None
+        assert client.request(DoStop(), timeout_s=limit_s(10)).error == ""
     until("the entry to be withdrawn", lambda: not job_registry.list_jobs())
 
 
@@ -292,7 +292,7 @@ def test_two_jobs_at_once_do_not_meet(start: Start) -> None:
     with pytest.raises(JobError, match="matches 2 running jobs"):
         job_registry.find("aaaa")
     with Client(job_registry.find("aaaa-2")) as client:
-        client.ask(DoStop())
+        client.request(DoStop())
     assert second.ended.wait(limit_s(10)) and not first.ended.is_set()
     assert not other.lost
     assert [entry.job_id for entry in job_registry.list_jobs()] == ["aaaa-1"]
@@ -306,7 +306,7 @@ def test_who_does_not_know_the_secret_gets_nowhere_and_who_knows_another_jobs_is
     with pytest.raises(ClusterError, match="not its driver: this is the driver of job job-0001"):
         Client(msgspec.structs.replace(entry, job_id="another"))
     with Client(entry) as client:
-        assert client.ask(GetStatus()).status is not None
+        assert client.request(GetStatus()).status is not None
 
 
 def test_the_entry_is_private_and_a_dead_drivers_is_removed(start: Start) -> None:

@@ -18,7 +18,7 @@ from midstream.engine.protocol.job_status import FailureStatus, JobStatus
 from midstream.runtime.driver import job_history as history
 from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.job import start_job
-from midstream.runtime.driver.job_history import JobRecord, Keeper
+from midstream.runtime.driver.job_history import HistoryWriter, JobRecord
 from midstream.runtime.network.tls import JobKeys
 from midstream.runtime.process.process_slots import ProcessSlots
 from sample_status import sample
@@ -40,9 +40,9 @@ def of(job_id: str, state: str = "running", started_ms: int = 0, name: str = "fl
 
 
 def kept(status: JobStatus) -> None:
-    keeper = Keeper(entry_of(status.job_id))
-    keeper.start()
-    keeper.end(status)
+    writer = HistoryWriter(entry_of(status.job_id))
+    writer.start()
+    writer.end(status)
 
 
 def test_a_job_that_ends_is_kept_as_it_ended(home: Path) -> None:
@@ -57,11 +57,11 @@ def test_a_job_that_ends_is_kept_as_it_ended(home: Path) -> None:
 
 
 def test_the_newest_of_many_statuses_is_what_is_written() -> None:
-    keeper = Keeper(entry_of("a"))
+    writer = HistoryWriter(entry_of("a"))
     for rows in range(50):
-        keeper.keep(msgspec.structs.replace(of("a"), restarts=rows))
-    keeper.start()
-    keeper.end(msgspec.structs.replace(of("a", "stopped"), restarts=50))
+        writer.keep(msgspec.structs.replace(of("a"), restarts=rows))
+    writer.start()
+    writer.end(msgspec.structs.replace(of("a", "stopped"), restarts=50))
     assert history.find("a").seen == msgspec.structs.replace(of("a", "stopped"), restarts=50)
 
 
@@ -70,14 +70,14 @@ def test_a_job_whose_process_is_gone_is_lost(home: Path) -> None:
     started = job_registry.process_started(child.pid)
     assert started is not None
     entry = msgspec.structs.replace(entry_of("a"), pid=child.pid, process_started=started)
-    keeper = Keeper(entry)
-    keeper.start()
-    keeper.keep(of("a"))
+    writer = HistoryWriter(entry)
+    writer.start()
+    writer.keep(of("a"))
     until("the record to be written", (home / "history" / "a.json").exists, 30)
     assert history.find("a").seen.state == "running"
     child.communicate(b"\n")
     assert history.find("a").seen.state == "lost"
-    keeper.end(of("a", "failed"))
+    writer.end(of("a", "failed"))
     assert history.find("a").seen.state == "failed"
 
 
@@ -143,11 +143,11 @@ def test_a_home_that_cannot_be_written_is_said_once_and_the_job_runs(
 ) -> None:
     home.mkdir()
     (home / "history").write_bytes(b"a file where a directory should be")
-    keeper = Keeper(entry_of("a"))
-    keeper.start()
-    keeper.keep(of("a"))
+    writer = HistoryWriter(entry_of("a"))
+    writer.start()
+    writer.keep(of("a"))
     until("the first attempt", lambda: bool(caplog.records), 30)
-    keeper.end(of("a", "finished"))
+    writer.end(of("a", "finished"))
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "the history of job a cannot be written at present"
     ]

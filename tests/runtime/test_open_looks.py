@@ -15,7 +15,7 @@ from midstream.engine.operators.base import Operator
 from midstream.engine.operators.sink_api import Sink
 from midstream.engine.protocol.live_rows import GetRows, LiveRows, RowsShown, ShowRows
 from midstream.engine.protocol.messages import Reply
-from midstream.runtime.driver.live_rows import EVERY_S, LOOKS_MAX, LiveRowRequests, meant_by
+from midstream.runtime.driver.live_rows import EVERY_S, REQUESTS_MAX, LiveRowRequests, meant_by
 from midstream.runtime.event_loop import EventLoop
 
 
@@ -67,7 +67,7 @@ def of_batch(number: int, subtask: int) -> RowsShown:
 
 def test_the_first_subtask_that_has_rows_answers_and_the_others_are_dropped() -> None:
     world = World()
-    world.looks.ask(1, GetRows("map-1", 3))
+    world.looks.request(1, GetRows("map-1", 3))
     assert world.sent == [ShowRows(0, "map-1", None, 3)]
     world.looks.shown(of_batch(0, 1))
     world.looks.shown(of_batch(0, 0))
@@ -78,7 +78,7 @@ def test_the_first_subtask_that_has_rows_answers_and_the_others_are_dropped() ->
 
 def test_when_nothing_passes_that_is_the_answer() -> None:
     world = World()
-    world.looks.ask(1, GetRows("orders"))
+    world.looks.request(1, GetRows("orders"))
     world.wait(5.1)
     assert world.answers == {}
     world.wait(1)
@@ -89,7 +89,7 @@ def test_when_nothing_passes_that_is_the_answer() -> None:
 def test_of_a_sink_the_rows_are_those_that_it_takes_in() -> None:
     world = World()
     for client, operator in enumerate(("files", "late")):
-        world.looks.ask(client, GetRows(operator))
+        world.looks.request(client, GetRows(operator))
         world.wait(EVERY_S)
     assert [(asked.operator, asked.side_output) for asked in world.sent] == [("map-2", None), ("map-1", "late")]
     world.looks.shown(of_batch(1, 0))
@@ -107,21 +107,21 @@ def test_of_a_sink_the_rows_are_those_that_it_takes_in() -> None:
 def test_an_operator_that_is_not_clear_is_refused_by_naming_those_that_are(operator: str, said: str) -> None:
     assert meant_by(graph(), operator) == said
     world = World()
-    world.looks.ask(1, GetRows(operator))
+    world.looks.request(1, GetRows(operator))
     assert world.answers == {1: Reply(error=said)} and world.sent == []
 
 
 def test_looks_are_few_and_not_at_once() -> None:
     world = World()
-    world.looks.ask(0, GetRows("orders"))
-    for client in range(1, 1 + LOOKS_MAX):
-        world.looks.ask(client, GetRows("orders"))
-    assert "try again" in world.answers.pop(LOOKS_MAX).error and world.answers == {}
-    for begun in range(1, LOOKS_MAX):
+    world.looks.request(0, GetRows("orders"))
+    for client in range(1, 1 + REQUESTS_MAX):
+        world.looks.request(client, GetRows("orders"))
+    assert "try again" in world.answers.pop(REQUESTS_MAX).error and world.answers == {}
+    for begun in range(1, REQUESTS_MAX):
         assert len(world.sent) == begun
         world.wait(EVERY_S)
-    assert len(world.sent) == LOOKS_MAX
+    assert len(world.sent) == REQUESTS_MAX
     world.wait(5.6)
-    assert set(world.answers) == set(range(LOOKS_MAX))
-    world.looks.ask(50, GetRows("orders"))
-    assert len(world.sent) == LOOKS_MAX + 1
+    assert set(world.answers) == set(range(REQUESTS_MAX))
+    world.looks.request(50, GetRows("orders"))
+    assert len(world.sent) == REQUESTS_MAX + 1

@@ -431,7 +431,7 @@ def test_a_command_sees_the_job_and_who_listens_sees_nothing_of_it(tls: str, run
     tap = Tap(entry.port)
     tap.start()
     with Client(msgspec.structs.replace(entry, port=tap.port)) as client:
-        status = client.ask(GetStatus()).status
+        status = client.request(GetStatus()).status
     tap.join(limit_s(10))
     assert status is not None and status.name == "a-name-to-look-for" and status.tls == tls
     assert (b"a-name-to-look-for" in tap.seen) == (tls == "off")

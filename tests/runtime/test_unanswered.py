@@ -19,13 +19,13 @@ class Kernel:
     """A socket of which nothing is asked but its TCP_INFO."""
 
     def __init__(self) -> None:
-        self.probes = self.unacknowledged = self.sent_ms = self.heard_ms = 0
+        self.probes = self.unacknowledged = self.sent_ms = self.received_ms = 0
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
         assert (level, option, size) == (socket.IPPROTO_TCP, socket.TCP_INFO, 60)
         head = struct.pack("=8B", 1, 0, 0, self.probes, 0, 0, 0, 0)
         words = [0] * 13
-        words[4], words[9], words[12] = self.unacknowledged, self.sent_ms, self.heard_ms
+        words[4], words[9], words[12] = self.unacknowledged, self.sent_ms, self.received_ms
         return head + struct.pack("=13I", *words)
 
 
@@ -39,27 +39,27 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_nothing_is_overdue_while_nothing_waits() -> None:
     kernel = Kernel()
-    kernel.heard_ms = kernel.sent_ms = 3_600_000
+    kernel.received_ms = kernel.sent_ms = 3_600_000
     assert TcpStall(kernel).overdue_s(5_000.0) == 0  # type: ignore[arg-type]
 
 
 def test_what_is_sent_after_a_long_silence_is_given_its_time() -> None:
     kernel = Kernel()
     unanswered = TcpStall(kernel)  # type: ignore[arg-type]
-    kernel.unacknowledged, kernel.heard_ms, kernel.sent_ms = 3, 3_600_000, 10
+    kernel.unacknowledged, kernel.received_ms, kernel.sent_ms = 3, 3_600_000, 10
     assert unanswered.overdue_s(5_000.0) == 0
-    kernel.heard_ms, kernel.sent_ms = 3_604_000, 1_000
+    kernel.received_ms, kernel.sent_ms = 3_604_000, 1_000
     assert unanswered.overdue_s(5_004.0) == 4
 
 
 def test_an_answer_begins_the_time_anew() -> None:
     kernel = Kernel()
     unanswered = TcpStall(kernel)  # type: ignore[arg-type]
-    kernel.unacknowledged, kernel.heard_ms, kernel.sent_ms = 3, 20, 10
+    kernel.unacknowledged, kernel.received_ms, kernel.sent_ms = 3, 20, 10
     assert unanswered.overdue_s(100.0) == 0
-    kernel.heard_ms, kernel.sent_ms = 500, 10  # heard at 109.5
+    kernel.received_ms, kernel.sent_ms = 500, 10  # heard at 109.5
     assert unanswered.overdue_s(110.0) == 0
-    kernel.heard_ms, kernel.sent_ms = 20_500, 900
+    kernel.received_ms, kernel.sent_ms = 20_500, 900
     assert unanswered.overdue_s(130.0) == 20
     kernel.unacknowledged = 0
     assert unanswered.overdue_s(131.0) == 0
@@ -70,11 +70,11 @@ def test_two_things_on_their_way_at_two_moments_far_apart_are_not_one_that_waits
     """The slot was inside a long call between the two. -2: an answer in the same tick of the kernel's clock."""
     kernel = Kernel()
     unanswered = TcpStall(kernel)  # type: ignore[arg-type]
-    kernel.unacknowledged, kernel.heard_ms, kernel.sent_ms = 1, 30, 1
+    kernel.unacknowledged, kernel.received_ms, kernel.sent_ms = 1, 30, 1
     assert unanswered.overdue_s(100.0) == 0
-    kernel.heard_ms, kernel.sent_ms = 4_000 - ms_until_the_answer, 1
+    kernel.received_ms, kernel.sent_ms = 4_000 - ms_until_the_answer, 1
     assert unanswered.overdue_s(104.0) == 0
-    kernel.heard_ms, kernel.sent_ms = 5_000 - ms_until_the_answer, 600
+    kernel.received_ms, kernel.sent_ms = 5_000 - ms_until_the_answer, 600
     assert unanswered.overdue_s(105.0) == 1, "that one is never answered"
 
 
@@ -84,16 +84,16 @@ def test_a_peer_that_answers_and_has_no_room_is_not_overdue() -> None:
     kernel.unacknowledged = 2
     for second in range(0, 200, 5):  # the kernel tries again every minute, and is answered each time
         kernel.sent_ms = 1_000 * (second % 60) + 1
-        kernel.heard_ms = 1_000 * (second % 60)
+        kernel.received_ms = 1_000 * (second % 60)
         assert unanswered.overdue_s(float(second)) == 0
 
 
 def test_probes_that_are_not_answered_are_overdue() -> None:
     kernel = Kernel()
     unanswered = TcpStall(kernel)  # type: ignore[arg-type]
-    kernel.probes, kernel.heard_ms, kernel.sent_ms = 1, 100, 2_000
+    kernel.probes, kernel.received_ms, kernel.sent_ms = 1, 100, 2_000
     assert unanswered.overdue_s(10.0) == 0
-    kernel.probes, kernel.heard_ms, kernel.sent_ms = 4, 10_100, 12_000
+    kernel.probes, kernel.received_ms, kernel.sent_ms = 4, 10_100, 12_000
     assert unanswered.overdue_s(20.0) == 10
 
 

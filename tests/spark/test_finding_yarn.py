@@ -18,7 +18,7 @@ from midstream import Environment
 from midstream.connectors.files.file_sink import FileSink
 from midstream.engine.core.errors import ClusterError, ConfigError, UnavailableError
 from midstream.spark.spark_slots import check_driver_host
-from midstream.spark.yarn import check_managers, check_named, resource_managers, waiting_is_told
+from midstream.spark.yarn import check_managers, check_named, resource_managers, waiting_is_reported
 from waiting import until
 
 pytestmark = pytest.mark.spark
@@ -75,8 +75,8 @@ def test_a_driver_that_containers_would_look_for_on_their_own_machines_is_refuse
 def test_a_long_wait_for_a_container_is_told_once_with_the_way_out(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midstream.spark.yarn.TOLD_AFTER_S", 0.01)
-    with waiting_is_told():
+    monkeypatch.setattr("midstream.spark.yarn.REPORT_AFTER_S", 0.01)
+    with waiting_is_reported():
         until("a word", lambda: "no room in the queue" in caplog.text)
     assert "another queue (spark.yarn.queue)" in caplog.text
     assert len(caplog.records) == 1

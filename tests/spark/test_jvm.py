@@ -105,7 +105,7 @@ def test_at_the_end_what_was_printed_before_is_copied_and_nothing_after(capsys: 
 def test_an_end_does_not_wait_for_a_jvm_that_hangs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midstream.spark.jvm.LAST_WORDS_WAIT_S", 0.05)
+    monkeypatch.setattr("midstream.spark.jvm.LAST_OUTPUT_WAIT_S", 0.05)
     reading, writing = os.pipe()
     copier = Copier(reading)
     copier.start()

@@ -38,7 +38,7 @@ class Asked:
         self.room.append(leaving)
 
     def look(self) -> list[str]:
-        self.slots.look(dict(self.slots._slots))
+        self.slots.poll(dict(self.slots._slots))
         told, self.told = self.told, []
         return [group for group, _ in told]
 

@@ -89,14 +89,14 @@ def test_processes_listen_on_the_ports_on_which_slots_would(spark: Any) -> None:
 def test_a_driver_that_cannot_be_reached_is_why_none_come(spark: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = taken.getsockname()
-    ask = surveys._Ask(address[0], address[1], TOKEN, None, "probe", ANY_PORT, "")
+    ask = surveys._Request(address[0], address[1], TOKEN, None, "probe", ANY_PORT, "")
     failures: list[str] = []
     surveys._run(spark.sparkContext, "midstream-doctor-test", 1, ask, failures, threading.Event())
     assert len(failures) == 1 and "Connection refused" in failures[0]
 
 
 def test_strangers_do_not_count() -> None:
-    lines: list[surveys._Line] = []
+    lines: list[surveys._Connection] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         strangers = []
         for said in (b"", b"\n", b"x" * 65 + b"\n", TOKEN.encode() + b"\nnot json\n", TOKEN.encode() + b"\n{}\n"):

@@ -39,7 +39,7 @@ _MODULE_OF = {
 __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - the same names as above; a test compares
 
 
-if not TYPE_CHECKING:  # a type checker knows the names above, and that there are no others
+if not TYPE_CHECKING:  # a type checker has the names above, and that there are no others
 
     def __getattr__(name: str) -> object:
         if name not in _MODULE_OF:

@@ -87,7 +87,7 @@ def job_at(link: str, environ: Mapping[str, str] = os.environ) -> PageJob:
     path = parts.path if parts.path.endswith("/") else f"{parts.path}/"
     job = PageJob("", parts.netloc, f"{parts.scheme}://{parts.netloc}{path}", token)
     with RemoteClient(job) as line:
-        status = line.ask(GetStatus(), TIMEOUT_S).status
+        status = line.request(GetStatus(), TIMEOUT_S).status
     assert status is not None
     return PageJob(status.job_id, status.name, job.page, token)
 
@@ -111,7 +111,7 @@ class RemoteClient:
     def __exit__(self, *_: object) -> None:
         """Do nothing: each request has a connection of its own."""
 
-    def ask(self, request: ClientRequest | GetLogs | GetRows, timeout_s: float | None = None) -> Reply:
+    def request(self, request: ClientRequest | GetLogs | GetRows, timeout_s: float | None = None) -> Reply:
         """Send a request and wait for the answer; a checkpoint is answered when it is complete, a stop when the job has
         ended.
         """

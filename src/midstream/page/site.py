@@ -112,7 +112,7 @@ class Served(Protocol):
         """The final status; None while the job runs."""
         ...
 
-    def ask(self, request: Question) -> Future[Reply]: ...
+    def request(self, request: Question) -> Future[Reply]: ...
 
 
 class EndedJob:
@@ -125,7 +125,7 @@ class EndedJob:
     def last(self) -> JobStatus:
         return self._last
 
-    def ask(self, request: Question) -> Future[Reply]:
+    def request(self, request: Question) -> Future[Reply]:
         """Refuse every request: there is no driver any more."""
         refused: Future[Reply] = Future()
         refused.set_result(Reply(error="the job has ended", status=self._last))
@@ -266,7 +266,7 @@ class Site:
 
     def _ask(self, question: Question, then: Callable[[Reply], None]) -> None:
         """Ask the job, and take the answer to the page's thread, from the driver's or any other."""
-        self._job.ask(question).add_done_callback(lambda future: self._loop.post(partial(then, future.result())))
+        self._job.request(question).add_done_callback(lambda future: self._loop.post(partial(then, future.result())))
 
     def _take(self, reply: Reply) -> None:
         self._is_asking = False

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-LOOK_S: Final = 0.01
+POLL_INTERVAL_S: Final = 0.01
 """The interval between two measurements."""
 RECENT_S: Final = 0.5
 """The time over which measurements lose their weight."""
@@ -66,20 +66,20 @@ class CoreShare:
         self._seen: tuple[float, float] | None = None
         self._worked_s = self._waited_s = 0.0
         """Recent work and waits; older ones have less weight."""
-        self._looked_s = self._own_s = now_s()
+        self._measured_s = self._own_s = now_s()
 
     def own_core_s(self) -> float:
         now_s = self._now_s()
-        passed_s = now_s - self._looked_s
-        if passed_s < LOOK_S:
+        passed_s = now_s - self._measured_s
+        if passed_s < POLL_INTERVAL_S:
             return self._own_s + passed_s * self.share
-        before = self._own_s + LOOK_S * self.share  # the share may fall, and the clock must not go back
-        self._look(passed_s)
+        before = self._own_s + POLL_INTERVAL_S * self.share  # the share may fall, and the clock must not go back
+        self._measure(passed_s)
         self._own_s = max(before, self._own_s + passed_s * self.share)
-        self._looked_s = now_s
+        self._measured_s = now_s
         return self._own_s
 
-    def _look(self, passed_s: float) -> None:
+    def _measure(self, passed_s: float) -> None:
         before, self._seen = self._seen, self._schedule()
         if before is None or self._seen is None:
             return

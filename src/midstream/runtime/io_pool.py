@@ -1,4 +1,4 @@
-"""Threads for blocking I/O, as many as are needed at once up to a limit.
+"""Threads for blocking I/O, as many as are needed concurrently, up to a limit.
 
 It does not use `concurrent.futures`. The threads of that are joined without a deadline when the interpreter exits, so
 one write to a hung network disk would keep the program from ending. It also makes a Future with a lock and a condition

@@ -1,4 +1,4 @@
-"""A survey of a cluster's executors, made by processes on as many cores as a job needs at once.
+"""A probe of a cluster's executors, made by processes on as many cores as a job needs concurrently.
 
 One Spark job with a task per slot. Each task connects to this program, as slots do, reports what it has found where it
 runs, and waits. When all have connected, or no more connect in time, each learns of the others and tries to connect to
@@ -47,7 +47,7 @@ CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 60.0
 """The limit on the tests: storage may be far away, and many peers unreachable."""
 QUESTION_TIMEOUT_S: Final = 600.0
-"""The limit on the arrival of the other slots, which `doctor` waits for before it asks."""
+"""The limit on the arrival of the other slots, which `doctor` waits for before its requests."""
 CONNECTING_AT_ONCE: Final = 16
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Found(msgspec.Struct, frozen=True):
     packages: dict[str, str | None]
     """The version of each of `PACKAGES`; None if it is not installed."""
     clock_s: float
-    """The seconds since the epoch, by its machine's clock, when it was asked."""
+    """The seconds since the epoch, by its machine's clock, at the request."""
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class ClusterProbe:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ask:
+class _Request:
     """The instructions to a task."""
 
     host: str
@@ -124,55 +124,57 @@ def survey(
     token: str,
     certificates: str = "",
 ) -> ClusterProbe:
-    """Start `slots` processes at once, of which those take part that connect within `timeout_s`.
+    """Start `slots` processes together, of which those take part that connect within `timeout_s`.
 
-    `provider`: that of a job's slots. `storage`, `probe`, `certificates`: see `_Ask`. Raises ClusterError if nothing
+    `provider`: that of a job's slots. `storage`, `probe`, `certificates`: see `_Request`. Raises ClusterError if nothing
     can listen where the driver would.
     """
     group = f"midstream-doctor-{secrets.token_hex(4)}"
     failures: list[str] = []
     ended = threading.Event()
     with listen(provider.bind_host, provider.driver_ports) as server:
-        ask = _Ask(
+        request = _Request(
             provider.driver_host, server.getsockname()[1], token, storage, probe, provider.slot_ports, certificates
         )
         running = threading.Thread(
-            target=_run, args=(context, group, slots, ask, failures, ended), name=group, daemon=True
+            target=_run, args=(context, group, slots, request, failures, ended), name=group, daemon=True
         )
         running.start()
-        lines: list[_Line] = []
+        connections: list[_Connection] = []
         try:
-            _gather(server, lines, slots, timeout_s, token, ended)
-            peers = [[line.found.host, line.found.port] for line in lines]
-            with ThreadPoolExecutor(max(len(lines), 1)) as threads:
-                tried = list(threads.map(lambda line: line.ask(peers), lines))
+            _gather(server, connections, slots, timeout_s, token, ended)
+            peers = [[connection.found.host, connection.found.port] for connection in connections]
+            with ThreadPoolExecutor(max(len(connections), 1)) as threads:
+                tried = list(threads.map(lambda connection: connection.request_tests(peers), connections))
         finally:
-            for line in lines:
-                line.close()
+            for connection in connections:
+                connection.close()
             with contextlib.suppress(Py4JError, OSError, AttributeError):  # Spark has ended
                 context.cancelJobGroup(group)
             running.join(CONNECT_TIMEOUT_S)
     return ClusterProbe(
         tuple(
-            ProbedSlot(line.found, line.asked_s, line.answered_s, answer)
-            for line, answer in zip(lines, tried, strict=True)
+            ProbedSlot(connection.found, connection.asked_s, connection.answered_s, answer)
+            for connection, answer in zip(connections, tried, strict=True)
         ),
-        failures[0] if failures and len(lines) < slots else "",
+        failures[0] if failures and len(connections) < slots else "",
     )
 
 
-def _run(context: SparkContext, group: str, slots: int, ask: _Ask, failures: list[str], ended: threading.Event) -> None:
+def _run(
+    context: SparkContext, group: str, slots: int, request: _Request, failures: list[str], ended: threading.Event
+) -> None:
     """Run the Spark job, on a thread of its own, since Spark's job groups belong to threads."""
     try:
         context.setJobGroup(group, "midstream doctor", interruptOnCancel=True)
-        context.parallelize(range(slots), slots).mapPartitions(partial(_examine, ask)).collect()
-    except Exception as error:  # noqa: BLE001 - the errors of Spark have no common base; all say why slots did not come
+        context.parallelize(range(slots), slots).mapPartitions(partial(_examine, request)).collect()
+    except Exception as error:  # noqa: BLE001 - the errors of Spark have no common base; all contain why slots did not come
         failures.append(explain(error))
     finally:
         ended.set()
 
 
-class _Line:
+class _Connection:
     """The connection of one authenticated task."""
 
     def __init__(self, connection: socket.socket, token: str) -> None:
@@ -180,16 +182,16 @@ class _Line:
         connection.settimeout(CONNECT_TIMEOUT_S)
         self._connection = connection
         self._stream = connection.makefile("rb")
-        said = self._stream.readline(len(token) + 2)
-        if not hmac.compare_digest(said.rstrip(b"\n"), token.encode()):
+        received = self._stream.readline(len(token) + 2)
+        if not hmac.compare_digest(received.rstrip(b"\n"), token.encode()):
             raise ValueError("the token is wrong")
         self.asked_s = time.time()
         connection.sendall(b"\n")
         self.found = _decoded(self._stream.readline(LINE_BYTES_MAX), Found)
         self.answered_s = time.time()
 
-    def ask(self, peers: Sequence[Sequence[str | int]]) -> Tried | None:
-        """Ask for the tests. None: no answer in time, or an invalid one."""
+    def request_tests(self, peers: Sequence[Sequence[str | int]]) -> Tried | None:
+        """Request the tests. None: no answer in time, or an invalid one."""
         try:
             self._connection.settimeout(ANSWER_TIMEOUT_S)
             self._connection.sendall(msgspec.json.encode(peers) + b"\n")
@@ -203,17 +205,22 @@ class _Line:
 
 
 def _gather(
-    server: socket.socket, lines: list[_Line], slots: int, timeout_s: float, token: str, ended: threading.Event
+    server: socket.socket,
+    connections: list[_Connection],
+    slots: int,
+    timeout_s: float,
+    token: str,
+    ended: threading.Event,
 ) -> None:
     deadline_s = time.monotonic() + timeout_s
     server.settimeout(0.2)
-    while len(lines) < slots and time.monotonic() < deadline_s and not ended.is_set():
+    while len(connections) < slots and time.monotonic() < deadline_s and not ended.is_set():
         try:
             connection, _ = server.accept()
         except TimeoutError:
             continue
         try:
-            lines.append(_Line(connection, token))
+            connections.append(_Connection(connection, token))
         except (OSError, ValueError):  # a stranger, or a task that has ended
             connection.close()
 
@@ -229,26 +236,28 @@ def _decoded(line: bytes, kind: type[T]) -> T:
 # ---- on the executors ----
 
 
-def _examine(ask: _Ask, _nothing: Iterable[int]) -> Iterator[str]:
-    with socket.create_connection((ask.host, ask.port), ANSWER_TIMEOUT_S) as line:
-        stream = line.makefile("rb")
-        host = line.getsockname()[0]
-        with listen(host, ask.ports) as listener:
+def _examine(request: _Request, _nothing: Iterable[int]) -> Iterator[str]:
+    with socket.create_connection((request.host, request.port), ANSWER_TIMEOUT_S) as driver:
+        stream = driver.makefile("rb")
+        host = driver.getsockname()[0]
+        with listen(host, request.ports) as listener:
             listener.settimeout(None)
             accepting = threading.Thread(target=_accept, args=(listener,), daemon=True)
             accepting.start()
-            line.sendall(ask.token.encode() + b"\n")
+            driver.sendall(request.token.encode() + b"\n")
             stream.readline(LINE_BYTES_MAX)
-            line.sendall(msgspec.json.encode(_what_is_here(host, listener.getsockname()[1])) + b"\n")
-            line.settimeout(QUESTION_TIMEOUT_S)
-            told = stream.readline(LINE_BYTES_MAX)
-            if told:
-                peers: list[tuple[str, int]] = _decoded(told, list[tuple[str, int]])
+            driver.sendall(msgspec.json.encode(_what_is_here(host, listener.getsockname()[1])) + b"\n")
+            driver.settimeout(QUESTION_TIMEOUT_S)
+            peers_line = stream.readline(LINE_BYTES_MAX)
+            if peers_line:
+                peers: list[tuple[str, int]] = _decoded(peers_line, list[tuple[str, int]])
                 with ThreadPoolExecutor(CONNECTING_AT_ONCE) as threads:
                     reasons = list(threads.map(_connect, peers))
                 unreachable = {index: reason for index, reason in enumerate(reasons) if reason}
-                line.sendall(msgspec.json.encode(Tried(unreachable, _use_storage(ask), _use_certificates(ask))) + b"\n")
-                stream.readline(LINE_BYTES_MAX)  # others may still want to connect
+                driver.sendall(
+                    msgspec.json.encode(Tried(unreachable, _use_storage(request), _use_certificates(request))) + b"\n"
+                )
+                stream.readline(LINE_BYTES_MAX)  # others may still connect
     return iter(())
 
 
@@ -278,24 +287,27 @@ def _connect(peer: tuple[str, int]) -> str:
     return ""
 
 
-def _use_certificates(ask: _Ask) -> str:
+def _use_certificates(request: _Request) -> str:
     """Return why the certificates cannot be used on this machine, or ""."""
     try:
-        if ask.certificates:
-            keys_for(ask.certificates, "", b"")
+        if request.certificates:
+            keys_for(request.certificates, "", b"")
     except (MidstreamError, OSError) as error:
         return str(error)
     return ""
 
 
-def _use_storage(ask: _Ask) -> str:
+def _use_storage(request: _Request) -> str:
     """Return why the storage cannot be used from here, or ""."""
-    if ask.storage is None:
+    if request.storage is None:
         return ""
-    name = f"{ask.probe}/{secrets.token_hex(8)}"
+    name = f"{request.probe}/{secrets.token_hex(8)}"
     try:
-        storage = FileStorage(ask.storage)
-        if not storage.exists(f"{ask.probe}/driver") or storage.read(f"{ask.probe}/driver") != ask.token.encode():
+        storage = FileStorage(request.storage)
+        if (
+            not storage.exists(f"{request.probe}/driver")
+            or storage.read(f"{request.probe}/driver") != request.token.encode()
+        ):
             return "what the driver has written there is not visible: it is another directory, or not mounted here"
         storage.write(name, [b"written"])
         storage.delete(name)

@@ -137,7 +137,7 @@ class DataFrameSource(Source):
         if position is not None:
             return Discovery((), position, exhausted=True)
         if self._directory is None:
-            raise InvariantError(f"{_WHERE} {context.uid!r}: asked for splits before it was prepared")
+            raise InvariantError(f"{_WHERE} {context.uid!r}: splits were requested before it was prepared")
         filesystem, path = resolve(self._directory, None, _WHERE)
         splits: list[Split] = []
         for info in find_files(filesystem, path):
@@ -233,10 +233,10 @@ def _raised_by_user(error: Exception) -> tuple[str, str]:
     """Return what a Python function in the DataFrame raised, and its traceback, which Spark puts into its own text; or
     nothing.
     """
-    _, _, behind = str(error).partition(_TRACEBACK)
-    if not behind:
+    _, _, rest = str(error).partition(_TRACEBACK)
+    if not rest:
         return "", ""
-    frames, _, _ = behind.partition("\n\tat ")  # here those of Java begin
+    frames, _, _ = rest.partition("\n\tat ")  # here those of Java begin
     traceback = f"{_TRACEBACK}{frames}".strip()
     _, _, last = traceback.rpartition(_TRACEBACK)  # after the exceptions that it replaced
     lines = last.splitlines()
@@ -245,7 +245,7 @@ def _raised_by_user(error: Exception) -> tuple[str, str]:
 
 
 def _delete(directory: str) -> None:
-    """Delete what was staged in part. If that fails now, it is still never taken for complete."""
+    """Delete what was staged in part. If that fails now, it is still never mistaken for complete."""
     filesystem, path = resolve(directory, None, _WHERE)
     with suppress(OSError, pa.ArrowException):
         filesystem.delete_dir(path)

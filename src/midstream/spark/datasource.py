@@ -143,7 +143,7 @@ class DataSourceBatchSource(_DataSourceSource):
             return Discovery((), position, exhausted=True)
         try:
             partitions = list(self._data_source.reader(self._struct).partitions())
-        except NotImplementedError:  # what the default does, and how Spark tells a reader of one partition
+        except NotImplementedError:  # what the default does, and how Spark recognises a reader of one partition
             partitions = []
         pickled = _pickled(partitions or [InputPartition(None)], self.own, self._where)
         splits = tuple(
@@ -329,7 +329,7 @@ class _SimpleReader:
 def _is_before(end: dict[str, Any], start: dict[str, Any]) -> bool:
     """Whether numbers have become smaller, none larger, and nothing else has changed: what the offset counts goes back.
 
-    An offset with strings in it has a meaning that only its source knows.
+    An offset with strings in it has a meaning only for its source.
     """
     changes = list(_changes(end, start))
     return bool(changes) and all(changes)

@@ -171,7 +171,7 @@ class _Write:
             if not self._cancelled:
                 context.executor.post(partial(context.fail, error))
         finally:
-            self._has_returned = True  # even if it did not want all rows
+            self._has_returned = True  # even if it did not read all rows
             context.executor.post(self._on_taken)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
@@ -240,14 +240,14 @@ class _DataSourceCommitter(Committer):
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         messages = [message for _, message in map(self._messages.decode, committables)]
-        self._tell(self._writer.commit, messages, checkpoint_id)
+        self._call_writer(self._writer.commit, messages, checkpoint_id)
 
     def abort(self, committables: Sequence[bytes]) -> None:
         found = sorted(map(self._messages.decode, committables), key=lambda pair: pair[0])
         for checkpoint_id, pairs in itertools.groupby(found, key=lambda pair: pair[0]):
-            self._tell(self._writer.abort, [message for _, message in pairs], checkpoint_id)
+            self._call_writer(self._writer.abort, [message for _, message in pairs], checkpoint_id)
 
-    def _tell(self, what: Callable[..., None], messages: list[Any], checkpoint_id: int) -> None:
+    def _call_writer(self, what: Callable[..., None], messages: list[Any], checkpoint_id: int) -> None:
         if self._streams:
             what(messages, checkpoint_id)
         else:

@@ -22,7 +22,7 @@ from midstream.runtime.process.slot_provider import OnLeaving
 DECOMMISSION: Final = "spark.decommission.enabled"
 DECOMMISSION_ON_YARN: Final = "spark.yarn.executor.decommission.enabled"
 """Whether Spark decommissions executors on nodes that YARN decommissions."""
-ASK_EVERY_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 UNLIMITED: Final = 2**31 - 1
 """The number of executors on a standalone master that is limited only by `spark.cores.max`; Spark's own initial value."""
 INSTANCES_DEFAULT: Final = 2
@@ -30,17 +30,17 @@ INSTANCES_DEFAULT: Final = 2
 SHARE_MAX: Final = 0.02
 """The share of a core that queries may take: with many executors, they are queried less often."""
 
-_told = logging.getLogger("midstream")
+_log = logging.getLogger("midstream")
 
 
 def leaving_settings(users: SparkConf) -> dict[str, str]:
-    """The settings with which executors say that they have to end, unless the user's settings have them."""
+    """The settings with which executors report that they have to end, unless the user's settings have them."""
     if (users.get(DECOMMISSION, "true") or "").strip().lower() != "true":
         return {}
     return {name: "true" for name in (DECOMMISSION, DECOMMISSION_ON_YARN) if not users.contains(name)}
 
 
-class _Asks(Protocol):
+class _Client(Protocol):
     """The queries to Spark. They raise Py4JError or OSError if it does not answer."""
 
     def executor_of(self, group: str) -> str:
@@ -56,7 +56,7 @@ class _Asks(Protocol):
         ...
 
 
-class SparkAsks:
+class SparkClient:
     def __init__(self, context: SparkContext) -> None:
         self._context = context
         conf = context.getConf()
@@ -80,7 +80,7 @@ class SparkAsks:
     def make_room(self, leaving: int) -> None:
         """Request replacements.
 
-        A standalone master only looks for room when it is told to. Other masters count executors that have to end among
+        A standalone master only makes room on request. Other masters count executors that have to end among
         those requested. With dynamic allocation, a waiting slot is reason enough for Spark.
         """
         if self._is_dynamic:
@@ -101,20 +101,20 @@ class _Slot:
 class LeavingSlots:
     """Calls each slot's `on_leaving` once, on a separate thread that starts with the first slot."""
 
-    def __init__(self, asks: _Asks, ended: Callable[[], str]) -> None:
+    def __init__(self, client: _Client, ended: Callable[[], str]) -> None:
         """`ended`: returns why nothing is to be queried any more; empty while there is something."""
-        self._asks = asks
+        self._client = client
         self._ended = ended
         self._slots: dict[str, _Slot] = {}
-        """Slots by job group, until they have been told."""
+        """Slots by job group, until they have been notified."""
         self._lock = threading.Lock()
         self._leaving: set[str] = set()
         """Executors that have to end, and still run."""
         self._has_room_for: set[str] = set()
-        """The leaving executors for which Spark was asked to make room."""
+        """The leaving executors for which Spark was requested to make room."""
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._cannot_ask = False
+        self._cannot_query = False
 
     def add(self, group: str, on_leaving: OnLeaving) -> None:
         with self._lock:
@@ -128,42 +128,42 @@ class LeavingSlots:
             self._slots.pop(group, None)
 
     def close(self) -> None:
-        """Stop. Returns at once: the thread may be in a call into a JVM that does not answer."""
+        """Stop. Returns immediately: the thread may be in a call into a JVM that does not answer."""
         self._closed.set()
 
     def _run(self) -> None:
-        wait_s = ASK_EVERY_S
+        wait_s = POLL_INTERVAL_S
         while not self._closed.wait(wait_s) and not self._ended():
             began_s = time.monotonic()
             with self._lock:
                 slots = dict(self._slots)
             try:
-                self.look(slots)
+                self.poll(slots)
             except (Py4JError, OSError, AttributeError) as error:
-                if not (self._cannot_ask or self._closed.is_set() or self._ended()):
-                    self._cannot_ask = True
+                if not (self._cannot_query or self._closed.is_set() or self._ended()):
+                    self._cannot_query = True
                     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-                    _told.warning(
+                    _log.warning(
                         "Spark does not report which executors have to end, so slots on them end too: %s", text
                     )
-            wait_s = max(ASK_EVERY_S, (time.monotonic() - began_s) / SHARE_MAX)
+            wait_s = max(POLL_INTERVAL_S, (time.monotonic() - began_s) / SHARE_MAX)
 
-    def look(self, slots: Mapping[str, _Slot]) -> None:
+    def poll(self, slots: Mapping[str, _Slot]) -> None:
         """Make one round. Each executor is queried once, however many slots it has."""
         has_to_end: dict[str, bool] = {}
         for executor in sorted(self._leaving):
-            has_to_end[executor] = self._asks.has_to_end(executor)
+            has_to_end[executor] = self._client.has_to_end(executor)
             if not has_to_end[executor]:
                 self._leaving.discard(executor)
         for group, slot in slots.items():
             if not slot.executor:
-                slot.executor = self._asks.executor_of(group)
+                slot.executor = self._client.executor_of(group)
             if slot.executor and slot.executor not in has_to_end:
-                has_to_end[slot.executor] = self._asks.has_to_end(slot.executor)
+                has_to_end[slot.executor] = self._client.has_to_end(slot.executor)
             if has_to_end.get(slot.executor):
                 self.remove(group)
                 self._leaving.add(slot.executor)
                 slot.on_leaving(f"Spark ends its executor {slot.executor} (decommissioning)")
         if self._leaving != self._has_room_for:
-            self._asks.make_room(len(self._leaving))
+            self._client.make_room(len(self._leaving))
             self._has_room_for = set(self._leaving)

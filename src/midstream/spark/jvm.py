@@ -19,10 +19,10 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
-LAST_WORDS_WAIT_S: Final = 1.0
+LAST_OUTPUT_WAIT_S: Final = 1.0
 END_WAIT_S: Final = 3.0
 _NOISE: Final = b"WARNING: Using incubator modules: "
-"""Spark requests these modules itself, so the line tells the reader nothing."""
+"""Spark requests these modules itself, so the line is useless to the reader."""
 
 
 def log_option(settings: Path) -> str:
@@ -49,7 +49,7 @@ def launch_jvm(settings: Mapping[str, str]) -> None:
         gateway = launch_gateway(conf, {"start_new_session": True, "stderr": writing})
     except Exception:
         os.close(writing)
-        copier.join(LAST_WORDS_WAIT_S)  # Java's own output comes before ours
+        copier.join(LAST_OUTPUT_WAIT_S)  # Java's own output comes before ours
         raise
     os.close(writing)
     SparkContext._ensure_initialized(gateway=gateway)
@@ -80,24 +80,26 @@ class Copier(threading.Thread):
                         sys.stderr.write(line.decode(errors="replace"))
         self._is_over.set()
 
-    def finish(self, say: Callable[[str], object]) -> None:
+    def finish(self, print_line: Callable[[str], object]) -> None:
         """Copy what was printed before this call, and nothing more: at the end of the program `sys.stderr` goes away.
 
-        `say` has the JVM print a line: what precedes it was printed before.
+        `print_line` has the JVM print a line: what precedes it was printed before.
         """
-        asking = threading.Thread(target=self._ask, args=(say,), name="midstream-jvm-last-words", daemon=True)
-        asking.start()  # a JVM that hangs answers no call
-        self._is_over.wait(LAST_WORDS_WAIT_S)
+        printing = threading.Thread(
+            target=self._print_mark, args=(print_line,), name="midstream-jvm-last-words", daemon=True
+        )
+        printing.start()  # a JVM that hangs answers no call
+        self._is_over.wait(LAST_OUTPUT_WAIT_S)
         self._is_over.set()
 
-    def _ask(self, say: Callable[[str], object]) -> None:
+    def _print_mark(self, print_line: Callable[[str], object]) -> None:
         with suppress(Py4JError, OSError):
-            say(self._mark)
+            print_line(self._mark)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a Ctrl-C while Spark starts end the start at once, and with it the JVM that is being launched.
+    """Let a Ctrl-C while Spark starts end the start immediately, and with it the JVM that is being launched.
 
     Otherwise the JVM would live on in a program that continues, such as a notebook.
     """

@@ -30,7 +30,7 @@ from midstream.runtime.process.process_slots import how_it_ended
 from midstream.runtime.process.thread_limits import ENVIRONMENT
 from midstream.spark.decommission import leaving_settings
 from midstream.spark.jvm import interruptible, launch_jvm, log_option
-from midstream.spark.yarn import check_managers, check_named, waiting_is_told
+from midstream.spark.yarn import check_managers, check_named, waiting_is_reported
 
 DEFAULT_MASTER: Final = "local[*]"
 JAVA_MIN: Final = 17
@@ -152,7 +152,7 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
     builder = SparkSession.builder.config(map={**settings})
     on = f" on {master!r}" if master else ""
     try:
-        with warnings.catch_warnings():  # what pyspark's own test module says of pandas
+        with warnings.catch_warnings():  # pyspark's own test module warns of pandas
             warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.testing.*")
             with interruptible():
                 if not is_submitted:
@@ -165,7 +165,7 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
                     check_managers(users)
                 if slots is not None:
                     builder = builder.config(map={**cores_to_take(slots, master, users), **leaving_settings(users)})
-                with waiting_is_told() if is_client_of_yarn else nullcontext():
+                with waiting_is_reported() if is_client_of_yarn else nullcontext():
                     session = _classic(builder.getOrCreate())
     except PySparkException as error:
         raise ClusterError(f"Spark does not start{on}: {error}") from error

@@ -33,7 +33,7 @@ from midstream.runtime.process.slot_main import run_slot
 from midstream.runtime.process.slot_output import SlotOutput
 from midstream.runtime.process.slot_processes import MEMORY_ADVICE, SlotEnd, WatchedSlot, end_all
 from midstream.runtime.process.slot_provider import OnFailed, OnLeaving, SlotLaunch
-from midstream.spark.decommission import INSTANCES_DEFAULT, LeavingSlots, SparkAsks
+from midstream.spark.decommission import INSTANCES_DEFAULT, LeavingSlots, SparkClient
 from midstream.spark.session import (
     CORES_MAX,
     DYNAMIC,
@@ -152,7 +152,7 @@ def _whole(conf: SparkConf, name: str, default: int) -> int:
 class SparkSlots:
     """A SlotProvider on the cores of a Spark session, which it neither changes nor stops.
 
-    If Spark ends, all slots end with it, and their threads notice at once, so it needs no watching: a job has slots, or
+    If Spark ends, all slots end with it, and their threads notice immediately, so it needs no watching: a job has slots, or
     requests some.
     """
 
@@ -160,7 +160,7 @@ class SparkSlots:
         self._context: SparkContext = session.sparkContext
         self._master: str = self._context.master or ""
         self._jobs: dict[str, _SlotJob] = {}
-        self._leaving = LeavingSlots(SparkAsks(self._context), lambda: self.gone)
+        self._leaving = LeavingSlots(SparkClient(self._context), lambda: self.gone)
         self.gone = ""
         self._times_without = 0
         """How often in a row slots did not come and there was no executor."""
@@ -181,7 +181,7 @@ class SparkSlots:
 
     @property
     def slots_max(self) -> int | None:
-        """The number of slots that can run at once; None if the cluster grows, or does not report it."""
+        """The number of slots that can run concurrently; None if the cluster grows, or does not report it."""
         cores = _cores(self._context)
         if cores is None:
             return None
@@ -212,15 +212,15 @@ class SparkSlots:
             self._leaving.remove(group)
             on_failed(reason, crash, last_lines)
 
-        self._jobs[launch.request] = _SlotJob(self._context, group, launch, failed, self._look, self._is_local)
+        self._jobs[launch.request] = _SlotJob(self._context, group, launch, failed, self._find_ended, self._is_local)
 
     def supply(self) -> Supply:
         """Find out why no slot has come in time.
 
-        A standalone master that was restarted without recovery does not know the applications of before: it has ended
+        A standalone master that was restarted without recovery has lost the applications of before: it has ended
         their executors, and starts no others. Spark does not report this to the application.
         """
-        ended = self._look()
+        ended = self._find_ended()
         if ended or not is_standalone(self._context):
             return Supply(gone=ended)
         try:
@@ -249,12 +249,12 @@ class SparkSlots:
         job.let_go()
         job.kill()
 
-    def _look(self) -> str:
+    def _find_ended(self) -> str:
         """Find out whether Spark has ended, and how, after a slot's failure. Called on the threads of slots, before
         they report it.
         """
         ended = how_spark_ended(self._context)
-        if ended and not self.gone:  # several may look at once, and only some of them find it ended
+        if ended and not self.gone:  # several threads may check at the same time, and only some find it ended
             self.gone = ended
         return self.gone
 
@@ -272,19 +272,19 @@ class _SlotJob(WatchedSlot):
         group: str,
         launch: SlotLaunch,
         on_failed: OnFailed,
-        look: Callable[[], str],
+        find_ended: Callable[[], str],
         is_local: bool,
     ) -> None:
         self._is_local = is_local
         self.group = group
         self._context = context
         self._launch = launch
-        self._look = look
+        self._find_ended = find_ended
         super().__init__(self.group, on_failed)
         self.watch()
 
     def kill(self) -> None:
-        """Have Spark end the job, and kill its Python worker if it does not end by itself. Returns at once."""
+        """Have Spark end the job, and kill its Python worker if it does not end by itself. Returns immediately."""
         if self._context._jsc is not None and self.lives:
             # a call into the JVM, which may hang or have ended
             threading.Thread(target=self._cancel, name=f"cancel-{self.group}", daemon=True).start()
@@ -297,7 +297,7 @@ class _SlotJob(WatchedSlot):
         try:
             return SlotEnd(self._run_in_spark())
         except Exception as error:  # noqa: BLE001 - the errors of Spark have no common base; all end the slot
-            reason = self._look() or explain(error)
+            reason = self._find_ended() or explain(error)
             if reason == CRASHED:
                 return SlotEnd(f"{CRASHED} ({MEMORY_ADVICE})", CRASHED, fatal_lines(error))
             return SlotEnd(reason)
@@ -306,8 +306,8 @@ class _SlotJob(WatchedSlot):
         context = self._context
         context.setJobGroup(self.group, f"midstream slot of job {self._launch.job_id}", interruptOnCancel=True)
         context.setLocalProperty("spark.scheduler.pool", "midstream")
-        last_words = context.parallelize(range(1), 1).mapPartitions(partial(_be_a_slot, self._launch, self._is_local))
-        return "; ".join(last_words.collect()) or "its task ended"
+        last_output = context.parallelize(range(1), 1).mapPartitions(partial(_be_a_slot, self._launch, self._is_local))
+        return "; ".join(last_output.collect()) or "its task ended"
 
 
 def _be_a_slot(launch: SlotLaunch, is_local: bool, _nothing: Iterable[int]) -> Iterator[str]:
@@ -339,10 +339,10 @@ def explain(error: BaseException) -> str:
     if "ExecutorLostFailure" in text or "Remote RPC client disassociated" in text:
         return f"its executor was lost: {first_line(error)}"
     found = _PYTHON_ERROR.findall(text.split("Driver stacktrace", 1)[0])
-    said = [line for line in found if not line.startswith(("org.", "java."))]
-    if not said:
+    messages = [line for line in found if not line.startswith(("org.", "java."))]
+    if not messages:
         return first_line(error)
-    reason = re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", said[-1])
+    reason = re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", messages[-1])
     if reason.startswith("ModuleNotFoundError"):
         reason += f"; the executors' Python needs the packages of {sys.executable}: set PYSPARK_PYTHON before the session is created"
     return reason

@@ -1,6 +1,6 @@
 """A Spark TaskContext for each subtask of a slot.
 
-A slot is one Spark task, but runs many subtasks side by side. Code written for Spark asks `TaskContext.get()` for its
+A slot is one Spark task, but runs many subtasks side by side. Code written for Spark calls `TaskContext.get()` for its
 partition; on the threads that run such code it gets the subtask's context.
 """
 

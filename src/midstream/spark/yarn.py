@@ -20,10 +20,10 @@ from midstream.engine.core.errors import ConfigError, UnavailableError
 
 DIRECTORIES: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 TIMEOUT_S: Final = 10.0
-TOLD_AFTER_S: Final = 60.0
+REPORT_AFTER_S: Final = 60.0
 _MANAGER: Final = "yarn.resourcemanager"
 _PORT: Final = 8032
-_told = logging.getLogger("midstream")
+_log = logging.getLogger("midstream")
 _WAY_OUT: Final = "the directory that has the cluster's core-site.xml and yarn-site.xml"
 
 
@@ -37,7 +37,7 @@ def check_named(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def check_managers(users: SparkConf, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise UnavailableError if no resource manager listens where the settings say. Spark's JVM must be running."""
+    """Raise UnavailableError if no resource manager listens at the configured address. Spark's JVM must be running."""
     refusals = []
     for host, port in resource_managers(users):
         try:
@@ -56,22 +56,22 @@ def check_managers(users: SparkConf, environment: Mapping[str, str] = os.environ
 
 
 @contextmanager
-def waiting_is_told() -> Iterator[None]:
+def waiting_is_reported() -> Iterator[None]:
     """Warn if Spark waits long for a container while it starts on YARN: it waits silently and without a limit."""
     text = (
-        f"Spark has not started on YARN for {TOLD_AFTER_S:g} s, and there is no limit on this wait. YARN may have no "
+        f"Spark has not started on YARN for {REPORT_AFTER_S:g} s, and there is no limit on this wait. YARN may have no "
         "room in "
         "the queue for the container that Spark itself needs: `yarn application -list` then shows it as ACCEPTED; end "
         "other "
         "applications, or name another queue (spark.yarn.queue)"
     )
-    told = threading.Timer(TOLD_AFTER_S, _told.warning, [text])
-    told.daemon = True
-    told.start()
+    timer = threading.Timer(REPORT_AFTER_S, _log.warning, [text])
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        told.cancel()
+        timer.cancel()
 
 
 def resource_managers(users: SparkConf) -> list[tuple[str, int]]:

@@ -156,7 +156,7 @@ def _statuses(entry: Target) -> Iterator[JobStatus]:
     try:
         with line_to(entry) as line:
             while True:
-                reply = line.ask(GetStatus(), STATUS_TIMEOUT_S)
+                reply = line.request(GetStatus(), STATUS_TIMEOUT_S)
                 if reply.error or reply.status is None:
                     break
                 yield reply.status
@@ -246,7 +246,7 @@ def _log_pieces(entry: Target, follow: bool, operator: str | None) -> Iterator[t
     with line_to(entry) as line:
         while True:
             try:
-                reply = line.ask(GetLogs(after), STATUS_TIMEOUT_S)
+                reply = line.request(GetLogs(after), STATUS_TIMEOUT_S)
             except ClusterError:
                 if follow and isinstance(entry, JobEntry) and not _runs(entry):
                     return
@@ -354,7 +354,7 @@ def _place(entry: Target, place: str) -> str:
 
 def _ask(entry: Target, request: ClientRequest, timeout_s: float | None) -> Reply:
     with line_to(entry) as line:
-        reply = line.ask(request, timeout_s)
+        reply = line.request(request, timeout_s)
     if reply.error:
         raise RequestFailed(f"job {entry.name} ({entry.job_id}): {reply.error}")
     return reply
@@ -386,7 +386,7 @@ def _ask_patiently(entry: Target, request: ClientRequest, say: Callable[[str], N
     try:
         with line_to(entry) as line:
             threading.Thread(target=look, args=(line,), name="midstream-look", daemon=True).start()
-            reply = line.ask(request)
+            reply = line.request(request)
     except ClusterError as error:  # the job was there, and is not any more
         raise RequestFailed(f"{silent[0] if silent else error}") from error
     finally:

@@ -28,7 +28,7 @@ def show_rows(job: str, operator: str, rows: int) -> Answer:
         raise ConfigError(f"operator {operator[:50]!r}: give the uid or the name of an operator of the job")
     entry = named(job)
     with line_to(entry) as line:
-        reply = line.ask(GetRows(operator, rows), ANSWER_S_MAX)
+        reply = line.request(GetRows(operator, rows), ANSWER_S_MAX)
     if reply.rows is None:
         raise RequestFailed(f"job {entry.name} ({entry.job_id}): {reply.error}")
     return Answer(reply.rows, rows_view(reply.rows))

@@ -63,7 +63,7 @@ class AsyncPart(ABC):
                 raise
 
     def discard(self) -> None:
-        """Leave nothing behind, unless the part is finished."""
+        """Delete what was written, unless the part is finished."""
         with self._turn:
             self._queue.clear()
             if not self._closed:

@@ -247,20 +247,20 @@ def names_in(filesystem: pyarrow.fs.FileSystem, directory: str) -> list[str]:
     return sorted(str(info.base_name) for info in filesystem.get_file_info(selector))
 
 
-def place_of(filesystem: pyarrow.fs.FileSystem, directory: str) -> str:
-    """Return the place of a directory, as committables record it: the kind of filesystem and the path.
+def location_of(filesystem: pyarrow.fs.FileSystem, directory: str) -> str:
+    """Return the location of a directory, as committables record it: the kind of filesystem and the path.
 
     It is not a URL, which may contain a password.
     """
     return f"{filesystem.type_name}:{directory}"
 
 
-def directory_of(place: str, filesystem: pyarrow.fs.FileSystem, where: str) -> str | None:
-    """Return the directory of a `place_of`; None if it is in a filesystem of another kind.
+def directory_of(location: str, filesystem: pyarrow.fs.FileSystem, where: str) -> str | None:
+    """Return the directory of a `location_of`; None if it is in a filesystem of another kind.
 
-    Raises StorageError for a place not made by `place_of`, since places come from checkpoints.
+    Raises StorageError for a location not made by `location_of`, since locations come from checkpoints.
     """
-    kind, _, directory = place.partition(":")
+    kind, _, directory = location.partition(":")
     if kind != filesystem.type_name:
         return None
     root = "/" if directory.startswith("/") else ""

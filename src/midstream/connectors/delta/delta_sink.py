@@ -37,9 +37,9 @@ from midstream.connectors.common.filesystem import (
     delete_if_there,
     directory_of,
     is_local,
+    location_of,
     make_durable,
     names_in,
-    place_of,
     resolve,
 )
 from midstream.connectors.common.optional_packages import require
@@ -100,7 +100,7 @@ class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
     partition: dict[str, str | None]
     statistics: str
     place: str
-    """The table's place, see `place_of`."""
+    """The table's location, see `location_of`."""
 
 
 class DeltaSink(Sink):
@@ -215,9 +215,9 @@ class DeltaSink(Sink):
         marks = self._marks(self._opened_to_read(), output)
         newest = [_checkpoint_of(mark) for mark in marks.values()]
         for checkpoint_id, committable in output.held:
-            for _, _, place in _grouped([committable]):
+            for _, _, location in _grouped([committable]):
                 try:
-                    at = self.at(place)
+                    at = self.at(location)
                 except ConfigError:
                     newest.append(checkpoint_id)  # it may have been committed there
                     continue
@@ -228,11 +228,11 @@ class DeltaSink(Sink):
     def check_take_back(self, output: Output, after: int) -> None:
         """Raise ConfigError if rows are in another table, if this one has other writers, or if its log is too short."""
         for checkpoint_id, committable in output.held:
-            for _, _, place in _grouped([committable]):
-                if self.at(place) is not self:
+            for _, _, location in _grouped([committable]):
+                if self.at(location) is not self:
                     raise ConfigError(
-                        f"{self._where}: rows of checkpoint {checkpoint_id} were written to {place}, and the sink now "
-                        f"writes to {self.place}; go back with the sink as it was"
+                        f"{self._where}: rows of checkpoint {checkpoint_id} were written to {location}, and the sink now "
+                        f"writes to {self.location}; roll back with the sink as it was"
                     )
         self._version_before(self._opened_to_read(), output, after)
 
@@ -318,23 +318,23 @@ class DeltaSink(Sink):
         return DeltaTable(self._uri, storage_options=self._storage_options)
 
     @property
-    def place(self) -> str:
-        return place_of(self.filesystem, self.directory)
+    def location(self) -> str:
+        return location_of(self.filesystem, self.directory)
 
-    def at(self, place: str) -> DeltaSink:
-        """Return this sink as it was when it wrote to `place`; the sink itself if there is no table any more, since the
+    def at(self, location: str) -> DeltaSink:
+        """Return this sink as it was when it wrote to `location`; the sink itself if there is no table any more, since the
         table may have moved.
 
-        Raises ConfigError for a place that cannot be reached from here.
+        Raises ConfigError for a location that cannot be reached from here.
         """
         from deltalake import DeltaTable
 
-        if place == self.place:
+        if location == self.location:
             return self
-        directory = directory_of(place, self.filesystem, self._where)
+        directory = directory_of(location, self.filesystem, self._where)
         if directory is None or not self._uri.endswith(self.directory):
             raise ConfigError(
-                f"{self._where}: rows of the checkpoint were to be committed to {place}, which cannot be reached from "
+                f"{self._where}: rows of the checkpoint were to be committed to {location}, which cannot be reached from "
                 "here; resume with the sink as it was, and before you change it, stop with a savepoint, which leaves "
                 "nothing to commit"
             )
@@ -459,7 +459,14 @@ class _FilesPart(AsyncPart):
         assert sink._described is not None, "set together with the schema, without which there is no writer"
         described = statistics(sink.filesystem, f"{sink.directory}/{file.name}", sink._described, self._unbounded)
         return WrittenFile(
-            context.job_id, context.uid, file.name, file.size, file.rows, self._partition(values), described, sink.place
+            context.job_id,
+            context.uid,
+            file.name,
+            file.size,
+            file.rows,
+            self._partition(values),
+            described,
+            sink.location,
         )
 
     def _discard(self) -> None:
@@ -475,19 +482,19 @@ class _DeltaCommitter(Committer):
         self._job_id = job_id
         self._table: DeltaTable | None = None
         self._elsewhere: dict[str, _DeltaCommitter] = {}
-        """Committers by place, for what the sink wrote to other tables before this one."""
+        """Committers by location, for what the sink wrote to other tables before this one."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        for (job_id, uid, place), files in _grouped(committables).items():
-            at = self._at(place)
+        for (job_id, uid, location), files in _grouped(committables).items():
+            at = self._at(location)
             where = f"{at._sink._where}: cannot commit checkpoint {checkpoint_id}"
             at._commit(_application(job_id, uid), job_id != self._job_id, checkpoint_id, files, where)
 
     def check(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         from deltalake.exceptions import DeltaError
 
-        for (job_id, uid, place), files in _grouped(committables).items():
-            at = self._at(place)
+        for (job_id, uid, location), files in _grouped(committables).items():
+            at = self._at(location)
             where = f"{at._sink._where}: cannot commit checkpoint {checkpoint_id}"
             try:
                 newest, _ = _committed(at._newest(), _application(job_id, uid))
@@ -498,16 +505,16 @@ class _DeltaCommitter(Committer):
 
     def abort(self, committables: Sequence[bytes]) -> None:
         with explained(f"{self._sink._where}: cannot clean up"):
-            for (_, _, place), files in _grouped(committables).items():
-                sink = self._sink.at(place)
+            for (_, _, location), files in _grouped(committables).items():
+                sink = self._sink.at(location)
                 for file in files:
                     delete_if_there(sink.filesystem, below(sink.filesystem, sink.directory, file.name))
 
-    def _at(self, place: str) -> _DeltaCommitter:
-        if place not in self._elsewhere:
-            sink = self._sink.at(place)
-            self._elsewhere[place] = self if sink is self._sink else _DeltaCommitter(sink, self._job_id)
-        return self._elsewhere[place]
+    def _at(self, location: str) -> _DeltaCommitter:
+        if location not in self._elsewhere:
+            sink = self._sink.at(location)
+            self._elsewhere[location] = self if sink is self._sink else _DeltaCommitter(sink, self._job_id)
+        return self._elsewhere[location]
 
     def _commit(
         self, application: str, superseding: bool, checkpoint_id: int, files: Sequence[WrittenFile], where: str
@@ -593,7 +600,7 @@ def _make_log_durable(sink: DeltaSink, table: DeltaTable) -> None:
 
 
 def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[WrittenFile]]:
-    """Group committables by job, uid and place. Raises StorageError for what no Delta sink has written."""
+    """Group committables by job, uid and location. Raises StorageError for what no Delta sink has written."""
     groups: defaultdict[tuple[str, str, str], list[WrittenFile]] = defaultdict(list)
     for committable in committables:
         file = decoded(committable, WrittenFile, "a Delta sink", "DeltaSink")

@@ -138,7 +138,7 @@ class DirectoryWatch:
         self._same_since_s: npt.NDArray[np.float64] = np.empty(0)
         """When each of these was first seen in its current state, by the monotonic clock."""
 
-    def look(self, now: Listing, known: Position, *, now_ns: int, now_s: float) -> tuple[list[Any], Position]:
+    def poll(self, now: Listing, known: Position, *, now_ns: int, now_s: float) -> tuple[list[Any], Position]:
         """Return the files to read now, in order of modification time, and the position after them.
 
         Raises DataError if a file that was taken has changed since.

@@ -35,10 +35,10 @@ from midstream.connectors.common.filesystem import (
     directory_of,
     file_info,
     is_local,
+    location_of,
     make_directory,
     make_durable,
     names_in,
-    place_of,
     resolve,
 )
 from midstream.connectors.files.encoders import check_encodable
@@ -78,7 +78,7 @@ class PendingFile(msgspec.Struct, frozen=True, array_like=True):
     size: int
     rows: int
     place: str
-    """The directory's place, see `place_of`."""
+    """The directory's location, see `location_of`."""
 
 
 class FileSink(Sink):
@@ -194,15 +194,15 @@ class FileSink(Sink):
 
     def check_take_back(self, output: Output, after: int) -> None:
         """Raise ConfigError if newer files are elsewhere, or have been removed, possibly after being read."""
-        own = _Place(self.filesystem, self.directory)
+        own = _OutputDirectory(self.filesystem, self.directory)
         with explained(f"cannot look into {self.directory}"):
             for checkpoint_id, committable in output.held:
                 file = _decoded(committable)
-                is_own = file.place in ("", place_of(self.filesystem, self.directory))
+                is_own = file.place in ("", location_of(self.filesystem, self.directory))
                 if not (is_own or own.is_file(own.final(file)) or own.is_file(own.pending(file))):
                     raise ConfigError(
                         f"the {file.rows} rows in {file.name}, of checkpoint {checkpoint_id}, were written to "
-                        f"{file.place}, and the sink now writes to {place_of(self.filesystem, self.directory)}; go back with "
+                        f"{file.place}, and the sink now writes to {location_of(self.filesystem, self.directory)}; roll back with "
                         "the sink as it was"
                     )
             self._files_of(output).check(after)
@@ -217,7 +217,7 @@ class FileSink(Sink):
         committer = _FileCommitter(self, "")
         for checkpoint_id, committable in held:
             file = _decoded(committable)
-            if not any(place.is_file(place.pending(file)) for place in committer.places(file)):
+            if not any(location.is_file(location.pending(file)) for location in committer.locations(file)):
                 yield checkpoint_id
 
     def _files_of(self, output: Output) -> CommittedFiles:
@@ -248,19 +248,19 @@ class _FilesPart(AsyncPart):
         token = file_token(context.job_id, context.uid, context.attempt)
         number = int(file.name.rpartition("-")[2])
         name = f"part-{checkpoint_id:06d}-{context.subtask:04d}-{number:04d}-{token}.{self._sink.format}"
-        place = place_of(self._sink.filesystem, self._sink.directory)
-        return PendingFile(context.job_id, context.attempt, file.name, name, file.size, file.rows, place)
+        location = location_of(self._sink.filesystem, self._sink.directory)
+        return PendingFile(context.job_id, context.attempt, file.name, name, file.size, file.rows, location)
 
     def _discard(self) -> None:
         self._files.discard()
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _OutputDirectory:
     """A sink's directory, and the hidden one next to it."""
 
     filesystem: pyarrow.fs.FileSystem = field(compare=False)
-    """The sink's filesystem; a place in another one is out of reach."""
+    """The sink's filesystem; a location in another one is out of reach."""
     directory: str
 
     @property
@@ -300,72 +300,72 @@ class _Place:
 class _FileCommitter(Committer):
     def __init__(self, sink: FileSink, job_id: str) -> None:
         self._sink = sink
-        self._own = _Place(sink.filesystem, sink.directory)
+        self._own = _OutputDirectory(sink.filesystem, sink.directory)
         self._job_id = job_id
         self._swept: tuple[str, int] | None = None
-        self._left: set[tuple[_Place, str]] = set()
-        """Folders of jobs from which this one resumed, in the places where the sink wrote then."""
+        self._left: set[tuple[_OutputDirectory, str]] = set()
+        """Folders of jobs from which this one resumed, in the locations where the sink wrote then."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         files = [_decoded(committable) for committable in committables]
         with explained(f"cannot commit checkpoint {checkpoint_id} to {self._sink.directory}"):
-            folders: set[tuple[_Place, str]] = set()
-            made: set[_Place] = set()
+            folders: set[tuple[_OutputDirectory, str]] = set()
+            made: set[_OutputDirectory] = set()
             for file in files:
-                place, is_pending = self.find(file, checkpoint_id)
-                if place not in made:
-                    make_directory(place.filesystem, place.directory)
-                    made.add(place)
+                location, is_pending = self.find(file, checkpoint_id)
+                if location not in made:
+                    make_directory(location.filesystem, location.directory)
+                    made.add(location)
                 if is_pending:
-                    place.filesystem.move(place.pending(file), place.final(file))
-                folders.add((place, _folder_of(file)))
-            for place in made:
-                make_durable(place.filesystem, place.directory)
-            for place, folder in folders:
-                place.write_journal(folder, checkpoint_id)
-            self._left |= {(place, folder) for place, folder in folders if place != self._own}
+                    location.filesystem.move(location.pending(file), location.final(file))
+                folders.add((location, _folder_of(file)))
+            for location in made:
+                make_durable(location.filesystem, location.directory)
+            for location, folder in folders:
+                location.write_journal(folder, checkpoint_id)
+            self._left |= {(location, folder) for location, folder in folders if location != self._own}
             self._sweep(files)
 
     def abort(self, committables: Sequence[bytes]) -> None:
         with explained(f"cannot clean up below {self._sink.hidden}"):
             for file in map(_decoded, committables):
-                for place in self.places(file):
-                    delete_if_there(place.filesystem, place.pending(file))
+                for location in self.locations(file):
+                    delete_if_there(location.filesystem, location.pending(file))
 
-    def find(self, file: PendingFile, checkpoint_id: int) -> tuple[_Place, bool]:
+    def find(self, file: PendingFile, checkpoint_id: int) -> tuple[_OutputDirectory, bool]:
         """Return where the file is or was committed, and whether it still has to be moved.
 
-        That is the place where it was written or, if that was moved, the sink's own. Raises StorageError if the file is
-        in neither, ConfigError if it was written where this sink cannot look.
+        That is the location where it was written or, if that was moved, the sink's own. Raises StorageError if the file is
+        in neither, ConfigError if it was written where this sink has no access.
         """
-        places = self.places(file)
-        for place in places:
-            if place.is_file(place.pending(file)):
-                return place, True
-            if place.is_file(place.final(file)):
-                return place, False
-        for place in places:
-            if place.committed(_folder_of(file)) >= checkpoint_id:
-                return place, False  # it was committed, and a reader has removed it since, as readers may
-        if len(places) == 1 and file.place != place_of(self._own.filesystem, self._own.directory):
+        locations = self.locations(file)
+        for location in locations:
+            if location.is_file(location.pending(file)):
+                return location, True
+            if location.is_file(location.final(file)):
+                return location, False
+        for location in locations:
+            if location.committed(_folder_of(file)) >= checkpoint_id:
+                return location, False  # it was committed, and a reader has removed it since, as readers may
+        if len(locations) == 1 and file.place != location_of(self._own.filesystem, self._own.directory):
             raise ConfigError(
                 f"{file.rows} rows were to be committed with checkpoint {checkpoint_id} to {file.place}, and the "
-                f"sink now writes to {place_of(self._own.filesystem, self._own.directory)}, from where it cannot "
+                f"sink now writes to {location_of(self._own.filesystem, self._own.directory)}, from where it cannot "
                 "determine whether they were; resume with the sink as it was, and before you change it, stop with a "
                 "savepoint, which "
                 "leaves nothing to commit"
             )
         raise StorageError(
-            f"{places[0].pending(file)}: the {file.rows} rows in it were to be committed with checkpoint {checkpoint_id}, and "
-            f"it is missing; only a job may delete from {places[0].hidden}: restore the file, or start from another checkpoint"
+            f"{locations[0].pending(file)}: the {file.rows} rows in it were to be committed with checkpoint {checkpoint_id}, and "
+            f"it is missing; only a job may delete from {locations[0].hidden}: restore the file, or start from another checkpoint"
         )
 
-    def places(self, file: PendingFile) -> list[_Place]:
-        """Return the places where the file may be."""
-        if file.place == place_of(self._own.filesystem, self._own.directory):
+    def locations(self, file: PendingFile) -> list[_OutputDirectory]:
+        """Return the locations where the file may be."""
+        if file.place == location_of(self._own.filesystem, self._own.directory):
             return [self._own]
         directory = directory_of(file.place, self._own.filesystem, "FileSink")
-        return [self._own] if directory is None else [_Place(self._own.filesystem, directory), self._own]
+        return [self._own] if directory is None else [_OutputDirectory(self._own.filesystem, directory), self._own]
 
     def _sweep(self, files: Sequence[PendingFile]) -> None:
         """Delete the pending files of ended attempts, once something of a newer attempt is committed.
@@ -384,8 +384,8 @@ class _FileCommitter(Committer):
         jobs = [self._job_id] if self._sink.append else names_in(self._own.filesystem, f"{self._own.hidden}/{above}")
         for job in jobs:
             self._own.delete_pending(f"{above}/{job}", attempt if job == self._job_id else None)
-        for place, left in self._left:
-            place.delete_pending(left, None)
+        for location, left in self._left:
+            location.delete_pending(left, None)
         self._left.clear()
         self._swept = (folder, attempt)
 

@@ -53,7 +53,7 @@ _SPLIT_BYTES_MIN = 4 * 2**20
 """Row groups smaller than this are read together, and so is all of a smaller file."""
 _TEXT_SPLIT_BYTES = 16 * 2**20
 _FOOTERS_AT_ONCE = 16
-"""The number of large Parquet files whose footers are read at once; reading one mostly waits for a network."""
+"""The number of large Parquet files whose footers are read concurrently; reading one mostly waits for a network."""
 
 
 class FileSplit(msgspec.Struct, frozen=True, array_like=True):
@@ -92,7 +92,7 @@ class FileSource(Source):
     `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
     Raises ConfigError (no file, unknown format), StorageError (unreadable or incomplete file) or SchemaError (files
-    disagree): for the first file at once, for others when they are found or read.
+    disagree): for the first file immediately, for others when they are found or read.
 
         >>> from midstream.connectors import FileSource
         >>> pl.DataFrame({"n": [1, 2]}).write_parquet("numbers.parquet")
@@ -171,9 +171,9 @@ class FileSource(Source):
             self._watch = DirectoryWatch(appears_whole(self._filesystem))
         # an empty file may be one whose writer has just begun
         listing = Listing.of([info for info in self._find() if info.size])
-        new, after = self._watch.look(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
+        new, after = self._watch.poll(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
         splits = tuple(self._splits(new, known.files))
-        # Listing runs beside the driver's loop; it may take at most a tenth of the time.
+        # Listing runs in parallel to the driver's loop; it may take at most a tenth of the time.
         self.discovery_interval_s = max(self._interval_s, 9 * (time.thread_time() - began_s))
         return Discovery(splits, after.encoded(), exhausted=False)
 

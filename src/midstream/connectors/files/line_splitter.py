@@ -48,7 +48,7 @@ class Quotes:
         """
         if self.quote not in data:
             return _NONE
-        found, fits = self._look(data, inside)
+        found, fits = self._scan(data, inside)
         return found if fits else self._one_by_one(data, inside)
 
     def rather_inside(self, window: bytes) -> bool:
@@ -57,9 +57,9 @@ class Quotes:
         """
         if self.quote not in window:
             return False
-        return not self._look(window, False, strictly=True)[1] and self._look(window, True, strictly=True)[1]
+        return not self._scan(window, False, strictly=True)[1] and self._scan(window, True, strictly=True)[1]
 
-    def _look(self, data: bytes, inside: bool, *, strictly: bool = False) -> tuple[npt.NDArray[np.int64], bool]:
+    def _scan(self, data: bytes, inside: bool, *, strictly: bool = False) -> tuple[npt.NDArray[np.int64], bool]:
         """Return all quotes, and whether they are valid edges: every second one begins a value, where a field begins.
 
         A doubled quote in a quoted value counts as an end and a beginning. `strictly`: the ends must be where a field
@@ -126,7 +126,7 @@ def next_line(data: bytes, at: int, edges: npt.NDArray[np.int64], begins_inside:
 
 
 def last_line(data: bytes, edges: npt.NDArray[np.int64], begins_inside: bool = False) -> int:
-    """Return the place after the last line end that more data would not change; 0 if there is none."""
+    """Return the position after the last line end that more data would not change; 0 if there is none."""
     stop = len(data)
     while True:
         end = data.rfind(b"\n", 0, stop) + 1
@@ -261,7 +261,7 @@ class LineSplitter:
     # ---- parts ----
 
     def _judged_from(self, cut: int) -> int:
-        """Return where to begin reading in order to find the first line at or after `cut`."""
+        """Return where to begin reading to find the first line at or after `cut`."""
         return max(self._begin, cut - 1 - (JUDGED_BYTES if self._quotes is not None else 0))
 
     def _end_of_part(self, last: int) -> int:

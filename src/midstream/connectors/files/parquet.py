@@ -142,7 +142,7 @@ def _checked_times(
     there = [name for name in wanted.schema.names if name in file.schema_arrow.names]
     batches = file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=there)
     if exact is None:
-        yield from (batch.select(there) for batch in batches)  # asked for "a.b", pyarrow brings the struct "a" too
+        yield from (batch.select(there) for batch in batches)  # for "a.b", pyarrow returns the struct "a" too
         return
     for batch, fine in zip(
         batches, exact.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=times), strict=True

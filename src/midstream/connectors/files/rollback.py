@@ -6,7 +6,7 @@ resumes has nothing to move. Then it lowers the journals, so that such a driver 
 It deletes committed files last. If it is killed in between, the next call finds the rest.
 
 A driver that has moved its files by then may still write its journal, although they are deleted again. So a note next to
-the journal says up to which checkpoint that counts.
+the journal shows up to which checkpoint that counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """CSV and JSON lines parsed by pyarrow, a block at a time; what it reads as other values than Python does is refused.
 
 pyarrow reads hexadecimal integers, 31 February, the year 0, and decimals with any exponent. Whether a block may have such
-values is determined by a look at the whole; only then are its columns read as texts, too, and compared.
+values is determined by scanning the whole; only then are its columns read as texts, too, and compared.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def csv_parser(csv: CsvOptions, wanted: WantedColumns, names: list[str]) -> Call
 
 
 def misread_columns(table: pa.Table, rows: bytes, csv: CsvOptions) -> list[str]:
-    """Return the columns in which pyarrow may have read texts that are no values of the type, by a look at the whole."""
+    """Return the columns in which pyarrow may have read texts that are no values of the type, by scanning the whole."""
     hexadecimal = any(is_integral(kind) for kind in table.schema.types) and may_have_hexadecimal(rows)
     parenthesis = b"(" in rows
     formats = _strptime_formats(csv)
@@ -238,7 +238,7 @@ def read_json(data: bytes, parse: pyarrow.json.ParseOptions | None) -> pa.Table:
         raise pa.ArrowInvalid("JSON parse error: null is not an object")
     if not data.isascii():
         try:
-            data.decode()  # names too: an invalid one would be taken for an unknown field and ignored
+            data.decode()  # names too: an invalid one would be mistaken for an unknown field and ignored
         except UnicodeDecodeError as error:
             raise pa.ArrowInvalid(f"JSON parse error: Invalid UTF8: {error.reason}") from error
     read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)

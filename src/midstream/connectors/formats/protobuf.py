@@ -304,7 +304,7 @@ def _fill_map(field: FieldDescriptor, entry: Descriptor, kind: pa.DataType, wher
 def _pieces(column: pa.Array[Any], where: str) -> list[int]:
     if column.null_count:
         raise SchemaError(
-            f"{where} is null in a row, and Protobuf cannot tell a null list from an empty one; replace null first"
+            f"{where} is null in a row, and Protobuf cannot distinguish a null list from an empty one; replace null first"
         )
     assert is_list_array(column), column.type
     lengths: list[int] = to_list(list_lengths(column))

@@ -278,7 +278,7 @@ def _when_not_set(field: FieldDescriptor) -> str:
     """Return what a field that is not set is read as; equal for equal values, also of different types."""
     message = field.containing_type
     if field.is_repeated or (message is not None and message.GetOptions().map_entry):
-        return ""  # the entries of a map have no presence, whatever their descriptors say
+        return ""  # the entries of a map have no presence, whatever their descriptors contain
     if field.has_presence and not field.has_default_value:
         return "null"
     value = field.default_value

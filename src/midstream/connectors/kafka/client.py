@@ -125,10 +125,10 @@ class Connection:
         }
 
     def _resolved(self, name: str, value: OptionValue) -> OptionValue:
-        return looked_up(f"option {name!r}", value, self._who)
+        return resolved_option(f"option {name!r}", value, self._who)
 
 
-def looked_up(what: str, value: OptionValue, who: str) -> OptionValue:
+def resolved_option(what: str, value: OptionValue, who: str) -> OptionValue:
     """Resolve a value `env:NAME` or `file:/path` in this process; any other is returned. Raises ConfigError."""
     if not isinstance(value, str):
         return value
@@ -167,20 +167,20 @@ class Silence:
         self._servers = servers
         self._now_s = now_s
         self._since_s: float | None = None
-        self._heard_s = 0.0
+        self._answered_s = 0.0
         self.is_doubted = False
         """A connection has failed since a broker last answered.
 
         librdkafka reports that all brokers are down only if it finds all connections down at the same instant, so a
-        reader or writer that waits also asks a broker, and concludes from a missing answer.
+        reader or writer that waits also queries a broker, and concludes from a missing answer.
         """
         self._unanswered_s: float | None = None
-        self._is_said = False
+        self._is_reported = False
         self.why = ""
         """The last report about a broker that does not answer."""
         self._refused = ""
 
-    def heard(self, error: KafkaError) -> None:
+    def on_error(self, error: KafkaError) -> None:
         """Process an error; the callback of librdkafka."""
         from confluent_kafka import KafkaError as Codes
 
@@ -189,14 +189,14 @@ class Silence:
             case Codes._AUTHENTICATION:
                 self._refused = error.str()
             case Codes._ALL_BROKERS_DOWN:
-                if self._since_s is None or now_s - self._heard_s > _AGAIN_S:
+                if self._since_s is None or now_s - self._answered_s > _AGAIN_S:
                     self._begin(now_s)
-                self._heard_s, self.is_doubted = now_s, True
+                self._answered_s, self.is_doubted = now_s, True
             case _:  # of one broker: the others may do
                 self.why, self.is_doubted = error.str(), True
 
     def _begin(self, since_s: float) -> None:
-        self._since_s, self._is_said = since_s, False
+        self._since_s, self._is_reported = since_s, False
         self._wait.end()  # of another silence
         if self._what:
             self._wait.begin(self._what)
@@ -206,26 +206,26 @@ class Silence:
         self._what = ""
         self._wait.end()
 
-    def looked(self, heard_from_broker: bool) -> None:
+    def polled(self, has_answered: bool) -> None:
         """Note whether a poll brought anything. Raises StorageError if the cluster refuses the user."""
         if self._refused:
             raise StorageError(f"{self._where}: {self._servers} refuses the user: {self._refused}")
         if not self.is_doubted:
             return
         now_s = self._now_s()
-        if self._since_s is None and not heard_from_broker:
+        if self._since_s is None and not has_answered:
             self._unanswered_s = now_s if self._unanswered_s is None else self._unanswered_s
             if now_s - self._unanswered_s >= _SILENCE_S:
                 self._begin(self._unanswered_s)
         gone_s = 0.0 if self._since_s is None else now_s - self._since_s
-        if heard_from_broker:
-            if self._is_said:
+        if has_answered:
+            if self._is_reported:
                 _log.warning("%s: %s answers again after %.0f s; continuing", self._where, self._servers, gone_s)
-            self._since_s, self._is_said = None, False
+            self._since_s, self._is_reported = None, False
             self.is_doubted, self._unanswered_s = False, None
             self._wait.end()
-        elif gone_s >= _SILENCE_S and not self._is_said:
-            self._is_said = True
+        elif gone_s >= _SILENCE_S and not self._is_reported:
+            self._is_reported = True
             _log.warning(
                 "%s: %s does not answer; waiting (%s)", self._where, self._servers, self.why or "all brokers are down"
             )
@@ -285,7 +285,7 @@ def is_for_the_user(error: KafkaError) -> bool:
 
 
 def _hint(error: KafkaError) -> str:
-    """Return what to do about an error whose own text does not say it."""
+    """Return what to do about an error whose own text does not name it."""
     from confluent_kafka import KafkaError as Codes
 
     match error.code():
@@ -299,7 +299,7 @@ def _hint(error: KafkaError) -> str:
             return "; give a transaction.timeout.ms that is not above the brokers' transaction.max.timeout.ms"
         case Codes._UNSUPPORTED_FEATURE | Codes.UNSUPPORTED_VERSION:
             return "; exactly once needs brokers of Kafka 2.5 or later: use these with guarantee='at_least_once'"
-        case _:  # the other errors say themselves what is wrong
+        case _:  # the other errors describe themselves what is wrong
             return ""
 
 

@@ -1,6 +1,6 @@
 """Queries to a Kafka cluster: topics, the first and last offsets, the committed offsets of a group.
 
-The driver asks them; readers ask for the id of their topic. Nothing here reads or writes records, and nothing creates a
+The driver sends them; readers request the id of their topic. Nothing here reads or writes records, and nothing creates a
 topic.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Names: TypeAlias = tuple[str, ...] | re.Pattern[str]
 T = TypeVar("T")
-Place: TypeAlias = tuple[str, int]
+PartitionId: TypeAlias = tuple[str, int]
 """A topic and the number of one of its partitions."""
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -98,18 +98,20 @@ class Cluster:
 
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
 
-        def ask() -> int | None:
-            asked = self._client().describe_configs([resource], request_timeout=ANSWER_S)
+        def request() -> int | None:
+            requested = self._client().describe_configs([resource], request_timeout=ANSWER_S)
             try:
-                return int(asked[resource].result()["max.message.bytes"].value)
+                return int(requested[resource].result()["max.message.bytes"].value)
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     return None
                 raise
 
-        return self._answer(ask)
+        return self._answer(request)
 
-    def offsets(self, places: list[Place], when_ms: int, *, committed: bool = True) -> dict[Place, int]:
+    def offsets(
+        self, partition_ids: list[PartitionId], when_ms: int, *, committed: bool = True
+    ) -> dict[PartitionId, int]:
         """Return offsets of committed records: the first (EARLIEST), the one after the last (LATEST), or the first not
         before a time.
 
@@ -119,7 +121,7 @@ class Cluster:
         from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # its package exports nothing explicitly
 
-        if not places:
+        if not partition_ids:
             return {}
         if when_ms == EARLIEST:
             spec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # it has no annotations
@@ -128,24 +130,24 @@ class Cluster:
         else:
             spec = OffsetSpec.for_timestamp(when_ms)
 
-        def ask() -> dict[Place, int]:
-            asked = self._client().list_offsets(
-                {TopicPartition(*place): spec for place in places},
+        def request() -> dict[PartitionId, int]:
+            requested = self._client().list_offsets(
+                {TopicPartition(*partition_id): spec for partition_id in partition_ids},
                 isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=ANSWER_S,
             )
-            return {(at.topic, at.partition): answer.result().offset for at, answer in asked.items()}
+            return {(at.topic, at.partition): answer.result().offset for at, answer in requested.items()}
 
-        found = self._answer(ask)
-        later = [place for place, offset in found.items() if offset < 0]
+        found = self._answer(request)
+        later = [partition_id for partition_id, offset in found.items() if offset < 0]
         return {**found, **self.offsets(later, LATEST, committed=committed)} if later else found
 
-    def committed(self, group: str, places: list[Place]) -> dict[Place, int]:
+    def committed(self, group: str, partition_ids: list[PartitionId]) -> dict[PartitionId, int]:
         """Return the offsets that the group has committed."""
         from confluent_kafka import TopicPartition
 
-        asked = [TopicPartition(*place) for place in places]
-        found = self._answer(lambda: self._member(group).committed(asked, timeout=ANSWER_S))
+        requested = [TopicPartition(*partition_id) for partition_id in partition_ids]
+        found = self._answer(lambda: self._member(group).committed(requested, timeout=ANSWER_S))
         for each in found:
             if each.error is not None:
                 raise StorageError(
@@ -154,11 +156,11 @@ class Cluster:
                 )
         return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
 
-    def commit(self, group: str, offsets: Mapping[Place, int]) -> None:
+    def commit(self, group: str, offsets: Mapping[PartitionId, int]) -> None:
         from confluent_kafka import TopicPartition
 
-        asked = [TopicPartition(*place, offset) for place, offset in offsets.items()]
-        done = self._answer(lambda: self._member(group).commit(offsets=asked, asynchronous=False))
+        requested = [TopicPartition(*partition_id, offset) for partition_id, offset in offsets.items()]
+        done = self._answer(lambda: self._member(group).commit(offsets=requested, asynchronous=False))
         for each in done or ():
             if each.error is not None:
                 raise StorageError(
@@ -169,16 +171,16 @@ class Cluster:
     def _described(
         self, names: Sequence[str], answer_s: float | None = None, *, may_be_gone: bool = False, **options: bool
     ) -> dict[str, TopicDescription]:
-        """Return what brokers know of topics. One that does not exist is left out if it `may_be_gone`, else it raises."""
+        """Return the metadata of topics from the brokers. One that does not exist is left out if it `may_be_gone`, else it raises."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-        asked = self._client().describe_topics(
+        requested = self._client().describe_topics(
             TopicCollection(list(names)), request_timeout=answer_s or ANSWER_S, **options
         )
         found = {}
         for name in names:
             try:
-                found[name] = asked[name].result()
+                found[name] = requested[name].result()
             except KafkaException as error:
                 is_gone = error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
                 if not (is_gone and may_be_gone):
@@ -189,7 +191,7 @@ class Cluster:
         from confluent_kafka.admin import AdminClient
 
         if self._admin is None:
-            config = self._connection.admin_config({"error_cb": self._silence.heard})
+            config = self._connection.admin_config({"error_cb": self._silence.on_error})
             with made(self._where):
                 self._admin = AdminClient(config)
         return self._admin
@@ -199,18 +201,18 @@ class Cluster:
         from confluent_kafka import Consumer
 
         if group not in self._groups:
-            ours = {"group.id": group, "enable.auto.commit": False, "error_cb": self._silence.heard}
+            ours = {"group.id": group, "enable.auto.commit": False, "error_cb": self._silence.on_error}
             with made(self._where):
                 self._groups[group] = Consumer(self._connection.admin_config(ours))
         return self._groups[group]
 
-    def _answer(self, ask: Callable[[], T]) -> T:
+    def _answer(self, request: Callable[[], T]) -> T:
         try:
             with explained(self._where):
-                return ask()
+                return request()
         except StorageError as error:
             if self._admin is not None:
-                self._admin.poll(0)  # the callback hears why
-            self._silence.looked(False)
+                self._admin.poll(0)  # the callback receives the reason
+            self._silence.polled(False)
             why = f" ({self._silence.why})" if self._silence.why else ""
             raise StorageError(f"{error}; no answer from {self._connection.servers}{why}") from error

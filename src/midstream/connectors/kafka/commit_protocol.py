@@ -5,16 +5,16 @@ together with a *marker*: an offset, equal to the checkpoint's id, that is commi
 the marker says which checkpoint of the lane is in the topic, and it cannot be wrong: rows and marker become visible
 together, or neither does.
 
-    LOOK      a note of ours in the checkpoint storage, which says of older commits that they are done
+    LOOK_UP      a note of ours in the checkpoint storage, which marks older commits as done
     FENCE     a new producer takes the transactional id: what another one has left open is aborted, and no older
-              producer of the lane can ever commit again. Only then is it certain what the marker will say
+              producer of the lane can ever commit again. Only then is it certain what the marker will contain
     READ      the marker
     BEGIN, PRODUCE, MARK, COMMIT
     NOTE      write down that it is done; from here on nothing depends on the marker, which the brokers forget in time
     CLEAN     delete the staged rows
 
 After any failure from FENCE to COMMIT the producer is thrown away, and all is decided anew behind a new fence: a commit
-whose answer was lost has happened, or it has not, and the marker says which.
+whose answer was lost has happened, or it has not, and the marker shows which.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from midstream.engine.core.errors import InvariantError
 
 
 class Step(Enum):
-    LOOK = auto()
+    LOOK_UP = auto()
     FENCE = auto()
     READ = auto()
     BEGIN = auto()
@@ -65,7 +65,7 @@ class LaneState:
 class LaneCommit:
     """The commit of `checkpoint_id`. `after`: the checkpoint for which the lane staged rows before, 0 if none.
 
-    Do what `step` asks for, then call `succeeded`, with the result of LOOK and READ, or `failed`.
+    Do what `step` requires, then call `succeeded`, with the result of LOOK_UP and READ, or `failed`.
     """
 
     def __init__(self, lane: LaneState, checkpoint_id: int, after: int) -> None:
@@ -76,7 +76,7 @@ class LaneCommit:
         self.after = after
         self.was_ours = False
         """Whether a transaction of this commit committed the rows, rather than an earlier one."""
-        self.step = Step.LOOK
+        self.step = Step.LOOK_UP
         if lane.marker is not None:
             self._decide(lane.marker)
 
@@ -85,9 +85,9 @@ class LaneCommit:
         return self.step in _ENDS
 
     def succeeded(self, found: int | None = None) -> None:
-        """Record the success of the step. `found`: the checkpoint id from LOOK or READ; None without a note or marker."""
+        """Record the success of the step. `found`: the checkpoint id from LOOK_UP or READ; None without a note or marker."""
         match self.step:
-            case Step.LOOK:
+            case Step.LOOK_UP:
                 self.step = Step.CLEAN if found is not None and found >= self.checkpoint_id else Step.FENCE
             case Step.READ:
                 self.lane.marker = found
@@ -106,7 +106,7 @@ class LaneCommit:
         again.
         """
         if self.step not in _AT_THE_BROKERS:
-            raise InvariantError(f"{self.step} asks nothing of the brokers")
+            raise InvariantError(f"{self.step} requests nothing from the brokers")
         self.lane.marker = None
         self.step = Step.FENCE
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.kafka.client import ANSWER_S, Connection, Silence, explained, is_for_the_user, made, send_all
-from midstream.connectors.kafka.cluster import Place
+from midstream.connectors.kafka.cluster import PartitionId
 from midstream.connectors.kafka.commit_protocol import LaneCommit, LaneState, Step
 from midstream.connectors.kafka.staged_records import (
     Leftovers,
@@ -48,7 +48,7 @@ TIMEOUT: Final = "transaction.timeout.ms"
 NO_OFFSET: Final = "docs/guide/kafka.md, 'a marker that is gone'"
 
 
-def marker_place(topic: str) -> Place:
+def marker_partition(topic: str) -> PartitionId:
     """Return where the marker is, among the offsets of its group: partition 0 exists in every topic."""
     return topic, 0
 
@@ -91,9 +91,9 @@ class TransactionalProducer:
         ours = {
             "transactional.id": transactional_id,
             TIMEOUT: timeout_ms,
-            "allow.auto.create.topics": False,  # to ask about a topic must not make it
+            "allow.auto.create.topics": False,  # a query about a topic must not create it
             "delivery.report.only.error": True,
-            "error_cb": self._heard,
+            "error_cb": self._on_error,
             "on_delivery": self._delivered,
         }
         with made(where):
@@ -103,7 +103,7 @@ class TransactionalProducer:
     def fence(self, topic: str) -> None:
         """End any open transaction of the id; afterwards only this producer can begin one."""
         # The first answer comes on a connection that the client then gives up, the second on one that stays. Without
-        # one it would look for the coordinator, find no broker to ask, and try again half a second later.
+        # one it would look for the coordinator, find no connected broker, and try again half a second later.
         for _ in range(2):
             self._called(self._producer.list_topics, topic)
         self._called(self._producer.init_transactions)
@@ -113,10 +113,10 @@ class TransactionalProducer:
         from confluent_kafka import KafkaException, TopicPartition
 
         with closing(self._member()) as consumer:
-            (found,) = consumer.committed([TopicPartition(*marker_place(topic))], timeout=ANSWER_S)
+            (found,) = consumer.committed([TopicPartition(*marker_partition(topic))], timeout=ANSWER_S)
         if found.error is not None:
             raise KafkaException(found.error)
-        self._silence.looked(True)
+        self._silence.polled(True)
         return int(found.offset) if found.offset >= 0 else None
 
     def begin(self) -> None:
@@ -152,11 +152,11 @@ class TransactionalProducer:
     def mark(self, topic: str, checkpoint_id: int) -> None:
         from confluent_kafka import TopicPartition
 
-        place = TopicPartition(*marker_place(topic), checkpoint_id)
+        marker = TopicPartition(*marker_partition(topic), checkpoint_id)
         if self._group is None:
             with closing(self._member()) as consumer:
                 self._group = consumer.consumer_group_metadata()
-        self._called(self._producer.send_offsets_to_transaction, [place], self._group)
+        self._called(self._producer.send_offsets_to_transaction, [marker], self._group)
 
     def commit(self) -> None:
         self._called(self._producer.commit_transaction)
@@ -177,7 +177,7 @@ class TransactionalProducer:
         """Return a consumer of the marker's group, by name only: it joins nothing."""
         from confluent_kafka import Consumer
 
-        ours = {"group.id": self._id, "enable.auto.commit": False, "error_cb": self._silence.heard}
+        ours = {"group.id": self._id, "enable.auto.commit": False, "error_cb": self._silence.on_error}
         with made(self._where):
             return Consumer(self._connection.admin_config(ours))
 
@@ -185,7 +185,7 @@ class TransactionalProducer:
         before = len(self._producer)
         step(_STEP_S)
         self._check()  # abandoned records leave the queue as sent ones do
-        self._silence.looked(len(self._producer) < before)
+        self._silence.polled(len(self._producer) < before)
         self._check_stopped()
 
     def _called(self, call: Callable[..., object], *args: Any) -> None:
@@ -197,27 +197,27 @@ class TransactionalProducer:
             answer = _Answer()
             threading.Thread(target=answer.of, args=(call, *args, ANSWER_S), name="kafka-commit", daemon=True).start()
             while not answer.is_there.wait(_STEP_S):
-                self._silence.looked(False)
-                self._is_stuck = True  # until it has answered: nothing else may be asked of this producer
+                self._silence.polled(False)
+                self._is_stuck = True  # until it has answered: no other call of this producer is allowed
                 self._check_stopped()
                 if time.monotonic() > deadline_s:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"no answer within {ANSWER_S:g} s"))
             self._is_stuck = False
             if answer.error is None:
-                self._silence.looked(True)
+                self._silence.polled(True)
                 return
             is_over = not isinstance(answer.error, KafkaException) or not answer.error.args[0].retriable()
             if is_over or time.monotonic() > deadline_s:
                 raise answer.error
-            self._silence.looked(False)
+            self._silence.polled(False)
             self._check_stopped()
             self._stopped.wait(_STEP_S)
 
-    def _heard(self, error: KafkaError) -> None:
+    def _on_error(self, error: KafkaError) -> None:
         from confluent_kafka import KafkaError as Codes
 
         self._is_cut = self._is_cut or error.code() == Codes._ALL_BROKERS_DOWN
-        self._silence.heard(error)
+        self._silence.on_error(error)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         """Note a record that was not delivered; called from within `poll`, `flush` and the calls that end a
@@ -247,7 +247,7 @@ class _Answer:
     def of(self, call: Callable[..., object], *args: Any) -> None:
         try:
             call(*args)
-        except BaseException as error:  # noqa: BLE001 - it is raised on the thread that has asked
+        except BaseException as error:  # noqa: BLE001 - it is raised on the calling thread
             self.error = error
         self.is_there.set()
 
@@ -279,7 +279,7 @@ class KafkaCommitter(Committer):
         found = [decode(committable) for committable in committables]
         if len({staged.transactional_id for staged in found}) < len(found):
             raise InvariantError(
-                f"{self._where}: a subtask has staged rows for checkpoint {checkpoint_id} twice; one marker cannot tell them apart"
+                f"{self._where}: a subtask has staged rows for checkpoint {checkpoint_id} twice; one marker cannot distinguish them"
             )
         for staged in found:
             if staged.checkpoint != checkpoint_id:
@@ -358,9 +358,9 @@ class _Lane:
                     self._committer._forget(self._id)
                     raise
                 is_unreadable = True
-                commit.failed()  # the marker says whether another process has committed it
+                commit.failed()  # the marker shows whether another process has committed it
             except BaseException:
-                if commit.step is not Step.LOOK:
+                if commit.step is not Step.LOOK_UP:
                     self._committer._forget(self._id)  # its open transaction is aborted after the next fence
                 raise
         if commit.step is Step.LOST:
@@ -376,7 +376,7 @@ class _Lane:
     def _do(self, step: Step) -> int | None:
         staged, storage = self._staged, self._committer._storage
         match step:
-            case Step.LOOK:
+            case Step.LOOK_UP:
                 return noted(storage, staged)
             case Step.FENCE:
                 self._renewed().fence(staged.topic)
@@ -396,7 +396,7 @@ class _Lane:
             case Step.CLEAN:
                 delete_staged(storage, [staged])
             case _:
-                raise InvariantError(f"nothing is to be done at {step}")
+                raise InvariantError(f"{step} requires no action")
         return None
 
     @property
@@ -444,13 +444,13 @@ class _Lane:
 
 def transaction_timeout_ms(connection: Connection, rows: int) -> int:
     """Return the user's timeout, or a short one that suffices for these rows: an abandoned transaction blocks readers."""
-    said = connection.option(TIMEOUT)
-    if said is not None:
+    value = connection.option(TIMEOUT)
+    if value is not None:
         try:
-            return int(said)  # type: ignore[arg-type]
+            return int(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             raise ConfigError(
-                f"KafkaSink: option {TIMEOUT!r} is {said!r}, which is not a number of milliseconds"
+                f"KafkaSink: option {TIMEOUT!r} is {value!r}, which is not a number of milliseconds"
             ) from None
     return min(_TIMEOUT_MAX_MS, max(_TIMEOUT_MIN_MS, rows * 1000 // _ROWS_PER_S_MIN))
 
@@ -469,6 +469,6 @@ def check_transactions(
     with explained(where), closing(producer):
         producer.fence(topic)
         producer.begin()
-        producer.mark(topic, 0)  # says which right is missing, where reading the marker would only wait
+        producer.mark(topic, 0)  # reports which right is missing, where reading the marker would only wait
         producer.abort()
         producer.marker(topic)

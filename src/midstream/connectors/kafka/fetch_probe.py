@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from midstream.connectors.common import external_waits as outside
 from midstream.connectors.common.external_waits import ExternalWait
-from midstream.connectors.kafka.fetched_records import Client, MemoryTap, ObjectTap, Tap
+from midstream.connectors.kafka.fetched_records import Client, Fetcher, MemoryFetcher, ObjectFetcher
 from midstream.engine.core.errors import InvariantError, StorageError
 
 if TYPE_CHECKING:
@@ -46,22 +46,22 @@ _lock: Final = threading.Lock()
 _log = logging.getLogger(__name__)
 
 
-def new_tap(
-    consumer: Consumer, topic: str, partition: int, metadata: Collection[str], heard: Callable[[KafkaError], None]
-) -> Tap:
-    """`metadata`: the parts of records that are needed besides their values. `heard`: the `error_cb` of the consumer."""
+def new_fetcher(
+    consumer: Consumer, topic: str, partition: int, metadata: Collection[str], errors: Callable[[KafkaError], None]
+) -> Fetcher:
+    """`metadata`: the parts of records that are needed besides their values. `errors`: the `error_cb` of the consumer."""
     if len(topic.encode()) > _TOPIC_BYTES_MAX:
         raise StorageError(f"Kafka's client cannot read a topic of so long a name: {topic}")
     client = None if "headers" in metadata else probed_client()
     return (
-        ObjectTap(consumer, topic, partition)
+        ObjectFetcher(consumer, topic, partition)
         if client is None
-        else MemoryTap(consumer, client, topic, partition, heard)
+        else MemoryFetcher(consumer, client, topic, partition, errors)
     )
 
 
 def probed_client() -> Client | None:
-    """Return the calls for reading from memory; None if that is not right here, which the log and the status say."""
+    """Return the calls for reading from memory; None if that is not right here, which the log and the status report."""
     with _lock:  # several threads open partitions
         return _probed()
 
@@ -188,43 +188,43 @@ class _Ways:
         from confluent_kafka import KafkaError
 
         rows: list[dict[str, Any]] = []
-        with self._tap(1, []) as tap:
-            tap.assign(0)
+        with self._fetcher(1, []) as fetcher:
+            fetcher.assign(0)
             while True:
-                records, notes = tap.take(rows_max)
+                records, reports = fetcher.take(rows_max)
                 if len(records):
                     columns = {"value": records.values(), **{what: records.metadata(what) for what in _METADATA}}
                     columns["timestamp"] = columns["timestamp"].cast(pa.int64())
                     rows += pa.table(columns).to_pylist()
                     _check("the last offset", records.offset(-1), rows[-1]["offset"])
-                if notes:
-                    reports = [(error.code(), at) for error, at in notes]
-                    _check("the report of the end", reports, [(KafkaError._PARTITION_EOF, len(rows))])
+                if reports:
+                    codes = [(error.code(), at) for error, at in reports]
+                    _check("the report of the end", codes, [(KafkaError._PARTITION_EOF, len(rows))])
                     return rows
                 if not len(records):
                     time.sleep(0.001)
 
     def report_of(self, offset: int) -> object:
         """Return what is reported of an offset that no record has."""
-        with self._tap(1, []) as tap:
-            tap.assign(offset)
-            while not (notes := tap.take(_RECORDS)[1]):
+        with self._fetcher(1, []) as fetcher:
+            fetcher.assign(offset)
+            while not (reports := fetcher.take(_RECORDS)[1]):
                 time.sleep(0.001)
-            return [error.code() for error, _ in notes]
+            return [error.code() for error, _ in reports]
 
     def error_of(self, partition: int) -> object:
         """Return the first error that the callback is given for a partition that does not exist."""
-        heard: list[KafkaError] = []
-        with self._tap(partition, heard) as tap:
-            tap.assign(0)
-            while not heard:
-                records, notes = tap.take(_RECORDS)
-                _check("records and reports of an unknown partition", (len(records), notes), (0, []))
+        errors: list[KafkaError] = []
+        with self._fetcher(partition, errors) as fetcher:
+            fetcher.assign(0)
+            while not errors:
+                records, reports = fetcher.take(_RECORDS)
+                _check("records and reports of an unknown partition", (len(records), reports), (0, []))
                 time.sleep(0.001)
-        return heard[0].code()
+        return errors[0].code()
 
     @contextmanager
-    def _tap(self, partition: int, heard: list[KafkaError]) -> Iterator[Tap]:
+    def _fetcher(self, partition: int, errors: list[KafkaError]) -> Iterator[Fetcher]:
         from confluent_kafka import Consumer
 
         config = {
@@ -237,17 +237,17 @@ class _Ways:
             "fetch.wait.max.ms": 5,
             "topic.metadata.propagation.max.ms": 0,
             "topic.metadata.refresh.interval.ms": 20,
-            "error_cb": heard.append,
+            "error_cb": errors.append,
         }
         consumer = Consumer(config)
         place = _TOPIC, partition
-        tap: Tap = (
-            ObjectTap(consumer, *place)
+        fetcher: Fetcher = (
+            ObjectFetcher(consumer, *place)
             if self._client is None
-            else MemoryTap(consumer, self._client, *place, heard.append)
+            else MemoryFetcher(consumer, self._client, *place, errors.append)
         )
         try:
-            yield tap
+            yield fetcher
         finally:
-            tap.close()
+            fetcher.close()
             consumer.close()

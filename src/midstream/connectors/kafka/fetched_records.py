@@ -2,7 +2,7 @@
 
 Making a Python object for each record takes three times as long as parsing its JSON, and Python's garbage collector
 visits all of them repeatedly. librdkafka has a call that fills an array with pointers to its records instead; numpy
-follows the pointers, and Arrow copies all keys or values at once, which takes a fifth of the time.
+follows the pointers, and Arrow copies all keys or values in one call, which takes a fifth of the time.
 
 The call needs the client's handle. confluent-kafka has it as the first field of a consumer and does not expose it, so
 the place is checked: librdkafka must confirm that the handle found there belongs to this very object. Records are read
@@ -36,10 +36,10 @@ from midstream.engine.core.errors import InvariantError, StorageError
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
 
-Note: TypeAlias = "tuple[KafkaError, int | None]"
+Report: TypeAlias = "tuple[KafkaError, int | None]"
 """A report of a broker or the client other than records, and its offset."""
 Words: TypeAlias = npt.NDArray[np.int64]
-_NOTES_MAX: Final = 100
+_REPORTS_MAX: Final = 100
 """The largest number of reports that one `take` accepts from the consumer."""
 _AT_ONCE: Final = 4_096
 """The number of records that are released before Python may let another thread run."""
@@ -64,14 +64,14 @@ class Fetched(Records, Protocol):
     def close(self) -> None: ...
 
 
-class Tap(Protocol):
+class Fetcher(Protocol):
     """Takes from a consumer what has arrived for one partition. `take` never waits, and closes the records of the call
     before it.
     """
 
     def assign(self, offset: int) -> None: ...
 
-    def take(self, records_max: int) -> tuple[Fetched, list[Note]]: ...
+    def take(self, records_max: int) -> tuple[Fetched, list[Report]]: ...
 
     def close(self) -> None:
         """Close the records that were taken last. To be called before the consumer is closed."""
@@ -93,7 +93,7 @@ class ObjectRecords:
 
     def offset(self, at: int) -> int:
         offset = self._messages[at].offset()
-        assert offset is not None, "what comes of a partition has a place in it"
+        assert offset is not None, "what comes of a partition has an offset"
         return offset
 
     def values(self) -> pa.Array[Any]:
@@ -118,7 +118,7 @@ class ObjectRecords:
     def bad(self, at: int, text: str) -> BadRecord:
         message = self._messages[at]
         topic = message.topic()
-        assert topic is not None, "a record that was read has a place"
+        assert topic is not None, "a record that was read has a topic"
         known_ms = _known(*message.timestamp())
         offset = self.offset(at)
         return BadRecord(at, topic, message.partition(), offset, message.value(), text, message.key(), known_ms)
@@ -154,7 +154,7 @@ def _headers(message: Message) -> list[dict[str, Any]] | str:
     return [{"name": name, "value": value} for name, value in headers]
 
 
-class ObjectTap:
+class ObjectFetcher:
     def __init__(self, consumer: Consumer, topic: str, partition: int) -> None:
         self._consumer = consumer
         self._place = topic, partition
@@ -164,15 +164,15 @@ class ObjectTap:
 
         self._consumer.assign([TopicPartition(*self._place, offset)])
 
-    def take(self, records_max: int) -> tuple[Fetched, list[Note]]:
+    def take(self, records_max: int) -> tuple[Fetched, list[Report]]:
         messages = self._consumer.consume(records_max, 0)
         good = [message for message in messages if message.error() is None]
-        return ObjectRecords(good), _notes(messages) if len(good) < len(messages) else []
+        return ObjectRecords(good), _reports(messages) if len(good) < len(messages) else []
 
     def close(self) -> None: ...
 
 
-def _notes(messages: Sequence[Message]) -> list[Note]:
+def _reports(messages: Sequence[Message]) -> list[Report]:
     return [(error, message.offset()) for message in messages if (error := message.error()) is not None]
 
 
@@ -204,7 +204,7 @@ class Client:
         handle = ctypes.c_void_p.from_address(address + object.__basicsize__).value
         return handle if handle and handle % 8 == 0 and self._owner(handle) == address else None
 
-    def hear_errors(self, handle: int) -> None:
+    def on_errors(self, handle: int) -> None:
         """Make `_on_error` the callback for errors. Any call of the client, from any place, may call it."""
         self._call_on_error(self._settings(handle), _on_error)
 
@@ -226,13 +226,13 @@ class _MemoryRecords:
         """The pointers to records; the others are to reports."""
         self._words = self._at = self._good
 
-    def take(self, queue: int) -> list[Note]:
+    def take(self, queue: int) -> list[Report]:
         """Take what is in the queue; to be called once. From this call on the pointers are released by `close`, also if
         the call fails after they were taken.
         """
         self._out = self._client.consume(queue, 0, self._pointers.ctypes.data, len(self._pointers))
         if self._out < 0:
-            raise StorageError("Kafka's client does not say what it has fetched")
+            raise StorageError("Kafka's client does not report what it has fetched")
         if not self._out:
             return []
         self._good = self._pointers[: self._out]
@@ -241,12 +241,12 @@ class _MemoryRecords:
         if not errors.any():
             return []
         at = np.flatnonzero(errors)
-        notes = [
-            self._note(*one)
+        reports = [
+            self._report(*one)
             for one in zip(self._good[at].tolist(), errors[at].tolist(), self._field(_OFFSET)[at].tolist(), strict=True)
         ]
         self._good, self._at = self._good[errors == 0], self._at[errors == 0]
-        return notes
+        return reports
 
     def __len__(self) -> int:
         return len(self._at)
@@ -295,7 +295,7 @@ class _MemoryRecords:
         ms = self._client.timestamp(int(self._good[at]), ctypes.byref(kind))
         return _known(kind.value, ms)
 
-    def _note(self, pointer: int, error: int, offset: int) -> Note:
+    def _report(self, pointer: int, error: int, offset: int) -> Report:
         return _error(error, self._client.errstr(pointer)), offset if offset >= 0 else None
 
 
@@ -305,14 +305,14 @@ def _error(code: int, text: bytes | None) -> KafkaError:
     return KafkaError(code, (text or b"").decode(errors="replace"))
 
 
-class MemoryTap:
+class MemoryFetcher:
     def __init__(
         self,
         consumer: Consumer,
         client: Client,
         topic: str,
         partition: int,
-        heard: Callable[[KafkaError], None],
+        report_error: Callable[[KafkaError], None],
     ) -> None:
         self._queue: int | None = None
         self._taken: Fetched = ObjectRecords(())
@@ -321,11 +321,11 @@ class MemoryTap:
         self._place = topic, partition
         self._is_astray = False
         """Records arrived through the consumer, and none through the partition's queue since."""
-        self._heard = heard
+        self._report_error = report_error
         self._failed: BaseException | None = None
         """An exception that could not be raised in the callback."""
-        _taps[id(consumer)] = self
-        client.hear_errors(self._handle())
+        _fetchers[id(consumer)] = self
+        client.on_errors(self._handle())
 
     def assign(self, offset: int) -> None:
         from confluent_kafka import TopicPartition
@@ -344,41 +344,41 @@ class MemoryTap:
             raise InvariantError("the consumer is closed, or has its handle in another place")
         return handle
 
-    def take(self, records_max: int) -> tuple[Fetched, list[Note]]:
+    def take(self, records_max: int) -> tuple[Fetched, list[Report]]:
         if self._queue is None:
             raise InvariantError("nothing is assigned to the consumer any more, or yet")
         if self._failed is not None:
             raise self._failed
         self._taken.close()
-        beside = self._consumer.consume(_NOTES_MAX, 0)
-        notes = _notes(beside)
-        if len(notes) < len(beside):
-            return self._find_back(beside)
+        messages = self._consumer.consume(_REPORTS_MAX, 0)
+        reports = _reports(messages)
+        if len(reports) < len(messages):
+            return self._find_back(messages)
         taken = self._taken = _MemoryRecords(self._client, *self._place, records_max)
-        notes += taken.take(self._queue)
+        reports += taken.take(self._queue)
         if len(taken):
             self._is_astray = False
-        return taken, notes
+        return taken, reports
 
-    def _find_back(self, beside: Sequence[Message]) -> tuple[Fetched, list[Note]]:
+    def _find_back(self, messages: Sequence[Message]) -> tuple[Fetched, list[Report]]:
         """The partition has got another queue, which is forwarded to the consumer: assign it again from the first of
         these records.
 
-        Reports behind that record will come again.
+        Reports after that record will come again.
         """
         if self._is_astray:
             raise InvariantError("records came through the consumer, and not through the queue of their partition")
-        before = [*takewhile(lambda message: message.error() is not None, beside)]
-        offset = beside[len(before)].offset()
-        assert offset is not None, "what comes of a partition has a place in it"
+        before = [*takewhile(lambda message: message.error() is not None, messages)]
+        offset = messages[len(before)].offset()
+        assert offset is not None, "what comes of a partition has an offset"
         self.assign(offset)
         self._is_astray = True
-        return ObjectRecords(()), _notes(before)
+        return ObjectRecords(()), _reports(before)
 
-    def hear(self, code: int, text: bytes | None) -> None:
-        """Process an error. The client calls this and cannot take exceptions. Fatal errors also arrive beside records."""
+    def handle_error(self, code: int, text: bytes | None) -> None:
+        """Process an error. The client calls this and cannot take exceptions. Fatal errors also arrive together with records."""
         try:
-            self._heard(_error(code, text))
+            self._report_error(_error(code, text))
         except BaseException as error:  # noqa: BLE001 - the next `take` raises it
             self._failed = error
 
@@ -389,22 +389,22 @@ class MemoryTap:
             self._client.forget_queue(queue)
 
     __del__ = close
-    """For a reader that was not closed: its consumer is closed after the tap, and would wait for ever."""
+    """For a reader that was not closed: its consumer is closed after the fetcher, and would wait indefinitely."""
 
 
-_taps: WeakValueDictionary[int, MemoryTap] = WeakValueDictionary()
-"""Taps by the address of their consumer."""
+_fetchers: WeakValueDictionary[int, MemoryFetcher] = WeakValueDictionary()
+"""Fetchers by the address of their consumer."""
 _ON_ERROR: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
-def _told(handle: int, code: int, text: bytes | None, owner: int) -> None:
+def _on_client_error(handle: int, code: int, text: bytes | None, owner: int) -> None:
     """The callback for errors; confluent-kafka's own would abort the process outside of the calls that it makes itself."""
-    tap = _taps.get(owner)
-    if tap is not None:
-        tap.hear(code, text)
+    fetcher = _fetchers.get(owner)
+    if fetcher is not None:
+        fetcher.handle_error(code, text)
 
 
-_on_error = _ON_ERROR(_told)
+_on_error = _ON_ERROR(_on_client_error)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_on_error))  # consumers may outlive this module when Python ends
 
 

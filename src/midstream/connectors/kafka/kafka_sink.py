@@ -86,7 +86,7 @@ class KafkaSink(Sink):
     `topic`: the name of the topic.
     `guarantee`: "exactly_once": rows appear when the checkpoint that covers them completes, and readers with
     `isolation.level=read_committed` see each once, whatever fails; needs a checkpoint directory. "at_least_once": rows
-    appear at once, and after a failure those since the last checkpoint appear again.
+    appear immediately, and after a failure those since the last checkpoint appear again.
     `format`: "json" (an object per row), "avro" (a record of the columns, whose schema is registered in `registry` as
     the subject `<topic>-value`), "protobuf" (the message class `message`, whose fields have the columns' names;
     registered in the same way where there is a `registry`), "bytes" or "text" (the one column that is left beside the
@@ -156,7 +156,7 @@ class KafkaSink(Sink):
         StorageError if it does not answer.
         """
         Encoding(self, schema, self._where).register()
-        self._producer(Silence(self._where, self._connection.servers), _nobody)  # looks at the options
+        self._producer(Silence(self._where, self._connection.servers), _nobody)  # checks the options
         with closing(Cluster(self._connection, self._where)) as cluster:
             cluster.check_writable(self.topic)
             if self._is_exactly_once:
@@ -201,11 +201,13 @@ class KafkaSink(Sink):
 
     @property
     def _record_bytes_max(self) -> int:
-        said = self._connection.option("message.max.bytes")
+        value = self._connection.option("message.max.bytes")
         try:
-            return _RECORD_BYTES_MAX if said is None else int(said)  # type: ignore[arg-type]
+            return _RECORD_BYTES_MAX if value is None else int(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            raise ConfigError(f"{self._where}: option 'message.max.bytes' is {said!r}, which is not a number") from None
+            raise ConfigError(
+                f"{self._where}: option 'message.max.bytes' is {value!r}, which is not a number"
+            ) from None
 
     def _check_record_bytes(self, cluster: Cluster) -> None:
         """Check that the topic accepts what the sink accepts: a refusal after the checkpoint is complete would come too
@@ -226,7 +228,7 @@ class KafkaSink(Sink):
         ours = {
             "enable.idempotence": True,
             "delivery.report.only.error": True,
-            "error_cb": silence.heard,
+            "error_cb": silence.on_error,
             "on_delivery": delivered,
         }
         with made(self._where):
@@ -289,12 +291,12 @@ class _Records(AsyncPart):
         producer = self._producer
         while producer is not None and len(producer):
             self._wait(producer, producer.flush)
-        self._silence.looked(True)  # nothing is waited for any more
+        self._silence.polled(True)  # nothing is waited for any more
 
     def _wait(self, producer: Producer, step: Callable[[float], object]) -> None:
         before = len(producer)
         step(_STEP_S)
-        self._silence.looked(len(producer) < before)
+        self._silence.polled(len(producer) < before)
         self._check()
         if self.stopped.is_set():
             raise StorageError(f"{self._where}: the attempt ended before all rows were delivered")

@@ -2,7 +2,7 @@
 
 A split is read by a consumer of its own, which is assigned its partition: there is no consumer group whose rebalances
 could move partitions or offsets unnoticed. Offsets are in the job's checkpoints; they are committed to a group, for
-monitoring its lag, only if the user names one, and are read from there only for a start that asks for it.
+monitoring its lag, only if the user names one, and are read from there only for a start that requests it.
 
 Offsets have gaps where transactions were aborted or ended, and where topics are compacted; so nothing is counted by
 them. The end of a partition that is read up to an offset is known when the broker reports that it has no more, since
@@ -32,9 +32,9 @@ from midstream.connectors.common.malformed_records import (
 )
 from midstream.connectors.files.text_parsers import CsvOptions
 from midstream.connectors.kafka.client import ANSWER_S, Connection, OptionValue, Silence, explained, made
-from midstream.connectors.kafka.cluster import EARLIEST, LATEST, Cluster, Place, Topic, are_two_topics
-from midstream.connectors.kafka.fetch_probe import new_tap
-from midstream.connectors.kafka.fetched_records import Fetched, Note
+from midstream.connectors.kafka.cluster import EARLIEST, LATEST, Cluster, PartitionId, Topic, are_two_topics
+from midstream.connectors.kafka.fetch_probe import new_fetcher
+from midstream.connectors.kafka.fetched_records import Fetched, Report
 from midstream.connectors.kafka.record_parser import KafkaFormat, RecordParser
 from midstream.connectors.kafka.schema_registry import RegistrySilent
 from midstream.connectors.kafka.source_bounds import (
@@ -83,17 +83,17 @@ _PREFETCH: Final = {
     "fetch.message.max.bytes": 4 * 2**20,  # with 1 MB, the default, brokers work twice as long for the same records
     "fetch.wait.max.ms": 100,
     "check.crcs": True,
-    "topic.metadata.refresh.interval.ms": 30_000,  # by default 5 min, in which a deleted topic may only look silent
+    "topic.metadata.refresh.interval.ms": 30_000,  # by default 5 min, in which a deleted topic may only appear silent
     "fetch.queue.backoff.ms": 10,  # by default a second, after each time that the queue was full
 }
 """Prefetch limits per partition, unless the user sets others."""
 _RECORDS_MAX: Final = 50_000
 """The largest number of records in one batch."""
 _SIDE_BY_SIDE: Final = 100_000
-"""Partitions never end, so a subtask reads all of its partitions at once, and keeps a request open for each."""
-_ASK_S: Final = 5.0
-"""The interval at which the broker of a silent partition is asked whether it is back."""
-_ASKED_S: Final = 0.5
+"""Partitions never end, so a subtask reads all of its partitions together, and keeps a request open for each."""
+_POLL_INTERVAL_S: Final = 5.0
+"""The interval at which the broker of a silent partition is polled."""
+_ANSWER_WAIT_S: Final = 0.5
 """The time for which a reading thread waits for that answer."""
 _CHECK_S: Final = 5.0
 """The time for which a reading thread waits for the id of its topic."""
@@ -122,7 +122,7 @@ class _Found(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KafkaSource(Source):
-    """Reads topics of a Kafka cluster (2.5 or later), from `start` to `stop` or for ever.
+    """Reads topics of a Kafka cluster (2.5 or later), from `start` to `stop` or indefinitely.
 
     A record without a value is a row of nulls. With the option `group.id`, offsets are committed after each checkpoint,
     for tools that show lag.
@@ -216,7 +216,7 @@ class KafkaSource(Source):
         self.rows_per_s = rows_per_s
         self._first: tuple[dict[str, Topic], list[_Partition]] | None = None
         """The result of the first discovery."""
-        self._resumed_stops: dict[Place, int] = {}
+        self._resumed_stops: dict[PartitionId, int] = {}
         """Where a job with `stop` ends that resumes from a checkpoint of a job without: partitions found before have no
         stop of their own. Determined once, on the driver, before the source goes to the slots; the splits of all later
         checkpoints have it.
@@ -248,7 +248,7 @@ class KafkaSource(Source):
         if not restoring:
             self._check_start(found)
         elif self._stop is not None:
-            self._resumed_stops = self._offsets(_places(found), self._stop)
+            self._resumed_stops = self._offsets(_partition_ids(found), self._stop)
 
     def _check_start(self, topics: Mapping[str, Topic]) -> None:
         """Raise ConfigError for an offset after the end of its partition. With `stop` nothing would be read, without a
@@ -263,23 +263,23 @@ class KafkaSource(Source):
                 )
         elif self._start != "group":
             return
-        starts = self._offsets(_places(topics), self._start)
+        starts = self._offsets(_partition_ids(topics), self._start)
         leaves_nothing = isinstance(self._start, Mapping) and self._stop == "latest"
         # a group may have read further than the committed records reach, without read_committed
         ends = self._cluster.offsets([*starts], LATEST, committed=leaves_nothing)
-        for place, end in ends.items():
-            topic_name, partition = place
-            if starts[place] <= end:
+        for partition_id, end in ends.items():
+            topic_name, partition = partition_id
+            if starts[partition_id] <= end:
                 continue
             if self._start == "group":
                 raise ConfigError(
-                    f"{self._where}: group {self._group!r} has committed offset {starts[place]} of topic {topic_name!r}, "
+                    f"{self._where}: group {self._group!r} has committed offset {starts[partition_id]} of topic {topic_name!r}, "
                     f"partition {partition}, which ends before offset {end}: the topic was recreated, or brokers have "
                     "lost records. Reset the group's offsets, or give another start="
                 )
             why = ", so stop='latest' leaves nothing to read" if leaves_nothing else ""
             raise ConfigError(
-                f"{self._where}: start= has offset {starts[place]} for partition {partition}, whose "
+                f"{self._where}: start= has offset {starts[partition_id]} for partition {partition}, whose "
                 f"{'committed ' if leaves_nothing else ''}records end before offset {end}{why}; give an offset up to "
                 "that one"
             )
@@ -290,11 +290,11 @@ class KafkaSource(Source):
             if known.begun:
                 topics, found = self._newly_found(known.topics)
             else:
-                # Remembered: asked again, after a restart, it must be the same, and "latest" is not.
+                # Remembered: a second query, after a restart, must give the same, and "latest" does not.
                 topics, found = self._first = self._first or self._first_found()
         except StorageError as error:
             # Readers wait for brokers that are gone, and so does this.
-            _log.warning("%s: cannot look for partitions at present, and will try again: %s", self._where, error)
+            _log.warning("%s: cannot discover partitions at present, and will try again: %s", self._where, error)
             return Discovery((), msgspec.msgpack.encode(known), exhausted=False)
         splits = tuple(
             Split(f"{part.topic}:{part.partition}", msgspec.msgpack.encode(part))
@@ -331,17 +331,17 @@ class KafkaSource(Source):
 
     def _first_found(self) -> tuple[dict[str, Topic], list[_Partition]]:
         topics = self._cluster.topics(self._topics)
-        places = _places(topics)
-        starts = self._offsets(places, self._start)
-        stops = dict.fromkeys(places) if self._stop is None else self._offsets(places, self._stop)
+        partition_ids = _partition_ids(topics)
+        starts = self._offsets(partition_ids, self._start)
+        stops = dict.fromkeys(partition_ids) if self._stop is None else self._offsets(partition_ids, self._stop)
         is_earliest = self._start == "earliest"
-        parts = [_Partition(*at, starts[at], stops[at], is_earliest, topics[at[0]].id) for at in places]
+        parts = [_Partition(*at, starts[at], stops[at], is_earliest, topics[at[0]].id) for at in partition_ids]
         return topics, parts
 
     def _newly_found(self, known: Mapping[str, Topic]) -> tuple[dict[str, Topic], list[_Partition]]:
         """Return new topics and partitions, which are read from their beginning."""
         topics = self._cluster.topics(self._topics, may_be_gone=True)
-        for name in known:  # to readers a topic that is gone may only look silent
+        for name in known:  # to readers a topic that is gone may only appear silent
             is_read = self._topics.fullmatch(name) if isinstance(self._topics, re.Pattern) else name in self._topics
             if is_read and name not in topics:
                 raise ConfigError(
@@ -365,17 +365,19 @@ class KafkaSource(Source):
             "longer has the records that were read before, so the job cannot resume: start with --fresh"
         )
 
-    def _offsets(self, places: list[Place], when: Start | Stop) -> dict[Place, int]:
+    def _offsets(self, partition_ids: list[PartitionId], when: Start | Stop) -> dict[PartitionId, int]:
         if isinstance(when, Mapping):
-            return {place: when[place[1]] for place in places}
+            return {partition_id: when[partition_id[1]] for partition_id in partition_ids}
         if isinstance(when, datetime):
-            return self._cluster.offsets(places, int(when.timestamp() * 1000))
+            return self._cluster.offsets(partition_ids, int(when.timestamp() * 1000))
         if when == "group":
             assert self._group is not None
-            committed = self._cluster.committed(self._group, places)
-            first = self._cluster.offsets([place for place in places if place not in committed], EARLIEST)
+            committed = self._cluster.committed(self._group, partition_ids)
+            first = self._cluster.offsets(
+                [partition_id for partition_id in partition_ids if partition_id not in committed], EARLIEST
+            )
             return {**first, **committed}
-        return self._cluster.offsets(places, EARLIEST if when == "earliest" else LATEST)
+        return self._cluster.offsets(partition_ids, EARLIEST if when == "earliest" else LATEST)
 
     # ---- on the subtasks ----
 
@@ -419,7 +421,7 @@ class KafkaSource(Source):
                     "auto.offset.reset": "error",
                     "enable.partition.eof": True,
                     "isolation.level": "read_committed",
-                    "error_cb": silence.heard,
+                    "error_cb": silence.on_error,
                 }
             ),
         }
@@ -432,7 +434,7 @@ class _PartitionReader(SplitReader):
         self._part = part
         self._where = _where(part)
         self._next = offset or part.start
-        self._notes: list[Note] = []
+        self._reports: list[Report] = []
         """Errors and events that came with the records of the last poll, or after them."""
         self._bad: list[BadRecord] = []
         """The bad records of the last poll."""
@@ -440,7 +442,7 @@ class _PartitionReader(SplitReader):
         """Records whose schema could not be looked up yet, and the offset at which they begin."""
         self._silence = Silence(self._where, source._connection.servers, what_for=f"of topic {part.topic!r}")
         self._registry_wait = ExternalWait()
-        self._ask_again_s = 0.0
+        self._next_poll_s = 0.0
         self._is_checked = part.from_earliest and not offset
         """The topic was found to be the one in which the offset is. Reading that begins where the broker's records begin
         does not depend on an offset.
@@ -450,9 +452,9 @@ class _PartitionReader(SplitReader):
             with made(self._where):
                 self._consumer = source._new_consumer(self._silence)
             stack.callback(self._consumer.close)
-            place = part.topic, part.partition
-            self._tap = new_tap(self._consumer, *place, source._parser.metadata, self._silence.heard)
-            stack.callback(self._tap.close)
+            partition_id = part.topic, part.partition
+            self._fetcher = new_fetcher(self._consumer, *partition_id, source._parser.metadata, self._silence.on_error)
+            stack.callback(self._fetcher.close)
             self._assign(None if part.from_earliest and not offset else self._next)
             stack.pop_all()
 
@@ -463,15 +465,15 @@ class _PartitionReader(SplitReader):
         """
         if self._kept is not None:
             return self._parsed(*self._kept)
-        notes, self._notes = self._notes, []
-        for note in notes:
-            self._take_note(*note)
+        reports, self._reports = self._reports, []
+        for report in reports:
+            self._handle_report(*report)
         stop = self._part.stop
         if stop is not None and self._next >= stop and self._is_read_to_its_end():
             return None
         with explained(self._where):
-            records, self._notes = self._tap.take(min(rows_max, _RECORDS_MAX))
-        self._silence.looked(self._silence.is_doubted and self._is_answered())  # records may have come before
+            records, self._reports = self._fetcher.take(min(rows_max, _RECORDS_MAX))
+        self._silence.polled(self._silence.is_doubted and self._is_answered())  # records may have come before
         if len(records) and not self._is_checked:
             self._check_topic()
         before = self._next
@@ -507,22 +509,22 @@ class _PartitionReader(SplitReader):
     def close(self) -> None:
         self._silence.close()
         self._registry_wait.end()
-        self._tap.close()
+        self._fetcher.close()
         self._consumer.close()
 
     def _is_answered(self) -> bool:
-        """Whether the broker answers, asked from time to time: its loss is not always reported, and after its return
+        """Whether the broker answers, polled from time to time: its loss is not always reported, and after its return
         there may be no records.
         """
         from confluent_kafka import KafkaException, TopicPartition
 
         now_s = time.monotonic()
-        if now_s < self._ask_again_s:
+        if now_s < self._next_poll_s:
             return False
-        self._ask_again_s = now_s + _ASK_S
+        self._next_poll_s = now_s + _POLL_INTERVAL_S
         at = TopicPartition(self._part.topic, self._part.partition)
         try:
-            return self._consumer.get_watermark_offsets(at, timeout=_ASKED_S) is not None
+            return self._consumer.get_watermark_offsets(at, timeout=_ANSWER_WAIT_S) is not None
         except KafkaException:  # nothing is concluded from it but that it is still silent
             return False
 
@@ -534,7 +536,7 @@ class _PartitionReader(SplitReader):
         now_s = time.monotonic()
         if now_s < self._check_again_s:
             return False
-        self._check_again_s = now_s + _ASK_S
+        self._check_again_s = now_s + _POLL_INTERVAL_S
         try:
             self._check_topic(may_be_gone=True)
         except StorageError as error:
@@ -547,7 +549,7 @@ class _PartitionReader(SplitReader):
     def _check_topic(self, *, may_be_gone: bool = False) -> None:
         """Raise ConfigError if the topic is not that in which the offsets are; StorageError without an answer.
 
-        The client continues at the same offset of a topic that was recreated, and says nothing, if the offset exists
+        The client continues at the same offset of a topic that was recreated, and reports nothing, if the offset exists
         there. No topic gets the id of an earlier one: if it has not changed, all that was read before is of one topic.
         """
         part = self._part
@@ -560,23 +562,23 @@ class _PartitionReader(SplitReader):
         self._is_checked = True
 
     def _assign(self, offset: int | None) -> None:
-        """None: wherever the broker's records begin. Without a word from it yet, librdkafka would wait 0.5 s before it asks."""
+        """None: wherever the broker's records begin. Without a response from it yet, librdkafka would wait 0.5 s before the request."""
         from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 
         if offset is None:
             with suppress(KafkaException):  # if it is gone it is waited for
-                place = TopicPartition(self._part.topic, self._part.partition)
-                self._consumer.get_watermark_offsets(place, timeout=_ASKED_S)
+                partition_id = TopicPartition(self._part.topic, self._part.partition)
+                self._consumer.get_watermark_offsets(partition_id, timeout=_ANSWER_WAIT_S)
         with explained(self._where):
-            self._tap.assign(OFFSET_BEGINNING if offset is None else offset)
+            self._fetcher.assign(OFFSET_BEGINNING if offset is None else offset)
 
-    def _take_note(self, error: KafkaError, offset: int | None) -> None:
+    def _handle_report(self, error: KafkaError, offset: int | None) -> None:
         """Process a report of the broker other than records: the end for now, a gap, or a refusal."""
         from confluent_kafka import KafkaError as Codes
 
         match error.code():
             case Codes._PARTITION_EOF:
-                assert offset is not None, "the end of a partition has a place in it"
+                assert offset is not None, "the end of a partition has an offset"
                 self._next = max(self._next, offset)
             case Codes._AUTO_OFFSET_RESET | Codes.OFFSET_OUT_OF_RANGE:
                 self._meet_gap()
@@ -585,13 +587,13 @@ class _PartitionReader(SplitReader):
             case Codes.TOPIC_AUTHORIZATION_FAILED:
                 raise ConfigError(f"{self._where}: cannot be read: {error.str()}")
             case Codes.GROUP_AUTHORIZATION_FAILED:
-                pass  # the client looks for the group's coordinator, of which nothing is wanted
+                pass  # the client queries the group's coordinator, from which nothing is needed
             case _ if error.retriable() or error.code() in (
                 Codes._TRANSPORT,
                 Codes._ALL_BROKERS_DOWN,
                 Codes._TIMED_OUT,
             ):
-                self._silence.heard(error)
+                self._silence.on_error(error)
             case _:
                 raise StorageError(f"{self._where}: reading after offset {self._next} failed: {error.str()}")
 
@@ -613,7 +615,7 @@ class _PartitionReader(SplitReader):
         has = f"the broker has {low} to {high - 1}" if high > low else f"the broker has none before {high}"
         if self._next > high:
             raise ConfigError(
-                f"{self._where}: reading was to resume at offset {self._next}, and {has}; the topic was recreated, or "
+                f"{self._where}: reading must resume at offset {self._next}, and {has}; the topic was recreated, or "
                 "brokers have lost records. It no longer has the records that were read before: start with --fresh"
             )
         if self._next >= low:
@@ -621,7 +623,7 @@ class _PartitionReader(SplitReader):
             return
         if self._source._on_gap == "fail":
             raise ConfigError(
-                f"{self._where}: reading was to resume at offset {self._next}, and {has}: {low - self._next} offsets "
+                f"{self._where}: reading must resume at offset {self._next}, and {has}: {low - self._next} offsets "
                 "were "
                 "deleted before they were read, by the topic's retention or by hand. on_gap='skip' continues without "
                 "them"
@@ -639,7 +641,7 @@ class _PartitionReader(SplitReader):
         )
 
 
-def _places(topics: Mapping[str, Topic]) -> list[Place]:
+def _partition_ids(topics: Mapping[str, Topic]) -> list[PartitionId]:
     return [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
 
 

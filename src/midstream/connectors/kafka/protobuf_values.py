@@ -100,10 +100,10 @@ class _Writer:
     def why_not(self, index: tuple[int, ...]) -> str:
         """Return why the message at this place cannot be read; empty if it can."""
         if index not in self._verdicts:
-            self._verdicts[index] = self._look(index)
+            self._verdicts[index] = self._verdict_of(index)
         return self._verdicts[index]
 
-    def _look(self, index: tuple[int, ...]) -> str:
+    def _verdict_of(self, index: tuple[int, ...]) -> str:
         written = message_at(self._file, index)
         if written is None:
             return f"it has no message at {list(index)}"

@@ -1,4 +1,4 @@
-"""Kafka records as rows: values parsed a batch at a time, and columns that say where each row came from.
+"""Kafka records as rows: values parsed a batch at a time, and columns that show where each row came from.
 
 JSON is parsed by the JSON-lines reader and follows its rules: each value becomes one line of a text. For each line to
 be one row, a value must be one object. It is one if it begins and ends with a brace, if it has no line end (outside of
@@ -180,11 +180,11 @@ class RecordParser:
             pa.concat_arrays([piece.column(index) for piece in pieces]) if len(pieces) > 1 else pieces[0].column(index)
             for index in range(len(self._wanted.schema))
         ]
-        beside = [records.metadata(what) for what in self.metadata]
-        if bad and beside:
+        metadata_columns = [records.metadata(what) for what in self.metadata]
+        if bad and metadata_columns:
             good = np.delete(np.arange(count), [each.at for each in bad])
-            beside = [column.take(good) for column in beside]
-        return pa.RecordBatch.from_arrays(columns + beside, schema=self.schema), bad
+            metadata_columns = [column.take(good) for column in metadata_columns]
+        return pa.RecordBatch.from_arrays(columns + metadata_columns, schema=self.schema), bad
 
     def _bad(self, records: Records, at: int, where: str, text: str, advice: str) -> BadRecord:
         if not self._drops:

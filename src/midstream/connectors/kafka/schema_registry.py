@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import pyarrow as pa
 
 from midstream.connectors.common.optional_packages import require
-from midstream.connectors.kafka.client import OptionValue, looked_up
+from midstream.connectors.kafka.client import OptionValue, resolved_option
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ HEADER_BYTES: Final = 5
 """The bytes before a value: a byte 0 and the id of its schema, in four bytes."""
 _ANSWER_S: Final = 10
 _AGAIN_S: Final = 1.0
-"""The pause before a registry that did not answer is asked again."""
+"""The pause before the next request to a registry that did not answer."""
 _REFERENCES_MAX: Final = 100
 _NO_ID: Final = 2**31 - 1
 """An id that no schema has."""
 _UNKNOWN_S: Final = 30.0
-"""The time for which an id that the registry did not know is not requested again."""
+"""The time for which an id that the registry did not have is not requested again."""
 
 
 class RegistrySilent(StorageError):
@@ -59,7 +59,7 @@ class Registry:
         url = options.get("url") if isinstance(options, Mapping) else None
         if not isinstance(url, str) or not url:
             raise ConfigError(f"{who}: registry={{…}} has no 'url', such as registry={{'url': 'http://registry:8081'}}")
-        self._options = {"timeout": _ANSWER_S, **options, "max.retries": 0}  # the caller asks again
+        self._options = {"timeout": _ANSWER_S, **options, "max.retries": 0}  # the caller retries
         self._who = who
         self._client: SchemaRegistryClient | None = None
         self._silent_until_s = float("-inf")
@@ -82,28 +82,28 @@ class Registry:
         """Return the text of an Avro schema, and of those that it refers to, by name. Raises UnknownSchema or
         RegistrySilent.
         """
-        return self._ask(lambda client: _avro(client, client.get_schema(schema_id)))
+        return self._request(lambda client: _avro(client, client.get_schema(schema_id)))
 
     def latest(self, subject: str) -> tuple[str, dict[str, str]]:
         """Return the newest version of a subject, in the form of `schema`."""
-        return self._ask(lambda client: _avro(client, client.get_latest_version(subject).schema))
+        return self._request(lambda client: _avro(client, client.get_latest_version(subject).schema))
 
     def descriptors(self, schema_id: int) -> tuple[bytes, dict[str, bytes]]:
         """Return the file descriptor of a Protobuf schema, and those that it refers to, by name, imported ones first."""
 
-        def ask(client: SchemaRegistryClient) -> tuple[bytes, dict[str, bytes]]:
+        def request(client: SchemaRegistryClient) -> tuple[bytes, dict[str, bytes]]:
             schema = client.get_schema(schema_id, fmt=_SERIALIZED)
             _check_kind(schema, PROTOBUF)
             found = _references(client, schema, _SERIALIZED)
             return _descriptor(schema), {name: _descriptor(other) for name, other in found.items()}
 
-        return self._ask(ask)
+        return self._request(request)
 
     def register(self, subject: str, text: str) -> int:
         """Register an Avro schema as the newest version of the subject, unless it is one already, and return its id."""
         from confluent_kafka.schema_registry import Schema
 
-        return self._ask(lambda client: int(client.register_schema(subject, Schema(text, "AVRO"))))
+        return self._request(lambda client: int(client.register_schema(subject, Schema(text, "AVRO"))))
 
     def register_descriptors(
         self, subject: str, file: bytes, imported: Mapping[str, tuple[bytes, Sequence[str]]]
@@ -114,7 +114,7 @@ class Registry:
         """
         from confluent_kafka.schema_registry import Schema, SchemaReference
 
-        def ask(client: SchemaRegistryClient) -> int:
+        def request(client: SchemaRegistryClient) -> int:
             known: dict[str, SchemaReference] = {}
             for name, (data, names) in imported.items():
                 schema = Schema(base64.b64encode(data).decode(), PROTOBUF, [known[each] for each in names])
@@ -123,9 +123,9 @@ class Registry:
             schema = Schema(base64.b64encode(file).decode(), PROTOBUF, list(known.values()))
             return int(client.register_schema(subject, schema))
 
-        return self._ask(ask)
+        return self._request(request)
 
-    def _ask(self, question: Callable[[SchemaRegistryClient], T]) -> T:
+    def _request(self, question: Callable[[SchemaRegistryClient], T]) -> T:
         if time.monotonic() < self._silent_until_s:
             raise RegistrySilent(self._why)
         with self._explained():
@@ -137,7 +137,8 @@ class Registry:
         from confluent_kafka.schema_registry import SchemaRegistryClient
 
         options = {
-            name: looked_up(f"registry option {name!r}", value, self._who) for name, value in self._options.items()
+            name: resolved_option(f"registry option {name!r}", value, self._who)
+            for name, value in self._options.items()
         }
         try:
             return SchemaRegistryClient(options)
@@ -194,9 +195,9 @@ class BySchema(Generic[T]):
     def __init__(self, make: Callable[[int], T]) -> None:
         self._make = make
         self._made: dict[int, T | str] = {}
-        """The results; a string says why there is none."""
+        """The results; a string is the reason why there is none."""
         self._unknown: dict[int, tuple[float, str]] = {}
-        """Ids that the registry did not know: how long that is remembered, and its answer."""
+        """Ids that the registry did not have: how long that is remembered, and its answer."""
         self._turn = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -213,16 +214,16 @@ class BySchema(Generic[T]):
         return found
 
     def _new(self, schema_id: int) -> T | str:
-        until_s, said = self._unknown.get(schema_id, (0.0, ""))
+        until_s, reason = self._unknown.get(schema_id, (0.0, ""))
         if time.monotonic() < until_s:
-            return said
+            return reason
         made: T | str
         try:
             made = self._make(schema_id)
         except UnknownSchema as error:
-            said = f"the schema registry does not have it: {error}"
-            self._unknown[schema_id] = time.monotonic() + _UNKNOWN_S, said
-            return said
+            reason = f"the schema registry does not have it: {error}"
+            self._unknown[schema_id] = time.monotonic() + _UNKNOWN_S, reason
+            return reason
         except SchemaError as error:
             made = str(error)
         self._made[schema_id] = made

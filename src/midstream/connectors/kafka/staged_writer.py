@@ -16,7 +16,7 @@ from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.kafka.client import Connection, Silence
 from midstream.connectors.kafka.cluster import Cluster
-from midstream.connectors.kafka.committer import marker_place
+from midstream.connectors.kafka.committer import marker_partition
 from midstream.connectors.kafka.staged_records import (
     VERSION,
     StagedFile,
@@ -109,39 +109,39 @@ class _Lane:
         """
         with self._turn:
             if not self._is_open:
-                place = marker_place(self.topic)
+                partition_id = marker_partition(self.topic)
 
                 def ensure(cluster: Cluster) -> None:
-                    if not cluster.committed(self._id, [place]):
-                        cluster.commit(self._id, {place: 0})
+                    if not cluster.committed(self._id, [partition_id]):
+                        cluster.commit(self._id, {partition_id: 0})
 
-                self._asked(ensure)
+                self._requested(ensure)
                 self._is_open = True
 
     def partitions(self, more_than: int) -> int:
         """Return the topic's number of partitions; it is requested again unless more than `more_than` are known."""
         with self._turn:
             if self._partitions <= more_than:
-                self._partitions = self._asked(lambda cluster: cluster.topics((self.topic,))[self.topic].partitions)
+                self._partitions = self._requested(lambda cluster: cluster.topics((self.topic,))[self.topic].partitions)
             return self._partitions
 
-    def _asked(self, ask: Callable[[Cluster], int | None]) -> int:
+    def _requested(self, request: Callable[[Cluster], int | None]) -> int:
         """Query the cluster, waiting for brokers that do not answer."""
         with ExternalWait() as wait:
-            return self._answered(ask, wait)
+            return self._answered(request, wait)
 
-    def _answered(self, ask: Callable[[Cluster], int | None], wait: ExternalWait) -> int:
+    def _answered(self, request: Callable[[Cluster], int | None], wait: ExternalWait) -> int:
         silence = Silence(self._where, self._connection.servers)
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:
                 with closing(Cluster(self._connection, self._where)) as cluster:
-                    return ask(cluster) or 0
+                    return request(cluster) or 0
             except StorageError:
                 if time.monotonic() > deadline_s:
                     raise
                 wait.begin(f"brokers {self._connection.servers} of topic {self.topic!r}")
-            silence.looked(False)
+            silence.polled(False)
             if self.stopped.wait(_PAUSE_S):
                 raise StorageError(f"{self._where}: the attempt ended before the brokers answered")
 

@@ -106,7 +106,7 @@ A superuser has more than the setting allows, and should not be needed.
 """
 
 
-class _Place(msgspec.Struct, frozen=True, array_like=True):
+class _Location(msgspec.Struct, frozen=True, array_like=True):
     """The staging table of rows, and their target table; plain names, not quoted for SQL."""
 
     staging: str
@@ -130,7 +130,7 @@ class StagedRows(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     table: str
     rows: int
-    place: _Place
+    place: _Location
 
 
 class PostgresSink(Sink):
@@ -149,7 +149,7 @@ class PostgresSink(Sink):
     needs a primary key or unique constraint; of several such rows the last one remains, provided that one subtask has
     them all: call `key_by` with the same columns first.
     `append`: add to a table that has rows; otherwise a fresh job needs an empty one (or a `key`).
-    `staging_schema`: where rows wait for their checkpoint, if not beside the table; the user of `dsn` needs the right
+    `staging_schema`: where rows wait for their checkpoint, if not next to the table; the user of `dsn` needs the right
     to create tables there.
 
     Raises ConfigError for invalid arguments; the table and the rights are checked when the job starts.
@@ -196,7 +196,9 @@ class PostgresSink(Sink):
         check_names(schema.names, self._where)
         self._check_columns(schema)
         with self._connected(self._where) as connection:
-            connection.execute("SELECT pg_advisory_xact_lock(hashtext('midstream'))")  # two jobs may start at once
+            connection.execute(
+                "SELECT pg_advisory_xact_lock(hashtext('midstream'))"
+            )  # two jobs may start at the same time
             table = find_table(connection, self.schema, self.table)
             if table is None:
                 create_table(connection, self.schema, self.table, schema, self.key, self._where)
@@ -208,14 +210,14 @@ class PostgresSink(Sink):
                 self._check_empty(connection, table)
             self._make_commits(connection, table)
             with connection.transaction(force_rollback=True):
-                place = self._place(table)
-                staged = place.staged(_token("", "") + "_check")
+                location = self._location(table)
+                staged = location.staged(_token("", "") + "_check")
                 connection.execute(table.staging_sql(staged, columns, self.key))
                 connection.execute(table.move_sql(staged, schema.names, self.key))
-                _last(connection, place, "", "", alone=True)
+                _last(connection, location, "", "", alone=True)
 
     def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
-        """Raise ConfigError if the server allows this user fewer connections than the job may need at once."""
+        """Raise ConfigError if the server allows this user fewer connections than the job may need concurrently."""
         sharing = [n for sink, n in beside if isinstance(sink, PostgresSink) and sink._dsn == self._dsn]
         needed = 2 * (subtasks + sum(sharing)) + 1
         others = f" and {sum(sharing)} of other sinks" if sharing else ""
@@ -234,13 +236,13 @@ class PostgresSink(Sink):
         where = f"{self._where}: cannot commit checkpoint {checkpoint_id}"
         groups = _grouped(committables)
         with self._connected(where) as connection:
-            for (job_id, uid, place), group in groups.items():
-                self._table_of(connection, place)  # raises if there is none
-                commits = find_table(connection, place.staging, _COMMITS)
-                if commits is None or _committed(connection, place, job_id, uid)[1] < checkpoint_id:
+            for (job_id, uid, location), group in groups.items():
+                self._table_of(connection, location)  # raises if there is none
+                commits = find_table(connection, location.staging, _COMMITS)
+                if commits is None or _committed(connection, location, job_id, uid)[1] < checkpoint_id:
                     for part in group:
-                        if find_table(connection, place.staging, part.table) is None:
-                            raise _gone(place, part, where)
+                        if find_table(connection, location.staging, part.table) is None:
+                            raise _gone(location, part, where)
 
     def writer(self, context: WriterContext) -> SinkWriter:
         require("psycopg", "postgres", f"operator {context.name!r}")
@@ -254,10 +256,10 @@ class PostgresSink(Sink):
         from psycopg.sql import SQL
 
         with self._connected(self._where) as connection:
-            place = self._place(self._find(connection))
+            location = self._location(self._find(connection))
             select = SQL("SELECT max(checkpoint) FROM {} WHERE job = ANY(%s) AND sink = %s")
             found = connection.execute(
-                select.format(place.staged(_COMMITS)), [sorted(output.jobs), place.sink_of(output.uid)]
+                select.format(location.staged(_COMMITS)), [sorted(output.jobs), location.sink_of(output.uid)]
             ).fetchone()
             newest = found[0] or 0 if found is not None else 0
             for checkpoint_id, committable in output.held:
@@ -332,12 +334,12 @@ class PostgresSink(Sink):
             raise ConfigError(f"{self._where}: the table does not exist any more")
         return table
 
-    def _place(self, table: Table) -> _Place:
-        return _Place(self.staging_schema or table.schema, table.schema, table.name, self.key)
+    def _location(self, table: Table) -> _Location:
+        return _Location(self.staging_schema or table.schema, table.schema, table.name, self.key)
 
-    def _table_of(self, connection: Connection[Any], place: _Place) -> Table:
-        """Return the table to which rows of `place` go; the sink's own if that is missing, perhaps renamed."""
-        return find_table(connection, place.schema, place.table) or self._find(connection)
+    def _table_of(self, connection: Connection[Any], location: _Location) -> Table:
+        """Return the table to which rows of `location` go; the sink's own if that is missing, perhaps renamed."""
+        return find_table(connection, location.schema, location.table) or self._find(connection)
 
     def _check_columns(self, schema: pa.Schema) -> None:
         if len(schema) == 0:
@@ -362,13 +364,13 @@ class PostgresSink(Sink):
     def _make_commits(self, connection: Connection[Any], table: Table) -> None:
         from psycopg.sql import SQL
 
-        place = self._place(table)
-        if find_table(connection, place.staging, _COMMITS) is None:
+        location = self._location(table)
+        if find_table(connection, location.staging, _COMMITS) is None:
             connection.execute(
                 SQL(
                     "CREATE TABLE {} (job text, sink text, attempt integer NOT NULL DEFAULT 0,"
                     " checkpoint bigint NOT NULL DEFAULT -1, committed timestamptz, PRIMARY KEY (job, sink))"
-                ).format(place.staged(_COMMITS))
+                ).format(location.staged(_COMMITS))
             )
 
 
@@ -406,8 +408,8 @@ class _StagedPart(AsyncPart):
         with explained(self._where):
             self._table = sink._find(connection)
             self._columns = self._table.matched(self._context.schema, self._where)
-            self._place = sink._place(self._table)
-            staged = self._place.staged(self._name)
+            self._location = sink._location(self._table)
+            staged = self._location.staged(self._name)
             connection.execute(self._table.staging_sql(staged, self._columns, sink.key))
             if sink.key:
                 names.append(ROW_NUMBER)
@@ -426,12 +428,12 @@ class _StagedPart(AsyncPart):
                     f"{self._where}: sent {self._rows} rows, but the server has {self._cursor.rowcount}"
                 )
             # A newer attempt's commit drops what older ones have staged; after it they must not stage anything.
-            committed, _ = _last(connection, self._place, context.job_id, context.uid, alone=False)
+            committed, _ = _last(connection, self._location, context.job_id, context.uid, alone=False)
             if committed > context.attempt:
                 raise StorageError(f"{self._where}: a newer attempt than {context.attempt} has committed already")
             connection.commit()
         connection.close()
-        staged = StagedRows(context.job_id, context.uid, context.attempt, self._name, self._rows, self._place)
+        staged = StagedRows(context.job_id, context.uid, context.attempt, self._name, self._rows, self._location)
         return [msgspec.msgpack.encode(staged)]
 
     def _discard(self) -> None:
@@ -447,8 +449,8 @@ class _PostgresCommitter(Committer):
         self._sink = sink
         self._job_id = job_id
         self._stopped = stopped
-        self._predecessors: set[tuple[str, str, _Place]] = set()
-        """Jobs, each with the uid and place of this sink in it, whose last checkpoints this one has committed."""
+        self._predecessors: set[tuple[str, str, _Location]] = set()
+        """Jobs, each with the uid and location of this sink in it, whose last checkpoints this one has committed."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         self._repeated(lambda: self._commit(checkpoint_id, committables))
@@ -473,23 +475,23 @@ class _PostgresCommitter(Committer):
         where = f"{self._sink._where}: cannot commit checkpoint {checkpoint_id}"
         groups = _grouped(committables)
         with self._sink._connected(where, _PATIENCE_S) as connection:
-            for (job_id, uid, place), group in groups.items():
-                table = self._sink._table_of(connection, place)
-                self._move(connection, place, table, job_id, uid, checkpoint_id, group, where)
+            for (job_id, uid, location), group in groups.items():
+                table = self._sink._table_of(connection, location)
+                self._move(connection, location, table, job_id, uid, checkpoint_id, group, where)
         if any(job_id == self._job_id for job_id, _, _ in groups):
             self._predecessors.clear()  # `_move` has swept them
 
     def _abort(self, committables: Sequence[bytes]) -> None:
         groups = _grouped(committables)
         with self._sink._connected(f"{self._sink._where}: cannot clean up", _PATIENCE_S) as connection:
-            for (_, _, place), group in groups.items():
+            for (_, _, location), group in groups.items():
                 for staged in group:
-                    _drop(connection, place, staged.table)
+                    _drop(connection, location, staged.table)
 
     def _move(
         self,
         connection: Connection[Any],
-        place: _Place,
+        location: _Location,
         table: Table,
         job_id: str,
         uid: str,
@@ -499,39 +501,39 @@ class _PostgresCommitter(Committer):
     ) -> None:
         from psycopg.sql import SQL, Literal
 
-        attempt, newest = _last(connection, place, job_id, uid, alone=True)
+        attempt, newest = _last(connection, location, job_id, uid, alone=True)
         if attempt == _SUPERSEDED and job_id == self._job_id and newest < checkpoint_id:
             raise ConfigError(
                 f"{where}: another job has resumed from checkpoint {newest} of this one in the meantime; it writes the rows "
                 "after that checkpoint, so this job must not be started again"
             )
         for part in staged:
-            found = find_table(connection, place.staging, part.table)
+            found = find_table(connection, location.staging, part.table)
             if found is not None:
-                names = [column.name for column in found.columns if not place.key or column.name != ROW_NUMBER]
+                names = [column.name for column in found.columns if not location.key or column.name != ROW_NUMBER]
                 check_unchanged(connection, table, found, names, where)
-                connection.execute(table.move_sql(found.sql(), names, place.key))
-                _drop(connection, place, part.table)
+                connection.execute(table.move_sql(found.sql(), names, location.key))
+                _drop(connection, location, part.table)
             elif newest < checkpoint_id:
-                raise _gone(place, part, where)
+                raise _gone(location, part, where)
         if job_id == self._job_id:
             newer = max(part.attempt for part in staged)
             if newer > attempt or self._predecessors:
-                for of_job, of_uid, of_place in self._predecessors:
-                    _sweep(connection, of_place, of_job, of_uid, _SUPERSEDED)
-                _sweep(connection, place, job_id, uid, newer)
+                for of_job, of_uid, of_location in self._predecessors:
+                    _sweep(connection, of_location, of_job, of_uid, _SUPERSEDED)
+                _sweep(connection, location, job_id, uid, newer)
         else:
             newer = _SUPERSEDED
-            self._predecessors.add((job_id, uid, place))
+            self._predecessors.add((job_id, uid, location))
         update = SQL(
             "UPDATE {} SET attempt = greatest(attempt, {}), checkpoint = greatest(checkpoint, {}), committed = now()"
             " WHERE job = {} AND sink = {}"
         )
-        values = (newer, checkpoint_id, job_id, place.sink_of(uid))
-        connection.execute(update.format(place.staged(_COMMITS), *map(Literal, values)))
+        values = (newer, checkpoint_id, job_id, location.sink_of(uid))
+        connection.execute(update.format(location.staged(_COMMITS), *map(Literal, values)))
 
 
-def _sweep(connection: Connection[Any], place: _Place, job_id: str, uid: str, newer: int) -> None:
+def _sweep(connection: Connection[Any], location: _Location, job_id: str, uid: str, newer: int) -> None:
     """Drop what attempts before `newer` have staged.
 
     Tasks are deployed only after everything in the restored checkpoint is committed: once something of the new attempt,
@@ -541,20 +543,20 @@ def _sweep(connection: Connection[Any], place: _Place, job_id: str, uid: str, ne
     tables = connection.execute(
         "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s)",
-        [place.staging, prefix],
+        [location.staging, prefix],
     ).fetchall()
     for (name,) in tables:
         if int(name[len(prefix) :].partition("_")[0]) < newer:
-            _drop(connection, place, name)
+            _drop(connection, location, name)
 
 
-def _drop(connection: Connection[Any], place: _Place, name: str) -> None:
+def _drop(connection: Connection[Any], location: _Location, name: str) -> None:
     from psycopg.sql import SQL
 
-    connection.execute(SQL("DROP TABLE IF EXISTS {}").format(place.staged(name)))
+    connection.execute(SQL("DROP TABLE IF EXISTS {}").format(location.staged(name)))
 
 
-def _last(connection: Connection[Any], place: _Place, job_id: str, uid: str, *, alone: bool) -> tuple[int, int]:
+def _last(connection: Connection[Any], location: _Location, job_id: str, uid: str, *, alone: bool) -> tuple[int, int]:
     """Return the attempt and checkpoint that this sink of that job has committed last.
 
     They stay the same until this transaction ends. `alone`: until then no other transaction can read them either.
@@ -562,34 +564,34 @@ def _last(connection: Connection[Any], place: _Place, job_id: str, uid: str, *, 
     from psycopg.sql import SQL, Literal
 
     insert = SQL("INSERT INTO {} (job, sink) VALUES ({}, {}) ON CONFLICT DO NOTHING")
-    connection.execute(insert.format(place.staged(_COMMITS), Literal(job_id), Literal(place.sink_of(uid))))
-    return _committed(connection, place, job_id, uid, "FOR UPDATE" if alone else "FOR SHARE")
+    connection.execute(insert.format(location.staged(_COMMITS), Literal(job_id), Literal(location.sink_of(uid))))
+    return _committed(connection, location, job_id, uid, "FOR UPDATE" if alone else "FOR SHARE")
 
 
 def _committed(
-    connection: Connection[Any], place: _Place, job_id: str, uid: str, lock: LiteralString = ""
+    connection: Connection[Any], location: _Location, job_id: str, uid: str, lock: LiteralString = ""
 ) -> tuple[int, int]:
     """Like `_last`, but without that guarantee; return the checkpoint, or -1 if there was none."""
     from psycopg.sql import SQL, Literal
 
     select = SQL("SELECT attempt, checkpoint FROM {} WHERE job = {} AND sink = {} {}")
-    values = (Literal(job_id), Literal(place.sink_of(uid)), SQL(lock))
-    found = connection.execute(select.format(place.staged(_COMMITS), *values)).fetchone()
+    values = (Literal(job_id), Literal(location.sink_of(uid)), SQL(lock))
+    found = connection.execute(select.format(location.staged(_COMMITS), *values)).fetchone()
     attempt, checkpoint_id = found or (0, -1)
     return attempt, checkpoint_id
 
 
-def _gone(place: _Place, part: StagedRows, where: str) -> StorageError:
+def _gone(location: _Location, part: StagedRows, where: str) -> StorageError:
     return StorageError(
-        f"{where}: {place.staging}.{part.table} with {part.rows} rows is missing; only a job may drop such tables. If "
+        f"{where}: {location.staging}.{part.table} with {part.rows} rows is missing; only a job may drop such tables. If "
         "the sink's database was changed, resume with the sink as it was, and before you change it, stop with a "
         "savepoint, which leaves nothing to commit"
     )
 
 
-def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, _Place], list[StagedRows]]:
-    """Group committables by job, uid and place. Raises StorageError for what no PostgreSQL sink has staged."""
-    groups: defaultdict[tuple[str, str, _Place], list[StagedRows]] = defaultdict(list)
+def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, _Location], list[StagedRows]]:
+    """Group committables by job, uid and location. Raises StorageError for what no PostgreSQL sink has staged."""
+    groups: defaultdict[tuple[str, str, _Location], list[StagedRows]] = defaultdict(list)
     for committable in committables:
         staged = decoded(committable, StagedRows, "a PostgreSQL sink", "PostgresSink")
         if not re.fullmatch(f"{_token(staged.job_id, staged.uid)}_{staged.attempt}_[0-9]+_[0-9]+", staged.table):

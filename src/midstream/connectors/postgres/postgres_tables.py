@@ -260,7 +260,7 @@ def check_key(connection: Connection[Any], table: Table, key: Sequence[str], whe
     if frozenset(key) not in found:
         listed = ", ".join(f'"{name}"' for name in key)
         raise SchemaError(
-            f"{where}: rows are to replace those with the same ({', '.join(key)}), but {table} has no primary key or unique "
+            f"{where}: rows replace those with the same ({', '.join(key)}), but {table} has no primary key or unique "
             f'constraint on exactly these columns; add one: ALTER TABLE "{table.schema}"."{table.name}" ADD UNIQUE ({listed})'
         )
 

@@ -43,7 +43,7 @@ class Kept:
     base: str
     """The pg_type.typname; for arrays, that of the elements."""
     modifier: int
-    """The modifier, as in pg_attribute.atttypmod; -1 is none."""
+    """The modifier, as in pg_attribute.atttypmod; -1 means none."""
     dimensions: int = 0
     is_enum: bool = False
 
@@ -73,7 +73,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _Mapping:
     """Arrow types for which `of` is true: created as `made`, and accepted by columns of types `taken`."""
 
     of: Predicate
@@ -85,39 +85,39 @@ def _is(*kinds: pa.DataType) -> Predicate:
     return lambda kind: kind in kinds
 
 
-_FORMS: Final = (
-    _Form(pa.types.is_boolean, "boolean", ("bool",)),
-    _Form(_is(pa.int8(), pa.int16(), pa.uint8()), "smallint", _INTEGERS),
-    _Form(_is(pa.int32(), pa.uint16()), "integer", _INTEGERS),
-    _Form(_is(pa.int64(), pa.uint32()), "bigint", _INTEGERS),
-    _Form(_is(pa.uint64()), "numeric(20,0)", ("numeric", *_INTEGERS)),
-    _Form(_is(pa.float16(), pa.float32()), "real", ("float4", "float8")),
-    _Form(_is(pa.float64()), "double precision", ("float8",)),
-    _Form(pa.types.is_decimal, "numeric", ("numeric",)),
-    _Form(is_text, "text", _TEXTS),
-    _Form(lambda kind: pa.types.is_large_binary(kind) or pa.types.is_binary(kind), "bytea", ("bytea",)),
-    _Form(pa.types.is_fixed_size_binary, "bytea", ("bytea",)),
-    _Form(pa.types.is_date, "date", ("date",)),
-    _Form(pa.types.is_time, "time", ("time",)),
-    _Form(pa.types.is_duration, "interval", ("interval",)),
-    _Form(lambda kind: pa.types.is_timestamp(kind) and kind.tz is None, "timestamp", ("timestamp",)),
-    _Form(lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None, "timestamptz", ("timestamptz",)),
+_MAPPINGS: Final = (
+    _Mapping(pa.types.is_boolean, "boolean", ("bool",)),
+    _Mapping(_is(pa.int8(), pa.int16(), pa.uint8()), "smallint", _INTEGERS),
+    _Mapping(_is(pa.int32(), pa.uint16()), "integer", _INTEGERS),
+    _Mapping(_is(pa.int64(), pa.uint32()), "bigint", _INTEGERS),
+    _Mapping(_is(pa.uint64()), "numeric(20,0)", ("numeric", *_INTEGERS)),
+    _Mapping(_is(pa.float16(), pa.float32()), "real", ("float4", "float8")),
+    _Mapping(_is(pa.float64()), "double precision", ("float8",)),
+    _Mapping(pa.types.is_decimal, "numeric", ("numeric",)),
+    _Mapping(is_text, "text", _TEXTS),
+    _Mapping(lambda kind: pa.types.is_large_binary(kind) or pa.types.is_binary(kind), "bytea", ("bytea",)),
+    _Mapping(pa.types.is_fixed_size_binary, "bytea", ("bytea",)),
+    _Mapping(pa.types.is_date, "date", ("date",)),
+    _Mapping(pa.types.is_time, "time", ("time",)),
+    _Mapping(pa.types.is_duration, "interval", ("interval",)),
+    _Mapping(lambda kind: pa.types.is_timestamp(kind) and kind.tz is None, "timestamp", ("timestamp",)),
+    _Mapping(lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None, "timestamptz", ("timestamptz",)),
 )
 
 
-def _form_of(kind: pa.DataType) -> _Form | None:
-    return next((form for form in _FORMS if form.of(kind)), None)
+def _mapping_of(kind: pa.DataType) -> _Mapping | None:
+    return next((mapping for mapping in _MAPPINGS if mapping.of(kind)), None)
 
 
 def created_type(kind: pa.DataType) -> str | None:
     """Return the SQL type of a column to create for `kind`; None if there is none."""
     if is_list_of_any_length(kind):
-        form = _form_of(kind.value_type)
-        return f"{form.made}[]" if form is not None and form.taken[0] in _ELEMENTS else None
+        mapping = _mapping_of(kind.value_type)
+        return f"{mapping.made}[]" if mapping is not None and mapping.taken[0] in _ELEMENTS else None
     if pa.types.is_decimal(kind):
         return f"numeric({kind.precision},{kind.scale})" if kind.scale >= 0 else "numeric"
-    form = _form_of(kind)
-    return form.made if form is not None else None
+    mapping = _mapping_of(kind)
+    return mapping.made if mapping is not None else None
 
 
 def why_not(kind: pa.DataType, kept: Kept) -> str | None:
@@ -138,13 +138,13 @@ def why_not(kind: pa.DataType, kept: Kept) -> str | None:
 
 def _is_read(kind: pa.DataType, kept: Kept) -> bool:
     if is_list_of_any_length(kind):
-        form = _form_of(kind.value_type)
-        is_readable = form is not None and kept.base in form.taken and kept.base in _ELEMENTS
+        mapping = _mapping_of(kind.value_type)
+        is_readable = mapping is not None and kept.base in mapping.taken and kept.base in _ELEMENTS
         return is_readable and kept.dimensions == 1
-    form = _form_of(kind)
-    if kept.dimensions or form is None:
+    mapping = _mapping_of(kind)
+    if kept.dimensions or mapping is None:
         return False
-    return kept.base in form.taken or (kept.is_enum and form.made == "text")
+    return kept.base in mapping.taken or (kept.is_enum and mapping.made == "text")
 
 
 def first_misfit(column: pa.Array[Any], kept: Kept) -> tuple[int, object, str] | None:
@@ -190,7 +190,7 @@ def _checks(column: pa.Array[Any], kept: Kept) -> Iterable[tuple[pa.Array[Any], 
             )
             yield (
                 repeats,
-                "jsonb keeps one of several equal keys, or it is nested too deeply to tell; make the column json",
+                "jsonb keeps one of several equal keys, or it is nested too deeply to check; make the column json",
             )
     elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         yield outside_of_years(column), "it is beyond the years 1 to 9999"

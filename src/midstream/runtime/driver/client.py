@@ -42,7 +42,7 @@ class _ClosedError(ClusterError):
 class Client:
     """A connection to a driver. Not thread-safe.
 
-    Call `ask` any number of times, then `close`. Raises ClusterError if the job does not answer.
+    Call `request` any number of times, then `close`. Raises ClusterError if the job does not answer.
     """
 
     def __init__(self, entry: JobEntry, connect_timeout_s: float | None = None) -> None:
@@ -94,7 +94,7 @@ class Client:
             raise
         self._decoder.allow(CONTROL_FRAME_BYTES_MAX, _RECEIVE_BUFFER_BYTES)
 
-    def ask(self, request: ClientRequest | GetLogs | GetRows, timeout_s: float | None = None) -> Reply:
+    def request(self, request: ClientRequest | GetLogs | GetRows, timeout_s: float | None = None) -> Reply:
         """Send a request and wait for the answer; a checkpoint is answered when it is complete, a stop when the job has
         ended.
 
@@ -120,7 +120,7 @@ class Client:
         self._sock.close()
 
     def give_up(self) -> None:
-        """End an `ask` that waits on another thread: it raises ClusterError."""
+        """End an `request` that waits on another thread: it raises ClusterError."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 

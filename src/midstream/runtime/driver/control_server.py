@@ -1,7 +1,7 @@
-"""The driver's control port: one line per slot and per client, each authenticated, typed and bounded.
+"""The driver's control port: one connection per slot and per client, each authenticated, typed and bounded.
 
-A slot's line is closed if it is silent for the heartbeat timeout, if it sends an invalid message, or if it does not
-read. The owner is notified once of the end of each line that was not released. Loop thread only.
+A slot's connection is closed if it is silent for the heartbeat timeout, if it sends an invalid message, or if it does not
+read. The owner is notified once of the end of each connection that was not released. Loop thread only.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ _client_decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Que
 
 
 class ControlServerOwner(Protocol):
-    """The owner of the lines, which decides about them: the driver."""
+    """The owner of the connections, which decides about them: the driver."""
 
     def judge(self, identity: Identity) -> str:
-        """Return why this peer, which knows the secret, is refused; "" if it is accepted."""
+        """Return why this authenticated peer is refused; "" if it is accepted."""
         ...
 
     def unwanted(self, register: Register) -> str:
-        """Return why this slot is refused; "" if it is accepted, and then `slot_registered` follows at once."""
+        """Return why this slot is refused; "" if it is accepted, and then `slot_registered` follows immediately."""
         ...
 
     def slot_registered(self, slot: int, register: Register) -> None: ...
 
-    def slot_said(self, slot: int, message: FromSlot) -> None:
+    def slot_message_received(self, slot: int, message: FromSlot) -> None:
         """Process a message of a slot, which is never a `Register`."""
         ...
 
@@ -75,11 +75,11 @@ class ControlServerOwner(Protocol):
 
     def slot_lost(self, slot: int, reason: str) -> None: ...
 
-    def client_asked(self, client: ClientConnection, request: Question) -> None: ...
+    def client_requested(self, client: ClientConnection, request: Question) -> None: ...
 
 
 class ControlServer:
-    """All lines. Listens from the constructor on, and accepts peers from `start` on."""
+    """All connections to slots and clients. Listens from the constructor on, and accepts peers from `start` on."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class ControlServer:
         self._slots: dict[int, SlotConnection] = {}
         self._slot_count = 0
         self._open: set[SlotConnection | ClientConnection] = set()
-        """All lines that are not closed: slots that have registered or may still do so, slots being released, clients."""
+        """All connections that are not closed: slots that have registered or may still do so, slots being released, clients."""
         self._all_released: Callable[[], None] | None = None
         self._listener = Listener(
             loop,
@@ -124,29 +124,29 @@ class ControlServer:
 
     def send(self, slot: int, message: ToSlot) -> None:
         """Send to a slot; the message is dropped if the slot is gone."""
-        line = self._slots.get(slot)
-        if line is not None:
-            line.channel.send(message)
+        connection = self._slots.get(slot)
+        if connection is not None:
+            connection.channel.send(message)
 
     def send_all(self, message: ShowRows) -> None:
         """Send to every slot that is connected."""
-        for line in list(self._slots.values()):  # sending to a slot that does not read removes it
-            line.channel.send(message)
+        for connection in list(self._slots.values()):  # sending to a slot that does not read removes it
+            connection.channel.send(message)
 
     def release(self, slot: int) -> None:
         """Send what is queued, then have the slot end; its loss is no longer reported."""
-        line = self._slots.pop(slot, None)
-        if line is not None:
-            line.channel.send(Release())
-            self._finish(line)
+        connection = self._slots.pop(slot, None)
+        if connection is not None:
+            connection.channel.send(Release())
+            self._finish(connection)
 
     def drop(self, slot: int) -> bool:
         """Cut the slot off. Returns False if it was gone already."""
-        line = self._slots.pop(slot, None)
-        if line is None:
+        connection = self._slots.pop(slot, None)
+        if connection is None:
             return False
-        self._open.discard(line)
-        line.channel.close()
+        self._open.discard(connection)
+        connection.channel.close()
         return True
 
     def release_all(self, done: Callable[[], None]) -> None:
@@ -155,127 +155,125 @@ class ControlServer:
         self._all_released = done
         for slot in list(self._slots):
             self.release(slot)
-        for line in list(self._open):
-            if isinstance(line, ClientConnection) or line.slot is None:
-                self._finish(line)
-        self._look_whether_all_are_released()
+        for connection in list(self._open):
+            if isinstance(connection, ClientConnection) or connection.slot is None:
+                self._finish(connection)
+        self._notify_if_all_released()
 
     def close(self) -> None:
-        """Cut off all remaining lines, without reporting it."""
+        """Close all remaining connections, without reporting it."""
         self._listener.close()
-        for line in self._open:
-            line.channel.close()
+        for connection in self._open:
+            connection.channel.close()
         self._open.clear()
         self._slots.clear()
 
-    # ---- of the lines
+    # ---- called by the connections
 
-    def add(self, line: SlotConnection) -> int:
+    def add(self, connection: SlotConnection) -> int:
         slot = self._slot_count
         self._slot_count += 1
-        self._slots[slot] = line
+        self._slots[slot] = connection
         return slot
 
-    def turn_away(self, line: SlotConnection, reason: str) -> None:
+    def turn_away(self, connection: SlotConnection, reason: str) -> None:
         """End a refused slot in good order, so that Spark does not run its task again."""
         _log.info("%s", reason)
-        line.channel.send(Release())
-        self._finish(line)
+        connection.channel.send(Release())
+        self._finish(connection)
 
-    def ended(self, line: SlotConnection | ClientConnection, reason: str) -> None:
-        """Process the end of a line that was not requested."""
-        self._open.discard(line)
-        line.channel.close()
-        if isinstance(line, SlotConnection):
-            if line.slot is None:
+    def ended(self, connection: SlotConnection | ClientConnection, reason: str) -> None:
+        """Process the end of a connection that was not requested."""
+        self._open.discard(connection)
+        connection.channel.close()
+        if isinstance(connection, SlotConnection):
+            if connection.slot is None:
                 _log.warning("a slot connected and did not register: %s", reason)
-            elif self._slots.pop(line.slot, None) is not None:
-                self.owner.slot_lost(line.slot, reason)
+            elif self._slots.pop(connection.slot, None) is not None:
+                self.owner.slot_lost(connection.slot, reason)
 
     # ---- inside
 
-    def _finish(self, line: SlotConnection | ClientConnection) -> None:
+    def _finish(self, connection: SlotConnection | ClientConnection) -> None:
         def finished() -> None:
-            self._open.discard(line)
-            self._look_whether_all_are_released()
+            self._open.discard(connection)
+            self._notify_if_all_released()
 
-        line.channel.finish(finished)
+        connection.channel.finish(finished)
 
-    def _look_whether_all_are_released(self) -> None:
+    def _notify_if_all_released(self) -> None:
         if not self._open and self._all_released is not None:
             done, self._all_released = self._all_released, None
             done()
 
-    def _opened(self, connection: Connection, identity: Identity) -> None:
-        line = (
-            SlotConnection(self, connection)
-            if identity.role is Role.SLOT_CONTROL
-            else ClientConnection(self, connection)
+    def _opened(self, stream: Connection, identity: Identity) -> None:
+        connection = (
+            SlotConnection(self, stream) if identity.role is Role.SLOT_CONTROL else ClientConnection(self, stream)
         )
-        self._open.add(line)
+        self._open.add(connection)
 
     def _beat(self) -> None:
         now_s, beat = self.loop.monotonic_s(), Heartbeat()
-        for slot, line in list(self._slots.items()):
-            silent_s = now_s - line.channel.heard_s
+        for slot, connection in list(self._slots.items()):
+            silent_s = now_s - connection.channel.received_s
             if silent_s > self.heartbeat_timeout_s:
                 self.ended(
-                    line,
+                    connection,
                     f"nothing was received from it for {silent_s:.1f} s: its process or its machine is frozen, the network "
                     "is down, or a function of the job has held Python's interpreter lock for so long (then raise "
                     "heartbeat_timeout)",
                 )
             elif slot in self._slots:
-                line.channel.send(beat)
+                connection.channel.send(beat)
         self.loop.call_later(self.heartbeat_interval_s, self._beat)
 
 
 class SlotConnection:
     """The control connection of one slot: `slot` is None until it has registered."""
 
-    def __init__(self, lines: ControlServer, connection: Connection) -> None:
+    def __init__(self, server: ControlServer, stream: Connection) -> None:
         self.slot: int | None = None
-        self._lines = lines
+        self._server = server
         self.channel: MessageChannel[FromSlotLine] = MessageChannel(
-            connection, _slot_decoder, self._received, self._lost, lines.encoding.encode
+            stream, _slot_decoder, self._received, self._lost, server.encoding.encode
         )
-        self._timer = lines.loop.call_later(lines.register_timeout_s, lambda: self._lost("it does not register"))
+        self._timer = server.loop.call_later(server.register_timeout_s, lambda: self._lost("it does not register"))
 
     def _received(self, message: FromSlotLine) -> None:
-        lines = self._lines
+        server = self._server
         if isinstance(message, Register) != (self.slot is None):
             raise ProtocolViolation(f"{type(message).__name__} out of turn")
         if not isinstance(message, Register):
             assert self.slot is not None
             if isinstance(message, Logged):
-                lines.owner.slot_logged(self.slot, message)
+                server.owner.slot_logged(self.slot, message)
             elif isinstance(message, RowsShown):
-                lines.owner.rows_shown(message)
+                server.owner.rows_shown(message)
             else:
-                lines.owner.slot_said(self.slot, message)
+                server.owner.slot_message_received(self.slot, message)
             return
         self._timer.cancel()
-        reason = lines.owner.unwanted(message)
+        reason = server.owner.unwanted(message)
         if reason:
-            lines.turn_away(self, f"slot of process {message.pid} is refused: {reason}")
+            server.turn_away(self, f"slot of process {message.pid} is refused: {reason}")
             return
-        self.slot = lines.add(self)
+        self.slot = server.add(self)
         # before the owner learns of the slot, so that its messages come after the welcome
-        self.channel.send(Welcome(self.slot, lines.heartbeat_interval_s, lines.heartbeat_timeout_s, lines.modules))
-        lines.owner.slot_registered(self.slot, message)
+        self.channel.send(Welcome(self.slot, server.heartbeat_interval_s, server.heartbeat_timeout_s, server.modules))
+        server.owner.slot_registered(self.slot, message)
 
     def _lost(self, reason: str) -> None:
         self._timer.cancel()
-        self._lines.ended(self, reason)
+        self._server.ended(self, reason)
 
 
 class ClientConnection:
     """The connection of a client, which may send any number of requests; each gets one answer, as soon as it is ready."""
 
-    def __init__(self, lines: ControlServer, connection: Connection) -> None:
-        self._lines = lines
+    def __init__(self, server: ControlServer, stream: Connection) -> None:
+        self._server = server
         self._open_questions = 0
-        self.channel: MessageChannel[Question] = MessageChannel(connection, _client_decoder, self._received, self._lost)
+        self.channel: MessageChannel[Question] = MessageChannel(stream, _client_decoder, self._received, self._lost)
 
     def answer(self, reply: Reply) -> None:
         self._open_questions -= 1
@@ -285,7 +283,7 @@ class ClientConnection:
         if self._open_questions >= QUESTIONS_PER_CLIENT_MAX:
             raise ProtocolViolation(f"more than {QUESTIONS_PER_CLIENT_MAX} requests at once")
         self._open_questions += 1
-        self._lines.owner.client_asked(self, request)
+        self._server.owner.client_requested(self, request)
 
     def _lost(self, reason: str) -> None:
-        self._lines.ended(self, reason)
+        self._server.ended(self, reason)

@@ -35,7 +35,7 @@ from midstream.engine.protocol.live_rows import GetRows, RowsShown
 from midstream.engine.protocol.messages import FromSlot, GetLogs, Logged, Register, Reply
 from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.control_server import ClientConnection, ControlServer, Question
-from midstream.runtime.driver.job_history import KEEP_EVERY_S, Keeper
+from midstream.runtime.driver.job_history import KEEP_EVERY_S, HistoryWriter
 from midstream.runtime.driver.job_logs import JobLogs
 from midstream.runtime.driver.live_rows import LiveRowRequests
 from midstream.runtime.event_loop import EventLoop
@@ -51,7 +51,7 @@ EXIT_WAIT_S: Final = 20.0
 """How long the end of the program waits for its jobs to end."""
 
 _log = logging.getLogger(__name__)
-_told = logging.getLogger("midstream")
+_user_log = logging.getLogger("midstream")
 """The logger of what users of a job should see."""
 
 
@@ -63,12 +63,12 @@ class DriverPage(Protocol):
     def begin(self, job: Driver) -> None: ...
 
     def end(self) -> None:
-        """Note that the job has ended; returns at once."""
+        """Note that the job has ended; returns immediately."""
         ...
 
 
 class Driver:
-    """Runs one job from `start` to its end. Everything but `start`, `ask`, `cancel` and `ended` belongs to the loop."""
+    """Runs one job from `start` to its end. Everything but `start`, `request`, `cancel` and `ended` belongs to the loop."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Driver:
         coordinator = make_coordinator(plan, self._loop.now_ms())
         self._log_levels = levels_set()
         self._keys = keys
-        self._lines = ControlServer(
+        self._server = ControlServer(
             self._loop,
             self._keys,
             slots.bind_host,
@@ -109,9 +109,9 @@ class Driver:
             modules=plan.modules,
             ports=slots.driver_ports,
         )
-        self._shell = Shell(coordinator, self._loop, self._lines, self)
+        self._shell = Shell(coordinator, self._loop, self._server, self)
         self._logs = JobLogs()
-        self._looks = LiveRowRequests(self._loop, plan.graph, self._lines.send_all, self.answer)
+        self._live_rows = LiveRowRequests(self._loop, plan.graph, self._server.send_all, self.answer)
         self._few_descriptors = False
         """Whether the user was warned that there may not be enough descriptors for all slots."""
         self._client_count = 0
@@ -120,7 +120,7 @@ class Driver:
         self._questions: dict[int, Future[Reply]] = {}
         """Unanswered requests of other threads, to be answered when the loop has ended."""
         self._announced: Path | None = None
-        self._history: Keeper | None = None
+        self._history: HistoryWriter | None = None
         self._thread = threading.Thread(target=self._run, name=f"midstream-{plan.config.name}", daemon=True)
 
     @property
@@ -140,17 +140,17 @@ class Driver:
             entry = job_registry.entry_of_this_process(
                 self.plan.job_id,
                 self.plan.config.name,
-                self._lines.host,
-                self._lines.port,
+                self._server.host,
+                self._server.port,
                 self._keys,
                 self.page.link if self.page else "",
             )
             self._announced = job_registry.announce(entry)
-            self._history = Keeper(entry)
+            self._history = HistoryWriter(entry)
         except StorageError as error:
             _log.warning("%s; the job runs nevertheless, but midstream list, status and stop do not find it", error)
         except BaseException:
-            self._lines.close()
+            self._server.close()
             self._slots.close()
             self._loop.close()
             raise
@@ -162,17 +162,17 @@ class Driver:
         if self.page is not None:
             self.page.begin(self)
 
-    def ask(self, request: Question) -> Future[Reply]:
+    def request(self, request: Question) -> Future[Reply]:
         """Send a request, and return its future answer, an error if the job has ended before it."""
         future: Future[Reply] = Future()
         self._questions[id(future)] = future
-        self._loop.post(partial(self.client_asked, future, request))
+        self._loop.post(partial(self.client_requested, future, request))
         if self.ended.is_set():  # the loop may have run its last mail before ours
             self._answer_unanswered()
         return future
 
     def cancel(self, reason: str) -> None:
-        """End the job now; returns at once."""
+        """End the job now; returns immediately."""
         self._loop.post(partial(self._shell.cancel, reason))
 
     # ---- the thread
@@ -189,7 +189,7 @@ class Driver:
         """Close everything, then report the end. Each step runs even if an earlier one has failed."""
         for step in (
             self._keep_last,  # first, since clients that lose the connection look up there how the job ended
-            self._lines.close,
+            self._server.close,
             self._slots.close,
             self._loop.close,
             self._withdraw,
@@ -223,7 +223,7 @@ class Driver:
                 future.set_result(self._shell.last_reply)
 
     def _begin(self) -> None:
-        self._lines.start()
+        self._server.start()
         self._shell.start()
         self._keep()
 
@@ -250,7 +250,7 @@ class Driver:
             )
         launch = SlotLaunch(
             self._slots.driver_host,
-            self._lines.port,
+            self._server.port,
             self._keys,
             self.plan.job_id,
             request,
@@ -272,7 +272,7 @@ class Driver:
     def last_lines(self, slot: int) -> str:
         return self._logs.last_of(slot)
 
-    # ---- what the lines report
+    # ---- what the connections report
 
     def judge(self, identity: Identity) -> str:
         if identity.job_id != self.plan.job_id:
@@ -287,47 +287,47 @@ class Driver:
     def slot_registered(self, slot: int, register: Register) -> None:
         self._shell.slot_registered(slot, register)
 
-    def slot_said(self, slot: int, message: FromSlot) -> None:
+    def slot_message_received(self, slot: int, message: FromSlot) -> None:
         self._shell.slot_message(slot, message)
 
     def slot_logged(self, slot: int, logged: Logged) -> None:
         self._logs.add(slot, logged)
 
     def rows_shown(self, shown: RowsShown) -> None:
-        self._looks.shown(shown)
+        self._live_rows.shown(shown)
 
     def slot_lost(self, slot: int, reason: str) -> None:
         self._shell.slot_lost(slot, reason)
 
-    def client_asked(self, client: ClientConnection | Future[Reply], request: Question) -> None:
+    def client_requested(self, client: ClientConnection | Future[Reply], request: Question) -> None:
         self._client_count += 1
         self._clients[self._client_count] = client
         if isinstance(request, GetLogs):
             self.answer(self._client_count, Reply(logs=self._logs.since(request.after)))
         elif isinstance(request, GetRows):
-            self._looks.ask(self._client_count, request)
+            self._live_rows.request(self._client_count, request)
         else:
             self._shell.request(self._client_count, request)
 
     # ---- for the shell: users, and the end
 
     def answer(self, client: int, reply: Reply) -> None:
-        asker = self._clients.pop(client)
-        if isinstance(asker, ClientConnection):
-            asker.answer(reply)
+        requester = self._clients.pop(client)
+        if isinstance(requester, ClientConnection):
+            requester.answer(reply)
             return
-        self._questions.pop(id(asker), None)
-        if not asker.done():
-            asker.set_result(reply)
+        self._questions.pop(id(requester), None)
+        if not requester.done():
+            requester.set_result(reply)
 
     def notify_user(self, text: str) -> None:
-        _told.warning("job %s: %s", printable(self.plan.config.name), printable(text))
+        _user_log.warning("job %s: %s", printable(self.plan.config.name), printable(text))
 
     def ended_with(self, outcome: JobEnded) -> None:
         if outcome.error is not None and not self.awaited:
-            _told.warning("job %s failed: %s", printable(self.plan.config.name), printable(str(outcome.error)))
+            _user_log.warning("job %s failed: %s", printable(self.plan.config.name), printable(str(outcome.error)))
         self._loop.call_later(END_TIMEOUT_S, self._loop.stop)
-        self._lines.release_all(self._loop.stop)
+        self._server.release_all(self._loop.stop)
 
     def _fatal(self, error: BaseException) -> None:
         """Fail the job because of a bug, in midstream or its environment, rather than let it hang."""

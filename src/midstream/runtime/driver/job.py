@@ -27,12 +27,12 @@ from midstream.runtime.driver.driver import Driver, DriverPage
 from midstream.runtime.process.slot_provider import SlotProvider
 from midstream.runtime.storage.file_storage import absolute
 
-LOOK_S: Final = 0.2
+POLL_INTERVAL_S: Final = 0.2
 """How often a waiting thread checks whether it has been interrupted."""
 
 
 def start_job(plan: JobPlan, slots: SlotProvider, page: DriverPage | None = None) -> Job:
-    """Start a job on a separate thread and return at once. `slots` and `page` are closed when the job has ended.
+    """Start a job on a separate thread and return immediately. `slots` and `page` are closed when the job has ended.
 
     Raises ClusterError if the cluster is too small for it.
     """
@@ -68,7 +68,7 @@ class Job:
         """Return the state without a long wait, for `repr` in a shell."""
         if self.ended:
             return self.status().state
-        done, _ = wait([question := self._driver.ask(GetStatus())], LOOK_S)
+        done, _ = wait([question := self._driver.request(GetStatus())], POLL_INTERVAL_S)
         reply = question.result() if done else Reply()
         return reply.status.state if reply.status is not None else "busy"
 
@@ -107,7 +107,7 @@ class Job:
                 print(job.status().bottleneck.name)
         """
         if not self.ended:
-            reply = self._driver.ask(GetStatus()).result()
+            reply = self._driver.request(GetStatus()).result()
             if reply.status is not None:
                 return reply.status
             self._driver.ended.wait()
@@ -124,7 +124,7 @@ class Job:
 
             path = job.checkpoint(timeout_s=60)
         """
-        reply = self._ask(DoCheckpoint(), timeout_s)
+        reply = self._request(DoCheckpoint(), timeout_s)
         assert reply.checkpoint is not None
         return reply.checkpoint
 
@@ -140,8 +140,8 @@ class Job:
 
             path = job.savepoint("savepoints/before-upgrade")
         """
-        place = None if directory is None else absolute(os.fspath(directory))
-        path = self._ask(DoSavepoint(place), timeout_s).checkpoint
+        savepoint_dir = None if directory is None else absolute(os.fspath(directory))
+        path = self._request(DoSavepoint(savepoint_dir), timeout_s).checkpoint
         assert path is not None
         return path
 
@@ -156,7 +156,7 @@ class Job:
 
             job.rescale(7)
         """
-        return self._ask(DoRescale(parallelism), timeout_s).checkpoint
+        return self._request(DoRescale(parallelism), timeout_s).checkpoint
 
     def stop(
         self,
@@ -177,8 +177,8 @@ class Job:
             path = job.stop()
             env.start(restore_from=path)
         """
-        place = None if savepoint is None else absolute(os.fspath(savepoint))
-        reply = self._ask(DoStop(drain, place), timeout_s)
+        savepoint_dir = None if savepoint is None else absolute(os.fspath(savepoint))
+        reply = self._request(DoStop(drain, savepoint_dir), timeout_s)
         _wait(self._driver.ended.wait, timeout_s)
         return reply.checkpoint
 
@@ -226,8 +226,8 @@ class Job:
         finally:
             self._driver.awaited -= 1
 
-    def _ask(self, request: ClientRequest, timeout_s: float | None) -> Reply:
-        future: Future[Reply] = self._driver.ask(request)
+    def _request(self, request: ClientRequest, timeout_s: float | None) -> Reply:
+        future: Future[Reply] = self._driver.request(request)
         if not _wait(lambda seconds: bool(wait([future], seconds).done), timeout_s):
             waiting = "".join(f"; {wait.sentence}" for wait in self.status().waiting)
             raise TimeoutError(f"job {self.name} did not answer within {timeout_s} s{waiting}")
@@ -244,7 +244,7 @@ def _wait(done: Callable[[float], bool], timeout_s: float | None) -> bool:
     Ctrl-C would only take effect after a long wait.
     """
     until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    while not done(max(0.0, min(LOOK_S, until_s - time.monotonic()))):
+    while not done(max(0.0, min(POLL_INTERVAL_S, until_s - time.monotonic()))):
         if time.monotonic() >= until_s:
             return False
     return True

@@ -63,7 +63,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.status, state=LOST, waiting=(), bottleneck=None)
 
 
-class Keeper:
+class HistoryWriter:
     """Writes the record of one job, on a thread of its own, from `start` to `end`."""
 
     def __init__(self, entry: job_registry.JobEntry) -> None:
@@ -76,7 +76,7 @@ class Keeper:
         self._thread.start()
 
     def keep(self, status: JobStatus) -> None:
-        """Write the record; returns at once."""
+        """Write the record; returns immediately."""
         self._statuses.put(status)
 
     def end(self, last: JobStatus) -> None:

@@ -12,7 +12,7 @@ from midstream.engine.protocol.live_rows import WAIT_S, GetRows, LiveRows, RowsS
 from midstream.engine.protocol.messages import Reply
 from midstream.runtime.event_loop import EventLoop
 
-LOOKS_MAX: Final = 4
+REQUESTS_MAX: Final = 4
 """The number of requests that may wait at a time."""
 EVERY_S: Final = 0.2
 """The pause after each request: however many there are, a job shows at most five batches per second."""
@@ -33,7 +33,7 @@ class _Meant:
 
 @dataclass(slots=True)
 class LiveRowRequests:
-    """The open requests. Loop thread only. Each `ask` leads to exactly one `answer` to its client, in time."""
+    """The open requests. Loop thread only. Each `request` leads to exactly one `answer` to its client, in time."""
 
     loop: EventLoop
     graph: JobGraph
@@ -44,13 +44,15 @@ class LiveRowRequests:
     _next_s: float = float("-inf")
     """The next request does not begin before this time."""
 
-    def ask(self, client: int, request: GetRows) -> None:
+    def request(self, client: int, request: GetRows) -> None:
         meant = meant_by(self.graph, request.operator)
         if isinstance(meant, str):
             self.answer(client, Reply(error=meant))
             return
-        if len(self._open) >= LOOKS_MAX:
-            self.answer(client, Reply(error=f"{LOOKS_MAX} requests for rows are open already; try again in a moment"))
+        if len(self._open) >= REQUESTS_MAX:
+            self.answer(
+                client, Reply(error=f"{REQUESTS_MAX} requests for rows are open already; try again in a moment")
+            )
             return
         number = self._count
         self._count += 1
@@ -64,9 +66,9 @@ class LiveRowRequests:
         else:
             begin()
 
-    def _begin(self, look: ShowRows) -> None:
-        self.loop.call_later(WAIT_S + SLACK_S, partial(self._end, look.number, None))
-        self.send_all(look)
+    def _begin(self, request: ShowRows) -> None:
+        self.loop.call_later(WAIT_S + SLACK_S, partial(self._end, request.number, None))
+        self.send_all(request)
 
     def shown(self, shown: RowsShown) -> None:
         """Answer with the rows of the first subtask that had some; later ones are dropped."""

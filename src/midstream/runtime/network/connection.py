@@ -82,7 +82,7 @@ class Connection:
         connecting: bool = False,
     ) -> None:
         self.handshake = handshake
-        self.heard_s = loop.monotonic_s()
+        self.received_s = loop.monotonic_s()
         """When the last byte from the peer arrived, on the monotonic clock."""
         self.is_established = not connecting
         """The peer's machine has accepted the connection; the peer may be too busy to send anything on it."""
@@ -194,7 +194,7 @@ class Connection:
         self.wake()
 
     def close(self) -> None:
-        """Close at once, without any call. May be called again."""
+        """Close immediately, without any call. May be called again."""
         if self._state is State.CLOSED:
             return
         if self._guard is None:
@@ -275,7 +275,7 @@ class Connection:
     def _turn_away(self, reason: str) -> None:
         """End the connection after TLS has sent the peer the reason.
 
-        If it were closed at once, with unread data, the reason would not reach the peer.
+        If it were closed immediately, with unread data, the reason would not reach the peer.
         """
         if not self.is_judged or not isinstance(self.handshake, Acceptor):
             self._give_up(reason)
@@ -384,7 +384,7 @@ class Connection:
             if count == 0:
                 self._give_up("the peer closed the connection")
                 return
-            self.heard_s = self._loop.monotonic_s()
+            self.received_s = self._loop.monotonic_s()
             if self._state is State.FINISHING:
                 continue
             decoder.received(count)

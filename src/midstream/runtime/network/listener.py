@@ -1,4 +1,4 @@
-"""A listening socket that accepts only peers that prove to know the job's secret.
+"""A listening socket that accepts only peers that prove that they have the job's secret.
 
 The cost of outsiders is bounded: there are limits on the number of unauthenticated connections and on the seconds and
 bytes of each, and all of them together cause one line in the log. At the limit, a new connection replaces the oldest

@@ -1,7 +1,7 @@
 """Control connections: typed messages, first in first out, both ways, bounded.
 
 One `MessageChannel` is the LinkEnd of a control connection: it validates what arrives against the types that this side
-expects, and queues what is to be sent. A peer that does not read is given up once `QUEUE_BYTES_MAX` are queued for it.
+expects, and queues what must be sent. A peer that does not read is given up once `QUEUE_BYTES_MAX` are queued for it.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class MessageChannel(Generic[In]):
         connection.carry(self)
 
     @property
-    def heard_s(self) -> float:
-        """When the peer was last heard from, on the monotonic clock."""
-        return self._connection.heard_s
+    def received_s(self) -> float:
+        """When data last arrived from the peer, on the monotonic clock."""
+        return self._connection.received_s
 
     @property
     def local_host(self) -> str:
@@ -106,7 +106,7 @@ class MessageChannel(Generic[In]):
         return self._queue_bytes
 
     def send_inside(self, message: msgspec.Struct) -> None:
-        """Send a message from inside a step of the loop: at once if there is room; no loss is reported."""
+        """Send a message from inside a step of the loop: immediately if there is room; no loss is reported."""
         body = _encode(message)
         self._queue.append(frame(MESSAGE, body))
         self._queue_bytes += len(body)

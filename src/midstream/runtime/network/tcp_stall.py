@@ -2,7 +2,7 @@
 
 Packets between two machines can be dropped silently: by a firewall, a broken route, a cable. The kernel then
 retransmits for a quarter of an hour before it gives up the connection, and sends no keepalives meanwhile. Until then,
-`TCP_INFO` reports what it knows.
+`TCP_INFO` reports this.
 
 TCP_USER_TIMEOUT would not do: it also ends connections to a machine that answers but has no room for more, such as that
 of a slot inside a long call of a user's function.
@@ -29,20 +29,20 @@ class _Info(NamedTuple):
     """Segments sent and not acknowledged."""
     sent_ms: int
     """The time since data were last sent, for the first time or again."""
-    heard_ms: int
+    received_ms: int
     """The time since the last acknowledgement, even of nothing new."""
 
 
 class TcpStall:
     """Tracks one connection. On systems other than Linux nothing is known, and nothing is ever overdue."""
 
-    __slots__ = ("_looked_s", "_since_s", "_sock")
+    __slots__ = ("_polled_s", "_since_s", "_sock")
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._since_s: float | None = None
         """The first of consecutive calls that found something unanswered, with no answer between them."""
-        self._looked_s = 0.0
+        self._polled_s = 0.0
         """The time of the previous call."""
 
     def overdue_s(self, now_s: float) -> float:
@@ -56,11 +56,11 @@ class TcpStall:
         if sys.platform != "linux":
             return 0.0
         info = _Info(*_LAYOUT.unpack(self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAYOUT.size)))
-        if not info.probes and not (info.unacknowledged and info.heard_ms > info.sent_ms):
+        if not info.probes and not (info.unacknowledged and info.received_ms > info.sent_ms):
             self._since_s = None
             return 0.0
-        answered = now_s - info.heard_ms / 1000 > self._looked_s - _TICK_S
+        answered = now_s - info.received_ms / 1000 > self._polled_s - _TICK_S
         if self._since_s is None or answered:
             self._since_s = now_s
-        self._looked_s = now_s
+        self._polled_s = now_s
         return now_s - self._since_s

@@ -57,7 +57,7 @@ class TcpTransport:
         self._held_max = held_max
         self._attempt = -1
         """The newest attempt that was opened."""
-        self._links: dict[tuple[int, int], _Link] = {}
+        self._peers: dict[tuple[int, int], _PeerConnection] = {}
         """Open ends, by peer slot and attempt."""
         self._held: dict[tuple[int, int], tuple[Connection, Timer]] = {}
         """Connections that arrived before their end was opened."""
@@ -84,62 +84,62 @@ class TcpTransport:
         assert self.slot is not None and slot != self.slot, (slot, self.slot)
         assert attempt >= self._attempt, f"attempt {attempt} opened after {self._attempt}"
         key = (slot, attempt)
-        assert key not in self._links, f"slot {slot} opened twice in attempt {attempt}"
+        assert key not in self._peers, f"slot {slot} opened twice in attempt {attempt}"
         if attempt > self._attempt:
             self._attempt = attempt
             for old in [k for k in self._held if k[1] < attempt]:
                 self._let_go(old)
-        link = _Link(self, key, end)
-        self._links[key] = link
+        peer = _PeerConnection(self, key, end)
+        self._peers[key] = peer
         if key in self._held:
             connection, timer = self._held.pop(key)
             timer.cancel()
-            link.connected(connection)
-            return link
+            peer.connected(connection)
+            return peer
         dials = self.slot < slot
         what = (
             f"slot {slot} at {host}:{port} did not answer in time" if dials else f"slot {slot} did not connect in time"
         )
-        link.timer = self._loop.call_later(self._open_timeout_s, lambda: link.lost(what))
+        peer.timer = self._loop.call_later(self._open_timeout_s, lambda: peer.lost(what))
         if dials:
-            self._dial(link, host, port)
-        return link
+            self._dial(peer, host, port)
+        return peer
 
     def check_answers(self, timeout_s: float) -> None:
         """Give up connections whose peer's machine has left data unanswered for longer than `timeout_s`."""
-        for link in list(self._links.values()):
-            if link.connection is not None:
-                link.connection.check_answers(timeout_s)
+        for peer in list(self._peers.values()):
+            if peer.connection is not None:
+                peer.connection.check_answers(timeout_s)
 
     def close(self) -> None:
         """Close everything, without notifying the ends."""
         self._listener.close()
         for key in list(self._held):
             self._let_go(key)
-        for link in list(self._links.values()):
-            link.close()
+        for peer in list(self._peers.values()):
+            peer.close()
 
     def forget(self, key: tuple[int, int]) -> None:
-        del self._links[key]
+        del self._peers[key]
 
-    def _dial(self, link: _Link, host: str, port: int) -> None:
-        slot, attempt = link.key
-        if link.is_closed:
+    def _dial(self, peer: _PeerConnection, host: str, port: int) -> None:
+        slot, attempt = peer.key
+        if peer.is_closed:
             return
 
         def failed(connection: Connection, reason: str) -> None:
             if connection.is_established and not connection.is_judged:
-                self._loop.call_later(REDIAL_S, lambda: self._dial(link, host, port))
+                self._loop.call_later(REDIAL_S, lambda: self._dial(peer, host, port))
             else:
-                link.lost(f"slot {slot} at {host}:{port}: {reason}")
+                peer.lost(f"slot {slot} at {host}:{port}: {reason}")
 
         identity = Identity(Role.SLOT_DATA, self._job_id, attempt, from_slot=self.slot or 0, to_slot=slot)
         try:
-            link.connection = Connection(
+            peer.connection = Connection(
                 self._loop,
                 dial(host, port),
                 Dialer(self._keys.secret, identity, secrets.token_bytes(NONCE_BYTES)),
-                link.connected,
+                peer.connected,
                 failed,
                 frame_bytes_max=DATA_FRAME_BYTES_MAX,
                 buffer_bytes=RECEIVE_BUFFER_BYTES,
@@ -149,7 +149,7 @@ class TcpTransport:
             )
         except ClusterError as error:
             reason = f"slot {slot}: {error}"
-            self._loop.post(lambda: link.lost(reason))
+            self._loop.post(lambda: peer.lost(reason))
 
     def _judge(self, identity: Identity) -> str:
         """Return why this authenticated peer is refused, or ""."""
@@ -160,17 +160,17 @@ class TcpTransport:
             return f"this is slot {self.slot}; it does not expect slot {identity.from_slot} to dial {identity.to_slot}"
         if identity.attempt < self._attempt:
             return f"attempt {identity.attempt} is over; this is attempt {self._attempt}"
-        if key in self._held or (key in self._links and self._links[key].connection is not None):
+        if key in self._held or (key in self._peers and self._peers[key].connection is not None):
             return f"slot {identity.from_slot} is connected already in attempt {identity.attempt}"
-        if key not in self._links and len(self._held) >= self._held_max:
+        if key not in self._peers and len(self._held) >= self._held_max:
             return "too many connections wait to be opened"
         return ""
 
     def _came(self, connection: Connection, identity: Identity) -> None:
         key = (identity.from_slot, identity.attempt)
-        link = self._links.get(key)
-        if link is not None:
-            link.connected(connection)
+        peer = self._peers.get(key)
+        if peer is not None:
+            peer.connected(connection)
         else:
             timer = self._loop.call_later(self._open_timeout_s, lambda: self._let_go(key))
             self._held[key] = (connection, timer)
@@ -181,7 +181,7 @@ class TcpTransport:
         connection.close()
 
 
-class _Link:
+class _PeerConnection:
     """The DataLink that `open` returns; its connection may not exist yet."""
 
     __slots__ = ("_end", "_transport", "connection", "key", "timer")

@@ -1,4 +1,4 @@
-"""The number of files and connections that a process may have open at once (`ulimit -n`).
+"""The number of files and connections that a process may have open (`ulimit -n`).
 
 Each slot has a connection to every other one, and the driver has one to each slot, besides one of Spark's own. The soft
 limit is often 1,024, an old default; the hard limit, up to which a process may raise it, is much higher.

@@ -44,9 +44,9 @@ LAST_LINES: Final = 8
 LAST_WORD: Final = "\x1e"
 FATAL: Final = "Fatal Python error: "
 """The beginning of `faulthandler`'s report of a crash."""
-_ASKED_TO_END: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOP_REQUESTED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals with which others end a process."""
-LAST_WORDS_WAIT_S: Final = 1.0
+LAST_OUTPUT_WAIT_S: Final = 1.0
 COPIED_BYTES_MAX: Final = 2**16
 COPIED_LINE_BYTES_MAX: Final = 2**20
 """The limit on a line; longer ones may be interleaved with others, and have a replaced character at the cut."""
@@ -55,7 +55,7 @@ COPIED_LINE_BYTES_MAX: Final = 2**20
 class ProcessSlots:
     """Slots as plain processes of this machine, without Spark or a JVM; for tests and single machines.
 
-    `slots_max`: how many may run at once; a job that needs more raises ClusterError at its start. None for no limit.
+    `slots_max`: how many may run concurrently; a job that needs more raises ClusterError at its start. None for no limit.
 
         from midstream.runtime.process.process_slots import ProcessSlots
 
@@ -161,11 +161,11 @@ class _Child(WatchedSlot):
                 sys.stderr.write(line)
         status = process.wait()
         process.stderr.close()
-        copying.join(LAST_WORDS_WAIT_S)  # longer only if a process that a function has started keeps it open
+        copying.join(LAST_OUTPUT_WAIT_S)  # longer only if a process that a function has started keeps it open
         with contextlib.suppress(BrokenPipeError):  # for input that the process has never read
             process.stdin.close()
         how = how_it_ended(status)
-        is_own_doing = status and -status not in _ASKED_TO_END and not last_word
+        is_own_doing = status and -status not in _STOP_REQUESTED and not last_word
         advice = f" ({MEMORY_ADVICE})" if status == -signal.SIGKILL else ""
         return SlotEnd(
             f"process {self.pid} {how}{advice}{': ' + last_word if last_word else ''}",

@@ -230,7 +230,7 @@ class _SlotProcess:
         if self._ending:
             return
         assert self._welcome is not None and self._channel is not None and self._machine is not None
-        silent_s = self._loop.monotonic_s() - self._channel.heard_s
+        silent_s = self._loop.monotonic_s() - self._channel.received_s
         if silent_s > self._welcome.heartbeat_timeout_s:
             self._lost(f"it has been silent for {silent_s:.1f} s")
             return

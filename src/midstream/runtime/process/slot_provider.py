@@ -74,11 +74,11 @@ class SlotProvider(Protocol):
         ...
 
     def check(self, slots: int) -> None:
-        """Raise ClusterError, saying what to do, if it is known that `slots` slots can never run at once."""
+        """Raise ClusterError with a remedy if it is known that `slots` slots can never run concurrently."""
         ...
 
     def request(self, launch: SlotLaunch, on_failed: OnFailed, on_leaving: OnLeaving) -> None:
-        """Start one more slot; returns at once.
+        """Start one more slot; returns immediately.
 
         `on_failed` is called from any thread, at most once, when the slot's process could not be started, or has ended
         other than by being released; `on_leaving` likewise, before that, if it is known that the slot will have to end.
@@ -91,7 +91,7 @@ class SlotProvider(Protocol):
         ...
 
     def abandon(self, request: str) -> None:
-        """Make sure that the process of a lost slot ends, even if it hangs. Returns at once."""
+        """Make sure that the process of a lost slot ends, even if it hangs. Returns immediately."""
         ...
 
     def close(self) -> None:

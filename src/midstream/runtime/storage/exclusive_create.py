@@ -2,7 +2,7 @@
 
 pyarrow, which reads and writes everything else, has no such put, but obstore has (`If-None-Match: *`, or its
 equivalents of Azure and Google). obstore is given what pyarrow has found in the URL and the environment, so both use
-the same place with the same rights; the first `create` checks this with an object of its own, and also that the store
+the same location with the same rights; the first `create` checks this with an object of its own, and also that the store
 honours the condition.
 
 An answer may be lost after the store has carried out the request: then the next try finds an object, namely its own. So
@@ -114,7 +114,7 @@ class ConditionalWrites:
             self._files.delete_file(probe)
         if won != [True, False]:
             raise StorageError(
-                f"{self._shown}: the store ignores the condition of a write that is to create an object (If-None-Match: *), "
+                f"{self._shown}: the store ignores the condition of a write that must create an object (If-None-Match: *), "
                 "so two drivers of one job could both continue. Use a store that has conditional writes, as Amazon S3, "
                 "Google Cloud Storage, Azure and current versions of MinIO and Ceph do, or a file system"
             )
@@ -186,10 +186,10 @@ def _refused(error: BaseException) -> str:
 def explanation(error: BaseException) -> str:
     """Return what the store, or the connection to it, has reported, in one line."""
     text, _, inside = str(error).partition("\n\nDebug source")
-    said = [match[1] for tag in ("Code", "Message") if (match := re.search(f"<{tag}>([^<]*)</{tag}>", text))]
+    details = [match[1] for tag in ("Code", "Message") if (match := re.search(f"<{tag}>([^<]*)</{tag}>", text))]
     status = re.search(r"status code: (\d+)", text)
-    if said:
-        return f"{'HTTP ' + status[1] + ' ' if status else ''}{': '.join(said)}"
+    if details:
+        return f"{'HTTP ' + status[1] + ' ' if status else ''}{': '.join(details)}"
     if "token request" in text:
         return f"its credentials cannot be obtained ({' '.join(text.split())[:300]})"
     if "error sending request" not in text:
@@ -205,7 +205,7 @@ def explanation(error: BaseException) -> str:
     return f"{request[0] if request else 'a request'} failed: {cause}"
 
 
-# ---- what pyarrow knows, for obstore ---------------------------------------
+# ---- what pyarrow has, for obstore -----------------------------------------
 
 
 def _options(files: fs.FileSystem) -> dict[str, Any]:

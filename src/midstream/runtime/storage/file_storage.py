@@ -1,4 +1,4 @@
-"""Files of checkpoints and sinks on any filesystem that pyarrow knows: the Storage of engine.core.interfaces.
+"""Files of checkpoints and sinks on any filesystem that pyarrow supports: the Storage of engine.core.interfaces.
 
 | scheme | a file is whole and durable because | `create` is exclusive because |
 |---|---|---|
@@ -67,7 +67,7 @@ def FileStorage(url: str) -> Storage:
 
 
 def absolute(url: str) -> str:
-    """Return a place that is the same for every process of this machine, in any working directory.
+    """Return a location that is the same for every process of this machine, in any working directory.
 
     Raises ConfigError for an empty path.
     """
@@ -145,7 +145,7 @@ class LocalStorage:
     def delete(self, path: str) -> None:
         with self._explained("delete", path) as full:
             if os.path.isdir(full) and not os.path.islink(full):
-                # renamed first, so that a half-deleted directory never looks complete
+                # renamed first, so that a half-deleted directory never appears complete
                 doomed = _temporary(full)
                 os.rename(full, doomed)
                 _remove_tree(doomed)
