@@ -66,18 +66,18 @@ class Saved:
 class Savepoints:
     """All disks of the world by root, and the requests for savepoints on them."""
 
-    def __init__(self, world: World, oracle: CheckpointChecker, disks: dict[str, Disk]) -> None:
+    def __init__(self, world: World, checker: CheckpointChecker, disks: dict[str, Disk]) -> None:
         self.saved: list[Saved] = []
         self.made = 0
         self.failed = 0
         """The number of requests that were refused, with a reason."""
         self._world = world
-        self._oracle = oracle
+        self._checker = checker
         self._disks = disks
         self._places = 0
         self._named: Counter[str] = Counter()
         """The number of requests for each place."""
-        self._asked: dict[tuple[str, int], str | None] = {}
+        self._requests: dict[tuple[str, int], str | None] = {}
         """The requested place, by driver and client."""
         self._refused: list[tuple[Driver, str]] = []
         self._late: set[str] = set()
@@ -104,8 +104,8 @@ class Savepoints:
         directory = directory.removeprefix("/")
         if is_metadata_path(f"chk-{name}"):
             url = f"{root}/{directory}" if directory else root
-            (self._late.add if self._oracle.is_late(data) else self._late.discard)(url)
-            for complaint in self._oracle.check_savepoint(url, self.open(url), data):
+            (self._late.add if self._checker.is_late(data) else self._late.discard)(url)
+            for complaint in self._checker.check_savepoint(url, self.open(url), data):
                 self._world.bug(complaint)
 
     def files_at(self, url: str) -> dict[str, bytes]:
@@ -137,7 +137,7 @@ class Savepoints:
 
     # ---- requests and answers
 
-    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+    def request(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
         """Request a savepoint at a new place, below the job's directory, or at a place that was requested before.
 
         `slow_us`: at a new place whose disk takes so long to write a file.
@@ -157,8 +157,8 @@ class Savepoints:
                 self._disks[url].slow_us = slow_us
             if fails:
                 self._break(self._disks[url], victim // 8)
-        client = driver.ask(DoStop(savepoint=url) if stop else DoSavepoint(url))
-        self._asked[driver.process.name, client] = url
+        client = driver.request(DoStop(savepoint=url) if stop else DoSavepoint(url))
+        self._requests[driver.process.name, client] = url
 
     def _break(self, disk: Disk, victim: int) -> None:
         """Let the disk be full from the beginning, or fail when the savepoint is half written or almost complete."""
@@ -184,10 +184,10 @@ class Savepoints:
 
     def answered(self, driver: Driver, client: int, request: ClientRequest, reply: Reply) -> None:
         key = driver.process.name, client
-        if key not in self._asked:
+        if key not in self._requests:
             self._check_complete(driver, request, reply)
             return
-        url = self._asked.pop(key)
+        url = self._requests.pop(key)
         if reply.error:
             self.failed += 1
             is_replaced = (
@@ -228,7 +228,7 @@ class Savepoints:
         if number.isdecimal() and path not in (saved.url for saved in self.saved):
             # a stop while no task ran may report the checkpoint of the start, which is another's
             is_of_start = not driver.triggered or path == driver.coordinator.restored_from
-            if not self._oracle.has_completed(None if is_of_start else driver.plan.job_id, int(number)):
+            if not self._checker.has_completed(None if is_of_start else driver.plan.job_id, int(number)):
                 self._world.bug(f"{request!r} is answered with {reply.checkpoint}, which is not complete")
 
     def _was_to_be_waited_for(self, driver: Driver, client: int, reason: str) -> int | None:
@@ -242,7 +242,7 @@ class Savepoints:
         if client not in driver.claimed or not reason.endswith(ENDS):
             return None
         behind = driver.triggered[driver.claimed[client] :]
-        return next((number for number in behind if self._oracle.has_completed(driver.plan.job_id, number)), None)
+        return next((number for number in behind if self._checker.has_completed(driver.plan.job_id, number)), None)
 
     def _keep(self, url: str, was_stop: bool) -> None:
         files = self.files_at(url)
@@ -252,7 +252,7 @@ class Savepoints:
             return
         if url in self._late:
             self._world.bug(f"savepoint {url} is said to be there, and was completed behind a later start of its job")
-        cut = self._oracle.cut_of(decode_metadata(files[complete[0]], url))
+        cut = self._checker.cut_of(decode_metadata(files[complete[0]], url))
         if cut is not None:  # otherwise a complaint was made when it was written
             self.made += 1
             self.saved.append(Saved(url, cut, files, was_stop))

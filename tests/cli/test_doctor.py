@@ -132,7 +132,7 @@ def settings(master: str, tls: str = "auto", **given: str) -> dict[str, Check]:
     conf.set("spark.decommission.enabled", "true")
     conf.setAll([(f"spark.{name.replace('__', '.')}", value) for name, value in given.items()])
     checks = _Checks([])
-    doctor._look_at_settings(checks, conf, master, tls)
+    doctor._check_settings(checks, conf, master, tls)
     return problems(checks.made)
 
 

@@ -75,10 +75,10 @@ def test_a_fault_an_attempt_and_a_failed_checkpoint_give_more_time_and_then_no_m
 
 def test_each_commit_that_is_done_gives_more_time() -> None:
     watched = Watched()
-    watched.liveness.heard(m.CommitDone(0), None)
+    watched.liveness.on_message(m.CommitDone(0), None)
     watched.liveness.owes(JOB_ENDS)
     for request in range(5):
-        watched.liveness.heard(m.CommitDone(request), None)
+        watched.liveness.on_message(m.CommitDone(request), None)
     watched.after(2.0 + 5 * COMMIT_S_MAX)
     watched.liveness.check()
     assert not watched.bugs

@@ -35,10 +35,10 @@ from midstream_lab.checkers.lineage import After, Lineage
 from midstream_lab.checkers.row_inspection import Found, RowInspection
 from midstream_lab.checkers.state_checker import StateChecker
 from midstream_lab.checkers.window_checker import Made
-from midstream_lab.jobs.end_operators import said_by
+from midstream_lab.jobs.end_operators import decode_count
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.tables import COUNTED
-from midstream_lab.jobs.tally import LIST, UNION, ToldSource
+from midstream_lab.jobs.tally import LIST, UNION, NotifiedSource
 from midstream_lab.jobs.topologies import Expectation, expectation
 
 _decode_split = msgspec.msgpack.Decoder(Split).decode
@@ -60,8 +60,8 @@ class Cut:
     finished_at: Mapping[str, int]
     """`done` and `finished_at` record the operators that have finished, wholly or in part; see `CheckpointChecker`."""
     ended: Mapping[str, dict[int, int]]
-    said: Mapping[str, tuple[OperatorState, Counter[int]]]
-    """`ended` and `said` record the sources that have ended and the operators that sum up; see `CheckpointChecker`."""
+    sums: Mapping[str, tuple[OperatorState, Counter[int]]]
+    """`ended` and `sums` record the sources that have ended and the operators that sum up; see `CheckpointChecker`."""
     marks: Mapping[str, tuple[int, int]]
     """See `EventTimeChecker`."""
 
@@ -130,7 +130,7 @@ class CheckpointChecker:
         """
         self._finished_at: dict[str, int] = {}
         """The parallelism at which an operator had finished as a whole; 0 if it has been restored at another one since."""
-        self._said: dict[str, tuple[OperatorState, Counter[int]]] = {}
+        self._sums: dict[str, tuple[OperatorState, Counter[int]]] = {}
         """The state of each operator that sums up in the preceding checkpoint, and the ids of the rows that it had
         emitted by then.
         """
@@ -148,7 +148,7 @@ class CheckpointChecker:
 
         `is_copy_of`: the cut of the savepoint from which it was copied, if it was.
         """
-        with self._outside.world.looking():
+        with self._outside.world.inspecting():
             complaints: list[str] = []
             try:
                 for complaint in self._check_checkpoint(metadata, is_copy_of):
@@ -169,7 +169,7 @@ class CheckpointChecker:
         self._note_safe(metadata)
         attempt = metadata.job_id, metadata.attempt
         before = self._before[attempt] if is_copy_of is None else is_copy_of
-        self._know(before)
+        self._restore(before)
         self.checkpoints += 1
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"
@@ -252,7 +252,7 @@ class CheckpointChecker:
             dict(self._done),
             dict(self._finished_at),
             dict(self._ended),
-            dict(self._said),
+            dict(self._sums),
             self._event_times.marks,
         )
         self._cuts[metadata.job_id, metadata.checkpoint_id] = self._last
@@ -261,7 +261,7 @@ class CheckpointChecker:
         """Begin another start of the job from `cut` (None: from the beginning), and return complaints."""
         self._job_id = job_id
         self._last = cut
-        self._know(cut)
+        self._restore(cut)
         return list(self.lines.begins(job_id, () if cut is None else cut.output, after))
 
     def attempt_begins(
@@ -281,12 +281,12 @@ class CheckpointChecker:
     def has_begun(self, job_id: str, attempt: int) -> bool:
         return (job_id, attempt) in self._before
 
-    def _know(self, cut: Cut | None) -> None:
+    def _restore(self, cut: Cut | None) -> None:
         """Reset everything that is recorded about operators and sources to the state of `cut`."""
         self._done = {} if cut is None else dict(cut.done)
         self._finished_at = {} if cut is None else dict(cut.finished_at)
         self._ended = {} if cut is None else dict(cut.ended)
-        self._said = {} if cut is None else dict(cut.said)
+        self._sums = {} if cut is None else dict(cut.sums)
         self._event_times.marks = {} if cut is None else cut.marks
 
     def _check_state(self, where: str, operators: Mapping[str, OperatorState], expected: Expectation) -> Iterator[str]:
@@ -346,10 +346,10 @@ class CheckpointChecker:
         return found
 
     def _note_safe(self, metadata: CheckpointMetadata) -> None:
-        """Record which positions a source may be told are complete, if it is a `ToldSource`."""
+        """Record which positions a source may be told are complete, if it is a `NotifiedSource`."""
         for known in metadata.sources:
             source = self._sources[known.uid]
-            if isinstance(source, ToldSource):
+            if isinstance(source, NotifiedSource):
                 splits = frozenset((split.id, split.offset) for split in self._open_splits(known.uid, metadata))
                 self._outside.safe.setdefault(source.number, set()).add((known.position, splits))
 
@@ -416,7 +416,7 @@ class CheckpointChecker:
                 yield f"{where}: {name} was never staged"
             else:
                 staged.append(self._outside.staged[name])
-                complaint = self.inspection.look_at(name)
+                complaint = self.inspection.complaint_about(name)
                 if complaint:
                     yield f"{where}: {staged[-1].sink} has {complaint}"
         yield from self._compare(where, expected.sinks, staged)
@@ -452,18 +452,18 @@ class CheckpointChecker:
         """
         sink, node = expected.total_sinks[operator.uid]
         staged = (self._outside.staged[name] for name in output if name in self._outside.staged)
-        said = Counter(row for part in staged if part.sink == sink for row in part.ids)
-        said += by_place.get((node, 0, 0), Counter())
-        before_of, before = self._said.get(operator.uid, (operator, said))
-        again = {row: said[row] for row in said | before if before_of.fully_finished or said_by(row)[0] in over}
+        sums = Counter(row for part in staged if part.sink == sink for row in part.ids)
+        sums += by_place.get((node, 0, 0), Counter())
+        before_of, before = self._sums.get(operator.uid, (operator, sums))
+        again = {row: sums[row] for row in sums | before if before_of.fully_finished or decode_count(row)[0] in over}
         if again != {row: n for row, n in before.items() if row in again and n}:
-            yield f"{where}: {operator.uid} had finished when it had emitted {dict(before)}, and has emitted {dict(said)}"
-        self._said[operator.uid] = operator, said
+            yield f"{where}: {operator.uid} had finished when it had emitted {dict(before)}, and has emitted {dict(sums)}"
+        self._sums[operator.uid] = operator, sums
         if operator.fully_finished:
-            yield from self._check_sum(where, operator.uid, expected, said)
+            yield from self._check_sum(where, operator.uid, expected, sums)
 
-    def _check_sum(self, where: str, uid: str, expected: Expectation, said: Counter[int]) -> Iterator[str]:
-        counted = sum(n * said_by(row)[1] for row, n in said.items())
+    def _check_sum(self, where: str, uid: str, expected: Expectation, sums: Counter[int]) -> Iterator[str]:
+        counted = sum(n * decode_count(row)[1] for row, n in sums.items())
         if counted != expected.totals[uid].total():
             yield f"{where}: {uid} has counted {counted} rows instead of {expected.totals[uid].total()}"
 
@@ -487,7 +487,7 @@ class CheckpointChecker:
         If it is written now, then its output may be taken back, so it must not be reported.
         """
         metadata = decode_metadata(data, "a savepoint")
-        with self._outside.world.looking():
+        with self._outside.world.inspecting():
             jobs = jobs_of(self.storage)
         return jobs.get(metadata.epoch) == metadata.job_id and max(jobs) > metadata.epoch
 
@@ -497,7 +497,7 @@ class CheckpointChecker:
         """
         is_late = self.is_late(data)
         before, self.storage = self.storage, place
-        with self._outside.world.looking():
+        with self._outside.world.inspecting():
             try:
                 return list(self._check_savepoint(f"savepoint {url}", place, decode_metadata(data, url), is_late))
             except StorageError as error:
@@ -558,10 +558,10 @@ class CheckpointChecker:
         yield from self._states.check_joins("end", expected, self._committed(), {})
         yield from self._states.check_lenient("end", expected, self._committed())
         for uid, (sink, _) in expected.total_sinks.items():
-            said = Counter(row for part in self._committed() if part.sink == sink for row in part.ids)
-            if uid in self._said and said != self._said[uid][1]:
-                yield f"end: {uid} has emitted {dict(said)}, and had finished when it had emitted {dict(self._said[uid][1])}"
-            yield from self._check_sum("end", uid, expected, said)
+            sums = Counter(row for part in self._committed() if part.sink == sink for row in part.ids)
+            if uid in self._sums and sums != self._sums[uid][1]:
+                yield f"end: {uid} has emitted {dict(sums)}, and had finished when it had emitted {dict(self._sums[uid][1])}"
+            yield from self._check_sum("end", uid, expected, sums)
 
     def check_stopped(self) -> Iterator[str]:
         """Yield complaints about a job that was stopped: its output must be that of its last checkpoint."""

@@ -124,7 +124,7 @@ class DirectoryChecker:
                 self._world.bug(f"{path} is deleted, and checkpoint {metadata.checkpoint_id} refers to it")
 
     def _is_superseded(self, metadata: CheckpointMetadata) -> bool:
-        with self._world.looking():
+        with self._world.inspecting():
             return is_superseded(self._disk, metadata)
 
     # ---- when the run has settled
@@ -133,7 +133,7 @@ class DirectoryChecker:
         """Yield complaints about files that are left when the job has ended and nothing runs any more."""
         if not self._began:
             return
-        with self._world.looking():
+        with self._world.inspecting():
             jobs = jobs_of(self._disk)
         head = max(self._began)
         driver = next(driver for driver in drivers if driver.plan.job_id == jobs[head])
@@ -205,10 +205,10 @@ class DirectoryChecker:
         if file.epoch < head:
             return written_in < self._began[head]
         made = [(attempt, ids) for (epoch, attempt), ids in self._made.items() if epoch == head]
-        told = [(a, number, step) for a, ids in made for number, step in ids.items() if number in driver.completed]
-        if any(attempt > file.attempt for attempt, _, _ in told):  # an attempt cleans up at its first checkpoint
-            return written_in < min(step for attempt, _, step in told if attempt > file.attempt)
-        return any(attempt == file.attempt and number > file.checkpoint_id for attempt, number, _ in told)
+        notified = [(a, number, step) for a, ids in made for number, step in ids.items() if number in driver.completed]
+        if any(attempt > file.attempt for attempt, _, _ in notified):  # an attempt cleans up at its first checkpoint
+            return written_in < min(step for attempt, _, step in notified if attempt > file.attempt)
+        return any(attempt == file.attempt and number > file.checkpoint_id for attempt, number, _ in notified)
 
 
 def _number_of(claim: str) -> int:

@@ -186,7 +186,7 @@ class RowInspection:
 
     # ---- contents
 
-    def look_at(self, name: str) -> str:
+    def complaint_about(self, name: str) -> str:
         """Describe what is wrong with the contents of a sink's staged output; "" if nothing is, or if it was examined
         before.
         """

@@ -67,13 +67,13 @@ class Couple(Operator):
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         key = "key" if self._form is PLAIN else "was"
-        self._look_at(batch, "", key)
-        self._look_at(batch, _SECOND, key if key == "key" else key + _SECOND)
+        self._check_batch(batch, "", key)
+        self._check_batch(batch, _SECOND, key if key == "key" else key + _SECOND)
         columns = {name: batch.column(name) for name in SCHEMA.names}
         columns |= {"key": batch.column(key), "n": batch.column("id" + _SECOND)}
         self._out.emit(pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA))
 
-    def _look_at(self, batch: pa.RecordBatch, end: str, key: str) -> None:
+    def _check_batch(self, batch: pa.RecordBatch, end: str, key: str) -> None:
         """Check that the rows whose columns end in `end` are unchanged. `key`: the column with their original keys."""
         ids = to_list(batch.column("id" + end))
         due_us = np.array([time_ms(row) * 1000 for row in ids])

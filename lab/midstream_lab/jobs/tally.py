@@ -66,7 +66,7 @@ class Tally(Operator):
         return Snapshot(SnapshotResult(parts))
 
 
-class ToldSource(SimSource):
+class NotifiedSource(SimSource):
     """A source that is notified of completed checkpoints, and checks that their unfinished splits have been discovered."""
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:

@@ -165,9 +165,9 @@ def unannounced_barrier() -> Replacements:
     original = Subpartition.overtake
 
     def overtake(self: Any, barrier: Any) -> Any:
-        told, self._on_data = self._on_data, None
+        before, self._on_data = self._on_data, None
         captured = original(self, barrier)
-        self._on_data = told
+        self._on_data = before
         return captured
 
     return [(Subpartition, "overtake", overtake)]

@@ -127,11 +127,11 @@ def copied_after_the_end() -> Replacements:
     """A savepoint that is being copied when the job ends stays, although it was refused."""
     original = Savepoints._copied
 
-    def copied(self: Any, asked: Any, outcome: Any) -> None:
+    def copied(self: Any, pending: Any, outcome: Any) -> None:
         if self._has_ended:
-            self._all.remove(asked)
+            self._all.remove(pending)
         else:
-            original(self, asked, outcome)
+            original(self, pending, outcome)
 
     return [(Savepoints, "_copied", copied)]
 
@@ -142,7 +142,7 @@ def end_does_not_answer() -> Replacements:
 
     def job_ended(self: Any, *why: Any) -> None:
         copying = self._at(SavepointStage.COPYING)
-        self._all = [asked for asked in self._all if asked not in copying]
+        self._all = [pending for pending in self._all if pending not in copying]
         original(self, *why)
         self._all += copying
 

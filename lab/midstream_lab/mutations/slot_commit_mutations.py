@@ -56,9 +56,9 @@ def done_when_asked() -> Replacements:
     def request(self: Any, slots: Any) -> None:
         before = set(self._unanswered)
         original(self, slots)
-        for number, asked in list(self._unanswered.items()):
+        for number, pending in list(self._unanswered.items()):
             if number not in before:
-                self.handle_answer(asked.slot, m.CommitDone(number))
+                self.handle_answer(pending.slot, m.CommitDone(number))
 
     original = CommitLanes.request
     return [(CommitLanes, "request", request)]
@@ -68,11 +68,11 @@ def answer_of_another_lane() -> Replacements:
     """The answer of a lane counts for the first lane that is being committed."""
 
     def handle_answer(self: Any, slot: int, answer: Any) -> None:
-        asked = self._unanswered.get(answer.request)
-        if asked is not None and isinstance(answer, m.CommitDone):
+        pending = self._unanswered.get(answer.request)
+        if pending is not None and isinstance(answer, m.CommitDone):
             request, first = next(iter(self._unanswered.items()))
-            self._unanswered[answer.request] = replace(asked, lane=first.lane)
-            self._unanswered[request] = replace(self._unanswered[request], lane=asked.lane)
+            self._unanswered[answer.request] = replace(pending, lane=first.lane)
+            self._unanswered[request] = replace(self._unanswered[request], lane=pending.lane)
         original(self, slot, answer)
 
     original = CommitLanes.handle_answer
@@ -95,10 +95,10 @@ def failed_lane_counts() -> Replacements:
     """A lane that has failed is not tried again with the others of its checkpoint."""
 
     def handle_answer(self: Any, slot: int, answer: Any) -> None:
-        asked = self._unanswered.get(answer.request)
+        pending = self._unanswered.get(answer.request)
         original(self, slot, answer)
-        if asked is not None and self.failed is not None and len(self.work.left) > 1:
-            self.work.left.pop(asked.lane, None)
+        if pending is not None and self.failed is not None and len(self.work.left) > 1:
+            self.work.left.pop(pending.lane, None)
 
     original = CommitLanes.handle_answer
     return [(CommitLanes, "handle_answer", handle_answer)]
@@ -108,9 +108,9 @@ def lost_with_the_slot() -> Replacements:
     """What a slot was committing that has died is not committed by another one."""
 
     def forget_lost(self: Any, live: Any) -> None:
-        for asked in self._unanswered.values():
-            if asked.slot not in live:
-                del self.work.left[asked.lane]
+        for pending in self._unanswered.values():
+            if pending.slot not in live:
+                del self.work.left[pending.lane]
         original(self, live)
 
     original = CommitLanes.forget_lost
@@ -177,9 +177,9 @@ def not_told_to_stop() -> Replacements:
     """A commit does not learn that its attempt is over."""
 
     def end_attempt(self: Any) -> None:
-        told, self._stopped = self._stopped, self._services.make_signal()
+        before, self._stopped = self._stopped, self._services.make_signal()
         original(self)
-        self._stopped = told
+        self._stopped = before
 
     original = SlotCommits.end_attempt
     return [(SlotCommits, "end_attempt", end_attempt)]

@@ -310,9 +310,9 @@ def watermark_not_said_again() -> Replacements:
 
     def start(self: Any) -> None:
         outputs = self.operators.outputs
-        told, outputs.broadcast = outputs.broadcast, nothing
+        before, outputs.broadcast = outputs.broadcast, nothing
         original(self)
-        outputs.broadcast = told
+        outputs.broadcast = before
 
     return [(task.Task, "start", start)]
 

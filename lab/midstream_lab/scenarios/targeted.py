@@ -426,9 +426,11 @@ def given_up(seed: int) -> Scenario:
 def saving(seed: int) -> Scenario:
     """Savepoints are asked for again and again, while checkpoints and commits follow each other and the disk is slow."""
     drawn = draw(seed, topology="keyed", faults=SAVEPOINTS, rows=100)
-    asked = tuple(Fault(60 + seed * 37 % 300 + 90 * i, SAVEPOINTS[(seed + i) % 4], seed * 31 + i) for i in range(4))
+    savepoints = tuple(
+        Fault(60 + seed * 37 % 300 + 90 * i, SAVEPOINTS[(seed + i) % 4], seed * 31 + i) for i in range(4)
+    )
     if seed % 4 == 3:
-        asked += tuple(Fault(fault.step + 10 + seed * 17 % 120, "cancel", 0) for fault in asked)
+        savepoints += tuple(Fault(fault.step + 10 + seed * 17 % 120, "cancel", 0) for fault in savepoints)
     drawn = replace(drawn, interval_s=0.0005, min_pause_s=0.0, retained=1, sink_rows=1, sink_pause_s=0.003)
     return replace(
         drawn,
@@ -436,7 +438,7 @@ def saving(seed: int) -> Scenario:
         aligned_timeout_s=0.0,
         queue_time_s=None,
         timeout_s=60.0,
-        faults=tuple(sorted((*drawn.faults, *asked), key=lambda fault: fault.step)),
+        faults=tuple(sorted((*drawn.faults, *savepoints), key=lambda fault: fault.step)),
     )
 
 

@@ -49,7 +49,7 @@ def frozen(seed: int) -> Scenario:
     return replace(drawn, tempo=tempo, interval_s=0.002, retained=3, sink_rows=1, sink_pause_s=0.01, faults=faults)
 
 
-def asked(*kinds: str) -> Callable[[int], Scenario]:
+def with_requests(*kinds: str) -> Callable[[int], Scenario]:
     """Of a seed: requests and failures follow each other while checkpoints are made."""
 
     def scenario(seed: int) -> Scenario:
@@ -64,7 +64,7 @@ def asked(*kinds: str) -> Callable[[int], Scenario]:
 
 def intolerant(seed: int) -> Scenario:
     """Now and then a checkpoint cannot be written, and three in a row are too many."""
-    drawn = asked("write_fails", "publish_fails")(seed)
+    drawn = with_requests("write_fails", "publish_fails")(seed)
     return replace(drawn, tolerable_failures=2, interval_s=0.005)
 
 
@@ -383,8 +383,11 @@ def saved_too_late(seed: int) -> Scenario:
     random = Random(f"saved too late {seed}")
     faults: list[Fault] = []
     for i in range(5):
-        asked = Fault(60 + 300 * i + random.randrange(100), SAVEPOINT_SLOW, 4000 + 2 * random.randrange(3000))
-        faults += (asked, Fault(asked.step + random.randrange(60, 180), "stop_driver", random.randrange(60_000)))
+        savepoint = Fault(60 + 300 * i + random.randrange(100), SAVEPOINT_SLOW, 4000 + 2 * random.randrange(3000))
+        faults += (
+            savepoint,
+            Fault(savepoint.step + random.randrange(60, 180), "stop_driver", random.randrange(60_000)),
+        )
     faults.sort(key=lambda fault: fault.step)
     tempo = replace(drawn.tempo, mail_us=40, control_us=50, io_us=100, clock_tick_us=0)
     drawn = replace(drawn, tempo=tempo, faults=tuple(faults), interval_s=0.1, timeout_s=60.0, inline_bytes=0)

@@ -35,7 +35,7 @@ RESTARTS_MAX: Final = 10
 WITHIN_S: Final = 600.0
 FIRST_DELAY_S: Final = 1.0
 DELAY_S_MAX: Final = 60.0
-LOOK_S: Final = 0.1
+POLL_INTERVAL_S: Final = 0.1
 
 _PIPE: Final = "MIDSTREAM_SUPERVISOR"
 """The environment variable with the descriptor of a pipe whose other end the supervisor holds."""
@@ -112,9 +112,9 @@ def supervise_driver(arguments: Sequence[str], answer_to: TextIO | None) -> int:
         status = supervise(command, signals, BackOff(), answer if answer_to is not None else None)
         if answer_to is not None:
             answer.seek(0)
-            said = answer.read().decode(errors="replace")
+            printed = answer.read().decode(errors="replace")
             error = f"the driver ended with exit status {status} and printed nothing"
-            answer_to.write(said or written({"error": error}) + "\n")
+            answer_to.write(printed or written({"error": error}) + "\n")
             answer_to.flush()
         return status
 
@@ -139,7 +139,7 @@ def supervise(command: Sequence[str], signals: Signals, back_off: BackOff, answe
         while time.monotonic() < now_s + delay_s:
             if signals.came:
                 return 128 + signals.came[0]
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
 
 def _run_once(command: Sequence[str], signals: Signals, answer: IO[bytes] | None) -> tuple[int, str]:
@@ -175,7 +175,7 @@ def _watch(driver: subprocess.Popen[bytes], signals: Signals) -> tuple[int, str]
             _pass_on(driver, signals.came[passed_on], is_first=not passed_on)
             passed_on += 1
         try:
-            code = driver.wait(LOOK_S)
+            code = driver.wait(POLL_INTERVAL_S)
         except subprocess.TimeoutExpired:
             continue
         if code < 0 and signals.came:

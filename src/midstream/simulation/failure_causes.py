@@ -51,7 +51,7 @@ class FailureCauses:
     def deployed(self, deploy: m.Deploy) -> None:
         self._some_finished |= bool(deploy.finished)
 
-    def heard(self, message: m.FromSlot, pending_id: int | None) -> None:
+    def on_message(self, message: m.FromSlot, pending_id: int | None) -> None:
         """Check a message of a slot. `pending_id`: the checkpoint for which the driver is waiting; None if there is
         none.
         """

@@ -57,13 +57,13 @@ class LivenessChecker:
         self._pause_s = 0.0
         """The longest pause that may follow that."""
 
-    def asked(self, client: int, request: m.ClientRequest) -> None:
+    def on_request(self, client: int, request: m.ClientRequest) -> None:
         self._owed[client] = f"an answer to {request!r}", self._now_us(), self._committed
 
     def owes(self, what: str) -> None:
         self._owed.setdefault(what, (what, self._now_us(), self._committed))
 
-    def heard(self, message: m.FromSlot, attempt: Attempt | None) -> None:
+    def on_message(self, message: m.FromSlot, attempt: Attempt | None) -> None:
         """Note that a commit is done, and that the job owes its end once all its tasks are at the end of their data."""
         self._committed += isinstance(message, m.CommitDone)
         if isinstance(message, m.TaskEndOfData) and attempt is not None and attempt.at_end_of_data:

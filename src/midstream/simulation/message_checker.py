@@ -51,7 +51,7 @@ class MessageChecker:
         """The checkpoints that have failed since one completed, or since the attempt began."""
         self._moves = False
         """Whether a slot has to leave that runs tasks of this attempt."""
-        self._asked: dict[int, tuple[m.ClientRequest, int]] = {}
+        self._requests: dict[int, tuple[m.ClientRequest, int]] = {}
         """Each unanswered request, by client, with the number of checkpoints that had been triggered before it."""
         self._rows_read: dict[TaskId, tuple[int, int | None]] = {}
         """The checkpoint that each task has acknowledged last, and how many rows its first operator had emitted by
@@ -66,17 +66,17 @@ class MessageChecker:
 
     # ---- requests and answers
 
-    def asked(self, client: int, request: m.ClientRequest) -> None:
-        self._asked[client] = request, len(self._triggered)
+    def on_request(self, client: int, request: m.ClientRequest) -> None:
+        self._requests[client] = request, len(self._triggered)
 
-    def answered(self, client: int, reply: m.Reply) -> None:
+    def on_reply(self, client: int, reply: m.Reply) -> None:
         """Check that the checkpoint in an answer was triggered after its request."""
-        request, before = self._asked.pop(client)
+        request, before = self._requests.pop(client)
         number = _NUMBER.search(reply.checkpoint or "")
         if isinstance(request, m.DoCheckpoint) and number and int(number[1]) not in self._triggered[before:]:
             self._bug(f"client {client} receives checkpoint {number[1]}, which was triggered before its request")
 
-    def told(self, text: str) -> None:
+    def on_notification(self, text: str) -> None:
         """Check that as many checkpoints in a row have failed as the text says."""
         row = _FAILED_IN_A_ROW.search(text)
         if row is not None and int(row[1]) > len(self._failed):
@@ -125,12 +125,12 @@ class MessageChecker:
         self._triggered.append(number)
         if self._is_for_savepoint():
             self._for_savepoints.add(number)
-        is_wanted = (
+        is_requested = (
             self._is_ending
             or self._moves
-            or any(not isinstance(asked, m.GetStatus) for asked, _ in self._asked.values())
+            or any(not isinstance(request, m.GetStatus) for request, _ in self._requests.values())
         )
-        if self._ended_us is not None and not is_wanted:
+        if self._ended_us is not None and not is_requested:
             pause_us = self._now_us() - self._ended_us
             if pause_us < self._pause_us - ROUNDING_US:
                 self._bug(f"checkpoint {number} comes {pause_us} µs behind the last one, the pause is {self._pause_us}")
@@ -153,7 +153,7 @@ class MessageChecker:
         """Note that a slot has to leave: if it has tasks, a checkpoint is wanted, so that they can move."""
         self._moves = self._moves or slot in self._deployed
 
-    def heard(self, slot: int, message: m.FromSlot) -> None:
+    def on_message(self, slot: int, message: m.FromSlot) -> None:
         match message:
             case m.Cancelled(attempt) if self._deployed.get(slot) == attempt:
                 del self._deployed[slot]
@@ -183,7 +183,7 @@ class OwedCommits:
         self._name = name
         self._has_failed = False
 
-    def asked(self, request: int) -> None:
+    def on_request(self, request: int) -> None:
         self.requests[request] = self._has_failed
 
     def not_opened(self) -> None:
@@ -191,7 +191,7 @@ class OwedCommits:
         self._has_failed = False
         self.requests = dict.fromkeys(self.requests, False)
 
-    def answered(self, answer: m.CommitDone | m.CommitFailed) -> None:
+    def on_answer(self, answer: m.CommitDone | m.CommitFailed) -> None:
         """Check that a commit that comes after such a failure has tried again to open the storage."""
         had_failed = self.requests.pop(answer.request)
         if isinstance(answer, m.CommitFailed) and NOT_OPENED in answer.summary:

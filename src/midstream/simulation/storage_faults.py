@@ -54,7 +54,7 @@ def freeze_at_commit(stage: FaultTarget, victim: int) -> bool:
         stage.cluster.struck_us.append(world.now_us)
         process.pause()
         world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
-        stage.go_back(victim // 8)
+        stage.rewind(victim // 8)
         stage.give_up_driver()
         if victim // 32 % 2:
             outside.before_taking_back = killed
@@ -86,7 +86,7 @@ def freeze_at_deletion(stage: FaultTarget, victim: int) -> bool:
         stage.cluster.struck_us.append(world.now_us)
         process.pause()
         world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
-        stage.go_back(0)
+        stage.rewind(0)
         stage.give_up_driver()
         return delay_us
 

@@ -107,7 +107,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
             print_error(errors, problem, _how_to_go_on(last, again))
             return Answer(RanJob.of(last, problem), "", 128 + interrupts.last_signal)
         summary = _summary(last, again)
-        view: RenderableType = summary if errors.is_terminal else Group(job_view(last, tells_failures=False), summary)
+        view: RenderableType = summary if errors.is_terminal else Group(job_view(last, shows_failures=False), summary)
         return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
 
 
