@@ -1,7 +1,7 @@
-"""The keeper of a job: it starts the job again whenever the job has stopped, died, or failed because of a fault.
+"""Restarts a job whenever the job has stopped, died, or failed because of a fault.
 
 Mostly the job continues from its newest checkpoint, sometimes at another parallelism, from a savepoint, or in another
-directory. If a fault demands it, the keeper goes back to an older checkpoint or savepoint and says what is to happen
+directory. If a fault demands it, the restarter rewinds to an older checkpoint or savepoint and decides what happens
 to the output since then, or it starts the job over.
 """
 
@@ -102,7 +102,7 @@ class Restarter:
         self._new_directory = new_directory
         self._make_plan = make_plan
         self._rewind_choice: int | None = None
-        """Chooses how the next start goes back, or starts the job over; None if it does neither."""
+        """Chooses how the next start rewinds, or starts the job over; None if it does neither."""
         self._start = StartedJob()
         self._starts: dict[str, StartedJob] = {}
         """Each start, by its job id."""
@@ -171,8 +171,8 @@ class Restarter:
         self._world.schedule(RESTART_DELAY_US, None, Kind.CLUSTER, launch, "the job is started again")
 
     def _may_fail(self, error: str) -> bool:
-        """Whether the job may fail with this error: because of a fault; because its start went back without saying what
-        is to happen to newer output, or to a checkpoint that the leader before it has deleted meanwhile; or because it
+        """Whether the job may fail with this error: because of a fault; because its start rewound without a decision
+        about newer output, or to a checkpoint that the leader before it has deleted meanwhile; or because it
         was to continue from the newest checkpoint, and the last start had begun elsewhere.
         """
         start = self._start
@@ -275,14 +275,14 @@ class Restarter:
         version = self._next_version(start, may_change=True)
         self.launch(self._scenario.rescaled or self._scenario.shape, start, version)
 
-    # ---- going back
+    # ---- rewinding
 
     def rewind(self, victim: int) -> None:
-        """Go back with the next start."""
+        """Rewind with the next start."""
         self._rewind_choice = victim
 
     def _rewound_start(self, is_refused: bool) -> StartedJob | None:
-        """Return a start that goes back, or starts over; None if the next start should do neither."""
+        """Return a start that rewinds, or starts over; None if the next start should do neither."""
         start, job_id = self._start, self.driver.plan.job_id
         begun = self._begun()
         is_over = begun is not None and begun.fresh
@@ -296,13 +296,13 @@ class Restarter:
                 named.append(begun.restore)
             return StartedJob(random.choice(named), random.choice(("take-back", "keep"))) if named else self._origin
         if is_refused:
-            self._rewind_choice = 4 * self.launches  # the next start says what is to happen to the newer output
+            self._rewind_choice = 4 * self.launches  # the next start decides what happens to the newer output
         elif is_over and random.random() < 0.5:
             return random.choice((LATEST, RESUME))  # the first must be refused
         elif is_over or (start.fresh and not self._checker.lines.has_begun(job_id)):
             return StartedJob(fresh=True)
         elif start.newer_output is not None and not self._checker.lines.has_begun(job_id):
-            # The driver may have been killed while it took output back.
+            # The driver may have been killed while it rolled output back.
             return (
                 start if random.random() < 0.5 else random.choice((LATEST, RESUME, replace(start, newer_output=None)))
             )
@@ -337,7 +337,7 @@ class Restarter:
     def _last(self, until: str | None = None) -> tuple[StartedJob | None, int]:
         """Return the last start that took effect, if it has completed no checkpoint, and the newest checkpoint.
 
-        `until`: the job id of a start; only those before it are looked at. A start that continued from the newest
+        `until`: the job id of a start; only those before it count. A start that continued from the newest
         checkpoint, or as `RESUME` did, stands for the one before it.
         """
         with self._world.inspecting():
@@ -353,7 +353,7 @@ class Restarter:
         return None, newest
 
     def _older(self) -> list[tuple[str, Cut | None]]:
-        """Return the older checkpoints and savepoints to which a start may go back."""
+        """Return the older checkpoints and savepoints to which a start may rewind."""
         with self._world.inspecting():
             listed = [entry.checkpoint_id for entry in list_checkpoints(self.disk)]
         found: list[tuple[str, Cut | None]] = [
@@ -367,7 +367,7 @@ class Restarter:
         return found
 
     def _is_given_up(self, saved: Saved) -> bool:
-        """Whether the job has gone back to before a savepoint, perhaps without output that had to be taken back."""
+        """Whether the job has rewound to before a savepoint, perhaps without output that had to be rolled back."""
         (data,) = (data for path, data in saved.files.items() if is_metadata_path(path))
         metadata = decode_metadata(data, saved.url)
         with self._world.inspecting():
@@ -439,6 +439,6 @@ class Restarter:
                 return
             start = begun or start
         if start.fresh and restored_from is not None:
-            yield f"the job was to be started over, and resumes from {restored_from}"
+            yield f"the job should start over, and resumes from {restored_from}"
         if start.named is not None and restored_from != f"{self.root}/chk-{start.named}":
-            yield f"the job was to resume from {start.restore}, and resumes from {restored_from}"
+            yield f"the job should resume from {start.restore}, and resumes from {restored_from}"

@@ -48,7 +48,7 @@ STILL_MAX: Final = 10
 CIRCLES_MAX: Final = 20
 """The same limit for a run in which checkpoints still complete: it goes round in circles."""
 SAME_FAILURES: Final = 3
-"""The job fails after this many equal failures in a row; then the keeper starts it again."""
+"""The job fails after this many equal failures in a row; then the restarter starts it again."""
 NEVER: Final = 1 << 62
 """A step that no run reaches."""
 FORKED: Final = 0.4
@@ -325,7 +325,7 @@ class Run:
         )
 
     def _poll(self) -> bool:
-        """Let faults strike and the keeper act if it is time to, and return whether the run is over."""
+        """Let faults strike and the restarter act when due, and return whether the run is over."""
         step = self.world.step_number
         while step >= self._next_fault:
             fault = self._faults_left.pop(0)
@@ -405,7 +405,7 @@ class Run:
             self._wind_up()
 
     def _wind_up(self) -> None:
-        """Judge the output, and check that all processes end and nothing is left behind."""
+        """Judge the output, and check that all processes end and nothing is left over."""
         world = self.world
         self._complain(self._checker.check_end())
         for process in world.processes:

@@ -198,7 +198,9 @@ class Savepoints:
             )
             is_at_rest = AT_REST in reply.error  # that its output is what its checkpoint holds is checked at its end
             is_failure = driver.coordinator.outcome is not None and reply.error == str(driver.coordinator.outcome[1])
-            is_refused = (REFUSED in reply.error or is_failure) and not driver.triggered  # the keeper checks the reason
+            is_refused = (
+                REFUSED in reply.error or is_failure
+            ) and not driver.triggered  # the restarter checks the reason
             is_late = SLOTS_LATE in reply.error and driver.has_late_slots
             is_excused = is_replaced or is_denied or is_at_rest or is_refused or is_late
             if not is_excused and not any(excuse in reply.error for excuse in EXCUSES):
@@ -234,7 +236,7 @@ class Savepoints:
     def _was_to_be_waited_for(self, driver: Driver, client: int, reason: str) -> int | None:
         """Return the checkpoint of a savepoint that was refused because the job has ended; None if there is none.
 
-        A job that ends by itself, or is asked to stop, may refuse a savepoint if its place is not claimed yet, or if no
+        A job that ends by itself, or by request, may refuse a savepoint if its directory is not claimed yet, or if no
         checkpoint has been completed since the claim: the end of the job does not wait for it. But the first checkpoint
         that was triggered after the claim, once complete, must become the savepoint, and the end of the job waits for
         that.
@@ -251,7 +253,9 @@ class Savepoints:
             self._world.bug(f"savepoint {url} is reported as complete; its files are {sorted(files)}")
             return
         if url in self._late:
-            self._world.bug(f"savepoint {url} is said to be there, and was completed behind a later start of its job")
+            self._world.bug(
+                f"savepoint {url} is reported as complete, and was completed after a later start of its job"
+            )
         cut = self._checker.cut_of(decode_metadata(files[complete[0]], url))
         if cut is not None:  # otherwise a complaint was made when it was written
             self.made += 1

@@ -403,7 +403,7 @@ def watch_rescales() -> Sequence[Watched]:
 
 
 class Request(Enum):
-    """The states of a request for a slot, as the shell knows them."""
+    """The states of a request for a slot, as the shell tracks them."""
 
     OPEN = "open"
     ANSWERED = "answered"
@@ -415,10 +415,10 @@ class Request(Enum):
 
 
 _SHELL_METHODS: Final[Mapping[str, str]] = {
-    "slot_failed": "word of the process",
+    "slot_failed": "report of the process",
     "refusal": "a slot comes",
     "slot_lost": "the connection is gone",
-    "_report_lost": "waited for word",
+    "_report_lost": "waited for the report",
     "_abandon": "abandon",
 }
 
@@ -453,7 +453,7 @@ def watch_requests() -> Sequence[Watched]:
 
 
 def watch_channels() -> Sequence[Watched]:
-    """Watch channels; their states say whether they hold data, and a part of a batch."""
+    """Watch channels; their states show whether they hold data, and a part of a batch."""
 
     def remote(what: str) -> Callable[..., tuple[str, str]]:
         def of_call(channel: Any, *_: Any, inside: bool = False, **__: Any) -> tuple[str, str]:

@@ -101,17 +101,17 @@ def test_no_more_failures_are_counted_than_there_were() -> None:
 def test_a_storage_that_could_not_be_opened_is_tried_again_with_the_next_commit() -> None:
     bugs: list[str] = []
     owed = OwedCommits(bugs.append, "slot1")
-    owed.asked(1)
+    owed.on_request(1)
     owed.not_opened()
-    owed.asked(2)
+    owed.on_request(2)
     for request in (1, 2):  # both were waiting for it
-        owed.answered(m.CommitFailed(request, f"StorageError: {NOT_OPENED}", ""))
-    owed.asked(3)
+        owed.on_answer(m.CommitFailed(request, f"StorageError: {NOT_OPENED}", ""))
+    owed.on_request(3)
     owed.not_opened()
-    owed.answered(m.CommitFailed(3, f"StorageError: {NOT_OPENED}", ""))
+    owed.on_answer(m.CommitFailed(3, f"StorageError: {NOT_OPENED}", ""))
     assert not bugs and not owed.requests
-    owed.asked(4)
-    owed.answered(m.CommitFailed(4, f"StorageError: {NOT_OPENED}", ""))
+    owed.on_request(4)
+    owed.on_answer(m.CommitFailed(4, f"StorageError: {NOT_OPENED}", ""))
     assert len(bugs) == 1
 
 

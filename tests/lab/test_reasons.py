@@ -95,7 +95,7 @@ def test_a_checkpoint_that_the_driver_waits_for_is_given_up_by_no_task(
     bugs: list[str] = []
     causes = FailureCauses([], 5.0, lambda _: False, bugs.append)
     causes.on_message(m.CheckpointDecline(0, 3, m.TaskId(1, 0), reason, False, ()), pending_id)
-    assert bugs == ([f"v1/0 gives up checkpoint 3, which is wanted: {reason}"] if is_bug else [])
+    assert bugs == ([f"v1/0 gives up checkpoint 3, which is still pending: {reason}"] if is_bug else [])
 
 
 def test_the_runs_that_are_broken_below_are_clean() -> None:

@@ -270,7 +270,7 @@ class CheckpointChecker:
         """Begin an attempt that is restored from this checkpoint (None: it starts at the beginning), and yield
         complaints if that is not the newest checkpoint of its job.
 
-        `unknown`: checkpoints that the coordinator cannot know to exist.
+        `unknown`: checkpoints of which the coordinator cannot be sure that they exist.
         """
         self._before[job_id, attempt] = None if restored is None else self.cut_of(restored)
         number = 0 if restored is None else restored.checkpoint_id
@@ -346,7 +346,7 @@ class CheckpointChecker:
         return found
 
     def _note_safe(self, metadata: CheckpointMetadata) -> None:
-        """Record which positions a source may be told are complete, if it is a `NotifiedSource`."""
+        """Record which positions may be reported to a source as complete, if it is a `NotifiedSource`."""
         for known in metadata.sources:
             source = self._sources[known.uid]
             if isinstance(source, NotifiedSource):
@@ -484,7 +484,7 @@ class CheckpointChecker:
     def is_late(self, data: bytes) -> bool:
         """Whether a later start has taken over the job's directory from the maker of a savepoint with this metadata.
 
-        If it is written now, then its output may be taken back, so it must not be reported.
+        If it is written now, then its output may be rolled back, so it must not be reported.
         """
         metadata = decode_metadata(data, "a savepoint")
         with self._outside.world.inspecting():

@@ -1,9 +1,9 @@
 """The rules for the contents of a checkpoint directory, at all times and when a run has settled.
 
 A checkpoint that can be restored has all its files from the moment when its metadata exists until that is deleted.
-Files that can never be needed must not be left behind. These files may rightly be left:
+Files that can never be needed must not be left over. These files may rightly be left:
 
-- files of a checkpoint whose outcome the coordinator does not know: its metadata may still be written;
+- files of a checkpoint whose outcome is unknown to the coordinator: its metadata may still be written;
 - files that a driver considered dead, or its slots, have written after the next driver had cleaned up;
 - files that an abandoned slot has written after its attempt was cleaned up;
 - files that are being written for a checkpoint when the job ends;
@@ -169,9 +169,9 @@ class DirectoryChecker:
         written = (metadata for metadata in self._metadata.values() if metadata.epoch == head)
         own = [metadata.checkpoint_id for metadata in written if metadata.checkpoint_id not in driver.uncertain]
         if len(own) < min(retained, len(driver.completed)):
-            yield f"checkpoints {own} of the last start are left, {retained} are to be retained"
+            yield f"checkpoints {own} of the last start are left, {retained} must be retained"
         if len(counted) > retained:
-            yield f"checkpoints {counted} are left, {retained} are to be retained"
+            yield f"checkpoints {counted} are left, {retained} must be retained"
 
     def _check_files(self, head: int, driver: Driver) -> Iterator[str]:
         refer = [frozenset(metadata.files) for metadata in self._metadata.values()]

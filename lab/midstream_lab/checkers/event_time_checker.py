@@ -1,4 +1,4 @@
-"""The rules for event time in completed checkpoints: it never goes back, and rows that were due are no longer held."""
+"""The rules for event time in completed checkpoints: it never decreases, and rows that were due are no longer held."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EventTimeChecker:
         since a restore begins there.
 
         A source has no event time of its own: its marks repeat those of the first operator in its task, if there is
-        one. That operator may be new, and begins anew until the source ends once more. So only the operator is checked.
+        one. That operator may be new, and begins again until the source ends once more. So only the operator is checked.
         """
         repeated = {vertex.source for vertex in vertices if len(vertex.uids) > 1}
         marks = {}
@@ -66,7 +66,7 @@ class EventTimeChecker:
                 mark = marks[uid] = min(s.watermark_in_us for s in running), min(s.watermark_out_us for s in running)
                 was = self.marks.get(uid, mark)
                 if uid not in repeated and (mark[0] < was[0] or mark[1] < was[1]):
-                    yield f"{where}: event time of {uid} was at {was} (before it, behind it), and is at {mark}"
+                    yield f"{where}: event time of {uid} was at {was} (before it, after it), and is at {mark}"
         self.marks = marks
         for uid, producers in self._readers:
             if uid in operators and all(producer in operators for producer in producers):

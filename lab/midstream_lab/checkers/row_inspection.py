@@ -95,7 +95,7 @@ class RowInspection:
     def tables_of(self, storage: Storage, subtask: OperatorSnapshot, *parts: str) -> Iterator[pa.Table]:
         """Yield the tables of some parts of a subtask's state. Rows in a wrong key group are reported as a bug."""
         handles = [handle for handle in subtask.parts if handle.name in parts]
-        for name, state in read_parts(storage, handles, range(1 << 16), "oracle").items():
+        for name, state in read_parts(storage, handles, range(1 << 16), "checker").items():
             for table in newest(name, [chunk.table for chunk in state.chunks]):
                 self._check_key_groups(name, table)
                 yield table
@@ -126,7 +126,7 @@ class RowInspection:
             combiner = self._combiners[place.node]
             of = state.edge, old.source, old.target, Partitioning(old.partitioning)
             edge = Edge(*of, form.schema, old.keys, combiner=combiner)
-            batches = [b for segment in state.segments for b in read_segment(storage, segment, edge.layouts, "oracle")]
+            batches = [b for segment in state.segments for b in read_segment(storage, segment, edge.layouts, "checker")]
             rows = rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups)
             for batch in rows:
                 if batch.num_rows:

@@ -131,7 +131,7 @@ class StateChecker:
             for (part, key), content in found.items():
                 row = out_of_order(content)
                 if row is not None:
-                    yield f"{operator.uid}: {part} of key {key!r} has row {row} behind a later one of its split"
+                    yield f"{operator.uid}: {part} of key {key!r} has row {row} after a later one of its split"
 
     def _check_broadcast(self, who: str, subtask: OperatorSnapshot, given: Given) -> Iterator[str]:
         expected = given.broadcast_contents()

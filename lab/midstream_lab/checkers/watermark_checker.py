@@ -22,7 +22,7 @@ class CheckedWatermarkValve(WatermarkValve):
     of subtasks that are all idle or have ended, if their origins together include all those of an active one. If all
     open channels are idle, event time is that of the furthest channel, including those that have ended; but a channel
     must not pass an open one whose origins include all of its own, nor the furthest of subtasks, some of them open, whose
-    origins together do. Channels without an origin, where others have one, count for the end only. Event time never goes back, and begins where a restore puts it.
+    origins together do. Channels without an origin, where others have one, count for the end only. Event time never decreases, and begins where a restore puts it.
     """
 
     def __init__(self, world: World, origins: Sequence[Origin]) -> None:

@@ -2,7 +2,7 @@
 
 Which rows are late depends on the order of everything, so each row is looked up wherever it can be:
 in emitted windows, in the state of the others, and in the late output. The state has a mark for each
-key group, which says how far event time has come: a window must have fired if a mark has passed its
+key group, which records how far event time has come: a window must have fired if a mark has passed its
 end, and only then.
 """
 

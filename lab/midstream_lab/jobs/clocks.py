@@ -1,4 +1,4 @@
-"""A process function with timers of event time and of the wall clock at once, and the rules for pending timers.
+"""A process function with timers of event time and of the wall clock together, and the rules for pending timers.
 
 Every row is held in the state `WAITING`, by the time for which it waits. In every checkpoint, each pending timer must
 belong to held rows, and each held row must have a timer.
@@ -47,7 +47,7 @@ _BY_DEADLINE: Final = ("deadline", None)
 class Clocks(CoProcessFunction):
     """Holds every row until event time has passed it, until the wall clock has, or until the deadline of its key.
 
-    There is one deadline per key, which each row that waits for it sets anew. A timer of event time ends it early.
+    There is one deadline per key, which each row that waits for it sets again. A timer of event time ends it early.
     """
 
     waiting: MapState[tuple[str, datetime | None], list[Row]] = MapState()

@@ -147,4 +147,4 @@ def wrong_sides(
         if surplus := kept - got:
             yield f"{uid} keeps rows on the {side} that have not come, or more often: {sorted(surplus)[:5]}"
         if missing := needed - kept:
-            yield f"{uid} has forgotten rows on the {side} that others will ask for: {sorted(missing)[:5]}"
+            yield f"{uid} has forgotten rows on the {side} that others will need: {sorted(missing)[:5]}"

@@ -75,7 +75,7 @@ def random_shape(random: Random) -> Shape:
 
 
 def with_sieves(shape: Shape, random: Random) -> Shape:
-    """Put a filter before some of the generators of watermarks that know idle splits."""
+    """Put a filter before some of the generators of watermarks that detect idle splits."""
     return tuple(
         replace(node, chain=("source", "sieve", *node.chain[1:]))
         if node.chain[:2] == ("source", "idle") and random.random() < 0.3

@@ -57,7 +57,7 @@ class WindowReference:
                 _put(held, _Part(start_us, end_us, Counter(ids)))
 
     def take(self, rows: Iterable[Row]) -> tuple[Counter[int], Counter[Emission]]:
-        """Process a batch, and return the ids of late rows and the windows that must be emitted at once."""
+        """Process a batch, and return the ids of late rows and the windows that must be emitted immediately."""
         return self.take_combined(((row,), key, group) for row, key, group in rows)
 
     def take_combined(

@@ -72,7 +72,7 @@ def outcome_is_not_awaited() -> Replacements:
 
 
 def restored_from_what_was_dealt() -> Replacements:
-    """A restart uses what was dealt out for the one before, although a newer checkpoint is complete."""
+    """A restart uses what was distributed for the one before, although a newer checkpoint is complete."""
 
     def find(self: Any, metadata: Any, graph: Any) -> Any:
         if metadata is not None and self._distributed is not None and self._distributed[0][1] is graph:
@@ -84,7 +84,7 @@ def restored_from_what_was_dealt() -> Replacements:
 
 
 def pause_is_ignored() -> Replacements:
-    """The next checkpoint follows at once, however long the last one took."""
+    """The next checkpoint follows immediately, however long the last one took."""
 
     def due_ms(self: Any, wanted: bool, is_final: bool) -> Any:
         ended, self._ended_ms = self._ended_ms, self._began_ms
@@ -135,7 +135,7 @@ def started_before_all_are_deployed() -> Replacements:
 
 
 def end_of_a_slot_is_no_failure() -> Replacements:
-    """A slot that is lost when only some tasks have finished is taken for one that has done its work."""
+    """A slot that is lost when only some tasks have finished counts as one that has done its work."""
 
     def slot_lost(self: Any, event: Any) -> None:
         done = property(lambda attempt: attempt._in[TaskPhase.FINISHED] > 0)
@@ -234,7 +234,7 @@ def savepoint_of_an_older_checkpoint() -> Replacements:
 
 
 def drained_reads_on() -> Replacements:
-    """Sources that had not started when a drain was requested are not told to end."""
+    """Sources that had not started when a drain was requested do not get the request to end."""
 
     def stop_sources(self: Any) -> None:
         if self.phase is not Phase.STARTING:
@@ -244,7 +244,7 @@ def drained_reads_on() -> Replacements:
     return [(Coordinator, "_stop_sources", stop_sources)]
 
 
-# ---- where they are looked for
+# ---- where they are searched
 
 
 def _ending(seed: int) -> Scenario:
@@ -271,7 +271,7 @@ def _again(seed: int) -> Scenario:
 
 
 def _paused(seed: int) -> Scenario:
-    """Checkpoints take longer than the interval between them, and there is to be a pause between them."""
+    """Checkpoints take longer than the interval between them, and a pause is required between them."""
     drawn = with_requests("kill_slot")(seed)
     return replace(drawn, min_pause_s=0.005, tempo=replace(drawn.tempo, io_us=2000), faults=drawn.faults[:2])
 
@@ -287,7 +287,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a checkpoint waits for a task that has ended", finished_meanwhile_is_missed, _ending
     ),
     "trigger_at_the_sources_only": Mutation(
-        "no barrier comes behind an ended source", trigger_at_the_sources_only, targeted.summed
+        "no barrier comes after an ended source", trigger_at_the_sources_only, targeted.summed
     ),
     "outcome_is_not_awaited": Mutation("a restart does not wait for metadata", outcome_is_not_awaited, _hanging),
     "restored_from_what_was_dealt": Mutation(
@@ -316,7 +316,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "pause_is_ignored": Mutation("the pause between checkpoints is ignored", pause_is_ignored, _paused),
     "failures_are_never_forgotten": Mutation(
-        "failed checkpoints are counted for ever", failures_are_never_forgotten, intolerant
+        "failed checkpoints are counted indefinitely", failures_are_never_forgotten, intolerant
     ),
     "cancelled_is_not_awaited": Mutation(
         "an attempt begins before the last one ends", cancelled_is_not_awaited, _restarted
@@ -325,6 +325,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a request is answered with a checkpoint that was triggered before it", asked_after_the_trigger, _stopped
     ),
     "drained_reads_on": Mutation(
-        "some sources are not told to end", drained_reads_on, with_requests("drain", "kill_slot")
+        "some sources do not get the request to end", drained_reads_on, with_requests("drain", "kill_slot")
     ),
 }

@@ -155,7 +155,7 @@ def stopped_before_copied() -> Replacements:
 
 
 def retry_is_forgotten() -> Replacements:
-    """A checkpoint that is only to be taken again is not taken for the savepoint."""
+    """A checkpoint that is only taken again is not taken for the savepoint."""
 
     def aborted(self: Any, event: Any) -> None:
         original(self, replace(event, retry=False))
@@ -193,7 +193,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "the place of a savepoint that failed is not given back", place_is_kept, targeted.saving
     ),
     "savepoint_refused_at_once": Mutation(
-        "a stop is refused before its savepoint is taken back", refused_at_once, targeted.saving
+        "a stop is refused before its savepoint is deleted", refused_at_once, targeted.saving
     ),
     "savepoint_copied_after_the_end": Mutation(
         "a savepoint is there although it was refused", copied_after_the_end, targeted.saving

@@ -94,7 +94,7 @@ class Scenario:
     small_chunks: bool = False
     """Whether chunks are small; a tenth of the other runs have small chunks by chance (`simulation.chunk_sizes`)."""
     combined_rows_min: int = 0
-    """The rows from which on every batch is combined; 0: that is drawn, and that more than a share of them must be spared."""
+    """The rows from which on every batch is combined; 0: that is drawn, and that more than a share of them must be saved."""
     on_slots: float = 0.0
     """The share of the sinks that commit on slots."""
     is_scant: bool = False

@@ -1,6 +1,6 @@
 """Follows one job to its end in the foreground: live tables, or lines without a terminal.
 
-The first Ctrl-C (or SIGTERM) stops the job at a checkpoint, the second leaves at once.
+The first Ctrl-C (or SIGTERM) stops the job at a checkpoint, the second leaves immediately.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def display(console: Console, silent: bool) -> Iterator[Display]:
             console=console,
             auto_refresh=False,
             vertical_overflow="crop",
-            redirect_stdout=sys.stdout.isatty(),  # else rows that a job prints, and `> rows.txt` asks for, came here
+            redirect_stdout=sys.stdout.isatty(),  # else rows that a job prints, and that `> rows.txt` redirects, would come here
         )
         with live, _logging_above_it():
             yield TableDisplay(live)
@@ -175,7 +175,7 @@ def follow(job: Job, screen: Display, interrupts: Interrupts) -> JobStatus:
     next_poll_s = 0.0
     while True:
         if interrupts.count and stop is None:
-            screen.log("stopping at a checkpoint; Ctrl-C again to leave at once")
+            screen.log("stopping at a checkpoint; Ctrl-C again to leave immediately")
             stop = _Stop(job)
             stop.start()
         if time.monotonic() >= next_poll_s:

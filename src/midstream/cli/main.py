@@ -68,7 +68,7 @@ def run(  # noqa: PLR0913 - one flag each
 ) -> Answer | Supervised:
     """Run the job in a Python file until it ends, and show it live.
 
-    The file makes one Environment. Ctrl-C stops the job at a checkpoint; twice leaves at once.
+    The file makes one Environment. Ctrl-C stops the job at a checkpoint; twice leaves immediately.
 
     Parameters
     ----------
@@ -98,8 +98,8 @@ def run(  # noqa: PLR0913 - one flag each
     checkpoint_dir
         Where checkpoints go: a directory or a storage URL.
     aligned_timeout
-        How long a checkpoint waits behind rows in flight before it overtakes and stores them, such as
-        "1 s"; 0 for at once.
+        How long a checkpoint waits for rows in flight before it overtakes and stores them, such as
+        "1 s"; 0 to overtake immediately.
     py_files
         Python files, package directories and zips that the job imports, separated by commas. Slots get them
         in addition to the modules that they get in any case.
@@ -361,7 +361,7 @@ def doctor(
     slots: str | None = None,
     json: Json = False,
 ) -> Answer:
-    """Find problems before a job is started, and say what to change. No job is run.
+    """Find problems before a job is started, and show what to change. No job is run.
 
     Starts a process on each core that the job needs, as the job would, and checks the versions, clocks and
     connections of all, and whether each can use the checkpoint directory.
@@ -504,7 +504,7 @@ def main(argv: Sequence[str] | None = None, commands: App = app) -> int:
     except KeyboardInterrupt as interruption:
         print_error(errors, "interrupted")
         return 128 + getattr(interruption, "number", signal.SIGINT)
-    except Exception:  # noqa: BLE001 - shown as Python shows it; its exit status 1 would say that the job has failed
+    except Exception:  # noqa: BLE001 - shown as Python shows it; its exit status 1 would mean that the job has failed
         traceback.print_exc()
         return Exit.BROKEN
 

@@ -213,7 +213,7 @@ def bottleneck(status: JobStatus) -> VertexStatus | None:
 
 
 def _unevenness(status: JobStatus) -> list[Text]:
-    """Say what slows the bottleneck down, if it is one of its subtasks."""
+    """Describe what slows the bottleneck down, if it is one of its subtasks."""
     slow = bottleneck(status)
     busiest = uneven(slow) if slow is not None else None
     if slow is None or busiest is None:

@@ -162,10 +162,10 @@ class RemoteClient:
                 raise ClusterError(f"job {self._job.name} ({self._job.job_id}) did not answer in time")
             time.sleep(POLL_INTERVAL_S)  # the interval of requests
             try:
-                self._get(STATUS.path, JobStatus)  # a page that is looked at tells its last before it goes
+                self._get(STATUS.path, JobStatus)  # a page in use serves its final status before it ends
                 state = self._get(f"{ACTIONS.path}/{state.id}", ActionState)
                 answered_s = time.monotonic()
-            except (ClusterError, JobError) as error:  # another driver may have taken its place, which knows of nothing
+            except (ClusterError, JobError) as error:  # another driver may have taken its place, without this request
                 if isinstance(error, JobError) or time.monotonic() - answered_s > SILENCE_S:
                     raise ClusterError(
                         f"{error}; whether the job has carried out the request ({state.action}) is unknown"

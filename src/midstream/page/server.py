@@ -77,7 +77,7 @@ class PageServer:
         self._thread.start()
 
     def end(self) -> None:
-        """Note that the job has ended, or never began; returns at once, from any thread."""
+        """Note that the job has ended, or never began; returns immediately, from any thread."""
         self.job_has_ended = True
         if self._thread.ident is None:
             self._sock.close()
@@ -169,11 +169,11 @@ class _Connection:
         except OSError:
             self.close()
             return
-        if self._answered:  # what still comes is thrown away: closing now could take the response from it
+        if self._answered:  # what still comes is dropped: closing now could lose the response
             if not data:
                 self.close()
             return
-        if not data and self._is_requested:  # it says no more, and may still listen
+        if not data and self._is_requested:  # it sends no more, and may still receive
             self._loop.unwatch(self._sock)
             return
         if not data or self._is_requested:

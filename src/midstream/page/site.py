@@ -4,8 +4,8 @@
 |---|---|---|
 | `/` and the other files of the page: scripts, `page.css`, `status.schema.json` | the page itself, the same for every job | never |
 | `GET status.json`, `metrics[?subtasks=1]` | read only | outside loopback |
-| `POST rows` | the next rows that an operator gives out | always |
-| `openapi.json` | what programs can ask here, the same for every job | never |
+| `POST rows` | the next rows that an operator emits | always |
+| `openapi.json` | the API of this page, the same for every job | never |
 | `GET logs` | read only, and may hold what functions print of the rows | always |
 | `POST actions`, `GET actions/ID` | a request to the job, and what has become of it | always |
 
@@ -78,7 +78,7 @@ from midstream.runtime.storage.file_storage import absolute
 STATUS_AGE_S_MAX: Final = 0.25
 """How long one status serves all requests: many viewers cost the driver no more than one."""
 ANSWER_S_MAX: Final = 5.0
-"""The time without an answer of the driver after which readers are told that it is busy."""
+"""The time without an answer of the driver after which readers get the answer that it is busy."""
 WAITING_MAX: Final = 64
 ACTIONS_OPEN_MAX: Final = 8
 ROWS_OPEN_MAX: Final = 8
@@ -265,7 +265,7 @@ class Site:
         return None
 
     def _request(self, question: Question, then: Callable[[Reply], None]) -> None:
-        """Ask the job, and take the answer to the page's thread, from the driver's or any other."""
+        """Send a request to the job, and handle the reply on the page's thread."""
         self._job.ask(question).add_done_callback(lambda future: self._loop.post(partial(then, future.result())))
 
     def _take(self, reply: Reply) -> None:
@@ -290,13 +290,13 @@ class Site:
         waiting: dict[int, Respond],
         within_s: float,
     ) -> None:
-        """Ask the job, and respond with the view of its reply, or that the driver is busy if none comes in time."""
+        """Send a request to the job; respond with the view of its reply, or that the driver is busy if none comes in time."""
         self._count += 1
         number = self._count
         waiting[number] = respond
 
         def answered(response: Response) -> None:
-            if waiting.pop(number, None) is not None:  # else the other one has come before
+            if waiting.pop(number, None) is not None:  # else the other response was first
                 respond(response)
 
         self._loop.call_later(within_s, lambda: answered(_busy(within_s)))

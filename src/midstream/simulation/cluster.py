@@ -93,7 +93,7 @@ class Cluster:
         self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
         """The uid and subtask of each operator that is deployed as finished, by job id and attempt."""
         self.drained: set[str] = set()
-        """The ids of jobs whose sources were told to end."""
+        """The ids of jobs whose sources got the request to end."""
         self._externals = dict(externals)
         self._names = {id(value): name for name, value in externals.items()}
 
@@ -123,7 +123,7 @@ class Cluster:
 
 
 class Driver:
-    """One run of one job: a coordinator in its shell, with the lines and the host of a simulated world."""
+    """One run of one job: a coordinator in its shell, with the connections and the host of a simulated world."""
 
     def __init__(self, cluster: Cluster, plan: JobPlan, name: str) -> None:
         world = cluster.world
@@ -159,7 +159,7 @@ class Driver:
         self.triggered: list[int] = []
         """The checkpoints of the job in the order of their triggers, once for every slot that was triggered."""
         self.claimed: dict[int, int] = {}
-        """The length of `triggered` when the place of a client's savepoint was claimed, by client."""
+        """The length of `triggered` when the directory of a client's savepoint was claimed, by client."""
         self._requests: dict[int, m.ClientRequest] = {}
         """The unanswered requests, by client."""
         self.connections: dict[int, Connection] = {}
@@ -341,7 +341,7 @@ class Driver:
             self._restarts_reported += 1
             if int(number[1]) != self._restarts_reported:
                 self.bug(f"restart {number[1]} is reported after restart {self._restarts_reported - 1}")
-        self.cluster.world.note(("told", text))
+        self.cluster.world.note(("reported to users:", text))
 
     def ended_with(self, outcome: JobEnded) -> None:
         self.liveness.ended()
@@ -431,7 +431,7 @@ class Driver:
         reason = self.shell.refusal(register)
         if reason:
             self.slots_refused += 1
-            self.cluster.world.note((slot.process.name, "is turned away:", reason))
+            self.cluster.world.note((slot.process.name, "is refused:", reason))
             connection.release()
             return
         number = connection.number = self._slot_count
@@ -455,7 +455,7 @@ class Driver:
             self.shell.slot_lost(connection.number, reason)
 
     def _watch(self) -> None:
-        """Send heartbeats, and drop silent slots, as the production lines do."""
+        """Send heartbeats, and drop silent slots, as the production connections do."""
         world = self.cluster.world
         limit_us = self.plan.config.heartbeat_timeout_s * 1e6
         for connection in list(self.connections.values()):
@@ -595,7 +595,7 @@ class Slot:
         self.process.end()
 
     def _died(self) -> None:
-        """Let the driver learn of the process's end, and of the closed connection after everything sent on it."""
+        """Report the end of the process to the driver, and the closed connection after everything sent on it."""
         connection, driver = self.connection, self.driver
         if not driver.process.alive:
             return

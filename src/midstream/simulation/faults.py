@@ -85,7 +85,7 @@ class FaultTarget(Protocol):
         ...
 
     def rewind(self, victim: int) -> None:
-        """Let the next start go back to an older checkpoint, or to the beginning."""
+        """Let the next start rewind to an older checkpoint, or to the beginning."""
         ...
 
 
@@ -310,7 +310,7 @@ def _cancel(stage: FaultTarget, victim: int) -> bool:
 
 def _rewind(stage: FaultTarget, victim: int) -> bool:
     """End the job, and let it start again from an older checkpoint, from an older savepoint, or from the beginning."""
-    if stage.cluster.drained:  # the drain has chosen where sources end, which a start that goes back does not repeat
+    if stage.cluster.drained:  # the drain has chosen where sources end, which a start that rewinds does not repeat
         return False
     stage.rewind(victim // 5)
     return (_cancel, _cancel, _kill_driver, _stop, _stop_driver)[victim % 5](stage, victim // 7)
@@ -327,7 +327,7 @@ def _commit_fails(stage: FaultTarget, victim: int) -> bool:
 
 
 def _slot_leaves(stage: FaultTarget, victim: int) -> bool:
-    """Drain the nodes of some slots: the driver is told, and slots that still live a while later are killed."""
+    """Drain the nodes of some slots: the driver is notified, and slots that still live a while later are killed."""
     driver, world = stage.driver, stage.world
     slots = [slot for slot in stage.cluster.live_slots if slot.driver is driver]
     if not slots or not driver.process.alive:

@@ -53,7 +53,7 @@ class LivenessChecker:
         self._owed: dict[object, tuple[str, int, int]] = {}
         """What is owed, since when, and how many commits were done before, by client; or by itself."""
         self._disturbed_us = 0
-        """When an attempt began or a checkpoint failed last, for which `Reasons` demands a reason."""
+        """When an attempt began or a checkpoint failed last, for which `FailureCauses` demands a cause."""
         self._pause_s = 0.0
         """The longest pause that may follow that."""
 
@@ -79,7 +79,7 @@ class LivenessChecker:
         self._owed.pop(JOB_ENDS, None)
 
     def failed(self, in_a_row: int) -> None:
-        """A checkpoint has failed, as the last of so many."""
+        """A checkpoint has failed, the last of `in_a_row` checkpoints."""
         pause_ms = min(FINAL_RETRY_MS << min(in_a_row, 20), FINAL_RETRY_MS_MAX)
         self._disturbed_us, self._pause_s = self._now_us(), pause_ms / 1000
 

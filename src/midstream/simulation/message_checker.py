@@ -40,7 +40,7 @@ class MessageChecker:
         self._now_us = now_us
         self._bug = bug
         self._deployed: dict[int, int] = {}
-        """The attempt whose tasks each slot runs, as far as the driver can know."""
+        """The attempt whose tasks each slot runs, as far as the driver was notified."""
         self._triggered: list[int] = []
         """The checkpoints in the order of their triggers, each once."""
         self._ended_us: int | None = None
@@ -55,7 +55,7 @@ class MessageChecker:
         """Each unanswered request, by client, with the number of checkpoints that had been triggered before it."""
         self._rows_read: dict[TaskId, tuple[int, int | None]] = {}
         """The checkpoint that each task has acknowledged last, and how many rows its first operator had emitted by
-        then, if the acknowledgement says so.
+        then, if the acknowledgement reports it.
         """
         self._acknowledged: dict[tuple[int, TaskId], int] = {}
         """The newest checkpoint that each task has acknowledged, by attempt and task."""
@@ -77,7 +77,7 @@ class MessageChecker:
             self._bug(f"client {client} receives checkpoint {number[1]}, which was triggered before its request")
 
     def on_notification(self, text: str) -> None:
-        """Check that as many checkpoints in a row have failed as the text says."""
+        """Check that as many checkpoints in a row have failed as the text reports."""
         row = _FAILED_IN_A_ROW.search(text)
         if row is not None and int(row[1]) > len(self._failed):
             self._bug(f"'{row[0]}' is reported; since the last complete one these have failed: {sorted(self._failed)}")
@@ -133,7 +133,7 @@ class MessageChecker:
         if self._ended_us is not None and not is_requested:
             pause_us = self._now_us() - self._ended_us
             if pause_us < self._pause_us - ROUNDING_US:
-                self._bug(f"checkpoint {number} comes {pause_us} µs behind the last one, the pause is {self._pause_us}")
+                self._bug(f"checkpoint {number} comes {pause_us} µs after the last one, the pause is {self._pause_us}")
 
     # ---- messages of slots, and events about them
 
@@ -147,10 +147,10 @@ class MessageChecker:
                 f"source {ref} has acknowledged checkpoint {number}, with which the job moves, without its metrics"
             )
         elif metrics.operators[0][2] > rows:
-            self._bug(f"source {ref} has put out {metrics.operators[0][2] - rows} rows behind checkpoint {number}")
+            self._bug(f"source {ref} has emitted {metrics.operators[0][2] - rows} rows after checkpoint {number}")
 
     def leaves(self, slot: int) -> None:
-        """Note that a slot has to leave: if it has tasks, a checkpoint is wanted, so that they can move."""
+        """Note that a slot has to leave: if it has tasks, a checkpoint is needed, so that they can move."""
         self._moves = self._moves or slot in self._deployed
 
     def on_message(self, slot: int, message: m.FromSlot) -> None:
@@ -167,14 +167,14 @@ class MessageChecker:
                 self._rows_read[task] = number, None if metrics is None else metrics.operators[0][2]
                 newest = self._acknowledged.setdefault((attempt, task), number)
                 if number < newest:
-                    self._bug(f"task {task} acknowledges checkpoint {number} behind {newest}")
+                    self._bug(f"task {task} acknowledges checkpoint {number} after {newest}")
                 self._acknowledged[attempt, task] = max(newest, number)
             case _:  # no other message is checked
                 pass
 
 
 class OwedCommits:
-    """The commits and aborts that a slot was asked for and has not answered."""
+    """The commits and aborts that were requested from a slot and that it has not answered."""
 
     def __init__(self, bug: Callable[[str], None], name: str) -> None:
         self.requests: dict[int, bool] = {}

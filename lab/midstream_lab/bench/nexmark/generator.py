@@ -249,7 +249,7 @@ PLACES: Final = {
 """The places of each kind in an epoch."""
 EPOCHS_AT_ONCE: Final = 320
 """The epochs of which bids are made at a time, so that what is computed on the way fits into a core's cache. Their texts
-are the same arrays each time; those of persons and auctions are made anew, and so all at once.
+are the same arrays each time; those of persons and auctions are made again, and so all together.
 """
 
 

@@ -1,4 +1,4 @@
-"""`midstream doctor`: looks for problems that would occur later; it runs and changes nothing.
+"""`midstream doctor`: finds problems that would occur later; it runs and changes nothing.
 
 Every check reports what it has found and, if that is a problem, what to change.
 """
@@ -187,7 +187,7 @@ def _check_claims(checks: _Checks, what: str, storage: Storage, exclusive: bool,
         first, second = storage.create(claim, b""), storage.create(claim, b"")
     except MidstreamError as error:
         checks.fail(
-            what, str(error), "no job can use it as it is: only one of two drivers that start at once may continue"
+            what, str(error), "no job can use it as it is: only one of two drivers that start together may continue"
         )
         return
     if exclusive and first and not second:
@@ -286,7 +286,7 @@ def _check_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -> 
     if master.startswith("yarn") and not (given(_OVERHEAD) or given(f"{_OVERHEAD}Factor")):
         checks.warn(
             _OVERHEAD,
-            "without it YARN kills executors that use more than a tenth of spark.executor.memory (or 384 MB) beside Java's "
+            "without it YARN kills executors that use more than a tenth of spark.executor.memory (or 384 MB) in addition to Java's "
             "own, and the Python of their slots is in that",
             f"set {_OVERHEAD} to 500 MB for each core, and your state on top",
         )
@@ -335,7 +335,7 @@ def _judge(
         why = f": {found.failure}" if found.failure else ""
         checks.fail(
             "cores",
-            f"the job needs {slots} slots at once, but {len(came)} came within {timeout_s:g} s{why}",
+            f"the job needs {slots} slots at the same time, but {len(came)} came within {timeout_s:g} s{why}",
             "give Spark more free cores or the job less parallelism"
             if came
             else f"check that executors start, and that they can reach this program at {driver_host}, {provider.driver_ports}",
@@ -348,7 +348,7 @@ def _judge(
     if len(came) == slots:
         checks.ok(
             "cores",
-            f"{slots} slot{'s' * (slots > 1)} at once: {placed}{more}; each reaches the driver at {driver_host}",
+            f"{slots} slot{'s' * (slots > 1)} at the same time: {placed}{more}; each reaches the driver at {driver_host}",
         )
     _judge_versions(checks, came)
     _judge_clocks(checks, came)

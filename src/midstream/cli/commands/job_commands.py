@@ -323,7 +323,7 @@ def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
 def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) -> Answer:
     """Stop a job and wait until it has ended.
 
-    Raises ConfigError for both ways at once, RequestFailed if the job runs on instead.
+    Raises ConfigError for both ways together, RequestFailed if the job runs on instead.
     """
     if drain and savepoint is not None:
         raise ConfigError(
@@ -342,7 +342,7 @@ def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) 
 
 
 def _savepoint_path(entry: Target, directory: str) -> str:
-    """Return the directory of a savepoint for the driver. Raises ConfigError for a path that means another directory on its
+    """Return the directory of a savepoint for the driver. Raises ConfigError for a path that means another one on its
     machine.
     """
     found = absolute(directory)
@@ -363,7 +363,7 @@ def _request(entry: Target, request: ClientRequest, timeout_s: float | None) -> 
 
 
 def _request_and_wait(entry: Target, request: ClientRequest, log: Callable[[str], None]) -> Reply:
-    """Ask for as long as it takes, if the driver gives its status meanwhile; `log` learns what the job waits for."""
+    """Send a request and wait without a limit while the driver reports its status; `log` gets what the job waits for."""
     over = threading.Event()
     silent: list[MidstreamError] = []
 
@@ -374,7 +374,7 @@ def _request_and_wait(entry: Target, request: ClientRequest, log: Callable[[str]
             try:
                 waiting = _status_of(entry).waiting
                 answered_s = time.monotonic()
-            except MidstreamError as error:  # if it is ending, the answer says how
+            except MidstreamError as error:  # if it is ending, the answer reports how
                 if isinstance(client, Client) and time.monotonic() - answered_s >= SILENCE_S_MAX and not over.is_set():
                     silent.append(error)
                     client.give_up()

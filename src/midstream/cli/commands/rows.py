@@ -37,7 +37,7 @@ def show_rows(job: str, operator: str, rows: int) -> Answer:
 def rows_view(seen: LiveRows) -> RenderableType:
     """Return a table with the types of columns in its header."""
     name, giver = formatting.printable(seen.name), formatting.printable(seen.given_out_by)
-    what = f"{name} gives out" if name == giver else f"{giver} gives to {name}"
+    what = f"{name} emits" if name == giver else f"{giver} sends to {name}"
     shown = seen.shown
     if shown is None:
         return Text(f"no rows that {what} passed within {seen.waited_s:g} s")

@@ -160,8 +160,8 @@ def _error_of(job: Job) -> MidstreamError:
 
 
 def _why(error: MidstreamError, status: JobStatus) -> str:
-    """Say why the job was not restarted any more, and its last failure. Raises the error of a job that never ran."""
-    if not status.failures:  # a matter of what was asked, not of how it went
+    """Describe why the job was not restarted any more, and its last failure. Raises the error of a job that never ran."""
+    if not status.failures:  # the request was wrong, not the run
         raise error
     if status.restarts:
         return str(error).partition("\n\nTraceback (most recent call last)")[0]  # which is shown above it
