@@ -299,9 +299,9 @@ class Restarter:
             self._rewind_choice = 4 * self.launches  # the next start decides what happens to the newer output
         elif is_over and random.random() < 0.5:
             return random.choice((LATEST, RESUME))  # the first must be refused
-        elif is_over or (start.fresh and not self._checker.lines.has_begun(job_id)):
+        elif is_over or (start.fresh and not self._checker.lineage.has_begun(job_id)):
             return StartedJob(fresh=True)
-        elif start.newer_output is not None and not self._checker.lines.has_begun(job_id):
+        elif start.newer_output is not None and not self._checker.lineage.has_begun(job_id):
             # The driver may have been killed while it rolled output back.
             return (
                 start if random.random() < 0.5 else random.choice((LATEST, RESUME, replace(start, newer_output=None)))
@@ -390,7 +390,7 @@ class Restarter:
         return None if path is None else self._completed.get(path)
 
     def deployed(self, driver: Driver, deploy: Deploy) -> Iterator[str]:
-        if not self._checker.lines.has_begun(deploy.job_id):
+        if not self._checker.lineage.has_begun(deploy.job_id):
             yield from self.begins(driver)
         if not self._checker.has_begun(deploy.job_id, deploy.attempt):
             restored_from = driver.coordinator.restored_from
@@ -402,7 +402,7 @@ class Restarter:
     def begins(self, driver: Driver) -> Iterator[str]:
         """Record the checkpoint from which a start continues, and yield complaints."""
         plan = driver.plan
-        if self._checker.lines.has_begun(plan.job_id):
+        if self._checker.lineage.has_begun(plan.job_id):
             return
         restored_from = driver.coordinator.restored_from
         cut = None
@@ -413,7 +413,7 @@ class Restarter:
                 yield f"{plan.job_id} resumes from {restored_from}, which was never completed, or is superseded"
                 return
         if driver is not self.driver:
-            self._checker.lines.goes_on(plan.job_id, () if cut is None else cut.output)
+            self._checker.lineage.continues(plan.job_id, () if cut is None else cut.output)
             return
         yield from self._check_start(plan.job_id, restored_from)
         if cut is not None and self._versions[cut.job_id] != self._versions[plan.job_id]:
@@ -426,7 +426,7 @@ class Restarter:
         start = last if last is not None and self._start.restore == "latest" else self._start
         stops_commits = last is not None and last.newer_output == "take-back" and start.newer_output is None
         after: After | None = "fresh" if start.fresh else "take-back" if stops_commits else start.newer_output
-        yield from self._checker.goes_on(plan.job_id, cut, after)
+        yield from self._checker.continues(plan.job_id, cut, after)
 
     def _check_start(self, job_id: str, restored_from: str | None) -> Iterator[str]:
         """Yield complaints unless the job continues from the checkpoint that its start requested."""

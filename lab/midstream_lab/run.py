@@ -423,7 +423,7 @@ class Run:
                 world.bug(f"{driver.process.name}, a zombie, continues after the end of the job")
         self._complain(self._checker.check_end())
         self._complain(self.savepoints.check_end())
-        self._complain(self._checker.lines.check_end())
+        self._complain(self._checker.lineage.check_end())
         self._complain(self._on_disk[self.restarter.root].check_settled(self.cluster.drivers, self.scenario.retained))
 
     def _on_write(self, root: str, path: str, data: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Savepoints of a run: their places, and the rules for them.
+"""Savepoints of a run: their directories, and the rules for them.
 
-A savepoint that was reported must be complete and correct, must have all its files at its place, and
-must never change. If a savepoint was refused, its place must be free again, unless the disk there failed.
+A savepoint that was reported must be complete and correct, must have all its files at its directory, and
+must never change. If a savepoint was refused, its directory must be free again, unless the disk there failed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ REFUSED: Final = "no savepoint was made: the checkpoint directory: "
 SLOTS_LATE: Final = " came within "
 """The reason of an attempt that fails because its slots did not come before `slot_timeout`."""
 AWAY_US: Final = 20_000
-"""The longest time for which the disk of a place is full or gone."""
+"""The longest time for which the disk of a directory is full or gone."""
 
 
 @dataclass(slots=True)
@@ -74,16 +74,16 @@ class Savepoints:
         self._world = world
         self._checker = checker
         self._disks = disks
-        self._places = 0
+        self._directory_count = 0
         self._named: Counter[str] = Counter()
-        """The number of requests for each place."""
+        """The number of requests for each directory."""
         self._requests: dict[tuple[str, int], str | None] = {}
-        """The requested place, by driver and client."""
+        """The requested directory, by driver and client."""
         self._refused: list[tuple[Driver, str]] = []
         self._late: set[str] = set()
-        """The places of savepoints that were completed when a later start of the job had taken over."""
+        """The directories of savepoints that were completed when a later start of the job had taken over."""
 
-    # ---- places
+    # ---- directories
 
     def open(self, root: str) -> Storage:
         """Return the storage at `root`: a new disk, unless it lies on an existing one."""
@@ -109,22 +109,22 @@ class Savepoints:
                 self._world.bug(complaint)
 
     def files_at(self, url: str) -> dict[str, bytes]:
-        """Return all files of a place, by their paths below `url`."""
-        disk, below = self._place(url)
+        """Return all files of a directory, by their paths below `url`."""
+        disk, below = self._disk_of(url)
         return {path[len(below) :]: data for path, data in disk.files.items() if path.startswith(below)}
 
-    def _place(self, url: str) -> tuple[Disk, str]:
+    def _disk_of(self, url: str) -> tuple[Disk, str]:
         self.open(url)
         root = next(root for root in self._disks if f"{url}/".startswith(f"{root}/"))
         return self._disks[root], f"{url}/"[len(root) + 1 :]
 
     def move(self, saved: Saved) -> None:
-        """Move a savepoint to another root; nothing remains at its former place."""
-        disk, below = self._place(saved.url)
+        """Move a savepoint to another root; nothing remains at its former directory."""
+        disk, below = self._disk_of(saved.url)
         for path in saved.files:
             del disk.files[below + path]
-        self._places += 1
-        saved.url = f"sim://moved/{self._places}"
+        self._directory_count += 1
+        saved.url = f"sim://moved/{self._directory_count}"
         self.open(saved.url)
         self._disks[saved.url].files.update(saved.files)
 
@@ -138,16 +138,16 @@ class Savepoints:
     # ---- requests and answers
 
     def request(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
-        """Request a savepoint at a new place, below the job's directory, or at a place that was requested before.
+        """Request a savepoint at a new directory, below the job's directory, or at a directory that was requested before.
 
-        `slow_us`: at a new place whose disk takes so long to write a file.
+        `slow_us`: at a new directory whose disk takes so long to write a file.
         """
         root = driver.plan.config.checkpoint_dir or "sim://nowhere"
-        self._places += 1
+        self._directory_count += 1
         where = 2 if fails or slow_us else victim % 8
-        url: str | None = f"sim://saved/{self._places}"
+        url: str | None = f"sim://saved/{self._directory_count}"
         if where == 0:
-            url = f"{root}/savepoints/mine-{self._places}" if stop else None
+            url = f"{root}/savepoints/mine-{self._directory_count}" if stop else None
         elif where == 1 and self._named:
             url = list(self._named)[victim // 8 % len(self._named)]
         if url is not None:
@@ -166,7 +166,9 @@ class Savepoints:
         match victim % 7:
             case 0:
                 disk.is_full = True
-                self._world.schedule(away_us, None, Kind.FAULT, partial(_there_again, disk), "a place has room again")
+                self._world.schedule(
+                    away_us, None, Kind.FAULT, partial(_there_again, disk), "a directory has room again"
+                )
             case 1:
                 disk.failing_names["_metadata"] = 1
                 disk.before_write["_metadata"] = partial(self._take_away, disk, away_us)
@@ -180,7 +182,7 @@ class Savepoints:
     def _take_away(self, disk: Disk, away_us: int) -> None:
         """Make the disk unavailable for a while, so that the files written so far cannot be deleted."""
         disk.is_gone = True
-        self._world.schedule(away_us, None, Kind.FAULT, partial(_there_again, disk), "a place is back")
+        self._world.schedule(away_us, None, Kind.FAULT, partial(_there_again, disk), "a directory is back")
 
     def answered(self, driver: Driver, client: int, request: ClientRequest, reply: Reply) -> None:
         key = driver.process.name, client
@@ -212,7 +214,7 @@ class Savepoints:
                 )
             if url is not None:
                 self._refused.append((driver, url))
-                if driver.state in RUNNING:  # otherwise the place is freed while the job ends
+                if driver.state in RUNNING:  # otherwise the directory is freed while the job ends
                     self._check_free(url)
             return
         saved = reply.checkpoint
@@ -243,8 +245,8 @@ class Savepoints:
         """
         if client not in driver.claimed or not reason.endswith(ENDS):
             return None
-        behind = driver.triggered[driver.claimed[client] :]
-        return next((number for number in behind if self._checker.has_completed(driver.plan.job_id, number)), None)
+        later = driver.triggered[driver.claimed[client] :]
+        return next((number for number in later if self._checker.has_completed(driver.plan.job_id, number)), None)
 
     def _keep(self, url: str, was_stop: bool) -> None:
         files = self.files_at(url)
@@ -262,8 +264,8 @@ class Savepoints:
             self.saved.append(Saved(url, cut, files, was_stop))
 
     def _check_free(self, url: str) -> None:
-        """Check that nothing is left of a savepoint that failed, if no other was requested at the same place."""
-        disk, _ = self._place(url)
+        """Check that nothing is left of a savepoint that failed, if no other was requested at the same directory."""
+        disk, _ = self._disk_of(url)
         left = self.files_at(url)
         if left and self._named[url] == 1 and not disk.refusals and not disk.lied:
             self._world.bug(f"no savepoint was made at {url}, and this is left of it: {sorted(left)}")
@@ -271,12 +273,12 @@ class Savepoints:
     # ---- at the end
 
     def check_end(self) -> Iterator[str]:
-        """Yield complaints about places after the end of all jobs."""
+        """Yield complaints about directories after the end of all jobs."""
         for saved in self.saved:
             if self.files_at(saved.url) != saved.files:
                 yield f"savepoint {saved.url} was changed after it had been made"
         for driver, url in self._refused:
-            if driver.process.alive:  # otherwise it could not free the place any more
+            if driver.process.alive:  # otherwise it could not free the directory any more
                 self._check_free(url)
 
 

@@ -101,7 +101,7 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_and_nothing
 
     def count(self: Restarter, driver: Driver) -> Iterator[str]:
         begun = self._begun(driver.plan.job_id) if driver.plan.resume and driver is self.driver else None
-        if begun is not None and not self._checker.lines.has_begun(driver.plan.job_id):
+        if begun is not None and not self._checker.lineage.has_begun(driver.plan.job_id):
             resumed["fresh" if begun.fresh else str(begun.newer_output)] += 1
         yield from begins(self, driver)
 

@@ -133,7 +133,7 @@ def test_a_savepoint_that_is_changed_afterwards_is_noticed() -> None:
         def _wind_up(self) -> None:
             for saved in self.savepoints.saved:
                 path = min(self.savepoints.files_at(saved.url))
-                disk, below = self.savepoints._place(saved.url)
+                disk, below = self.savepoints._disk_of(saved.url)
                 del disk.files[below + path]
             super()._wind_up()
 

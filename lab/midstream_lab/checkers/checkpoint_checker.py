@@ -110,7 +110,7 @@ class CheckpointChecker:
         """Returns how many late rows of an operator drivers have reported as dropped, in all starts together."""
         self._sources = sources
         self._outside = outside
-        self.lines = Lineage(outside)
+        self.lineage = Lineage(outside)
         self._job_id = ""
         """The id of the job's current start."""
         self._cuts: dict[tuple[str, int], Cut] = {}
@@ -178,8 +178,8 @@ class CheckpointChecker:
         if is_copy_of is not None:
             output = dict.fromkeys(is_copy_of.output)
         else:
-            output = self.lines.output(metadata.job_id)
-            yield from self.lines.check_id(metadata.job_id, metadata.checkpoint_id)
+            output = self.lineage.output(metadata.job_id)
+            yield from self.lineage.check_id(metadata.job_id, metadata.checkpoint_id)
         output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
         found = Found(
             self._by_sink(output),
@@ -191,15 +191,15 @@ class CheckpointChecker:
             },
         )
         self.in_flight += bool(found.in_flight)
-        by_place = self.inspection.ids_by_place(found.in_flight)
-        expected = expectation(self.shape, emitted, found.ids_held(), by_place)
+        by_location = self.inspection.ids_by_location(found.in_flight)
+        expected = expectation(self.shape, emitted, found.ids_held(), by_location)
         for uid in expected.overdrawn:
             yield f"{where}: {uid} holds rows that it has not got, or has handed on"
         yield from self._event_times.check(where, operators, metadata.vertices)
         yield from self._check_state(where, operators, expected)
         yield from self._check_output(where, output, expected)
         yield from self.inspection.check_on_the_way(where, found)
-        yield from self._states.check_joins(where, expected, self._named(output), by_place)
+        yield from self._states.check_joins(where, expected, self._named(output), by_location)
         yield from self.inspection.check_numbers(where, found, expected)
         for uid, (kind, _) in expected.windowed.items():
             if uid in operators:
@@ -209,7 +209,7 @@ class CheckpointChecker:
                 yield from self._check_windows(where, uid, kind, made)
         for uid in expected.totals.keys() & operators.keys():
             over = frozenset() if before is None else at_rest(operators[uid], metadata.vertices, before.operators)
-            yield from self._check_total(where, operators[uid], expected, output, by_place, over)
+            yield from self._check_total(where, operators[uid], expected, output, by_location, over)
         self._remember(metadata, expected, output)
         if is_copy_of is None:
             self._before[attempt] = self._last
@@ -257,12 +257,12 @@ class CheckpointChecker:
         )
         self._cuts[metadata.job_id, metadata.checkpoint_id] = self._last
 
-    def goes_on(self, job_id: str, cut: Cut | None, after: After | None) -> list[str]:
+    def continues(self, job_id: str, cut: Cut | None, after: After | None) -> list[str]:
         """Begin another start of the job from `cut` (None: from the beginning), and return complaints."""
         self._job_id = job_id
         self._last = cut
         self._restore(cut)
-        return list(self.lines.begins(job_id, () if cut is None else cut.output, after))
+        return list(self.lineage.begins(job_id, () if cut is None else cut.output, after))
 
     def attempt_begins(
         self, job_id: str, attempt: int, restored: CheckpointMetadata | None, unknown: Container[int]
@@ -442,7 +442,7 @@ class CheckpointChecker:
         operator: OperatorState,
         expected: Expectation,
         output: Iterable[str],
-        by_place: Mapping[tuple[int, int, int], Counter[int]],
+        by_location: Mapping[tuple[int, int, int], Counter[int]],
         over: Set[int],
     ) -> Iterator[str]:
         """Yield complaints about an operator that sums up: a finished subtask must emit nothing more, and all of them
@@ -453,7 +453,7 @@ class CheckpointChecker:
         sink, node = expected.total_sinks[operator.uid]
         staged = (self._outside.staged[name] for name in output if name in self._outside.staged)
         sums = Counter(row for part in staged if part.sink == sink for row in part.ids)
-        sums += by_place.get((node, 0, 0), Counter())
+        sums += by_location.get((node, 0, 0), Counter())
         before_of, before = self._sums.get(operator.uid, (operator, sums))
         again = {row: sums[row] for row in sums | before if before_of.fully_finished or decode_count(row)[0] in over}
         if again != {row: n for row, n in before.items() if row in again and n}:
@@ -491,22 +491,22 @@ class CheckpointChecker:
             jobs = jobs_of(self.storage)
         return jobs.get(metadata.epoch) == metadata.job_id and max(jobs) > metadata.epoch
 
-    def check_savepoint(self, url: str, place: Storage, data: bytes) -> list[str]:
-        """Return complaints about a savepoint whose metadata has just been written to `place`, which must hold all of
+    def check_savepoint(self, url: str, directory: Storage, data: bytes) -> list[str]:
+        """Return complaints about a savepoint whose metadata has just been written to `directory`, which must hold all of
         it.
         """
         is_late = self.is_late(data)
-        before, self.storage = self.storage, place
+        before, self.storage = self.storage, directory
         with self._outside.world.inspecting():
             try:
-                return list(self._check_savepoint(f"savepoint {url}", place, decode_metadata(data, url), is_late))
+                return list(self._check_savepoint(f"savepoint {url}", directory, decode_metadata(data, url), is_late))
             except StorageError as error:
                 return [f"savepoint {url} cannot be read: {error}"]
             finally:
                 self.storage = before
 
     def _check_savepoint(
-        self, where: str, place: Storage, metadata: CheckpointMetadata, is_late: bool
+        self, where: str, directory: Storage, metadata: CheckpointMetadata, is_late: bool
     ) -> Iterator[str]:
         cut = self.cut_of(metadata)
         if cut is None:
@@ -519,19 +519,21 @@ class CheckpointChecker:
             yield f"{where}: holds output to commit, which a job that resumes from it would commit again"
         if metadata.channels:
             yield f"{where}: holds rows in flight, which only the same graph could read"
-        lost = [file for file in metadata.files if not place.exists(file)]
+        lost = [file for file in metadata.files if not directory.exists(file)]
         if lost:
             yield f"{where}: refers to {some(lost)}, which it has not got"
             return
         if _unplaced(metadata.operators) != _unplaced(cut.operators) or metadata.sources != cut.sources:
             yield f"{where}: holds another state than the checkpoint that it was made of"
-        verify_chunks(place, [part for op in metadata.operators for task in op.subtasks for part in task.parts], where)
+        verify_chunks(
+            directory, [part for op in metadata.operators for task in op.subtasks for part in task.parts], where
+        )
 
     def begin_again(self, storage: Storage, cut: Cut) -> None:
         """Begin another job from `cut`, in its own directory and with only the output of `cut`."""
         self.storage = storage
         self._outside.committed = dict.fromkeys(cut.output)
-        self.lines = Lineage(self._outside)
+        self.lineage = Lineage(self._outside)
 
     def check_stopped_with(self, cut: Cut) -> Iterator[str]:
         """Yield complaints about a job that has stopped with a savepoint: its output must be that of the savepoint."""
@@ -548,7 +550,7 @@ class CheckpointChecker:
             for uid, source in self._sources.items()
         }
         expected = expectation(self.shape, {**everything, **self._ended})
-        output = self.lines.output(self._job_id)
+        output = self.lineage.output(self._job_id)
         yield from self._check_output("end", output, expected)
         found = Found(self._by_sink(output))
         yield from self.inspection.check_numbers("end", found, expected)
@@ -568,7 +570,7 @@ class CheckpointChecker:
         if self._last is not None:
             yield from self._compare("stop", self._last.expected.sinks, self._committed())
             yield from self._states.check_joins("stop", self._last.expected, self._committed(), None)
-            committed, due = self.lines.output(self._job_id), dict.fromkeys(self._last.output)
+            committed, due = self.lineage.output(self._job_id), dict.fromkeys(self._last.output)
             if committed.keys() != due.keys():
                 lacking, surplus = (
                     [name for name in a if name not in b] for a, b in ((due, committed), (committed, due))
@@ -576,7 +578,7 @@ class CheckpointChecker:
                 yield f"stop: of its last checkpoint this is not committed: {some(lacking)}, and this is besides: {some(surplus)}"
 
     def _committed(self) -> list[Staged]:
-        return self._named(self.lines.output(self._job_id))
+        return self._named(self.lineage.output(self._job_id))
 
     def _named(self, names: Iterable[str]) -> list[Staged]:
         """Return the output that was staged under these names."""

@@ -74,9 +74,9 @@ class EventTimeChecker:
                 received_us = {
                     index: operators[uid].subtasks[index].watermark_in_us for index in operators[uid].running
                 }
-                behind = [index for index, mark_us in received_us.items() if mark_us < reported_us]
-                if behind:
-                    yield f"{where}: event time stands still: {uid}/{behind[0]} is at {received_us[behind[0]]}, all have reported {reported_us}"
+                lagging = [index for index, mark_us in received_us.items() if mark_us < reported_us]
+                if lagging:
+                    yield f"{where}: event time stands still: {uid}/{lagging[0]} is at {received_us[lagging[0]]}, all have reported {reported_us}"
         for uid, on_time in self._timers.items():
             for subtask in operators[uid].subtasks if uid in operators else ():
                 waiting = (row for row in self._waiting(subtask) if row // SOURCE_IDS in on_time)

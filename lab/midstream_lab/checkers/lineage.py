@@ -31,7 +31,7 @@ class Lineage:
     def has_begun(self, job_id: str) -> bool:
         return job_id in self._before
 
-    def goes_on(self, job_id: str, before: Iterable[str]) -> None:
+    def continues(self, job_id: str, before: Iterable[str]) -> None:
         self._before[job_id] = frozenset(before)
 
     def begins(self, job_id: str, before: Iterable[str], after: After | None) -> Iterator[str]:
@@ -39,7 +39,7 @@ class Lineage:
 
         `after`: what happens to other output, according to the request.
         """
-        self.goes_on(job_id, before)
+        self.continues(job_id, before)
         others = [name for name in self._outside.committed if name not in self._before[job_id]]
         if after in ("keep", "fresh"):
             self._left.update(dict.fromkeys(others))

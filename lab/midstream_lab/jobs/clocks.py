@@ -26,7 +26,7 @@ from midstream.engine.operators.row_conversion import Row
 from midstream.engine.state.keyed_states import MapState, ValueState
 from midstream.engine.state.state_parts import StatePart
 from midstream.simulation.recorded_rows import Outside
-from midstream_lab.jobs.key_types import Form, stored_keys
+from midstream_lab.jobs.key_types import KeyLayout, stored_keys
 from midstream_lab.jobs.state_contents import newest
 from midstream_lab.jobs.timed import DELAY_US, WAITING
 
@@ -138,9 +138,9 @@ class Punctual(ProcessOperator):
                 raise InvariantError(f"a timer is due at {due_ms} ms, and nothing will wake it: {self._called_ms}")
 
 
-def clocks(uid: str, outside: Outside, form: Form) -> ProcessOperator:
-    ports = two_ports((form.keys, form.keys), ("ts", "ts"), (form.schema, form.schema))
-    return Punctual(uid, Clocks(outside), ports, form.schema, {})
+def clocks(uid: str, outside: Outside, layout: KeyLayout) -> ProcessOperator:
+    ports = two_ports((layout.keys, layout.keys), ("ts", "ts"), (layout.schema, layout.schema))
+    return Punctual(uid, Clocks(outside), ports, layout.schema, {})
 
 
 def wrong_timers(kind: str, tables: Mapping[str, pa.Table]) -> Iterator[str]:

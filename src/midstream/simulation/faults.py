@@ -46,7 +46,7 @@ from midstream.simulation.world import World
 
 class SavepointRequests(Protocol):
     def request(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
-        """Request a savepoint at a place chosen by `victim`. `stop`: the job stops with it. `fails`: the disk there
+        """Request a savepoint in a directory chosen by `victim`. `stop`: the job stops with it. `fails`: the disk there
         fails. `slow_us`: how long the disk there takes to write a file.
         """
         ...
@@ -172,11 +172,11 @@ def _long_call(stage: FaultTarget, victim: int) -> bool:
     return True
 
 
-def _cut_link(stage: FaultTarget, victim: int) -> bool:
-    links = list(stage.cluster.network.connected.values())
-    if not links:
+def _cut_connection(stage: FaultTarget, victim: int) -> bool:
+    connections = list(stage.cluster.network.connected.values())
+    if not connections:
         return False
-    stage.cluster.network.cut(links[victim % len(links)], f"{SIM} connection reset")
+    stage.cluster.network.cut(connections[victim % len(connections)], f"{SIM} connection reset")
     return True
 
 
@@ -399,13 +399,13 @@ def _stop_savepoint(stage: FaultTarget, victim: int) -> bool:
 
 
 def _savepoint_fails(stage: FaultTarget, victim: int) -> bool:
-    """Request a savepoint, or a stop with one, at a place where the disk fails; the job must run on."""
+    """Request a savepoint, or a stop with one, in a directory whose disk fails; the job must run on."""
     stage.savepoints.request(stage.driver, victim // 4, stop=victim % 4 > 0, fails=True)
     return True
 
 
 def _savepoint_slow(stage: FaultTarget, victim: int) -> bool:
-    """Request a savepoint at a slow place; every other time, cancel the job while it is being copied there."""
+    """Request a savepoint in a slow directory; every other time, cancel the job while it is being copied there."""
     driver = stage.driver
 
     def cancel() -> None:
@@ -555,7 +555,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "kill_slot_twice": _kill_slot_twice,
     "stop_slot": _stop_slot,
     "long_call": _long_call,
-    "cut_link": _cut_link,
+    "cut_link": _cut_connection,
     "cut_control": _cut_control,
     STALLS: _stall,
     "kill_driver": _kill_driver,

@@ -101,13 +101,13 @@ class Outside:
         self.newest_committed: dict[str, int] = {}
         """The newest checkpoint with committed output, by sink and job id."""
         self.aborted: dict[str, None] = {}
-        self.taken_back: dict[str, None] = {}
+        self.rolled_back: dict[str, None] = {}
         """The names of output that a sink has removed, or must not commit any more."""
         self.poison: dict[int, int] = {}
         """How many more times a row makes a function fail, by row id."""
         self.before_commit: Callable[[], None] | None = None
         """Called once in the next commit."""
-        self.before_taking_back: Callable[[], None] | None = None
+        self.before_rollback: Callable[[], None] | None = None
         """Called once before a sink rolls back output."""
         self.commit_failures = 0
         """How many of the next commits fail."""

@@ -55,7 +55,7 @@ class Calls:
         self._clusters: list[Cluster] = []
         """The only cluster; empty until it exists."""
         self._under_way: dict[Call, None] = {}
-        self._places: dict[tuple[str, str, int, int], Slot] = {}
+        self._committers: dict[tuple[str, str, int, int], Slot] = {}
         """The slot that commits each lane, by job id, sink, lane and attempt."""
         self._committed: dict[tuple[str, str, int, int], tuple[bytes, ...]] = {}
         """The committables of each completed call, by job id, sink, lane and checkpoint."""
@@ -96,7 +96,7 @@ class Calls:
             attempt = slot.machine.attempt
             if context.stopped.is_set():
                 world.bug(f"{context.uid}, lane {lane}: {process.name} commits with a committer that was stopped")
-            before = self._places.setdefault((context.job_id, context.uid, lane, attempt), slot)
+            before = self._committers.setdefault((context.job_id, context.uid, lane, attempt), slot)
             if before is not slot and self.is_counted_on(before.process) and self.is_counted_on(process):
                 # A slot that was cut off may still commit, since it has not noticed it yet.
                 world.bug(
@@ -150,7 +150,7 @@ class Calls:
         if metadata is None:
             return
         for name in (item.decode() for entry in metadata.committables for item in entry.items):
-            if name not in outside.committed and name not in outside.taken_back:
+            if name not in outside.committed and name not in outside.rolled_back:
                 world.bug(f"tasks are deployed, and {name} of checkpoint {metadata.checkpoint_id} is not committed")
 
     def _released(self, driver: Driver, slot: Slot) -> None:

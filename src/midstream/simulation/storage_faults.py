@@ -57,7 +57,7 @@ def freeze_at_commit(stage: FaultTarget, victim: int) -> bool:
         stage.rewind(victim // 8)
         stage.give_up_driver()
         if victim // 32 % 2:
-            outside.before_taking_back = killed
+            outside.before_rollback = killed
         world.hang(delay_us)
 
     def killed() -> None:
