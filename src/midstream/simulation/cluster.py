@@ -141,10 +141,8 @@ class Driver:
         self.replies: dict[int, m.Reply] = {}
         self.slots_late, self.has_late_slots = 0, False
         """How many of the next requested slots start only after their timeout, and whether any did before."""
-        self.causes = FailureCauses(cluster.struck_us, cluster.patience_s, cluster.denied, self._report_unless_replaced)
-        self.liveness = LivenessChecker(
-            cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._report_unless_replaced
-        )
+        self.causes = FailureCauses(cluster.struck_us, cluster.patience_s, cluster.denied, self._unexplained)
+        self.liveness = LivenessChecker(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._unexplained)
         self.completed: set[int] = set()
         """The checkpoints whose completion was reported to slots."""
         self.uncertain: dict[int, frozenset[str]] = {}
@@ -165,7 +163,7 @@ class Driver:
         self.connections: dict[int, Connection] = {}
         """The open connections, by slot number."""
         self.message_checker = MessageChecker(
-            plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._report_unless_replaced
+            plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._unexplained
         )
         self._slot_count = self._clients = 0
         self._processes: dict[str, list[Slot]] = {}
@@ -354,7 +352,7 @@ class Driver:
     def bug(self, text: str) -> None:
         self.cluster.world.bug(text)
 
-    def _report_unless_replaced(self, text: str) -> None:
+    def _unexplained(self, text: str) -> None:
         """Report a bug, unless this driver was replaced: it may miss files that its successor has deleted."""
         if self is self.cluster.drivers[-1]:
             self.bug(text)
