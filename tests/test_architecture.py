@@ -268,7 +268,7 @@ LONG_FUNCTIONS = {
     "engine/coordinator/notifications.py subscribe": "one table, whose order is the point",
     "lab/midstream_lab/simulate.py simulate": "what is printed of a campaign, line by line",
     "lab/midstream_lab/scenarios/scenario.py draw": "one field of the scenario after the other, in the order in which they are drawn",
-    "cli/commands/doctor.py _look_at_settings": "one setting of Spark after the other",
+    "cli/commands/doctor.py _check_settings": "one setting of Spark after the other",
 }
 ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {

@@ -66,7 +66,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
             (
                 "*",
                 "TriggerReceived, over|TriggerReceived, newer",
-                "it comes once, in order, while nothing is pending",
+                "it comes once, in sequence, while nothing is pending",
             ),
         ),
         BARRIER_TABLE,
@@ -83,8 +83,8 @@ MACHINES: Final[tuple[Machine, ...]] = (
             ("PAUSED", "|".join(ELEMENTS), "it has a source and no gates"),
             ("CREATED", "trigger_checkpoint|checkpoint_completed|checkpoint_aborted", "all tasks run before the first"),
             ("CREATED", "fail", "a failure to open is the slot's"),
-            ("CREATED", "add_split|no_more_splits|stop_source", "sent behind Start, in order"),
-            (f"{_FINISHING}|FINISHED", "add_split", "a source that wants splits has not ended"),
+            ("CREATED", "add_split|no_more_splits|stop_source", "sent after Start, in sequence"),
+            (f"{_FINISHING}|FINISHED", "add_split", "a source that requests splits has not ended"),
             ("FINISHED|CLOSED", "fail", "nothing of it runs any more"),
         ),
     ),
@@ -100,7 +100,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
             (
                 "DEPLOYING|DEPLOYED",
                 "TriggerCheckpoint|CheckpointCompleted|CheckpointAborted|AssignSplit|NoMoreSplits|StopSources",
-                "sent behind Start, in order",
+                "sent after Start, in sequence",
             ),
             ("DEPLOYING", "SplitsAssigned", "all slots have answered Deployed by then"),
         ),
@@ -214,7 +214,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
         watch_requests,
         (
             ("OPEN|CLOSED|LOST", "the connection is gone", "it breaks once, of a slot that has registered"),
-            ("OPEN", "waited for word|abandon", "no slot has registered"),
+            ("OPEN", "waited for the report|abandon", "no slot has registered"),
         ),
     ),
     Machine(

@@ -1,7 +1,7 @@
-"""The keeper of a job: it starts the job again whenever the job has stopped, died, or failed because of a fault.
+"""Restarts a job whenever the job has stopped, died, or failed because of a fault.
 
 Mostly the job continues from its newest checkpoint, sometimes at another parallelism, from a savepoint, or in another
-directory. If a fault demands it, the keeper goes back to an older checkpoint or savepoint and says what is to happen
+directory. If a fault demands it, the restarter rewinds to an older checkpoint or savepoint and decides what happens
 to the output since then, or it starts the job over.
 """
 
@@ -73,7 +73,7 @@ class Restarter:
         scenario: Scenario,
         world: World,
         cluster: Cluster,
-        oracle: CheckpointChecker,
+        checker: CheckpointChecker,
         savepoints: Savepoints,
         disk: Disk,
         new_directory: Callable[[str], Disk],
@@ -85,7 +85,7 @@ class Restarter:
         self.launches = 0
         self.rescaled = 0
         self.savepoints_restored = 0
-        self.went_back = 0
+        self.rewinds = 0
         """The number of starts from an older checkpoint than the newest, or from the beginning again."""
         self.changed = 0
         """The number of starts with another program than the one that made the checkpoint."""
@@ -97,12 +97,12 @@ class Restarter:
         self._scenario = scenario
         self._world = world
         self._cluster = cluster
-        self._oracle = oracle
+        self._checker = checker
         self._savepoints = savepoints
         self._new_directory = new_directory
         self._make_plan = make_plan
-        self._wants_back: int | None = None
-        """Chooses how the next start goes back, or starts the job over; None if it does neither."""
+        self._rewind_choice: int | None = None
+        """Chooses how the next start rewinds, or starts the job over; None if it does neither."""
         self._start = StartedJob()
         self._starts: dict[str, StartedJob] = {}
         """Each start, by its job id."""
@@ -150,7 +150,7 @@ class Restarter:
             if has_opened:  # even if no task was deployed, it stands for the checkpoint that it resumes from
                 yield from self.begins(self.driver)
             if not self.driver.is_cancelled:
-                yield from self._oracle.check_stopped()
+                yield from self._checker.check_stopped()
         if self.launches >= LAUNCHES_MAX:
             yield f"the job was started {LAUNCHES_MAX} times"
             return
@@ -165,14 +165,14 @@ class Restarter:
             start = self._start
         else:
             is_refused = ended is not None and ended.state == "failed" and SIM not in str(ended.error)
-            start = self._back(is_refused) or (yield from self._usual(ended))
+            start = self._rewound_start(is_refused) or (yield from self._usual(ended))
         version = self._next_version(start, may_change=not is_contradicted)
         launch = partial(self.launch, shape, start, version)
         self._world.schedule(RESTART_DELAY_US, None, Kind.CLUSTER, launch, "the job is started again")
 
     def _may_fail(self, error: str) -> bool:
-        """Whether the job may fail with this error: because of a fault; because its start went back without saying what
-        is to happen to newer output, or to a checkpoint that the leader before it has deleted meanwhile; or because it
+        """Whether the job may fail with this error: because of a fault; because its start rewound without a decision
+        about newer output, or to a checkpoint that the leader before it has deleted meanwhile; or because it
         was to continue from the newest checkpoint, and the last start had begun elsewhere.
         """
         start = self._start
@@ -199,7 +199,7 @@ class Restarter:
         number, begun = start.named, self._begun()
         if number is None or (begun is not None and begun.named == number):
             return False
-        with self._world.looking():
+        with self._world.inspecting():
             listed = [entry.checkpoint_id for entry in list_checkpoints(self.disk)]
         return number not in listed and sum(there > number for there in listed) >= self._scenario.retained
 
@@ -210,8 +210,8 @@ class Restarter:
         if ended is not None and ended.checkpoint is not None:
             for saved in self._savepoints.saved:
                 if saved.url == ended.checkpoint:
-                    yield from self._oracle.check_stopped_with(saved.cut)
-                    return self._go_on_from(saved)
+                    yield from self._checker.check_stopped_with(saved.cut)
+                    return self._continue_from(saved)
         if self._origin is not None and not any(is_metadata_path(path) for path in self.disk.files):
             return self._origin
         return LATEST
@@ -227,7 +227,7 @@ class Restarter:
         if made_by is None and start.restore is not None:
             begun = self._begun() if start.resume else None
             name = ((begun.restore if begun is not None else None) or start.restore).rpartition("chk-")[2]
-            with self._world.looking():
+            with self._world.inspecting():
                 listed = [
                     entry for entry in list_checkpoints(self.disk) if name in ("latest", str(entry.checkpoint_id))
                 ]
@@ -239,12 +239,12 @@ class Restarter:
         graph = driver.plan.graph
         if self._start.copies is not None:
             yield from contradictions(self._start.copies.operators, frozenset(), graph)
-        with self._world.looking():
+        with self._world.inspecting():
             listed = [entry.metadata for entry in list_checkpoints(self.disk) if entry.metadata is not None]
         for metadata in listed:
             yield from contradictions(metadata.operators, ends_in_flight(metadata), graph)
 
-    def _go_on_from(self, saved: Saved) -> StartedJob:
+    def _continue_from(self, saved: Saved) -> StartedJob:
         """Return a start from a savepoint, which may have been moved, in the same directory, or in another one after
         the first was deleted.
         """
@@ -263,26 +263,26 @@ class Restarter:
 
     def _begin_directory(self, origin: StartedJob) -> None:
         self.root = f"{ROOT}-{self.launches}"
-        self.disk = self._oracle.storage = self._new_directory(self.root)
+        self.disk = self._checker.storage = self._new_directory(self.root)
         self._origin = origin
 
     def fork(self, saved: Saved) -> None:
         """Start another job from a savepoint, in its own directory and with the output of the savepoint."""
         start = StartedJob(saved.url, copies=saved.cut)
         self._begin_directory(start)
-        self._oracle.begin_again(self.disk, saved.cut)
+        self._checker.begin_again(self.disk, saved.cut)
         self.is_over = False
         version = self._next_version(start, may_change=True)
         self.launch(self._scenario.rescaled or self._scenario.shape, start, version)
 
-    # ---- going back
+    # ---- rewinding
 
-    def go_back(self, victim: int) -> None:
-        """Go back with the next start."""
-        self._wants_back = victim
+    def rewind(self, victim: int) -> None:
+        """Rewind with the next start."""
+        self._rewind_choice = victim
 
-    def _back(self, is_refused: bool) -> StartedJob | None:
-        """Return a start that goes back, or starts over; None if the next start should do neither."""
+    def _rewound_start(self, is_refused: bool) -> StartedJob | None:
+        """Return a start that rewinds, or starts over; None if the next start should do neither."""
         start, job_id = self._start, self.driver.plan.job_id
         begun = self._begun()
         is_over = begun is not None and begun.fresh
@@ -290,28 +290,28 @@ class Restarter:
         if is_refused and is_over:
             return StartedJob(fresh=True)
         if is_refused and start.restore == "latest":
-            with self._world.looking():
+            with self._world.inspecting():
                 named = [str(entry.checkpoint_id) for entry in list_checkpoints(self.disk)[-1:]]
             if begun is not None and begun.restore is not None and begun.copies is None:
                 named.append(begun.restore)
             return StartedJob(random.choice(named), random.choice(("take-back", "keep"))) if named else self._origin
         if is_refused:
-            self._wants_back = 4 * self.launches  # the next start says what is to happen to the newer output
+            self._rewind_choice = 4 * self.launches  # the next start decides what happens to the newer output
         elif is_over and random.random() < 0.5:
             return random.choice((LATEST, RESUME))  # the first must be refused
-        elif is_over or (start.fresh and not self._oracle.lines.has_begun(job_id)):
+        elif is_over or (start.fresh and not self._checker.lineage.has_begun(job_id)):
             return StartedJob(fresh=True)
-        elif start.newer_output is not None and not self._oracle.lines.has_begun(job_id):
-            # The driver may have been killed while it took output back.
+        elif start.newer_output is not None and not self._checker.lineage.has_begun(job_id):
+            # The driver may have been killed while it rolled output back.
             return (
                 start if random.random() < 0.5 else random.choice((LATEST, RESUME, replace(start, newer_output=None)))
             )
         if begun is not None and begun.copies is None and not is_refused:
-            if self._wants_back is None or random.random() < 0.5:
+            if self._rewind_choice is None or random.random() < 0.5:
                 return random.choice((LATEST, RESUME, RESUME))  # the first must be refused
-        if self._wants_back is None:
+        if self._rewind_choice is None:
             return None
-        victim, self._wants_back = self._wants_back, None
+        victim, self._rewind_choice = self._rewind_choice, None
         if victim % 4 == 3:
             return StartedJob(fresh=True)
         random = Random(f"back {self._scenario.seed} {self.launches} {victim}")
@@ -319,8 +319,8 @@ class Restarter:
         if not there:
             return None
         restore, cut = random.choice(there)
-        says: tuple[NewerOutput | None, ...] = ("take-back", "take-back", "keep", None)
-        return StartedJob(restore, random.choice(says[:3] if is_refused else says), copies=cut)
+        choices: tuple[NewerOutput | None, ...] = ("take-back", "take-back", "keep", None)
+        return StartedJob(restore, random.choice(choices[:3] if is_refused else choices), copies=cut)
 
     def _begun(self, until: str | None = None) -> StartedJob | None:
         """Return the last start that took effect, if it has completed no checkpoint and did not begin at the newest.
@@ -337,10 +337,10 @@ class Restarter:
     def _last(self, until: str | None = None) -> tuple[StartedJob | None, int]:
         """Return the last start that took effect, if it has completed no checkpoint, and the newest checkpoint.
 
-        `until`: the job id of a start; only those before it are looked at. A start that continued from the newest
+        `until`: the job id of a start; only those before it count. A start that continued from the newest
         checkpoint, or as `RESUME` did, stands for the one before it.
         """
-        with self._world.looking():
+        with self._world.inspecting():
             jobs = jobs_of(self.disk)
             listed = [entry.metadata for entry in list_checkpoints(self.disk) if entry.metadata is not None]
         last = max((epoch for epoch, job_id in jobs.items() if job_id == until), default=max(jobs, default=0) + 1)
@@ -353,24 +353,24 @@ class Restarter:
         return None, newest
 
     def _older(self) -> list[tuple[str, Cut | None]]:
-        """Return the older checkpoints and savepoints to which a start may go back."""
-        with self._world.looking():
+        """Return the older checkpoints and savepoints to which a start may rewind."""
+        with self._world.inspecting():
             listed = [entry.checkpoint_id for entry in list_checkpoints(self.disk)]
         found: list[tuple[str, Cut | None]] = [
             (name.format(self.root, number), None)
             for number, name in zip(listed[:-1], ("{1}", "chk-{1}", "{0}/chk-{1}"), strict=False)
         ]
-        committed = self._oracle.committed()
+        committed = self._checker.committed()
         for saved in self._savepoints.saved:
             if committed >= set(saved.cut.output) and not self._is_given_up(saved):  # otherwise it is refused
                 found.append((saved.url, saved.cut))
         return found
 
     def _is_given_up(self, saved: Saved) -> bool:
-        """Whether the job has gone back to before a savepoint, perhaps without output that had to be taken back."""
+        """Whether the job has rewound to before a savepoint, perhaps without output that had to be rolled back."""
         (data,) = (data for path, data in saved.files.items() if is_metadata_path(path))
         metadata = decode_metadata(data, saved.url)
-        with self._world.looking():
+        with self._world.inspecting():
             return jobs_of(self.disk).get(metadata.epoch) == metadata.job_id and is_superseded(self.disk, metadata)
 
     # ---- checkpoints and starts
@@ -382,7 +382,7 @@ class Restarter:
         if is_copy:
             self._is_restored = True
             self.savepoints_restored += 1
-        complaints = self._oracle.check_checkpoint(metadata, self._start.copies if is_copy else None)
+        complaints = self._checker.check_checkpoint(metadata, self._start.copies if is_copy else None)
         return complaints if is_copy else complaints + overtaken_where_none_may_be(metadata)
 
     def completed(self, path: str | None) -> CheckpointMetadata | None:
@@ -390,30 +390,30 @@ class Restarter:
         return None if path is None else self._completed.get(path)
 
     def deployed(self, driver: Driver, deploy: Deploy) -> Iterator[str]:
-        if not self._oracle.lines.has_begun(deploy.job_id):
+        if not self._checker.lineage.has_begun(deploy.job_id):
             yield from self.begins(driver)
-        if not self._oracle.has_begun(deploy.job_id, deploy.attempt):
+        if not self._checker.has_begun(deploy.job_id, deploy.attempt):
             restored_from = driver.coordinator.restored_from
             restored = self.completed(restored_from)
             if restored_from is not None and restored is None:
                 yield f"attempt {deploy.attempt} of {deploy.job_id} resumes from {restored_from}, which was never completed"
-            yield from self._oracle.attempt_begins(deploy.job_id, deploy.attempt, restored, driver.uncertain)
+            yield from self._checker.attempt_begins(deploy.job_id, deploy.attempt, restored, driver.uncertain)
 
     def begins(self, driver: Driver) -> Iterator[str]:
         """Record the checkpoint from which a start continues, and yield complaints."""
         plan = driver.plan
-        if self._oracle.lines.has_begun(plan.job_id):
+        if self._checker.lineage.has_begun(plan.job_id):
             return
         restored_from = driver.coordinator.restored_from
         cut = None
         if restored_from is not None:
             metadata = self._completed.get(restored_from)
-            cut = None if metadata is None else self._oracle.cut_of(metadata)
+            cut = None if metadata is None else self._checker.cut_of(metadata)
             if cut is None:
                 yield f"{plan.job_id} resumes from {restored_from}, which was never completed, or is superseded"
                 return
         if driver is not self.driver:
-            self._oracle.lines.goes_on(plan.job_id, () if cut is None else cut.output)
+            self._checker.lineage.continues(plan.job_id, () if cut is None else cut.output)
             return
         yield from self._check_start(plan.job_id, restored_from)
         if cut is not None and self._versions[cut.job_id] != self._versions[plan.job_id]:
@@ -421,12 +421,12 @@ class Restarter:
             in_flight = ends_in_flight(self._completed[restored_from or ""])
             for contradiction in contradictions(cut.operators, in_flight, plan.graph):
                 yield f"{plan.job_id} resumes from {restored_from} with a program that cannot: {contradiction}"
-        self.went_back += plan.fresh or plan.newer_output is not None
+        self.rewinds += plan.fresh or plan.newer_output is not None
         last, _ = self._last(plan.job_id)
         start = last if last is not None and self._start.restore == "latest" else self._start
         stops_commits = last is not None and last.newer_output == "take-back" and start.newer_output is None
         after: After | None = "fresh" if start.fresh else "take-back" if stops_commits else start.newer_output
-        yield from self._oracle.goes_on(plan.job_id, cut, after)
+        yield from self._checker.continues(plan.job_id, cut, after)
 
     def _check_start(self, job_id: str, restored_from: str | None) -> Iterator[str]:
         """Yield complaints unless the job continues from the checkpoint that its start requested."""
@@ -439,6 +439,6 @@ class Restarter:
                 return
             start = begun or start
         if start.fresh and restored_from is not None:
-            yield f"the job was to be started over, and resumes from {restored_from}"
+            yield f"the job should start over, and resumes from {restored_from}"
         if start.named is not None and restored_from != f"{self.root}/chk-{start.named}":
-            yield f"the job was to resume from {start.restore}, and resumes from {restored_from}"
+            yield f"the job should resume from {start.restore}, and resumes from {restored_from}"

@@ -30,9 +30,9 @@ from midstream.simulation.trace import Trace, following_elements
 from midstream.simulation.world import World
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker
 from midstream_lab.checkers.directory_checker import DirectoryChecker
-from midstream_lab.checkers.watermark_checker import valves_are_checked
+from midstream_lab.checkers.watermark_checker import watermarks_are_checked
 from midstream_lab.jobs.shapes import Shape
-from midstream_lab.jobs.tally import ToldSource
+from midstream_lab.jobs.tally import NotifiedSource
 from midstream_lab.jobs.topologies import job_graph, uid_of, with_parallelism
 from midstream_lab.restarter import ROOT, Restarter, StartedJob
 from midstream_lab.savepoints import Savepoints
@@ -48,7 +48,7 @@ STILL_MAX: Final = 10
 CIRCLES_MAX: Final = 20
 """The same limit for a run in which checkpoints still complete: it goes round in circles."""
 SAME_FAILURES: Final = 3
-"""The job fails after this many equal failures in a row; then the keeper starts it again."""
+"""The job fails after this many equal failures in a row; then the restarter starts it again."""
 NEVER: Final = 1 << 62
 """A step that no run reaches."""
 FORKED: Final = 0.4
@@ -95,7 +95,7 @@ class Outcome:
     """The number of starts with another program than the one that made the checkpoint."""
     contradicted: int = 0
     """The number of starts that were refused because the program could not continue from the checkpoint."""
-    went_back: int = 0
+    rewinds: int = 0
     """The number of starts from older checkpoints than the newest, or from the beginning again."""
     faults: Counter[str] = field(default_factory=Counter)
     trace: Trace | None = None
@@ -113,7 +113,7 @@ def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeC
     """Run a scenario. The outcome is a pure function of the scenario and the code."""
     prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
     sizes = chunk_sizes_of(scenario.seed, small=scenario.small_chunks, combined_rows_min=scenario.combined_rows_min)
-    with sizes, valves_are_checked(prepared.world):
+    with sizes, watermarks_are_checked(prepared.world):
         if not keep_trace:
             return prepared.go()
         with following_elements(prepared.world.note):
@@ -145,24 +145,24 @@ class Run:
         )
         disk = self._new_directory(ROOT)
         is_aligned = scenario.aligned_timeout_s is None
-        self._oracle = CheckpointChecker(
+        self._checker = CheckpointChecker(
             scenario.shape, self.sources, self.outside, disk, scenario.key_groups, is_aligned
         )
-        self.savepoints = Savepoints(self.world, self._oracle, self._disks)
+        self.savepoints = Savepoints(self.world, self._checker, self._disks)
         self.cluster = Cluster(self.world, self.savepoints.open, network, make_coordinator, externals)
         self.calls.watch(self.cluster)
-        self.keeper = Restarter(
-            scenario, self.world, self.cluster, self._oracle, self.savepoints, disk, self._new_directory, self._plan
+        self.restarter = Restarter(
+            scenario, self.world, self.cluster, self._checker, self.savepoints, disk, self._new_directory, self._plan
         )
         self.recoveries = Recoveries()
-        self.looks = 0
+        self.polls = 0
         self.cluster.answered = self.savepoints.answered
         self.cluster.deployed = self._deployed
         self.cluster.failed = self.recoveries.failed
         self.cluster.patience_s = patience_s(scenario)
         self.cluster.bound_s = bound_s(scenario)
         self.cluster.denied = self._is_denied
-        self._oracle.reported_late = self.cluster.reported_late
+        self._checker.reported_late = self.cluster.reported_late
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
         self._still = 0
@@ -170,7 +170,7 @@ class Run:
         self._last_progress: object = None
         self._made_nothing = 0
         self._last_made: object = None
-        self._next_look = STILL_STEPS
+        self._next_check = STILL_STEPS
         self._faults_left = list(scenario.faults)
         self._next_fault = self._faults_left[0].step if self._faults_left else NEVER
 
@@ -195,7 +195,7 @@ class Run:
             if node.chain[0] == "source":
                 rows = max(1, int(s.rows * node.rows_share))
                 splits = [rows // s.splits + (i < rows % s.splits) for i in range(s.splits)]
-                kind = ToldSource if Random(f"told {s.seed} {index}").random() < 0.2 else SimSource
+                kind = NotifiedSource if Random(f"told {s.seed} {index}").random() < 0.2 else SimSource
                 in_parts = Random(f"parts {s.seed} {index}").random() < 0.3
                 is_timed, idle = "idle" in node.chain, Random(f"idle {s.seed} {index}")
                 endless = "lulls" if is_timed and s.blocking else ""
@@ -226,38 +226,38 @@ class Run:
 
     def go(self) -> Outcome:
         world, scenario, outcome = self.world, self.scenario, self.outcome
-        self.keeper.launch(scenario.shape, StartedJob())
-        if self._go_on("the job"):
+        self.restarter.launch(scenario.shape, StartedJob())
+        if self._continue("the job"):
             self._wind_up()
             self._fork()
         outcome.failures = world.bugs
         outcome.hash = world.hash
         outcome.steps = world.step_number
         outcome.seconds = world.now_us / 1e6
-        outcome.checkpoints = self._oracle.checkpoints
-        outcome.finished_in_checkpoint = self._oracle.finished_in_checkpoint
-        outcome.in_flight_in_checkpoint = self._oracle.in_flight
+        outcome.checkpoints = self._checker.checkpoints
+        outcome.finished_in_checkpoint = self._checker.finished_in_checkpoint
+        outcome.in_flight_in_checkpoint = self._checker.in_flight
         outcome.rows = sum(sum(source.rows) for source in self.sources.values())
-        outcome.lost, outcome.doubled = self._oracle.lost, self._oracle.doubled
+        outcome.lost, outcome.doubled = self._checker.lost, self._checker.doubled
         outcome.rescales = sum(driver.rescales for driver in self.cluster.drivers)
         outcome.savepoints, outcome.savepoints_failed = self.savepoints.made, self.savepoints.failed
         outcome.checkpoints_during_recovery = self.recoveries.checkpoints
         outcome.recovering_restores = self.recoveries.restores
         outcome.recovering_rescaled_restores = self.recoveries.rescaled_restores
         outcome.recovering_failures = self.recoveries.failures
-        outcome.launches, outcome.rescaled_restores = self.keeper.launches, self.keeper.rescaled
-        outcome.savepoints_restored = self.keeper.savepoints_restored
-        outcome.went_back = self.keeper.went_back
-        outcome.changed, outcome.contradicted = self.keeper.changed, self.keeper.contradicted
+        outcome.launches, outcome.rescaled_restores = self.restarter.launches, self.restarter.rescaled
+        outcome.savepoints_restored = self.restarter.savepoints_restored
+        outcome.rewinds = self.restarter.rewinds
+        outcome.changed, outcome.contradicted = self.restarter.changed, self.restarter.contradicted
         outcome.trace = world.trace
         return outcome
 
-    def _go_on(self, what: str) -> bool:
+    def _continue(self, what: str) -> bool:
         """Run until the job is over; return False if that does not happen."""
         world = self.world
         last_step = world.step_number + self.scenario.steps_max
-        world.run(self._look, last_step)
-        if world.bugs or self.keeper.is_over:
+        world.run(self._poll, last_step)
+        if world.bugs or self.restarter.is_over:
             return not world.bugs
         if self._is_stuck and self._is_held_up:
             self.outcome.is_long = True  # a task may be waiting for no more than I/O that cannot end yet
@@ -324,43 +324,43 @@ class Run:
             rescaled=partial(self._rescaled, job_id, root, shape, version, start),
         )
 
-    def _look(self) -> bool:
-        """Let faults strike and the keeper act if it is time to, and return whether the run is over."""
+    def _poll(self) -> bool:
+        """Let faults strike and the restarter act when due, and return whether the run is over."""
         step = self.world.step_number
         while step >= self._next_fault:
             fault = self._faults_left.pop(0)
             self._next_fault = self._faults_left[0].step if self._faults_left else NEVER
             if strike(self, fault):
                 self.outcome.faults[fault.kind] += 1
-        keeper = self.keeper
-        if not keeper.launch_is_due and (keeper.driver.is_over or keeper.is_given_up):
+        restarter = self.restarter
+        if not restarter.launch_is_due and (restarter.driver.is_over or restarter.is_given_up):
             self._after_end()
-        if step >= self._next_look:
-            self._next_look += STILL_STEPS
+        if step >= self._next_check:
+            self._next_check += STILL_STEPS
             if self.driver.process.alive and not self.driver.process.paused and self.driver.outcome is None:
                 self.driver.liveness.check()
-            self._look_for_progress()
-        return keeper.is_over or (self._still > 0 and self._is_stuck)
+            self._check_progress()
+        return restarter.is_over or (self._still > 0 and self._is_stuck)
 
     def give_up_driver(self) -> None:
-        self.keeper.is_given_up = True
+        self.restarter.is_given_up = True
 
-    def go_back(self, victim: int) -> None:
-        self.keeper.go_back(victim)
+    def rewind(self, victim: int) -> None:
+        self.restarter.rewind(victim)
 
     @property
     def driver(self) -> Driver:
-        return self.keeper.driver
+        return self.restarter.driver
 
     @property
     def disk(self) -> Disk:
-        return self.keeper.disk
+        return self.restarter.disk
 
     @property
     def _is_stuck(self) -> bool:
         return self._still >= (STILL_MAX if self._made_nothing >= STILL_MAX else CIRCLES_MAX)
 
-    def _look_for_progress(self) -> None:
+    def _check_progress(self) -> None:
         """Check for progress: of rows, ending tasks, attempts and faults, and separately of checkpoints."""
         moved, ending = 0, 0
         attempts = []
@@ -377,20 +377,20 @@ class Run:
             len(self.outside.committed),
             len(self.cluster.drivers),
             len(self._faults_left),
-            self.looks,  # a fault that waits to strike takes steps in which the job need not make progress
+            self.polls,  # a fault that waits to strike takes steps in which the job need not make progress
         )
         self._still = self._still + 1 if progress == self._last_progress else 0
         self._is_held_up = self.world.is_held_up
         self._last_progress = progress
-        made = self._oracle.checkpoints, self.savepoints.made, self.savepoints.failed
+        made = self._checker.checkpoints, self.savepoints.made, self.savepoints.failed
         self._made_nothing = self._made_nothing + 1 if made == self._last_made else 0
         self._last_made = made
 
     def _after_end(self) -> None:
-        ended = None if self.keeper.is_given_up else self.driver.outcome
+        ended = None if self.restarter.is_given_up else self.driver.outcome
         if ended is None or ended.state == "failed" or self.driver.is_cancelled:
             self.recoveries.failed(self.driver)
-        self._complain(self.keeper.after_end(ended))
+        self._complain(self.restarter.after_end(ended))
 
     def _fork(self, share: float = FORKED) -> None:
         """Start another job from one of the savepoints after the end of this one, in its own directory."""
@@ -400,14 +400,14 @@ class Run:
         saved = random.choice(self.savepoints.saved)
         world.note(("fork of", saved.url))
         self._still = 0
-        self.keeper.fork(saved)
-        if self._go_on("the fork of the job"):
+        self.restarter.fork(saved)
+        if self._continue("the fork of the job"):
             self._wind_up()
 
     def _wind_up(self) -> None:
-        """Judge the output, and check that all processes end and nothing is left behind."""
+        """Judge the output, and check that all processes end and nothing is left over."""
         world = self.world
-        self._complain(self._oracle.check_end())
+        self._complain(self._checker.check_end())
         for process in world.processes:
             if process.alive and process.paused:
                 process.resume()
@@ -421,26 +421,26 @@ class Run:
         for driver in drivers:
             if not driver.is_over:
                 world.bug(f"{driver.process.name}, a zombie, continues after the end of the job")
-        self._complain(self._oracle.check_end())
+        self._complain(self._checker.check_end())
         self._complain(self.savepoints.check_end())
-        self._complain(self._oracle.lines.check_end())
-        self._complain(self._on_disk[self.keeper.root].check_settled(self.cluster.drivers, self.scenario.retained))
+        self._complain(self._checker.lineage.check_end())
+        self._complain(self._on_disk[self.restarter.root].check_settled(self.cluster.drivers, self.scenario.retained))
 
     def _on_write(self, root: str, path: str, data: bytes) -> None:
         if not path.endswith("/_metadata"):
             return
         if not is_metadata_path(path):
             self.savepoints.written(root, path, data)
-        elif root == self.keeper.root:
+        elif root == self.restarter.root:
             metadata = decode_metadata(data, path)
             self.recoveries.completed(root, metadata, self.cluster.live_slots)
-            self._complain(self.keeper.written(metadata))
+            self._complain(self.restarter.written(metadata))
 
     def _deployed(self, driver: Driver, deploy: Deploy) -> None:
         restored_from = driver.coordinator.restored_from
         self.recoveries.deployed(driver, deploy, restored_from)
-        self._complain(self.keeper.deployed(driver, deploy))
-        self.calls.deployed(driver, self.keeper.completed(restored_from))
+        self._complain(self.restarter.deployed(driver, deploy))
+        self.calls.deployed(driver, self.restarter.completed(restored_from))
 
     def _complain(self, complaints: Iterable[str]) -> None:
         for complaint in complaints:

@@ -1,7 +1,7 @@
-"""Savepoints of a run: their places, and the rules for them.
+"""Savepoints of a run: their directories, and the rules for them.
 
-A savepoint that was reported must be complete and correct, must have all its files at its place, and
-must never change. If a savepoint was refused, its place must be free again, unless the disk there failed.
+A savepoint that was reported must be complete and correct, must have all its files at its directory, and
+must never change. If a savepoint was refused, its directory must be free again, unless the disk there failed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ REFUSED: Final = "no savepoint was made: the checkpoint directory: "
 SLOTS_LATE: Final = " came within "
 """The reason of an attempt that fails because its slots did not come before `slot_timeout`."""
 AWAY_US: Final = 20_000
-"""The longest time for which the disk of a place is full or gone."""
+"""The longest time for which the disk of a directory is full or gone."""
 
 
 @dataclass(slots=True)
@@ -66,24 +66,24 @@ class Saved:
 class Savepoints:
     """All disks of the world by root, and the requests for savepoints on them."""
 
-    def __init__(self, world: World, oracle: CheckpointChecker, disks: dict[str, Disk]) -> None:
+    def __init__(self, world: World, checker: CheckpointChecker, disks: dict[str, Disk]) -> None:
         self.saved: list[Saved] = []
         self.made = 0
         self.failed = 0
         """The number of requests that were refused, with a reason."""
         self._world = world
-        self._oracle = oracle
+        self._checker = checker
         self._disks = disks
-        self._places = 0
+        self._directory_count = 0
         self._named: Counter[str] = Counter()
-        """The number of requests for each place."""
-        self._asked: dict[tuple[str, int], str | None] = {}
-        """The requested place, by driver and client."""
+        """The number of requests for each directory."""
+        self._requests: dict[tuple[str, int], str | None] = {}
+        """The requested directory, by driver and client."""
         self._refused: list[tuple[Driver, str]] = []
         self._late: set[str] = set()
-        """The places of savepoints that were completed when a later start of the job had taken over."""
+        """The directories of savepoints that were completed when a later start of the job had taken over."""
 
-    # ---- places
+    # ---- directories
 
     def open(self, root: str) -> Storage:
         """Return the storage at `root`: a new disk, unless it lies on an existing one."""
@@ -104,27 +104,27 @@ class Savepoints:
         directory = directory.removeprefix("/")
         if is_metadata_path(f"chk-{name}"):
             url = f"{root}/{directory}" if directory else root
-            (self._late.add if self._oracle.is_late(data) else self._late.discard)(url)
-            for complaint in self._oracle.check_savepoint(url, self.open(url), data):
+            (self._late.add if self._checker.is_late(data) else self._late.discard)(url)
+            for complaint in self._checker.check_savepoint(url, self.open(url), data):
                 self._world.bug(complaint)
 
     def files_at(self, url: str) -> dict[str, bytes]:
-        """Return all files of a place, by their paths below `url`."""
-        disk, below = self._place(url)
+        """Return all files of a directory, by their paths below `url`."""
+        disk, below = self._disk_of(url)
         return {path[len(below) :]: data for path, data in disk.files.items() if path.startswith(below)}
 
-    def _place(self, url: str) -> tuple[Disk, str]:
+    def _disk_of(self, url: str) -> tuple[Disk, str]:
         self.open(url)
         root = next(root for root in self._disks if f"{url}/".startswith(f"{root}/"))
         return self._disks[root], f"{url}/"[len(root) + 1 :]
 
     def move(self, saved: Saved) -> None:
-        """Move a savepoint to another root; nothing remains at its former place."""
-        disk, below = self._place(saved.url)
+        """Move a savepoint to another root; nothing remains at its former directory."""
+        disk, below = self._disk_of(saved.url)
         for path in saved.files:
             del disk.files[below + path]
-        self._places += 1
-        saved.url = f"sim://moved/{self._places}"
+        self._directory_count += 1
+        saved.url = f"sim://moved/{self._directory_count}"
         self.open(saved.url)
         self._disks[saved.url].files.update(saved.files)
 
@@ -137,17 +137,17 @@ class Savepoints:
 
     # ---- requests and answers
 
-    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
-        """Request a savepoint at a new place, below the job's directory, or at a place that was requested before.
+    def request(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+        """Request a savepoint at a new directory, below the job's directory, or at a directory that was requested before.
 
-        `slow_us`: at a new place whose disk takes so long to write a file.
+        `slow_us`: at a new directory whose disk takes so long to write a file.
         """
         root = driver.plan.config.checkpoint_dir or "sim://nowhere"
-        self._places += 1
+        self._directory_count += 1
         where = 2 if fails or slow_us else victim % 8
-        url: str | None = f"sim://saved/{self._places}"
+        url: str | None = f"sim://saved/{self._directory_count}"
         if where == 0:
-            url = f"{root}/savepoints/mine-{self._places}" if stop else None
+            url = f"{root}/savepoints/mine-{self._directory_count}" if stop else None
         elif where == 1 and self._named:
             url = list(self._named)[victim // 8 % len(self._named)]
         if url is not None:
@@ -157,8 +157,8 @@ class Savepoints:
                 self._disks[url].slow_us = slow_us
             if fails:
                 self._break(self._disks[url], victim // 8)
-        client = driver.ask(DoStop(savepoint=url) if stop else DoSavepoint(url))
-        self._asked[driver.process.name, client] = url
+        client = driver.request(DoStop(savepoint=url) if stop else DoSavepoint(url))
+        self._requests[driver.process.name, client] = url
 
     def _break(self, disk: Disk, victim: int) -> None:
         """Let the disk be full from the beginning, or fail when the savepoint is half written or almost complete."""
@@ -166,7 +166,9 @@ class Savepoints:
         match victim % 7:
             case 0:
                 disk.is_full = True
-                self._world.schedule(away_us, None, Kind.FAULT, partial(_there_again, disk), "a place has room again")
+                self._world.schedule(
+                    away_us, None, Kind.FAULT, partial(_there_again, disk), "a directory has room again"
+                )
             case 1:
                 disk.failing_names["_metadata"] = 1
                 disk.before_write["_metadata"] = partial(self._take_away, disk, away_us)
@@ -180,14 +182,14 @@ class Savepoints:
     def _take_away(self, disk: Disk, away_us: int) -> None:
         """Make the disk unavailable for a while, so that the files written so far cannot be deleted."""
         disk.is_gone = True
-        self._world.schedule(away_us, None, Kind.FAULT, partial(_there_again, disk), "a place is back")
+        self._world.schedule(away_us, None, Kind.FAULT, partial(_there_again, disk), "a directory is back")
 
     def answered(self, driver: Driver, client: int, request: ClientRequest, reply: Reply) -> None:
         key = driver.process.name, client
-        if key not in self._asked:
+        if key not in self._requests:
             self._check_complete(driver, request, reply)
             return
-        url = self._asked.pop(key)
+        url = self._requests.pop(key)
         if reply.error:
             self.failed += 1
             is_replaced = (
@@ -198,7 +200,9 @@ class Savepoints:
             )
             is_at_rest = AT_REST in reply.error  # that its output is what its checkpoint holds is checked at its end
             is_failure = driver.coordinator.outcome is not None and reply.error == str(driver.coordinator.outcome[1])
-            is_refused = (REFUSED in reply.error or is_failure) and not driver.triggered  # the keeper checks the reason
+            is_refused = (
+                REFUSED in reply.error or is_failure
+            ) and not driver.triggered  # the restarter checks the reason
             is_late = SLOTS_LATE in reply.error and driver.has_late_slots
             is_excused = is_replaced or is_denied or is_at_rest or is_refused or is_late
             if not is_excused and not any(excuse in reply.error for excuse in EXCUSES):
@@ -210,7 +214,7 @@ class Savepoints:
                 )
             if url is not None:
                 self._refused.append((driver, url))
-                if driver.state in RUNNING:  # otherwise the place is freed while the job ends
+                if driver.state in RUNNING:  # otherwise the directory is freed while the job ends
                     self._check_free(url)
             return
         saved = reply.checkpoint
@@ -228,21 +232,21 @@ class Savepoints:
         if number.isdecimal() and path not in (saved.url for saved in self.saved):
             # a stop while no task ran may report the checkpoint of the start, which is another's
             is_of_start = not driver.triggered or path == driver.coordinator.restored_from
-            if not self._oracle.has_completed(None if is_of_start else driver.plan.job_id, int(number)):
+            if not self._checker.has_completed(None if is_of_start else driver.plan.job_id, int(number)):
                 self._world.bug(f"{request!r} is answered with {reply.checkpoint}, which is not complete")
 
     def _was_to_be_waited_for(self, driver: Driver, client: int, reason: str) -> int | None:
         """Return the checkpoint of a savepoint that was refused because the job has ended; None if there is none.
 
-        A job that ends by itself, or is asked to stop, may refuse a savepoint if its place is not claimed yet, or if no
+        A job that ends by itself, or by request, may refuse a savepoint if its directory is not claimed yet, or if no
         checkpoint has been completed since the claim: the end of the job does not wait for it. But the first checkpoint
         that was triggered after the claim, once complete, must become the savepoint, and the end of the job waits for
         that.
         """
         if client not in driver.claimed or not reason.endswith(ENDS):
             return None
-        behind = driver.triggered[driver.claimed[client] :]
-        return next((number for number in behind if self._oracle.has_completed(driver.plan.job_id, number)), None)
+        later = driver.triggered[driver.claimed[client] :]
+        return next((number for number in later if self._checker.has_completed(driver.plan.job_id, number)), None)
 
     def _keep(self, url: str, was_stop: bool) -> None:
         files = self.files_at(url)
@@ -251,15 +255,17 @@ class Savepoints:
             self._world.bug(f"savepoint {url} is reported as complete; its files are {sorted(files)}")
             return
         if url in self._late:
-            self._world.bug(f"savepoint {url} is said to be there, and was completed behind a later start of its job")
-        cut = self._oracle.cut_of(decode_metadata(files[complete[0]], url))
+            self._world.bug(
+                f"savepoint {url} is reported as complete, and was completed after a later start of its job"
+            )
+        cut = self._checker.cut_of(decode_metadata(files[complete[0]], url))
         if cut is not None:  # otherwise a complaint was made when it was written
             self.made += 1
             self.saved.append(Saved(url, cut, files, was_stop))
 
     def _check_free(self, url: str) -> None:
-        """Check that nothing is left of a savepoint that failed, if no other was requested at the same place."""
-        disk, _ = self._place(url)
+        """Check that nothing is left of a savepoint that failed, if no other was requested at the same directory."""
+        disk, _ = self._disk_of(url)
         left = self.files_at(url)
         if left and self._named[url] == 1 and not disk.refusals and not disk.lied:
             self._world.bug(f"no savepoint was made at {url}, and this is left of it: {sorted(left)}")
@@ -267,12 +273,12 @@ class Savepoints:
     # ---- at the end
 
     def check_end(self) -> Iterator[str]:
-        """Yield complaints about places after the end of all jobs."""
+        """Yield complaints about directories after the end of all jobs."""
         for saved in self.saved:
             if self.files_at(saved.url) != saved.files:
                 yield f"savepoint {saved.url} was changed after it had been made"
         for driver, url in self._refused:
-            if driver.process.alive:  # otherwise it could not free the place any more
+            if driver.process.alive:  # otherwise it could not free the directory any more
                 self._check_free(url)
 
 

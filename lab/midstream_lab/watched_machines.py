@@ -106,8 +106,8 @@ def _is_one_of(name: str, names: str) -> bool:
 def machine_of(table: TransitionTable[Any, Any]) -> Machine:
     """Return the coverage of a table: which of its rows the machine has looked up."""
 
-    def of_call(asked: Any, state: Enum, event: object, *_: Any) -> tuple[str, str] | None:
-        return (state.name, name_of(event)) if asked is table else None
+    def of_call(used: Any, state: Enum, event: object, *_: Any) -> tuple[str, str] | None:
+        return (state.name, name_of(event)) if used is table else None
 
     events = tuple(dict.fromkeys(name_of(row.event) for row in table.rows))
     states = names_of(type(table.rows[0].state))
@@ -288,8 +288,8 @@ def watch_coordinator() -> Sequence[Watched]:
 
 
 def watch_attempt_tasks() -> Sequence[Watched]:
-    def of_call(attempt: Any, task: Any, said: Any) -> tuple[str, str]:
-        return attempt.phases[task].name, said.__name__
+    def of_call(attempt: Any, task: Any, event: Any) -> tuple[str, str]:
+        return attempt.phases[task].name, event.__name__
 
     return [Watched(Attempt, "advance", of_call, classes_of(TaskReport))]
 
@@ -403,7 +403,7 @@ def watch_rescales() -> Sequence[Watched]:
 
 
 class Request(Enum):
-    """The states of a request for a slot, as the shell knows them."""
+    """The states of a request for a slot, as the shell tracks them."""
 
     OPEN = "open"
     ANSWERED = "answered"
@@ -415,10 +415,10 @@ class Request(Enum):
 
 
 _SHELL_METHODS: Final[Mapping[str, str]] = {
-    "slot_failed": "word of the process",
+    "slot_failed": "report of the process",
     "refusal": "a slot comes",
     "slot_lost": "the connection is gone",
-    "_report_lost": "waited for word",
+    "_report_lost": "waited for the report",
     "_abandon": "abandon",
 }
 
@@ -453,7 +453,7 @@ def watch_requests() -> Sequence[Watched]:
 
 
 def watch_channels() -> Sequence[Watched]:
-    """Watch channels; their states say whether they hold data, and a part of a batch."""
+    """Watch channels; their states show whether they hold data, and a part of a batch."""
 
     def remote(what: str) -> Callable[..., tuple[str, str]]:
         def of_call(channel: Any, *_: Any, inside: bool = False, **__: Any) -> tuple[str, str]:

@@ -56,7 +56,7 @@ def test_a_cluster_without_a_fault_has_no_problem() -> None:
     checks = judged(slot("a", 1), slot("a", 2), slot("b", 3))
     assert not problems(checks)
     said = {check.what: check.found for check in checks}
-    assert said["cores"] == "3 slots at once: 2 on a, 1 on b; each reaches the driver at 192.0.2.99"
+    assert said["cores"] == "3 slots at the same time: 2 on a, 1 on b; each reaches the driver at 192.0.2.99"
     assert said["connections between slots"] == "all 6 can be made"
 
 
@@ -111,7 +111,7 @@ def test_a_clock_is_wrong_by_what_cannot_be_the_way(clock_s: float, says: str) -
 
 def test_too_few_slots_are_an_error_with_what_spark_says() -> None:
     [check] = problems(judged(slot("a", 1), needed=3)).values()
-    assert check.what == "cores" and check.found == "the job needs 3 slots at once, but 1 came within 60 s"
+    assert check.what == "cores" and check.found == "the job needs 3 slots at the same time, but 1 came within 60 s"
     [check] = problems(judged(needed=2, failure="its executor was lost")).values()
     assert check.found.endswith("0 came within 60 s: its executor was lost") and "192.0.2.99" in check.change
 
@@ -132,7 +132,7 @@ def settings(master: str, tls: str = "auto", **given: str) -> dict[str, Check]:
     conf.set("spark.decommission.enabled", "true")
     conf.setAll([(f"spark.{name.replace('__', '.')}", value) for name, value in given.items()])
     checks = _Checks([])
-    doctor._look_at_settings(checks, conf, master, tls)
+    doctor._check_settings(checks, conf, master, tls)
     return problems(checks.made)
 
 

@@ -124,7 +124,7 @@ def test_the_first_interrupt_stops_the_job_at_a_checkpoint(status):
     assert last.state == "stopped"
     assert job.stops == [False]
     assert interrupts.last_signal == signal.SIGINT
-    assert "stopping at a checkpoint; Ctrl-C again to leave at once" in printed(screen)
+    assert "stopping at a checkpoint; Ctrl-C again to leave immediately" in printed(screen)
 
 
 def test_termination_is_an_interrupt_too_and_handlers_are_put_back(status):

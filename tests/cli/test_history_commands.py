@@ -108,7 +108,7 @@ def test_two_running_jobs_of_one_name_are_told_apart_and_no_record_is_shown_inst
     ("arguments", "says"),
     [
         (["page", "delays", "--page", "off"], "--page: off, so there is nothing to serve"),
-        (["page", "delays", "--page", "99999"], "'99999' is none of PORT, HOST:PORT and off"),
+        (["page", "delays", "--page", "99999"], "'99999' is not PORT, HOST:PORT or off"),
         (["page", "flights"], "no record of a job 'flights'"),
         (["page"], "JOB requires an argument"),
         (["history"], "JOB requires an argument"),

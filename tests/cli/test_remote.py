@@ -76,7 +76,7 @@ def test_a_job_is_stopped_with_its_last_checkpoint(drain, says, start, capsys):
 
 
 def test_a_command_that_waits_says_what_the_job_waits_for(start, capsys, monkeypatch):
-    monkeypatch.setattr("midstream.cli.commands.job_commands.LOOK_S", 0.05)
+    monkeypatch.setattr("midstream.cli.commands.job_commands.POLL_INTERVAL_S", 0.05)
     start("aaaa1111", "flights").is_slow = True
     assert main(["stop", "flights"]) == 0
     told = capsys.readouterr()

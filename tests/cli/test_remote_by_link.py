@@ -217,7 +217,7 @@ def test_a_page_behind_a_path_is_asked_below_it(website: Callable[[Answer], str]
 def test_whether_it_was_done_is_not_known_when_the_page_goes_away_meanwhile(
     then: str, website: Callable[[Answer], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_line, "LOOK_S", 0.01)
+    monkeypatch.setattr(page_line, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(page_line, "SILENCE_S", 0.2)
 
     def answer(request: str) -> tuple[int, bytes]:

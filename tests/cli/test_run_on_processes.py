@@ -43,7 +43,7 @@ def test_the_quickstart_needs_no_java(monkeypatch, capfd):
 
 def test_the_link_to_the_page_is_printed_unless_there_is_none(job, capsys):
     assert main(["run", job(), "--slots", "process", "--page", "70000"]) == 2
-    assert "--page: '70000' is none of PORT, HOST:PORT and off" in capsys.readouterr().err
+    assert "--page: '70000' is not PORT, HOST:PORT or off" in capsys.readouterr().err
     assert main(["run", job(), "--slots", "process"]) == 0
     assert re.search(r"^page: http://127\.0\.0\.1:\d+/#token=[\w-]{32}$", capsys.readouterr().err, re.M)
     shutil.rmtree("out")

@@ -101,7 +101,7 @@ def test_a_job_whose_certificates_cannot_be_read_hides_no_other(start, server, c
 
 
 def test_a_request_is_given_up_when_the_driver_freezes_while_it_carries_it_out(start, capsys, monkeypatch):
-    monkeypatch.setattr(job_commands, "LOOK_S", 0.05)
+    monkeypatch.setattr(job_commands, "POLL_INTERVAL_S", 0.05)
     monkeypatch.setattr(job_commands, "SILENCE_S_MAX", 0.2)
     start("aaaa1111", "flights").is_slow = True
 

@@ -17,7 +17,7 @@ from midstream_lab.bench.command import figures_table
     [
         (["windows"], "there is no benchmark 'windows'; there are: window, udf, keyed_process, strings"),
         (["window", "--slots", "yarn"], "--slots: 'yarn' is not one of spark, process"),
-        (["window", "--events", "1001"], "1,001 events cannot be dealt out evenly to 2 subtasks"),
+        (["window", "--events", "1001"], "1,001 events cannot be distributed evenly to 2 subtasks"),
         (["window", "--events", "1"], "--events: 1 is not between 1,000 and 100,000,000,000"),
         (["udf", "--keys", "10"], "--keys: the benchmark udf has no such option; window, keyed_process, sliding have"),
         (["nexmark", "--query", "q6"], "--query: there is no query 'q6'; there are: q0, q1"),

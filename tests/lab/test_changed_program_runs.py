@@ -22,7 +22,7 @@ from midstream_lab.checkers.checkpoint_checker import at_rest
 from midstream_lab.jobs.shapes import COMBINED, KEYED, REBALANCE, SHAPES, Input, Shape, node_of, source_node
 from midstream_lab.restarter import ROOT, StartedJob
 from midstream_lab.run import Run, run
-from midstream_lab.scenarios.changed_programs import NEW, Places
+from midstream_lab.scenarios.changed_programs import NEW, RowLocations
 from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted import changing, changing_at_the_end
 
@@ -131,7 +131,7 @@ def test_an_edge_that_leads_only_to_new_operators_has_no_place_in_the_original_p
         state_bytes=0,
         files=(),
     )
-    assert list(Places(draw(7, topology="pipeline", parallelism=2).shape).of(metadata)) == [to_sink.id]
+    assert list(RowLocations(draw(7, topology="pipeline", parallelism=2).shape).of(metadata)) == [to_sink.id]
 
 
 def tasks_and_edges(graph: JobGraph) -> tuple[list[list[str]], list[tuple[int, int]]]:

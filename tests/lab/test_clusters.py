@@ -26,7 +26,7 @@ class Listening(Coordinator):
 
 def test_slots_are_lost_with_word_and_without_and_their_tasks_run_again() -> None:
     Listening.lost.clear()
-    turned_away = 0
+    slots_refused = 0
     for seed in some(range(24)):
         drawn = draw(seed, topology="keyed", parallelism=2, faults=(), rows=60)
         kinds = ("kill_slot", "cut_control", "stop_slot")
@@ -34,9 +34,9 @@ def test_slots_are_lost_with_word_and_without_and_their_tasks_run_again() -> Non
         prepared = Run(replace(drawn, faults=faults), keep_trace=False, make_coordinator=Listening)
         outcome = prepared.go()
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
-        turned_away += sum(driver.turned_away for driver in prepared.cluster.drivers)
+        slots_refused += sum(driver.slots_refused for driver in prepared.cluster.drivers)
     assert Listening.lost["crashed"] and Listening.lost["died"] and Listening.lost["silent"], Listening.lost
-    assert turned_away > 0
+    assert slots_refused > 0
 
 
 def test_a_job_whose_cluster_ends_is_started_again_on_another_and_is_exact() -> None:

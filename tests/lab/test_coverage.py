@@ -35,7 +35,7 @@ def test_known_pairs_are_seen_and_no_impossible_one() -> None:
         ("task", "RUNNING, IDLE", "rows"),
         ("task", "RUNNING, ALIGNING", "rows"),
         ("task", "AWAITS_CHECKPOINT, IDLE", "checkpoint_completed"),
-        ("slot request", "LOST", "word of the process"),
+        ("slot request", "LOST", "report of the process"),
         ("slot", "RUNNING", "Cancel"),
         ("coordinator", "RUNNING", "CheckpointAck"),
         ("coordinator", "CANCELLING", "Cancelled"),

@@ -54,13 +54,13 @@ class _Followed(Run):
 
 
 def test_a_job_goes_back_and_what_it_puts_out_is_exact_or_what_was_asked_for() -> None:
-    went_back = 0
+    rewinds = 0
     _Followed.starts.clear()
     for seed in range(12):
         outcome = _Followed(going_back_and_forth(seed), False, Coordinator).go()
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
-        went_back += outcome.went_back
-    assert went_back > 12
+        rewinds += outcome.rewinds
+    assert rewinds > 12
     assert all(_Followed.starts[way] > 0 for way in ("take-back", "keep", "None", "fresh")), _Followed.starts
 
 
@@ -75,7 +75,7 @@ def test_a_job_that_goes_back_and_is_stopped_before_its_tasks_are_deployed_has_w
         launch(self, *given)
         goes_back = self.driver.plan.fresh or self.driver.plan.restore not in (None, "latest")
         if goes_back and self.launches % 2 == 0:  # a start over is repeated when it was stopped
-            self.driver.ask(DoStop())
+            self.driver.request(DoStop())
             stopped.append(self.driver)
 
     monkeypatch.setattr(Restarter, "launch", launch_and_stop)
@@ -101,7 +101,7 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_and_nothing
 
     def count(self: Restarter, driver: Driver) -> Iterator[str]:
         begun = self._begun(driver.plan.job_id) if driver.plan.resume and driver is self.driver else None
-        if begun is not None and not self._oracle.lines.has_begun(driver.plan.job_id):
+        if begun is not None and not self._checker.lineage.has_begun(driver.plan.job_id):
             resumed["fresh" if begun.fresh else str(begun.newer_output)] += 1
         yield from begins(self, driver)
 
@@ -120,12 +120,12 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_and_nothing
 
 @pytest.mark.parametrize("topology", ["window", "totals", "tables", "random"])
 def test_state_of_every_kind_is_that_of_the_checkpoint_that_is_gone_back_to(topology: str) -> None:
-    went_back = 0
+    rewinds = 0
     for seed in some(range(6)):
         outcome = run(draw(seed, topology=topology, faults=("go_back", "savepoint", "kill_slot"), rows=80))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
-        went_back += outcome.went_back
-    assert went_back > 0
+        rewinds += outcome.rewinds
+    assert rewinds > 0
 
 
 def test_a_driver_that_is_frozen_before_it_writes_metadata_disturbs_nobody_when_it_wakes_up() -> None:
@@ -182,7 +182,7 @@ def test_what_the_last_coordinator_cannot_delete_however_often_it_tries_is_delet
         disk = lied_to.disk
         if _unreferenced(disk):
             left += 1
-            with lied_to.world.looking():
+            with lied_to.world.inspecting():
                 job = lied_to.driver.plan.config.name
                 taken = take_over(disk, "sim://checkpoints", job, "next")
                 taken = record_start(disk, taken, first=next_checkpoint_id(disk, 0), fresh=False)
@@ -267,7 +267,7 @@ def test_a_driver_that_wakes_up_while_it_deletes_a_checkpoint_takes_it_from_no_s
     scenario = back_to_the_deleted(0)
     outcome = run(scenario)
     assert not outcome.failures
-    assert outcome.went_back > 0
+    assert outcome.rewinds > 0
     with applied(MUTATIONS[mutation]):
         assert "there is no such file" in run(scenario).failures[0]
 

@@ -36,7 +36,7 @@ def test_an_answer_and_the_end_come_within_the_bound(seconds: float, is_late: bo
     for what in ("answer", "end"):
         watched = Watched()
         if what == "answer":
-            watched.liveness.asked(1, m.DoCheckpoint())
+            watched.liveness.on_request(1, m.DoCheckpoint())
         else:
             watched.liveness.owes(JOB_ENDS)
         watched.after(seconds)
@@ -48,7 +48,7 @@ def test_an_answer_and_the_end_come_within_the_bound(seconds: float, is_late: bo
 
 def test_what_has_not_come_is_found_when_it_is_looked_for() -> None:
     watched = Watched()
-    watched.liveness.asked(1, m.DoStop(drain=True))
+    watched.liveness.on_request(1, m.DoStop(drain=True))
     watched.after(2.1)
     watched.liveness.check()
     assert "an answer to DoStop(drain=True" in watched.bugs[0] and "at most 2.000 s" in watched.bugs[0]
@@ -56,7 +56,7 @@ def test_what_has_not_come_is_found_when_it_is_looked_for() -> None:
 
 def test_a_fault_an_attempt_and_a_failed_checkpoint_give_more_time_and_then_no_more() -> None:
     watched = Watched()
-    watched.liveness.asked(1, m.DoCheckpoint())
+    watched.liveness.on_request(1, m.DoCheckpoint())
     watched.after(1)
     watched.struck_us.append(watched.now_us)
     watched.after(LASTS_US / 1e6 + 1.9)
@@ -75,10 +75,10 @@ def test_a_fault_an_attempt_and_a_failed_checkpoint_give_more_time_and_then_no_m
 
 def test_each_commit_that_is_done_gives_more_time() -> None:
     watched = Watched()
-    watched.liveness.heard(m.CommitDone(0), None)
+    watched.liveness.on_message(m.CommitDone(0), None)
     watched.liveness.owes(JOB_ENDS)
     for request in range(5):
-        watched.liveness.heard(m.CommitDone(request), None)
+        watched.liveness.on_message(m.CommitDone(request), None)
     watched.after(2.0 + 5 * COMMIT_S_MAX)
     watched.liveness.check()
     assert not watched.bugs

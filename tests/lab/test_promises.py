@@ -13,7 +13,7 @@ from midstream.engine.protocol import messages as m
 from midstream.simulation.message_checker import NOT_OPENED, MessageChecker, OwedCommits
 from midstream.simulation.world import Tempo, World
 from midstream_lab.checkers.event_time_checker import EventTimeChecker
-from midstream_lab.checkers.watermark_checker import CheckedValve
+from midstream_lab.checkers.watermark_checker import CheckedWatermarkValve
 
 TASK = TaskId(0, 0)
 
@@ -27,18 +27,18 @@ class Watched:
         self.bugs: list[str] = []
         config = JobConfig(name="job", parallelism=1, checkpoint_dir="memory://x", min_pause_s=0.005)
         self.is_savepoint = False
-        self.promises = MessageChecker(
+        self.message_checker = MessageChecker(
             config, self.open, lambda: self.now_us, lambda: self.is_savepoint, self.bugs.append
         )
 
     def trigger(self, number: int) -> None:
-        self.promises.sent(0, m.TriggerCheckpoint(0, number, 0, (TASK,), None, False))
+        self.message_checker.sent(0, m.TriggerCheckpoint(0, number, 0, (TASK,), None, False))
 
     def complete(self, number: int) -> None:
-        self.promises.sent(0, m.CheckpointCompleted(0, number))
+        self.message_checker.sent(0, m.CheckpointCompleted(0, number))
 
     def deploy(self, slot: int, attempt: int) -> None:
-        self.promises.sent(slot, m.Deploy("job", attempt, b"", b"", (0, 1), (TASK,)))
+        self.message_checker.sent(slot, m.Deploy("job", attempt, b"", b"", (0, 1), (TASK,)))
 
 
 @pytest.mark.parametrize(("pause_us", "is_wanted", "bugs"), [(5000, False, 0), (100, False, 1), (100, True, 0)])
@@ -49,7 +49,7 @@ def test_checkpoints_keep_the_pause_unless_one_is_asked_for(pause_us: int, is_wa
     watched.complete(1)
     watched.now_us += pause_us
     if is_wanted:
-        watched.promises.asked(1, m.DoCheckpoint())
+        watched.message_checker.on_request(1, m.DoCheckpoint())
     watched.trigger(2)
     assert len(watched.bugs) == bugs
 
@@ -57,12 +57,12 @@ def test_checkpoints_keep_the_pause_unless_one_is_asked_for(pause_us: int, is_wa
 def test_a_client_is_told_of_a_checkpoint_that_was_triggered_for_it() -> None:
     watched = Watched()
     watched.trigger(1)
-    watched.promises.asked(1, m.DoCheckpoint())
-    watched.promises.asked(2, m.DoCheckpoint())
+    watched.message_checker.on_request(1, m.DoCheckpoint())
+    watched.message_checker.on_request(2, m.DoCheckpoint())
     watched.trigger(2)
-    watched.promises.answered(1, m.Reply(checkpoint="memory://x/chk-2"))
+    watched.message_checker.on_reply(1, m.Reply(checkpoint="memory://x/chk-2"))
     assert not watched.bugs
-    watched.promises.answered(2, m.Reply(checkpoint="memory://x/chk-1"))
+    watched.message_checker.on_reply(2, m.Reply(checkpoint="memory://x/chk-1"))
     assert len(watched.bugs) == 1
 
 
@@ -70,7 +70,7 @@ def test_an_attempt_is_deployed_when_no_slot_runs_the_one_before() -> None:
     watched = Watched()
     for slot in (0, 1):
         watched.deploy(slot, 0)
-    watched.promises.heard(0, m.Cancelled(0))
+    watched.message_checker.on_message(0, m.Cancelled(0))
     watched.open.discard(1)
     watched.deploy(0, 1)
     assert not watched.bugs
@@ -81,43 +81,43 @@ def test_an_attempt_is_deployed_when_no_slot_runs_the_one_before() -> None:
 def test_a_task_acknowledges_checkpoints_in_their_order() -> None:
     watched = Watched()
     for number, bugs in ((1, 0), (3, 0), (2, 1)):
-        watched.promises.heard(0, m.CheckpointAck(0, number, TASK, (), (), 0))
+        watched.message_checker.on_message(0, m.CheckpointAck(0, number, TASK, (), (), 0))
         assert len(watched.bugs) == bugs
 
 
 def test_no_more_failures_are_counted_than_there_were() -> None:
     watched = Watched()
     watched.trigger(1)
-    watched.promises.sent(0, m.CheckpointAborted(0, 1))
-    watched.promises.told("1 checkpoints in a row have failed (tolerable_failures is 0)")
+    watched.message_checker.sent(0, m.CheckpointAborted(0, 1))
+    watched.message_checker.on_notification("1 checkpoints in a row have failed (tolerable_failures is 0)")
     assert not watched.bugs
     watched.now_us = 9000
     watched.trigger(2)
     watched.complete(2)
-    watched.promises.told("1 checkpoints in a row have failed (tolerable_failures is 0)")
+    watched.message_checker.on_notification("1 checkpoints in a row have failed (tolerable_failures is 0)")
     assert len(watched.bugs) == 1
 
 
 def test_a_storage_that_could_not_be_opened_is_tried_again_with_the_next_commit() -> None:
     bugs: list[str] = []
     owed = OwedCommits(bugs.append, "slot1")
-    owed.asked(1)
+    owed.on_request(1)
     owed.not_opened()
-    owed.asked(2)
+    owed.on_request(2)
     for request in (1, 2):  # both were waiting for it
-        owed.answered(m.CommitFailed(request, f"StorageError: {NOT_OPENED}", ""))
-    owed.asked(3)
+        owed.on_answer(m.CommitFailed(request, f"StorageError: {NOT_OPENED}", ""))
+    owed.on_request(3)
     owed.not_opened()
-    owed.answered(m.CommitFailed(3, f"StorageError: {NOT_OPENED}", ""))
+    owed.on_answer(m.CommitFailed(3, f"StorageError: {NOT_OPENED}", ""))
     assert not bugs and not owed.requests
-    owed.asked(4)
-    owed.answered(m.CommitFailed(4, f"StorageError: {NOT_OPENED}", ""))
+    owed.on_request(4)
+    owed.on_answer(m.CommitFailed(4, f"StorageError: {NOT_OPENED}", ""))
     assert len(bugs) == 1
 
 
 def test_event_time_of_a_task_is_that_of_its_channel_furthest_behind() -> None:
     world = World(0, Tempo())
-    valve = CheckedValve(world, [Origin(one=frozenset((0,)), subtask=subtask) for subtask in range(2)])
+    valve = CheckedWatermarkValve(world, [Origin(one=frozenset((0,)), subtask=subtask) for subtask in range(2)])
     assert valve.advance(0, 5) is None
     assert valve.set_idle(1, True) == 5
     assert valve.set_idle(1, False) is None
@@ -159,11 +159,11 @@ def test_a_checkpoint_for_a_savepoint_that_fails_does_not_count() -> None:
     watched = Watched()
     for number, watched.is_savepoint in ((1, True), (2, False)):
         watched.trigger(number)
-        watched.promises.sent(0, m.CheckpointAborted(0, number))
+        watched.message_checker.sent(0, m.CheckpointAborted(0, number))
         watched.now_us += 5_000
-    watched.promises.told("1 checkpoints in a row have failed (tolerable_failures is 0)")
+    watched.message_checker.on_notification("1 checkpoints in a row have failed (tolerable_failures is 0)")
     assert not watched.bugs
-    watched.promises.told("2 checkpoints in a row have failed (tolerable_failures is 1)")
+    watched.message_checker.on_notification("2 checkpoints in a row have failed (tolerable_failures is 1)")
     assert "'2 checkpoints in a row have failed' is reported" in watched.bugs[0]
 
 
@@ -171,7 +171,7 @@ def test_a_task_that_had_finished_in_a_checkpoint_has_in_later_ones_of_its_attem
     watched = Watched()
 
     def acknowledge(attempt: int, number: int, finished: bool) -> None:
-        watched.promises.heard(0, m.CheckpointAck(attempt, number, TASK, (), (), 0, 0.0, finished))
+        watched.message_checker.on_message(0, m.CheckpointAck(attempt, number, TASK, (), (), 0, 0.0, finished))
 
     acknowledge(0, 1, False)
     acknowledge(0, 2, True)

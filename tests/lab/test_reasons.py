@@ -51,9 +51,9 @@ def test_a_failed_checkpoint_is_explained_or_a_bug(
     reason: str, timeout_s: float, struck_us: tuple[int, ...], is_bug: bool
 ) -> None:
     bugs: list[str] = []
-    reasons = FailureCauses(list(struck_us), 5.0, lambda directory: directory == "chk-2", bugs.append)
-    reasons.triggered(1, TRIGGERED_US)
-    reasons.checkpoint_failed(1, reason, timeout_s)
+    causes = FailureCauses(list(struck_us), 5.0, lambda directory: directory == "chk-2", bugs.append)
+    causes.triggered(1, TRIGGERED_US)
+    causes.checkpoint_failed(1, reason, timeout_s)
     assert bugs == ([f"checkpoint 1 fails without a reason: {reason}"] if is_bug else [])
 
 
@@ -68,9 +68,9 @@ def test_a_barrier_waits_for_the_rows_in_front_of_it_where_it_cannot_overtake(
 
 def test_union_state_refuses_a_checkpoint_once_a_task_has_finished() -> None:
     bugs: list[str] = []
-    reasons = FailureCauses([], 5.0, lambda _: False, bugs.append)
-    reasons.heard(m.TaskFinished(0, m.TaskId(0, 0)), None)
-    reasons.checkpoint_failed(1, UNION, 60.0)
+    causes = FailureCauses([], 5.0, lambda _: False, bugs.append)
+    causes.on_message(m.TaskFinished(0, m.TaskId(0, 0)), None)
+    causes.checkpoint_failed(1, UNION, 60.0)
     assert not bugs
 
 
@@ -93,9 +93,9 @@ def test_a_checkpoint_that_the_driver_waits_for_is_given_up_by_no_task(
     reason: str, pending_id: int | None, is_bug: bool
 ) -> None:
     bugs: list[str] = []
-    reasons = FailureCauses([], 5.0, lambda _: False, bugs.append)
-    reasons.heard(m.CheckpointDecline(0, 3, m.TaskId(1, 0), reason, False, ()), pending_id)
-    assert bugs == ([f"v1/0 gives up checkpoint 3, which is wanted: {reason}"] if is_bug else [])
+    causes = FailureCauses([], 5.0, lambda _: False, bugs.append)
+    causes.on_message(m.CheckpointDecline(0, 3, m.TaskId(1, 0), reason, False, ()), pending_id)
+    assert bugs == ([f"v1/0 gives up checkpoint 3, which is still pending: {reason}"] if is_bug else [])
 
 
 def test_the_runs_that_are_broken_below_are_clean() -> None:
@@ -149,14 +149,14 @@ def test_long_runs_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (summary.runs, summary.long, summary.deadlocks, summary.failures) == (2, 2, 0, 0)
 
 
-@pytest.mark.parametrize(("checkpoints_complete", "looks"), [(False, STILL_MAX), (True, CIRCLES_MAX)])
+@pytest.mark.parametrize(("checkpoints_complete", "polls"), [(False, STILL_MAX), (True, CIRCLES_MAX)])
 def test_a_run_in_which_nothing_moves_is_stuck_though_checkpoints_complete(
-    checkpoints_complete: bool, looks: int
+    checkpoints_complete: bool, polls: int
 ) -> None:
     prepared = Run(struck(), keep_trace=False, make_coordinator=Coordinator)
-    prepared._look_for_progress()
-    for _ in range(looks):
+    prepared._check_progress()
+    for _ in range(polls):
         assert not prepared._is_stuck
-        prepared._oracle.checkpoints += checkpoints_complete
-        prepared._look_for_progress()
+        prepared._checker.checkpoints += checkpoints_complete
+        prepared._check_progress()
     assert prepared._is_stuck

@@ -24,7 +24,7 @@ from midstream_lab.run import Run, run
 from midstream_lab.scenarios.scenario import Scenario, draw, with_backlog
 from midstream_lab.scenarios.targeted import rejoined
 
-LOOK_US = 500
+POLL_INTERVAL_US = 500
 
 
 def deep(seed: int, topology: str, parallelism: int, rescale_to: int, *, struck: bool = True) -> Scenario:
@@ -87,7 +87,7 @@ class _FailsEvery(Run):
         self.kills = 0
         self._life_us = life_us
         self._since_us: int | None = None
-        self.world.schedule(LOOK_US, None, Kind.FAULT, self._watch, "watch")
+        self.world.schedule(POLL_INTERVAL_US, None, Kind.FAULT, self._watch, "watch")
 
     def _watch(self) -> None:
         if not self.kills and self.in_flight and self.in_flight[-1][1] > 60:
@@ -96,7 +96,7 @@ class _FailsEvery(Run):
             self._since_us = self.world.now_us if self._since_us is None else self._since_us
             if self.world.now_us >= self._since_us + self._life_us:
                 self._kill()
-        self.world.schedule(LOOK_US, None, Kind.FAULT, self._watch, "watch")
+        self.world.schedule(POLL_INTERVAL_US, None, Kind.FAULT, self._watch, "watch")
 
     def _kill(self) -> None:
         self._since_us = None
@@ -106,9 +106,9 @@ class _FailsEvery(Run):
         super()._on_write(root, path, data)
         if path.endswith("/_metadata"):
             metadata = decode_metadata(data, path)
-            with self.world.looking():
+            with self.world.inspecting():
                 rows = sum(
-                    found.num_rows for found in self._oracle.inspection.rows_in_flight(self.disk, metadata).values()
+                    found.num_rows for found in self._checker.inspection.rows_in_flight(self.disk, metadata).values()
                 )
             self.in_flight.append((metadata.attempt, rows))
 

@@ -92,9 +92,9 @@ class _Forked(Run):
     forks = 0
 
     def _fork(self, share: float = 1.0) -> None:
-        before = self.keeper.launches
+        before = self.restarter.launches
         super()._fork(share)
-        type(self).forks += self.keeper.launches > before
+        type(self).forks += self.restarter.launches > before
 
 
 def _scenario(seed: int) -> Scenario:
@@ -117,7 +117,7 @@ def test_a_fork_that_is_stopped_before_its_tasks_are_deployed_has_what_its_savep
 
     def fork_and_stop(self: Restarter, saved: Saved) -> None:
         fork(self, saved)
-        self.driver.ask(DoStop())
+        self.driver.request(DoStop())
         stopped.append(self.driver)
 
     monkeypatch.setattr(Restarter, "fork", fork_and_stop)
@@ -133,7 +133,7 @@ def test_a_savepoint_that_is_changed_afterwards_is_noticed() -> None:
         def _wind_up(self) -> None:
             for saved in self.savepoints.saved:
                 path = min(self.savepoints.files_at(saved.url))
-                disk, below = self.savepoints._place(saved.url)
+                disk, below = self.savepoints._disk_of(saved.url)
                 del disk.files[below + path]
             super()._wind_up()
 

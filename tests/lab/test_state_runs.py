@@ -13,13 +13,13 @@ from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.state import columnar
 from midstream.simulation import chunk_sizes
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker, Cut
-from midstream_lab.jobs.key_types import FORMS
+from midstream_lab.jobs.key_types import KEY_LAYOUTS
 from midstream_lab.jobs.lateness import LENIENT, wrong_emissions
 from midstream_lab.jobs.states import Given
 from midstream_lab.run import run
 from midstream_lab.scenarios.scenario import Scenario, draw
 
-KINDS = ("typed", "pickled", "rules", "clocks", "tags", "join", *LENIENT, *FORMS)
+KINDS = ("typed", "pickled", "rules", "clocks", "tags", "join", *LENIENT, *KEY_LAYOUTS)
 
 
 @pytest.mark.parametrize("topology", KINDS)

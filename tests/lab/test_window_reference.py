@@ -65,7 +65,7 @@ def test_rows_within_the_allowed_lateness_emit_their_window_again_with_all_that_
 def test_a_snapshot_says_of_each_key_group_what_has_fired() -> None:
     reference = WindowReference("window", 0, range(2))
     reference.take([*rows(0), (LAST + 1, 8, 1)])
-    said = reference.said(Counter([(7, 0, WINDOW_US, ids(0))]))
+    said = reference.fired(Counter([(7, 0, WINDOW_US, ids(0))]))
     assert not list(wrong_marks(said, {0: WINDOW_US - 1}))
     assert len(list(wrong_marks(said, {}))) == 1
     assert len(list(wrong_marks(said, {0: WINDOW_US - 1, 1: WINDOW_US - 1}))) == 1

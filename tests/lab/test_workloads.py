@@ -59,7 +59,7 @@ def test_all_parts_of_the_events_cover_the_same_time_and_all_keys(lanes):
 
 
 def test_events_that_cannot_be_dealt_out_evenly_are_refused():
-    with pytest.raises(ConfigError, match="1,001 events cannot be dealt out evenly to 2 subtasks"):
+    with pytest.raises(ConfigError, match="1,001 events cannot be distributed evenly to 2 subtasks"):
         Events(1001)
 
 

@@ -20,7 +20,7 @@ from midstream.engine.protocol.messages import GetLogs, LogEntry, LogLine, Reply
 from midstream.page.http import Request, Response
 from midstream.page.request_types import Action, Logs, LogsQuery, document, logs_of
 from midstream.page.routes import ROUTES, openapi
-from midstream.page.site import ANSWER_S_MAX, LOGS_OPEN_MAX, LOOKS_OPEN_MAX, ROWS_S_MAX
+from midstream.page.site import ANSWER_S_MAX, LOGS_OPEN_MAX, ROWS_OPEN_MAX, ROWS_S_MAX
 from midstream.runtime.process.process_slots import ProcessSlots
 from sample_status import sample
 from waiting import until
@@ -146,7 +146,7 @@ def answers() -> Iterator[tuple[str, str, int, Response | None]]:
         site.job.asked[-1][1].set_result(replied)
         yield "/rows", "post", 409 if replied.error else 200, site.answers[-1]
     silent = Asking(FakeJob())
-    assert [look(silent, body) for _ in range(LOOKS_OPEN_MAX)] == [None] * LOOKS_OPEN_MAX
+    assert [look(silent, body) for _ in range(ROWS_OPEN_MAX)] == [None] * ROWS_OPEN_MAX
     yield "/rows", "post", 429, look(silent, body)
     silent.loop.passes(ROWS_S_MAX + 1)
     yield "/rows", "post", 503, silent.answers[-1]

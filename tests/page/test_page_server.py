@@ -233,7 +233,7 @@ def test_addresses(text: str, address: PageAddress | None):
 
 @pytest.mark.parametrize("text", ["", "on", "-1", "65536", "1.5", "host", ":80", "host:", "8080x", "٣", "999999999999"])
 def test_no_addresses(text: str):
-    with pytest.raises(ConfigError, match="PORT, HOST:PORT and off"):
+    with pytest.raises(ConfigError, match="PORT, HOST:PORT or off"):
         PageAddress.of(text)
 
 

@@ -20,7 +20,7 @@ from midstream.page.site import (
     ACTIONS_OPEN_MAX,
     ANSWER_S_MAX,
     FILES,
-    LOOKS_OPEN_MAX,
+    ROWS_OPEN_MAX,
     ROWS_S_MAX,
     WAITING_MAX,
     status_schema,
@@ -352,7 +352,7 @@ def test_a_question_for_rows_that_is_none_is_refused_before_the_job_hears_of_it(
 
 def test_only_so_many_wait_for_rows():
     site = asking()
-    for _ in range(LOOKS_OPEN_MAX):
+    for _ in range(ROWS_OPEN_MAX):
         assert look(site, b'{"operator": "read"}') is None
     assert status_of(look(site, b'{"operator": "read"}')) == 429
     site.job.asked[0][1].set_result(Reply(error="no"))

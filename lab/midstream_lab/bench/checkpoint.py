@@ -64,7 +64,7 @@ class BacklogFigures(ModeFigures, frozen=True, kw_only=True):
     """The cost of a backlog is the time for its bytes to become durable; the rest should not grow with it."""
 
     write_ms: float
-    """The median time to write as many bytes, one file per slot at once, to the same storage."""
+    """The median time to write as many bytes, one file per slot at the same time, to the same storage."""
     rest_ms: float
     """The median checkpoint without that time."""
 

@@ -30,7 +30,7 @@ class Events:
     def __init__(self, count: int, *, lanes: int = 2, keys: int = KEYS, columns: int = 1) -> None:
         if count <= 0 or count % lanes:
             raise ConfigError(
-                f"{count:,} events cannot be dealt out evenly to {lanes} subtasks; take a multiple of {lanes}"
+                f"{count:,} events cannot be distributed evenly to {lanes} subtasks; take a multiple of {lanes}"
             )
         self.count = count
         self.lanes = lanes

@@ -143,9 +143,9 @@ def topics(servers: str, *names: str) -> Iterator[list[str]]:
     for done in admin.create_topics([NewTopic(name, PARTITIONS, config=config) for name in made]).values():
         done.result(ANSWER_S)
     deadline_s = time.monotonic() + ANSWER_S
-    while not _are_there(admin.list_topics(timeout=ANSWER_S).topics, made):  # brokers hear of them a moment later
+    while not _are_there(admin.list_topics(timeout=ANSWER_S).topics, made):  # brokers learn of them a moment later
         if time.monotonic() > deadline_s:
-            raise InvariantError(f"the brokers do not know their new topics after {ANSWER_S:g} s")
+            raise InvariantError(f"the brokers do not list their new topics after {ANSWER_S:g} s")
         time.sleep(0.05)
     try:
         yield made

@@ -144,9 +144,9 @@ def run_measured(start: Callable[[], Job]) -> MeasuredRun:
         status = job.status()
         before_s, now_s = now_s, time.perf_counter()
         if running_s is None and all(_all_running(vertex) for vertex in status.vertices):
-            running_s = before_s if status.has_ended else now_s  # it may have run and ended between two looks
-        for pid, told in zip(status.slot_pids, status.slot_memory_bytes, strict=True):
-            peaks[pid] = max(peaks.get(pid, 0), told, _peak_memory(pid))
+            running_s = before_s if status.has_ended else now_s  # it may have run and ended between two polls
+        for pid, reported in zip(status.slot_pids, status.slot_memory_bytes, strict=True):
+            peaks[pid] = max(peaks.get(pid, 0), reported, _peak_memory(pid))
         if status.has_ended:
             break
         time.sleep(POLL_S)

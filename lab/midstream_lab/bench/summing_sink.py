@@ -1,4 +1,4 @@
-"""A sink that sums a vector per batch: exactly what a benchmark needs to know about its rows, exactly once."""
+"""A sink that sums a vector per batch: exactly what a benchmark needs of its rows, exactly once."""
 
 from __future__ import annotations
 

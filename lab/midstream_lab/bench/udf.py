@@ -47,7 +47,7 @@ def score_sum(workload: Events) -> float:
         number = workload.key(i) % NAMES
         longer = (number >= 10).astype(np.int64) + (number >= 100)
         pairs += np.bincount(longer * VALUES + i % VALUES, minlength=len(pairs))
-    # half of these are ties but for the last bit, which numpy's round() does not look at
+    # half of these are ties but for the last bit, which numpy's round() ignores
     scores = [round(n * 0.5 * 1.07 + length, 2) for length in LENGTHS for n in range(VALUES)]
     return float(pairs @ np.array(scores))
 

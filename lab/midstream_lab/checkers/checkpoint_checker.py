@@ -35,10 +35,10 @@ from midstream_lab.checkers.lineage import After, Lineage
 from midstream_lab.checkers.row_inspection import Found, RowInspection
 from midstream_lab.checkers.state_checker import StateChecker
 from midstream_lab.checkers.window_checker import Made
-from midstream_lab.jobs.end_operators import said_by
+from midstream_lab.jobs.end_operators import decode_count
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.tables import COUNTED
-from midstream_lab.jobs.tally import LIST, UNION, ToldSource
+from midstream_lab.jobs.tally import LIST, UNION, NotifiedSource
 from midstream_lab.jobs.topologies import Expectation, expectation
 
 _decode_split = msgspec.msgpack.Decoder(Split).decode
@@ -60,8 +60,8 @@ class Cut:
     finished_at: Mapping[str, int]
     """`done` and `finished_at` record the operators that have finished, wholly or in part; see `CheckpointChecker`."""
     ended: Mapping[str, dict[int, int]]
-    said: Mapping[str, tuple[OperatorState, Counter[int]]]
-    """`ended` and `said` record the sources that have ended and the operators that sum up; see `CheckpointChecker`."""
+    sums: Mapping[str, tuple[OperatorState, Counter[int]]]
+    """`ended` and `sums` record the sources that have ended and the operators that sum up; see `CheckpointChecker`."""
     marks: Mapping[str, tuple[int, int]]
     """See `EventTimeChecker`."""
 
@@ -110,7 +110,7 @@ class CheckpointChecker:
         """Returns how many late rows of an operator drivers have reported as dropped, in all starts together."""
         self._sources = sources
         self._outside = outside
-        self.lines = Lineage(outside)
+        self.lineage = Lineage(outside)
         self._job_id = ""
         """The id of the job's current start."""
         self._cuts: dict[tuple[str, int], Cut] = {}
@@ -130,7 +130,7 @@ class CheckpointChecker:
         """
         self._finished_at: dict[str, int] = {}
         """The parallelism at which an operator had finished as a whole; 0 if it has been restored at another one since."""
-        self._said: dict[str, tuple[OperatorState, Counter[int]]] = {}
+        self._sums: dict[str, tuple[OperatorState, Counter[int]]] = {}
         """The state of each operator that sums up in the preceding checkpoint, and the ids of the rows that it had
         emitted by then.
         """
@@ -148,7 +148,7 @@ class CheckpointChecker:
 
         `is_copy_of`: the cut of the savepoint from which it was copied, if it was.
         """
-        with self._outside.world.looking():
+        with self._outside.world.inspecting():
             complaints: list[str] = []
             try:
                 for complaint in self._check_checkpoint(metadata, is_copy_of):
@@ -169,7 +169,7 @@ class CheckpointChecker:
         self._note_safe(metadata)
         attempt = metadata.job_id, metadata.attempt
         before = self._before[attempt] if is_copy_of is None else is_copy_of
-        self._know(before)
+        self._restore(before)
         self.checkpoints += 1
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"
@@ -178,8 +178,8 @@ class CheckpointChecker:
         if is_copy_of is not None:
             output = dict.fromkeys(is_copy_of.output)
         else:
-            output = self.lines.output(metadata.job_id)
-            yield from self.lines.check_id(metadata.job_id, metadata.checkpoint_id)
+            output = self.lineage.output(metadata.job_id)
+            yield from self.lineage.check_id(metadata.job_id, metadata.checkpoint_id)
         output.update((item.decode(), None) for entry in metadata.committables for item in entry.items)
         found = Found(
             self._by_sink(output),
@@ -191,15 +191,15 @@ class CheckpointChecker:
             },
         )
         self.in_flight += bool(found.in_flight)
-        by_place = self.inspection.ids_by_place(found.in_flight)
-        expected = expectation(self.shape, emitted, found.ids_held(), by_place)
+        by_location = self.inspection.ids_by_location(found.in_flight)
+        expected = expectation(self.shape, emitted, found.ids_held(), by_location)
         for uid in expected.overdrawn:
             yield f"{where}: {uid} holds rows that it has not got, or has handed on"
         yield from self._event_times.check(where, operators, metadata.vertices)
         yield from self._check_state(where, operators, expected)
         yield from self._check_output(where, output, expected)
         yield from self.inspection.check_on_the_way(where, found)
-        yield from self._states.check_joins(where, expected, self._named(output), by_place)
+        yield from self._states.check_joins(where, expected, self._named(output), by_location)
         yield from self.inspection.check_numbers(where, found, expected)
         for uid, (kind, _) in expected.windowed.items():
             if uid in operators:
@@ -209,7 +209,7 @@ class CheckpointChecker:
                 yield from self._check_windows(where, uid, kind, made)
         for uid in expected.totals.keys() & operators.keys():
             over = frozenset() if before is None else at_rest(operators[uid], metadata.vertices, before.operators)
-            yield from self._check_total(where, operators[uid], expected, output, by_place, over)
+            yield from self._check_total(where, operators[uid], expected, output, by_location, over)
         self._remember(metadata, expected, output)
         if is_copy_of is None:
             self._before[attempt] = self._last
@@ -252,17 +252,17 @@ class CheckpointChecker:
             dict(self._done),
             dict(self._finished_at),
             dict(self._ended),
-            dict(self._said),
+            dict(self._sums),
             self._event_times.marks,
         )
         self._cuts[metadata.job_id, metadata.checkpoint_id] = self._last
 
-    def goes_on(self, job_id: str, cut: Cut | None, after: After | None) -> list[str]:
+    def continues(self, job_id: str, cut: Cut | None, after: After | None) -> list[str]:
         """Begin another start of the job from `cut` (None: from the beginning), and return complaints."""
         self._job_id = job_id
         self._last = cut
-        self._know(cut)
-        return list(self.lines.begins(job_id, () if cut is None else cut.output, after))
+        self._restore(cut)
+        return list(self.lineage.begins(job_id, () if cut is None else cut.output, after))
 
     def attempt_begins(
         self, job_id: str, attempt: int, restored: CheckpointMetadata | None, unknown: Container[int]
@@ -270,7 +270,7 @@ class CheckpointChecker:
         """Begin an attempt that is restored from this checkpoint (None: it starts at the beginning), and yield
         complaints if that is not the newest checkpoint of its job.
 
-        `unknown`: checkpoints that the coordinator cannot know to exist.
+        `unknown`: checkpoints of which the coordinator cannot be sure that they exist.
         """
         self._before[job_id, attempt] = None if restored is None else self.cut_of(restored)
         number = 0 if restored is None else restored.checkpoint_id
@@ -281,12 +281,12 @@ class CheckpointChecker:
     def has_begun(self, job_id: str, attempt: int) -> bool:
         return (job_id, attempt) in self._before
 
-    def _know(self, cut: Cut | None) -> None:
+    def _restore(self, cut: Cut | None) -> None:
         """Reset everything that is recorded about operators and sources to the state of `cut`."""
         self._done = {} if cut is None else dict(cut.done)
         self._finished_at = {} if cut is None else dict(cut.finished_at)
         self._ended = {} if cut is None else dict(cut.ended)
-        self._said = {} if cut is None else dict(cut.said)
+        self._sums = {} if cut is None else dict(cut.sums)
         self._event_times.marks = {} if cut is None else cut.marks
 
     def _check_state(self, where: str, operators: Mapping[str, OperatorState], expected: Expectation) -> Iterator[str]:
@@ -346,10 +346,10 @@ class CheckpointChecker:
         return found
 
     def _note_safe(self, metadata: CheckpointMetadata) -> None:
-        """Record which positions a source may be told are complete, if it is a `ToldSource`."""
+        """Record which positions may be reported to a source as complete, if it is a `NotifiedSource`."""
         for known in metadata.sources:
             source = self._sources[known.uid]
-            if isinstance(source, ToldSource):
+            if isinstance(source, NotifiedSource):
                 splits = frozenset((split.id, split.offset) for split in self._open_splits(known.uid, metadata))
                 self._outside.safe.setdefault(source.number, set()).add((known.position, splits))
 
@@ -416,7 +416,7 @@ class CheckpointChecker:
                 yield f"{where}: {name} was never staged"
             else:
                 staged.append(self._outside.staged[name])
-                complaint = self.inspection.look_at(name)
+                complaint = self.inspection.complaint_about(name)
                 if complaint:
                     yield f"{where}: {staged[-1].sink} has {complaint}"
         yield from self._compare(where, expected.sinks, staged)
@@ -442,7 +442,7 @@ class CheckpointChecker:
         operator: OperatorState,
         expected: Expectation,
         output: Iterable[str],
-        by_place: Mapping[tuple[int, int, int], Counter[int]],
+        by_location: Mapping[tuple[int, int, int], Counter[int]],
         over: Set[int],
     ) -> Iterator[str]:
         """Yield complaints about an operator that sums up: a finished subtask must emit nothing more, and all of them
@@ -452,18 +452,18 @@ class CheckpointChecker:
         """
         sink, node = expected.total_sinks[operator.uid]
         staged = (self._outside.staged[name] for name in output if name in self._outside.staged)
-        said = Counter(row for part in staged if part.sink == sink for row in part.ids)
-        said += by_place.get((node, 0, 0), Counter())
-        before_of, before = self._said.get(operator.uid, (operator, said))
-        again = {row: said[row] for row in said | before if before_of.fully_finished or said_by(row)[0] in over}
+        sums = Counter(row for part in staged if part.sink == sink for row in part.ids)
+        sums += by_location.get((node, 0, 0), Counter())
+        before_of, before = self._sums.get(operator.uid, (operator, sums))
+        again = {row: sums[row] for row in sums | before if before_of.fully_finished or decode_count(row)[0] in over}
         if again != {row: n for row, n in before.items() if row in again and n}:
-            yield f"{where}: {operator.uid} had finished when it had emitted {dict(before)}, and has emitted {dict(said)}"
-        self._said[operator.uid] = operator, said
+            yield f"{where}: {operator.uid} had finished when it had emitted {dict(before)}, and has emitted {dict(sums)}"
+        self._sums[operator.uid] = operator, sums
         if operator.fully_finished:
-            yield from self._check_sum(where, operator.uid, expected, said)
+            yield from self._check_sum(where, operator.uid, expected, sums)
 
-    def _check_sum(self, where: str, uid: str, expected: Expectation, said: Counter[int]) -> Iterator[str]:
-        counted = sum(n * said_by(row)[1] for row, n in said.items())
+    def _check_sum(self, where: str, uid: str, expected: Expectation, sums: Counter[int]) -> Iterator[str]:
+        counted = sum(n * decode_count(row)[1] for row, n in sums.items())
         if counted != expected.totals[uid].total():
             yield f"{where}: {uid} has counted {counted} rows instead of {expected.totals[uid].total()}"
 
@@ -484,29 +484,29 @@ class CheckpointChecker:
     def is_late(self, data: bytes) -> bool:
         """Whether a later start has taken over the job's directory from the maker of a savepoint with this metadata.
 
-        If it is written now, then its output may be taken back, so it must not be reported.
+        If it is written now, then its output may be rolled back, so it must not be reported.
         """
         metadata = decode_metadata(data, "a savepoint")
-        with self._outside.world.looking():
+        with self._outside.world.inspecting():
             jobs = jobs_of(self.storage)
         return jobs.get(metadata.epoch) == metadata.job_id and max(jobs) > metadata.epoch
 
-    def check_savepoint(self, url: str, place: Storage, data: bytes) -> list[str]:
-        """Return complaints about a savepoint whose metadata has just been written to `place`, which must hold all of
+    def check_savepoint(self, url: str, directory: Storage, data: bytes) -> list[str]:
+        """Return complaints about a savepoint whose metadata has just been written to `directory`, which must hold all of
         it.
         """
         is_late = self.is_late(data)
-        before, self.storage = self.storage, place
-        with self._outside.world.looking():
+        before, self.storage = self.storage, directory
+        with self._outside.world.inspecting():
             try:
-                return list(self._check_savepoint(f"savepoint {url}", place, decode_metadata(data, url), is_late))
+                return list(self._check_savepoint(f"savepoint {url}", directory, decode_metadata(data, url), is_late))
             except StorageError as error:
                 return [f"savepoint {url} cannot be read: {error}"]
             finally:
                 self.storage = before
 
     def _check_savepoint(
-        self, where: str, place: Storage, metadata: CheckpointMetadata, is_late: bool
+        self, where: str, directory: Storage, metadata: CheckpointMetadata, is_late: bool
     ) -> Iterator[str]:
         cut = self.cut_of(metadata)
         if cut is None:
@@ -519,19 +519,21 @@ class CheckpointChecker:
             yield f"{where}: holds output to commit, which a job that resumes from it would commit again"
         if metadata.channels:
             yield f"{where}: holds rows in flight, which only the same graph could read"
-        lost = [file for file in metadata.files if not place.exists(file)]
+        lost = [file for file in metadata.files if not directory.exists(file)]
         if lost:
             yield f"{where}: refers to {some(lost)}, which it has not got"
             return
         if _unplaced(metadata.operators) != _unplaced(cut.operators) or metadata.sources != cut.sources:
             yield f"{where}: holds another state than the checkpoint that it was made of"
-        verify_chunks(place, [part for op in metadata.operators for task in op.subtasks for part in task.parts], where)
+        verify_chunks(
+            directory, [part for op in metadata.operators for task in op.subtasks for part in task.parts], where
+        )
 
     def begin_again(self, storage: Storage, cut: Cut) -> None:
         """Begin another job from `cut`, in its own directory and with only the output of `cut`."""
         self.storage = storage
         self._outside.committed = dict.fromkeys(cut.output)
-        self.lines = Lineage(self._outside)
+        self.lineage = Lineage(self._outside)
 
     def check_stopped_with(self, cut: Cut) -> Iterator[str]:
         """Yield complaints about a job that has stopped with a savepoint: its output must be that of the savepoint."""
@@ -548,7 +550,7 @@ class CheckpointChecker:
             for uid, source in self._sources.items()
         }
         expected = expectation(self.shape, {**everything, **self._ended})
-        output = self.lines.output(self._job_id)
+        output = self.lineage.output(self._job_id)
         yield from self._check_output("end", output, expected)
         found = Found(self._by_sink(output))
         yield from self.inspection.check_numbers("end", found, expected)
@@ -558,17 +560,17 @@ class CheckpointChecker:
         yield from self._states.check_joins("end", expected, self._committed(), {})
         yield from self._states.check_lenient("end", expected, self._committed())
         for uid, (sink, _) in expected.total_sinks.items():
-            said = Counter(row for part in self._committed() if part.sink == sink for row in part.ids)
-            if uid in self._said and said != self._said[uid][1]:
-                yield f"end: {uid} has emitted {dict(said)}, and had finished when it had emitted {dict(self._said[uid][1])}"
-            yield from self._check_sum("end", uid, expected, said)
+            sums = Counter(row for part in self._committed() if part.sink == sink for row in part.ids)
+            if uid in self._sums and sums != self._sums[uid][1]:
+                yield f"end: {uid} has emitted {dict(sums)}, and had finished when it had emitted {dict(self._sums[uid][1])}"
+            yield from self._check_sum("end", uid, expected, sums)
 
     def check_stopped(self) -> Iterator[str]:
         """Yield complaints about a job that was stopped: its output must be that of its last checkpoint."""
         if self._last is not None:
             yield from self._compare("stop", self._last.expected.sinks, self._committed())
             yield from self._states.check_joins("stop", self._last.expected, self._committed(), None)
-            committed, due = self.lines.output(self._job_id), dict.fromkeys(self._last.output)
+            committed, due = self.lineage.output(self._job_id), dict.fromkeys(self._last.output)
             if committed.keys() != due.keys():
                 lacking, surplus = (
                     [name for name in a if name not in b] for a, b in ((due, committed), (committed, due))
@@ -576,7 +578,7 @@ class CheckpointChecker:
                 yield f"stop: of its last checkpoint this is not committed: {some(lacking)}, and this is besides: {some(surplus)}"
 
     def _committed(self) -> list[Staged]:
-        return self._named(self.lines.output(self._job_id))
+        return self._named(self.lineage.output(self._job_id))
 
     def _named(self, names: Iterable[str]) -> list[Staged]:
         """Return the output that was staged under these names."""

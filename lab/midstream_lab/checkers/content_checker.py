@@ -82,15 +82,15 @@ class Contents:
         """Return which of the rows belong to the sources with these numbers."""
         return np.isin(self.ids // SOURCE_IDS, sorted(sources))
 
-    def places(self, ids: Int64s) -> tuple[Int64s, Bools]:
+    def positions(self, ids: Int64s) -> tuple[Int64s, Bools]:
         """Return the position of each id in `self.ids`, and whether it is there; if not, the position is arbitrary."""
-        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        return places, self.ids[places] == ids
+        positions = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return positions, self.ids[positions] == ids
 
     def amounts(self, ids: Int64s, times: Int64s | None = None) -> Int64s:
         """Return how often each row occurs in `ids`, weighted by `times` if given; ids of other rows are ignored."""
-        places, known = self.places(ids)
-        counted = np.bincount(places[known], None if times is None else times[known], minlength=len(self.ids))
+        positions, known = self.positions(ids)
+        counted = np.bincount(positions[known], None if times is None else times[known], minlength=len(self.ids))
         return counted.astype(np.int64)
 
     def check(self, rows: pa.RecordBatch, counted: Sequence[Set[int] | None]) -> str:
@@ -103,15 +103,15 @@ class Contents:
             return ""
         found = {name: column(rows, name) for name in _NUMBERS}
         ids = found["id"]
-        places, known = self.places(ids)
+        positions, known = self.positions(ids)
         if not known.all():
             return f"rows {some(ids[~known])}, which there are not"
         for name in ("key", "sequence", "ts"):
-            wrong = found[name] != self._expected[name][places]
+            wrong = found[name] != self._expected[name][positions]
             if wrong.any():
                 return f"another {name} than they should in rows {some(ids[wrong])}: {some(found[name][wrong])}"
         text = rows.column("text")
-        expected = self.rows.column("text").take(pa.array(places, pa.int64()))
+        expected = self.rows.column("text").take(pa.array(positions, pa.int64()))
         if not text.equals(expected):
             wrong = np.array([a != b for a, b in zip(text.to_pylist(), expected.to_pylist(), strict=True)])
             return f"another text than they should in rows {some(ids[wrong])}"

@@ -1,9 +1,9 @@
 """The rules for the contents of a checkpoint directory, at all times and when a run has settled.
 
 A checkpoint that can be restored has all its files from the moment when its metadata exists until that is deleted.
-Files that can never be needed must not be left behind. These files may rightly be left:
+Files that can never be needed must not be left over. These files may rightly be left:
 
-- files of a checkpoint whose outcome the coordinator does not know: its metadata may still be written;
+- files of a checkpoint whose outcome is unknown to the coordinator: its metadata may still be written;
 - files that a driver considered dead, or its slots, have written after the next driver had cleaned up;
 - files that an abandoned slot has written after its attempt was cleaned up;
 - files that are being written for a checkpoint when the job ends;
@@ -124,7 +124,7 @@ class DirectoryChecker:
                 self._world.bug(f"{path} is deleted, and checkpoint {metadata.checkpoint_id} refers to it")
 
     def _is_superseded(self, metadata: CheckpointMetadata) -> bool:
-        with self._world.looking():
+        with self._world.inspecting():
             return is_superseded(self._disk, metadata)
 
     # ---- when the run has settled
@@ -133,7 +133,7 @@ class DirectoryChecker:
         """Yield complaints about files that are left when the job has ended and nothing runs any more."""
         if not self._began:
             return
-        with self._world.looking():
+        with self._world.inspecting():
             jobs = jobs_of(self._disk)
         head = max(self._began)
         driver = next(driver for driver in drivers if driver.plan.job_id == jobs[head])
@@ -169,9 +169,9 @@ class DirectoryChecker:
         written = (metadata for metadata in self._metadata.values() if metadata.epoch == head)
         own = [metadata.checkpoint_id for metadata in written if metadata.checkpoint_id not in driver.uncertain]
         if len(own) < min(retained, len(driver.completed)):
-            yield f"checkpoints {own} of the last start are left, {retained} are to be retained"
+            yield f"checkpoints {own} of the last start are left, {retained} must be retained"
         if len(counted) > retained:
-            yield f"checkpoints {counted} are left, {retained} are to be retained"
+            yield f"checkpoints {counted} are left, {retained} must be retained"
 
     def _check_files(self, head: int, driver: Driver) -> Iterator[str]:
         refer = [frozenset(metadata.files) for metadata in self._metadata.values()]
@@ -205,10 +205,10 @@ class DirectoryChecker:
         if file.epoch < head:
             return written_in < self._began[head]
         made = [(attempt, ids) for (epoch, attempt), ids in self._made.items() if epoch == head]
-        told = [(a, number, step) for a, ids in made for number, step in ids.items() if number in driver.completed]
-        if any(attempt > file.attempt for attempt, _, _ in told):  # an attempt cleans up at its first checkpoint
-            return written_in < min(step for attempt, _, step in told if attempt > file.attempt)
-        return any(attempt == file.attempt and number > file.checkpoint_id for attempt, number, _ in told)
+        notified = [(a, number, step) for a, ids in made for number, step in ids.items() if number in driver.completed]
+        if any(attempt > file.attempt for attempt, _, _ in notified):  # an attempt cleans up at its first checkpoint
+            return written_in < min(step for attempt, _, step in notified if attempt > file.attempt)
+        return any(attempt == file.attempt and number > file.checkpoint_id for attempt, number, _ in notified)
 
 
 def _number_of(claim: str) -> int:

@@ -1,4 +1,4 @@
-"""The rules for event time in completed checkpoints: it never goes back, and rows that were due are no longer held."""
+"""The rules for event time in completed checkpoints: it never decreases, and rows that were due are no longer held."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EventTimeChecker:
         since a restore begins there.
 
         A source has no event time of its own: its marks repeat those of the first operator in its task, if there is
-        one. That operator may be new, and begins anew until the source ends once more. So only the operator is checked.
+        one. That operator may be new, and begins again until the source ends once more. So only the operator is checked.
         """
         repeated = {vertex.source for vertex in vertices if len(vertex.uids) > 1}
         marks = {}
@@ -66,22 +66,24 @@ class EventTimeChecker:
                 mark = marks[uid] = min(s.watermark_in_us for s in running), min(s.watermark_out_us for s in running)
                 was = self.marks.get(uid, mark)
                 if uid not in repeated and (mark[0] < was[0] or mark[1] < was[1]):
-                    yield f"{where}: event time of {uid} was at {was} (before it, behind it), and is at {mark}"
+                    yield f"{where}: event time of {uid} was at {was} (before it, after it), and is at {mark}"
         self.marks = marks
         for uid, producers in self._readers:
             if uid in operators and all(producer in operators for producer in producers):
-                said_us = min(mark for producer in producers for mark in _said_us(operators[producer]))
-                heard_us = {index: operators[uid].subtasks[index].watermark_in_us for index in operators[uid].running}
-                behind = [index for index, mark_us in heard_us.items() if mark_us < said_us]
-                if behind:
-                    yield f"{where}: event time stands still: {uid}/{behind[0]} is at {heard_us[behind[0]]}, all have reported {said_us}"
+                reported_us = min(mark for producer in producers for mark in _reported_us(operators[producer]))
+                received_us = {
+                    index: operators[uid].subtasks[index].watermark_in_us for index in operators[uid].running
+                }
+                lagging = [index for index, mark_us in received_us.items() if mark_us < reported_us]
+                if lagging:
+                    yield f"{where}: event time stands still: {uid}/{lagging[0]} is at {received_us[lagging[0]]}, all have reported {reported_us}"
         for uid, on_time in self._timers.items():
             for subtask in operators[uid].subtasks if uid in operators else ():
                 waiting = (row for row in self._waiting(subtask) if row // SOURCE_IDS in on_time)
                 due = [row for row in waiting if due_us(row) <= subtask.watermark_out_us]
                 if due:
-                    told = f"has reported event time {subtask.watermark_out_us}"
-                    yield f"{where}: {uid} {told}, and holds {due[:SAMPLES]} ({len(due)} rows)"
+                    reported = f"has reported event time {subtask.watermark_out_us}"
+                    yield f"{where}: {uid} {reported}, and holds {due[:SAMPLES]} ({len(due)} rows)"
 
     def _waiting(self, subtask: OperatorSnapshot) -> Iterator[int]:
         for table in self._tables(subtask, f"map:{WAITING}"):
@@ -94,7 +96,7 @@ def _last_of(shape: Shape, node: int) -> str:
     return uid_of(node, len(chain) - 1, chain[-1])
 
 
-def _said_us(operator: OperatorState) -> Iterator[int]:
+def _reported_us(operator: OperatorState) -> Iterator[int]:
     """Yield how far event time has come in the output of each subtask."""
     for index, subtask in enumerate(operator.subtasks):
         yield MAX_WATERMARK_US if index in operator.finished else subtask.watermark_out_us

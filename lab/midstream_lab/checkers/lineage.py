@@ -1,8 +1,8 @@
 """Tracks from which checkpoint each start of a job continues, and so which output belongs together.
 
 A start continues from a checkpoint: the output up to that checkpoint and the start's own output form one line, which
-must be exact. Output of other starts after that checkpoint belongs to an abandoned line. It was taken back, or it was
-kept, because the request said so or because the job was started over; otherwise no start may go back beyond it.
+must be exact. Output of other starts after that checkpoint belongs to an abandoned lineage. It was rolled back, or it was
+kept, because of the request or because the job was started over; otherwise no start may rewind beyond it.
 Commits of kept output that had begun when the start took over may still complete.
 """
 
@@ -31,15 +31,15 @@ class Lineage:
     def has_begun(self, job_id: str) -> bool:
         return job_id in self._before
 
-    def goes_on(self, job_id: str, before: Iterable[str]) -> None:
+    def continues(self, job_id: str, before: Iterable[str]) -> None:
         self._before[job_id] = frozenset(before)
 
     def begins(self, job_id: str, before: Iterable[str], after: After | None) -> Iterator[str]:
         """Begin a start that continues after the output `before`, and yield complaints about other output.
 
-        `after`: what is to happen to other output, according to the request.
+        `after`: what happens to other output, according to the request.
         """
-        self.goes_on(job_id, before)
+        self.continues(job_id, before)
         others = [name for name in self._outside.committed if name not in self._before[job_id]]
         if after in ("keep", "fresh"):
             self._left.update(dict.fromkeys(others))
@@ -49,7 +49,7 @@ class Lineage:
                 del self._left[name]
         wrong = [name for name in others if name not in self._left and name not in self._following]
         if wrong:
-            yield f"{job_id} resumes behind {wrong[0]}, which is committed and not of its line ({len(wrong)} such)"
+            yield f"{job_id} resumes after {wrong[0]}, which is committed and not of its lineage ({len(wrong)} such)"
         self._newest_left[job_id] = max((self._outside.staged[name].checkpoint_id for name in others), default=0)
 
     def output(self, job_id: str) -> dict[str, None]:
@@ -60,9 +60,9 @@ class Lineage:
     def check_id(self, job_id: str, checkpoint_id: int) -> Iterator[str]:
         """Yield a complaint unless a checkpoint of this start has a higher id than those of abandoned lines."""
         if checkpoint_id <= self._newest_left.get(job_id, 0):
-            yield f"{job_id} makes checkpoint {checkpoint_id}, and {self._newest_left[job_id]} of a line that was left is put out"
+            yield f"{job_id} makes checkpoint {checkpoint_id}, and {self._newest_left[job_id]} of an abandoned lineage is published"
 
     def check_end(self) -> Iterator[str]:
         gone = [name for name in self._left if name not in self._outside.committed]
         if gone:
-            yield f"{gone[0]} was to be kept, and is gone ({len(gone)} such)"
+            yield f"{gone[0]} had to be kept, and is gone ({len(gone)} such)"

@@ -37,15 +37,15 @@ from midstream_lab.checkers.content_checker import (
     ways,
 )
 from midstream_lab.checkers.window_checker import Made, Spans, WindowVerdict, check_windows, held_in, no_marks, unpacked
-from midstream_lab.jobs.key_types import PLAIN, Form, as_plain, stored_keys
+from midstream_lab.jobs.key_types import PLAIN, KeyLayout, as_plain, stored_keys
 from midstream_lab.jobs.lateness import LENIENT, uncombined
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
 from midstream_lab.jobs.shapes import Input, Shape
 from midstream_lab.jobs.state_contents import newest
 from midstream_lab.jobs.tables import HELD
 from midstream_lab.jobs.timed import DELAY_US, WAITING, WINDOWS
-from midstream_lab.jobs.topologies import Expectation, combiner_of, form_of, uid_of
-from midstream_lab.scenarios.changed_programs import Place, Places
+from midstream_lab.jobs.topologies import Expectation, combiner_of, key_layout_of, uid_of
+from midstream_lab.scenarios.changed_programs import RowLocation, RowLocations
 
 _NOTHING: Final[Int64s] = np.empty(0, np.int64)
 _NO_ROWS: Final = empty_batch(SCHEMA)
@@ -57,7 +57,7 @@ class Found:
 
     output: Mapping[str, Sequence[str]]
     """The names of each sink's staged output, committed or still to be committed."""
-    in_flight: Mapping[Place, pa.RecordBatch] = field(default_factory=dict)
+    in_flight: Mapping[RowLocation, pa.RecordBatch] = field(default_factory=dict)
     held: Mapping[str, Sequence[pa.RecordBatch]] = field(default_factory=dict)
     """The rows in each operator that holds rows back."""
 
@@ -76,7 +76,7 @@ class RowInspection:
         self._shape = shape
         self._outside = outside
         self._key_groups = key_groups
-        self._places = Places(shape)
+        self._locations = RowLocations(shape)
         self._ways = ways(shape)
         self._combiners = [combiner_of(shape, index) for index in range(len(shape))]
         self._sinks = {
@@ -95,7 +95,7 @@ class RowInspection:
     def tables_of(self, storage: Storage, subtask: OperatorSnapshot, *parts: str) -> Iterator[pa.Table]:
         """Yield the tables of some parts of a subtask's state. Rows in a wrong key group are reported as a bug."""
         handles = [handle for handle in subtask.parts if handle.name in parts]
-        for name, state in read_parts(storage, handles, range(1 << 16), "oracle").items():
+        for name, state in read_parts(storage, handles, range(1 << 16), "checker").items():
             for table in newest(name, [chunk.table for chunk in state.chunks]):
                 self._check_key_groups(name, table)
                 yield table
@@ -116,28 +116,28 @@ class RowInspection:
             keys = to_list(key.filter(pa.array(wrong)))
             self._outside.world.bug(f"{part} has rows of the keys {some(keys)} in key groups that are not theirs")
 
-    def rows_in_flight(self, storage: Storage, metadata: CheckpointMetadata) -> dict[Place, pa.RecordBatch]:
+    def rows_in_flight(self, storage: Storage, metadata: CheckpointMetadata) -> dict[RowLocation, pa.RecordBatch]:
         """Return the rows in flight by place, since an edge may be restored as another one with the same ends."""
-        found: dict[Place, list[pa.RecordBatch]] = {}
-        places = self._places.of(metadata) if metadata.channels else {}
+        found: dict[RowLocation, list[pa.RecordBatch]] = {}
+        locations = self._locations.of(metadata) if metadata.channels else {}
         for state in metadata.channels:
-            place, old = places[state.edge], metadata.edges[state.edge]
-            form = form_of(self._shape, place.entry)
-            combiner = self._combiners[place.node]
+            location, old = locations[state.edge], metadata.edges[state.edge]
+            layout = key_layout_of(self._shape, location.entry)
+            combiner = self._combiners[location.node]
             of = state.edge, old.source, old.target, Partitioning(old.partitioning)
-            edge = Edge(*of, form.schema, old.keys, combiner=combiner)
-            batches = [b for segment in state.segments for b in read_segment(storage, segment, edge.layouts, "oracle")]
+            edge = Edge(*of, layout.schema, old.keys, combiner=combiner)
+            batches = [b for segment in state.segments for b in read_segment(storage, segment, edge.layouts, "checker")]
             rows = rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups)
             for batch in rows:
                 if batch.num_rows:
                     is_combined = edge.layout_of(batch) > 0
-                    plain = self._uncombined(batch, place.node) if is_combined else self._plain(batch, form)
-                    found.setdefault(place, []).append(plain)
-        return {place: concat(batches) for place, batches in found.items() if batches}
+                    plain = self._uncombined(batch, location.node) if is_combined else self._plain(batch, layout)
+                    found.setdefault(location, []).append(plain)
+        return {location: concat(batches) for location, batches in found.items() if batches}
 
-    def _plain(self, rows: pa.RecordBatch, form: Form) -> pa.RecordBatch:
+    def _plain(self, rows: pa.RecordBatch, layout: KeyLayout) -> pa.RecordBatch:
         """Convert rows of a form to rows of SCHEMA. If their keys have changed, report a bug and return no rows."""
-        plain = as_plain(rows, form)
+        plain = as_plain(rows, layout)
         if plain is None:
             self._outside.world.bug(f"rows {some(rows.column('id').to_pylist())} have other keys than they had")
             return _NO_ROWS
@@ -147,8 +147,8 @@ class RowInspection:
         """Return the rows that a combined batch stands for. If it has other contents than these, report a bug."""
         kind = self._shape[node].chain[0]
         ids, wrong = uncombined(batch, LENIENT.get(kind, kind))
-        places, known = self.contents.places(np.array(ids, np.int64))
-        rows = self.contents.rows.take(pa.array(places[known], pa.int64()))
+        positions, known = self.contents.positions(np.array(ids, np.int64))
+        rows = self.contents.rows.take(pa.array(positions[known], pa.int64()))
         counts = batch.column(ROWS).to_numpy()
         if not known.all():
             wrong = "rows which there are not"
@@ -158,17 +158,19 @@ class RowInspection:
             self._outside.world.bug(f"a combined batch in flight to {kind}{node} has {wrong}")
         return rows
 
-    def ids_by_place(self, in_flight: Mapping[Place, pa.RecordBatch]) -> dict[tuple[int, int, int], Counter[int]]:
+    def ids_by_location(
+        self, in_flight: Mapping[RowLocation, pa.RecordBatch]
+    ) -> dict[tuple[int, int, int], Counter[int]]:
         """Return the ids of rows in flight, by the node, port and position of the operator that they reach next."""
         found: dict[tuple[int, int, int], Counter[int]] = {}
-        for place, rows in in_flight.items():
-            at = place.node, place.entry.port, place.position
+        for location, rows in in_flight.items():
+            at = location.node, location.entry.port, location.position
             found.setdefault(at, Counter()).update(to_list(rows.column("id")))
         return found
 
     def rows_held(self, storage: Storage, where: str, operator: OperatorState) -> Iterator[pa.RecordBatch]:
         """Yield the rows that are held in an operator."""
-        form = form_of(self._shape, self._shape[self._node_of(operator.uid)].inputs[0])
+        layout = key_layout_of(self._shape, self._shape[self._node_of(operator.uid)].inputs[0])
         for subtask in operator.subtasks:
             for table in self.tables_of(storage, subtask, f"map:{WAITING}"):
                 rows = []
@@ -176,17 +178,17 @@ class RowInspection:
                 for key, value in zip(keys, to_list(table.column("value")), strict=True):
                     waiting = pickle.loads(value)
                     if any(
-                        form.stored_key(row["id"], row["key" if form is PLAIN else "was"]) != key for row in waiting
+                        layout.stored_key(row["id"], row["key" if layout is PLAIN else "was"]) != key for row in waiting
                     ):
                         self._outside.world.bug(f"{where}: {operator.uid} holds {some(waiting)} under key {key}")
                     rows += waiting
-                yield self._plain(pa.RecordBatch.from_pylist(rows, schema=form.schema), form)
+                yield self._plain(pa.RecordBatch.from_pylist(rows, schema=layout.schema), layout)
             for table in self.tables_of(storage, subtask, HELD):
                 yield from table.select(SCHEMA.names).to_batches()
 
     # ---- contents
 
-    def look_at(self, name: str) -> str:
+    def complaint_about(self, name: str) -> str:
         """Describe what is wrong with the contents of a sink's staged output; "" if nothing is, or if it was examined
         before.
         """
@@ -218,16 +220,16 @@ class RowInspection:
 
     def check_on_the_way(self, where: str, found: Found) -> Iterator[str]:
         """Yield complaints about the contents of rows in flight, and of rows held in operators."""
-        for place, rows in found.in_flight.items():
-            makers = self._made_by(place.entry)
+        for location, rows in found.in_flight.items():
+            makers = self._made_by(location.entry)
             if not makers:
-                complaint = self.contents.check(rows, self._counted(self._ways[place.entry.node]))
+                complaint = self.contents.check(rows, self._counted(self._ways[location.entry.node]))
             elif makers[0] == "total":
                 complaint = check_made(rows)
             else:
                 complaint = unpacked(rows, self.contents)[1] if makers[0] in WINDOWS else ""
             if complaint:
-                yield f"{where}: in flight to {self._shape[place.node].chain[0]}{place.node} there is {complaint}"
+                yield f"{where}: in flight to {self._shape[location.node].chain[0]}{location.node} there is {complaint}"
         for index, node in enumerate(self._shape):
             for rows in found.held.get(uid_of(index, 0, node.chain[0]), ()):
                 complaint = self.contents.check(rows, self._counted(self._ways[index]))
@@ -241,7 +243,7 @@ class RowInspection:
             if way.whole is None:
                 continue
             rows = [seen for name in found.output.get(sink, ()) if isinstance(seen := self._seen[name], np.ndarray)]
-            rows += [codes(batch) for place, batch in found.in_flight.items() if place.node in way.nodes]
+            rows += [codes(batch) for location, batch in found.in_flight.items() if location.node in way.nodes]
             for index in way.nodes:
                 rows += map(codes, found.held.get(uid_of(index, 0, self._shape[index].chain[0]), ()))
             complaint = check_numbers(rows, expected.counts[way.whole])
@@ -287,10 +289,10 @@ class RowInspection:
                 elif isinstance(seen := self._seen[name], Spans):
                     emitted.append(seen)
         node = self._node_of(uid)
-        for place, rows in found.in_flight.items():
-            if place.entry.node == node and place.entry.tag is not None:
+        for location, rows in found.in_flight.items():
+            if location.entry.node == node and location.entry.tag is not None:
                 late.append(rows.column("id").to_numpy())
-            elif place.entry.node == node:
+            elif location.entry.node == node:
                 emitted.append(unpacked(rows, self.contents)[0])
         all_late = np.concatenate(late) if late else _NOTHING
         is_read = any(is_late for maker, is_late in expected.window_sinks.values() if maker == uid)

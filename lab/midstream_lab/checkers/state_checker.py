@@ -93,12 +93,12 @@ class StateChecker:
         """Yield complaints about windows with allowed lateness at the end of a run."""
         for uid, (kind, got) in expected.lenient.items():
             sinks = {sink: is_late for sink, (of, is_late) in expected.lenient_sinks.items() if of == uid}
-            said = [row for part in staged if sinks.get(part.sink) is False for row in _rows(part)]
+            emitted = [row for part in staged if sinks.get(part.sink) is False for row in _rows(part)]
             late = None
             if True in sinks.values():
                 late = Counter(row for part in staged if sinks.get(part.sink) is True for row in part.ids)
             never = uid in self._never_late
-            for complaint in islice(wrong_emissions(uid, kind, got, expected.keys, said, late, never_late=never), 5):
+            for complaint in islice(wrong_emissions(uid, kind, got, expected.keys, emitted, late, never_late=never), 5):
                 yield f"{where}: {complaint}"
 
     def _check_given(self, operator: OperatorState, given: Given) -> Iterator[str]:  # noqa: PLR0912 - one arm for each kind of state
@@ -131,7 +131,7 @@ class StateChecker:
             for (part, key), content in found.items():
                 row = out_of_order(content)
                 if row is not None:
-                    yield f"{operator.uid}: {part} of key {key!r} has row {row} behind a later one of its split"
+                    yield f"{operator.uid}: {part} of key {key!r} has row {row} after a later one of its split"
 
     def _check_broadcast(self, who: str, subtask: OperatorSnapshot, given: Given) -> Iterator[str]:
         expected = given.broadcast_contents()

@@ -15,14 +15,14 @@ from midstream.engine.worker.watermark_valve import WatermarkValve
 from midstream.simulation.world import World
 
 
-class CheckedValve(WatermarkValve):
+class CheckedWatermarkValve(WatermarkValve):
     """Checks a valve: event time is the minimum over the open channels that are waited for.
 
     These are the active channels, the idle channels whose origins include all those of an active one, and the channels
     of subtasks that are all idle or have ended, if their origins together include all those of an active one. If all
     open channels are idle, event time is that of the furthest channel, including those that have ended; but a channel
     must not pass an open one whose origins include all of its own, nor the furthest of subtasks, some of them open, whose
-    origins together do. Channels without an origin, where others have one, count for the end only. Event time never goes back, and begins where a restore puts it.
+    origins together do. Channels without an origin, where others have one, count for the end only. Event time never decreases, and begins where a restore puts it.
     """
 
     def __init__(self, world: World, origins: Sequence[Origin]) -> None:
@@ -31,15 +31,15 @@ class CheckedValve(WatermarkValve):
         self._origins = origins
         self._siblings = [_siblings(origin, origins) for origin in origins]
         """The channels of all subtasks of the producer of each channel; empty if only one of the subtasks is read."""
-        self._said_us = [MIN_WATERMARK_US] * len(origins)
+        self._reported_us = [MIN_WATERMARK_US] * len(origins)
         self._without_time = {c for c, origin in enumerate(origins) if origin.is_empty}
         """The channels without event time that have not ended; none if no channel has event time."""
         if len(self._without_time) == len(origins):
             self._without_time.clear()
         for channel in self._without_time:
-            self._said_us[channel] = MAX_WATERMARK_US
-        self._said_before_the_end_us = [MIN_WATERMARK_US] * len(origins)
-        self._said_idle = [False] * len(origins)
+            self._reported_us[channel] = MAX_WATERMARK_US
+        self._reported_before_the_end_us = [MIN_WATERMARK_US] * len(origins)
+        self._reported_idle = [False] * len(origins)
         self._waited_for: list[int] | None = None
         """The channels whose watermarks are waited for while some are active; None until they are determined.
 
@@ -47,40 +47,40 @@ class CheckedValve(WatermarkValve):
         """
 
     def advance(self, channel: int, watermark_us: int) -> int | None:
-        self._said_us[channel] = max(self._said_us[channel], watermark_us)
+        self._reported_us[channel] = max(self._reported_us[channel], watermark_us)
         if watermark_us == MAX_WATERMARK_US:
             self._without_time.discard(channel)
         if watermark_us != MAX_WATERMARK_US:
-            self._said_before_the_end_us[channel] = self._said_us[channel]
+            self._reported_before_the_end_us[channel] = self._reported_us[channel]
         else:
             self._waited_for = None
         before_us = self.watermark_us
         return self._compared(before_us, super().advance(channel, watermark_us))
 
     def set_idle(self, channel: int, idle: bool) -> int | None:
-        self._said_idle[channel] = idle
+        self._reported_idle[channel] = idle
         self._waited_for = None
         before_us = self.watermark_us
         return self._compared(before_us, super().set_idle(channel, idle))
 
     def _due_us(self) -> int:
-        origins, said_us = self._origins, self._said_us
+        origins, reported_us = self._origins, self._reported_us
         if self._waited_for:
-            return min([said_us[channel] for channel in self._waited_for])
-        open_ = [channel for channel, mark_us in enumerate(said_us) if mark_us != MAX_WATERMARK_US]
-        active = {origins[channel] for channel in open_ if not self._said_idle[channel]}
+            return min([reported_us[channel] for channel in self._waited_for])
+        open_ = [channel for channel, mark_us in enumerate(reported_us) if mark_us != MAX_WATERMARK_US]
+        active = {origins[channel] for channel in open_ if not self._reported_idle[channel]}
         if active:
             self._waited_for = [channel for channel in open_ if self._is_waited_for(channel, active)]
-            return min([said_us[channel] for channel in self._waited_for])
+            return min([reported_us[channel] for channel in self._waited_for])
         if not open_ and not self._without_time:
             return MAX_WATERMARK_US
         return max(
             min(
-                [said_us[c] for c in open_ if origin.is_within(origins[c])]
+                [reported_us[c] for c in open_ if origin.is_within(origins[c])]
                 + [self._furthest_us(c) for c in open_ if self._siblings[c] and origin.is_within_together(origins[c])]
                 + [before_the_end_us]
             )
-            for origin, before_the_end_us in zip(origins, self._said_before_the_end_us, strict=True)
+            for origin, before_the_end_us in zip(origins, self._reported_before_the_end_us, strict=True)
         )
 
     def _is_waited_for(self, channel: int, active: set[Origin]) -> bool:
@@ -96,18 +96,18 @@ class CheckedValve(WatermarkValve):
         marks_us: list[int] = []
         for subtask in {self._origins[sibling].subtask for sibling in self._siblings[channel]}:
             each = [sibling for sibling in self._siblings[channel] if self._origins[sibling].subtask == subtask]
-            open_us = [self._said_us[c] for c in each if self._said_us[c] != MAX_WATERMARK_US]
-            marks_us.append(min(open_us) if open_us else max(self._said_before_the_end_us[c] for c in each))
+            open_us = [self._reported_us[c] for c in each if self._reported_us[c] != MAX_WATERMARK_US]
+            marks_us.append(min(open_us) if open_us else max(self._reported_before_the_end_us[c] for c in each))
         return max(marks_us)
 
-    def _compared(self, before_us: int, said_us: int | None) -> int | None:
+    def _compared(self, before_us: int, reported_us: int | None) -> int | None:
         due_us = max(before_us, self._due_us())
-        if self.watermark_us != due_us or said_us != (due_us if due_us > before_us else None):
+        if self.watermark_us != due_us or reported_us != (due_us if due_us > before_us else None):
             self._world.bug(
                 f"event time of a task is {self.watermark_us}, was {before_us}, and should be {due_us}: its channels have "
-                f"reported {self._said_us} (idle: {self._said_idle})"
+                f"reported {self._reported_us} (idle: {self._reported_idle})"
             )
-        return said_us
+        return reported_us
 
 
 def _siblings(origin: Origin, origins: Sequence[Origin]) -> list[int]:
@@ -116,7 +116,7 @@ def _siblings(origin: Origin, origins: Sequence[Origin]) -> list[int]:
 
 
 @contextmanager
-def valves_are_checked(world: World) -> Iterator[None]:
+def watermarks_are_checked(world: World) -> Iterator[None]:
     original = ResultPartition.broadcast
 
     def broadcast(partition: ResultPartition, event: Event) -> None:
@@ -131,7 +131,7 @@ def valves_are_checked(world: World) -> Iterator[None]:
                 world.bug(f"{sub.channel}: the last watermark replaces {last[0]}")
 
     with (
-        patch.object(task_input, "WatermarkValve", partial(CheckedValve, world)),
+        patch.object(task_input, "WatermarkValve", partial(CheckedWatermarkValve, world)),
         patch.object(ResultPartition, "broadcast", broadcast),
     ):
         yield

@@ -2,7 +2,7 @@
 
 Which rows are late depends on the order of everything, so each row is looked up wherever it can be:
 in emitted windows, in the state of the others, and in the late output. The state has a mark for each
-key group, which says how far event time has come: a window must have fired if a mark has passed its
+key group, which records how far event time has come: a window must have fired if a mark has passed its
 end, and only then.
 """
 
@@ -72,8 +72,8 @@ class WindowVerdict:
 def unpacked(rows: pa.RecordBatch, contents: Contents) -> tuple[Spans, str]:
     """Return the windows in rows of `timed.Pack`, and a description of what is wrong with a row; "" if nothing is."""
     ids, keys, starts_us = column(rows, "id"), column(rows, "key"), column(rows, "ts")
-    places, known = contents.places(ids)
-    wrong = ~known | (contents.keys[places] != keys) | (column(rows, "n") != starts_us // 1000 + 1)
+    positions, known = contents.positions(ids)
+    wrong = ~known | (contents.keys[positions] != keys) | (column(rows, "n") != starts_us // 1000 + 1)
     complaint = f"rows {some(ids[wrong])} of windows with another key or start" if wrong.any() else ""
     if any(rows.column("text").to_pylist()):
         complaint = "a text in rows of windows"
@@ -90,8 +90,8 @@ def held_in(table: pa.Table, contents: Contents) -> tuple[Spans, str]:
     starts = batch.column(_PANE).view(pa.int64()) if has_panes else batch.column(START)
     starts_us = np.repeat(starts.to_numpy(), counts)
     ends_us = starts_us if has_panes else np.repeat(batch.column(END).to_numpy(), counts)
-    places, known = contents.places(ids)
-    wrong = ~known | (contents.keys[places] != np.repeat(column(batch, "key"), counts))
+    positions, known = contents.positions(ids)
+    wrong = ~known | (contents.keys[positions] != np.repeat(column(batch, "key"), counts))
     return Spans(ids, starts_us, ends_us), f"rows {some(ids[wrong])} under another key" if wrong.any() else ""
 
 
@@ -152,15 +152,15 @@ def _fixed(
     ends_us = first_us[:, None] + slide_us * np.arange(count) + size_us
     fired = due_us(kind, ends_us) <= made.marks_us[contents.groups][:, None]
     emitted = made.emitted
-    places, known = contents.places(emitted.ids)
-    number = (emitted.starts_us - first_us[places]) // slide_us
+    positions, known = contents.positions(emitted.ids)
+    number = (emitted.starts_us - first_us[positions]) // slide_us
     fits = known & (number >= 0) & (number < count) & (emitted.ends_us == emitted.starts_us + size_us)
-    fits &= emitted.starts_us == first_us[places] + number * slide_us
-    yield "in a window that it does not belong to", None, _marked(rows, places[~fits])
-    found = np.bincount(places[fits] * count + number[fits], minlength=rows * count).reshape(rows, count)
-    held_places, held_known = contents.places(made.held.ids)
-    panes_us = times_us[held_places] // slide_us * slide_us  # both sizes are whole numbers of slides
-    yield "in another pane", None, _marked(rows, held_places[~held_known | (panes_us != made.held.starts_us)])
+    fits &= emitted.starts_us == first_us[positions] + number * slide_us
+    yield "in a window that it does not belong to", None, _marked(rows, positions[~fits])
+    found = np.bincount(positions[fits] * count + number[fits], minlength=rows * count).reshape(rows, count)
+    held_positions, held_known = contents.positions(made.held.ids)
+    panes_us = times_us[held_positions] // slide_us * slide_us  # both sizes are whole numbers of slides
+    yield "in another pane", None, _marked(rows, held_positions[~held_known | (panes_us != made.held.starts_us)])
     held = contents.amounts(made.held.ids)
     last = np.where(fired[:, -1], found[:, -1], held)
     if late is None:
@@ -187,16 +187,16 @@ def _sessions(
     rows = len(contents.ids)
     marks_us = made.marks_us[contents.groups]
     emitted, held = made.emitted, made.held
-    places, known = contents.places(emitted.ids)
-    early = ~known | (due_us(kind, emitted.ends_us) > marks_us[places])
-    yield "emitted before its session has ended", None, _marked(rows, places[early])
-    held_places, held_known = contents.places(held.ids)
-    waits = held_known & (due_us(kind, held.ends_us) > marks_us[held_places])
+    positions, known = contents.positions(emitted.ids)
+    early = ~known | (due_us(kind, emitted.ends_us) > marks_us[positions])
+    yield "emitted before its session has ended", None, _marked(rows, positions[early])
+    held_positions, held_known = contents.positions(held.ids)
+    waits = held_known & (due_us(kind, held.ends_us) > marks_us[held_positions])
     found = contents.amounts(emitted.ids) + contents.amounts(held.ids[waits])
     if late is None:
         late = _assumed(got, found, on_time & (late_us == 0))
     yield "lost or doubled", found, found + late != got
-    for spans, where in ((emitted, places), (held, held_places)):
+    for spans, where in ((emitted, positions), (held, held_positions)):
         yield (
             "in a session with other bounds than its rows",
             None,
@@ -209,11 +209,11 @@ def _sessions(
         yield "in a session that overlaps or touches another", None, _overlapping(contents, emitted, held)
 
 
-def _misfit(contents: Contents, spans: Spans, places: Int64s) -> Bools:
+def _misfit(contents: Contents, spans: Spans, positions: Int64s) -> Bools:
     """Return which rows are in sessions whose bounds do not follow from the rows in them."""
-    if not len(places):
+    if not len(positions):
         return np.empty(0, np.bool_)
-    times, keys = contents.times_us[places], contents.keys[places]
+    times, keys = contents.times_us[positions], contents.keys[positions]
     order = np.lexsort((times, spans.ends_us, spans.starts_us, keys))
     times, keys, starts, ends = times[order], keys[order], spans.starts_us[order], spans.ends_us[order]
     begins = np.ones(len(order), np.bool_)
@@ -228,21 +228,21 @@ def _misfit(contents: Contents, spans: Spans, places: Int64s) -> Bools:
 
 def _overlapping(contents: Contents, emitted: Spans, held: Spans) -> Bools:
     """Return which rows are in sessions that overlap or touch. Held sessions are not merged yet, so they may overlap each other."""
-    places, held_places = contents.places(emitted.ids)[0], contents.places(held.ids)[0]
-    keys = contents.keys[places]
+    positions, held_positions = contents.positions(emitted.ids)[0], contents.positions(held.ids)[0]
+    keys = contents.keys[positions]
     order = np.lexsort((emitted.ends_us, emitted.starts_us, keys))
     keys, starts, ends = keys[order], emitted.starts_us[order], emitted.ends_us[order]
     another = (keys[1:] == keys[:-1]) & ((starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1]))
-    found = _marked(len(contents.ids), places[order][1:][another & (starts[1:] <= ends[:-1])])
+    found = _marked(len(contents.ids), positions[order][1:][another & (starts[1:] <= ends[:-1])])
     latest: dict[int, int] = dict(zip(keys.tolist(), ends.tolist(), strict=True))  # ends ascend with the starts
-    reached = np.array([latest.get(key, MIN_WATERMARK_US) for key in contents.keys[held_places].tolist()], np.int64)
+    reached = np.array([latest.get(key, MIN_WATERMARK_US) for key in contents.keys[held_positions].tolist()], np.int64)
     waits = held.ends_us > reached  # otherwise it has fired, and is about to be dropped
-    return found | _marked(len(contents.ids), held_places[waits & (held.starts_us <= reached)])
+    return found | _marked(len(contents.ids), held_positions[waits & (held.starts_us <= reached)])
 
 
-def _marked(rows: int, places: Int64s) -> Bools:
+def _marked(rows: int, positions: Int64s) -> Bools:
     found = np.zeros(rows, np.bool_)
-    found[places] = True
+    found[positions] = True
     return found
 
 

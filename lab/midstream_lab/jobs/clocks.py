@@ -1,4 +1,4 @@
-"""A process function with timers of event time and of the wall clock at once, and the rules for pending timers.
+"""A process function with timers of event time and of the wall clock together, and the rules for pending timers.
 
 Every row is held in the state `WAITING`, by the time for which it waits. In every checkpoint, each pending timer must
 belong to held rows, and each held row must have a timer.
@@ -26,7 +26,7 @@ from midstream.engine.operators.row_conversion import Row
 from midstream.engine.state.keyed_states import MapState, ValueState
 from midstream.engine.state.state_parts import StatePart
 from midstream.simulation.recorded_rows import Outside
-from midstream_lab.jobs.key_types import Form, stored_keys
+from midstream_lab.jobs.key_types import KeyLayout, stored_keys
 from midstream_lab.jobs.state_contents import newest
 from midstream_lab.jobs.timed import DELAY_US, WAITING
 
@@ -47,7 +47,7 @@ _BY_DEADLINE: Final = ("deadline", None)
 class Clocks(CoProcessFunction):
     """Holds every row until event time has passed it, until the wall clock has, or until the deadline of its key.
 
-    There is one deadline per key, which each row that waits for it sets anew. A timer of event time ends it early.
+    There is one deadline per key, which each row that waits for it sets again. A timer of event time ends it early.
     """
 
     waiting: MapState[tuple[str, datetime | None], list[Row]] = MapState()
@@ -138,9 +138,9 @@ class Punctual(ProcessOperator):
                 raise InvariantError(f"a timer is due at {due_ms} ms, and nothing will wake it: {self._called_ms}")
 
 
-def clocks(uid: str, outside: Outside, form: Form) -> ProcessOperator:
-    ports = two_ports((form.keys, form.keys), ("ts", "ts"), (form.schema, form.schema))
-    return Punctual(uid, Clocks(outside), ports, form.schema, {})
+def clocks(uid: str, outside: Outside, layout: KeyLayout) -> ProcessOperator:
+    ports = two_ports((layout.keys, layout.keys), ("ts", "ts"), (layout.schema, layout.schema))
+    return Punctual(uid, Clocks(outside), ports, layout.schema, {})
 
 
 def wrong_timers(kind: str, tables: Mapping[str, pa.Table]) -> Iterator[str]:

@@ -25,13 +25,13 @@ _FAR: Final = timedelta(hours=1)
 """A time longer than any run: rows that wait for so long wait for the end."""
 
 
-def said_by(row: int) -> tuple[int, int]:
+def decode_count(row: int) -> tuple[int, int]:
     """Return which subtask of a `Total` has emitted a row, and how many rows it has counted."""
     return (-row - 1) % _SUBTASKS, (-row - 1) // _SUBTASKS
 
 
 class Total(KeyedBatchFunction):
-    """Emits one row at the end: how many rows this subtask has received. Its id is negative, see `said_by`."""
+    """Emits one row at the end: how many rows this subtask has received. Its id is negative, see `decode_count`."""
 
     counts = TableState({"key": int, "count": int})
 

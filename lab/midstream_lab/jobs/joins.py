@@ -19,7 +19,7 @@ from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.interval_join import interval_join_operator
 from midstream.simulation.recorded_rows import SCHEMA, Outside, time_ms
-from midstream_lab.jobs.key_types import PLAIN, Form
+from midstream_lab.jobs.key_types import PLAIN, KeyLayout
 from midstream_lab.jobs.wrapped_operator import Around
 
 LOWER_MS: Final = -2
@@ -33,17 +33,17 @@ _SECOND: Final = "2"
 class Join(Around):
     """The operator of `interval_join`, with renamed columns of the second stream."""
 
-    def __init__(self, uid: str, outside: Outside, form: Form) -> None:
-        self._given = uid, outside, form
-        self._second = pa.schema([field.with_name(field.name + _SECOND) for field in form.schema])
-        second_keys = tuple(name + _SECOND for name in form.keys)
+    def __init__(self, uid: str, outside: Outside, layout: KeyLayout) -> None:
+        self._given = uid, outside, layout
+        self._second = pa.schema([field.with_name(field.name + _SECOND) for field in layout.schema])
+        second_keys = tuple(name + _SECOND for name in layout.keys)
         ports = [
-            Port("process1", form.keys, "ts", form.schema),
+            Port("process1", layout.keys, "ts", layout.schema),
             Port("process2", second_keys, "ts" + _SECOND, self._second),
         ]
         super().__init__(outside, interval_join_operator(uid, ports, LOWER_MS * 1000, UPPER_MS * 1000))
 
-    def __reduce__(self) -> tuple[type[Join], tuple[str, Outside, Form]]:
+    def __reduce__(self) -> tuple[type[Join], tuple[str, Outside, KeyLayout]]:
         return Join, self._given
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
@@ -57,32 +57,32 @@ class Join(Around):
 class Couple(Operator):
     """Emits one row of SCHEMA for each pair: the first row, with the id of the second as `n`."""
 
-    def __init__(self, outside: Outside, form: Form) -> None:
+    def __init__(self, outside: Outside, layout: KeyLayout) -> None:
         self._outside = outside
-        self._form = form
+        self._layout = layout
         self._out: Output
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        key = "key" if self._form is PLAIN else "was"
-        self._look_at(batch, "", key)
-        self._look_at(batch, _SECOND, key if key == "key" else key + _SECOND)
+        key = "key" if self._layout is PLAIN else "was"
+        self._check_batch(batch, "", key)
+        self._check_batch(batch, _SECOND, key if key == "key" else key + _SECOND)
         columns = {name: batch.column(name) for name in SCHEMA.names}
         columns |= {"key": batch.column(key), "n": batch.column("id" + _SECOND)}
         self._out.emit(pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA))
 
-    def _look_at(self, batch: pa.RecordBatch, end: str, key: str) -> None:
+    def _check_batch(self, batch: pa.RecordBatch, end: str, key: str) -> None:
         """Check that the rows whose columns end in `end` are unchanged. `key`: the column with their original keys."""
         ids = to_list(batch.column("id" + end))
         due_us = np.array([time_ms(row) * 1000 for row in ids])
-        expected = self._form.arrays(ids, to_list(batch.column(key)))
+        expected = self._layout.arrays(ids, to_list(batch.column(key)))
         if (batch.column("ts" + end).view(pa.int64()).to_numpy() != due_us).any():
             self._outside.world.bug(f"joined rows have other times than they had: {ids}")
         if batch.column("text" + end).null_count:
             self._outside.world.bug(f"joined rows lack their text: {ids}")
-        if any(not batch.column(name).equals(keys) for name, keys in zip(self._form.keys, expected, strict=True)):
+        if any(not batch.column(name).equals(keys) for name, keys in zip(self._layout.keys, expected, strict=True)):
             self._outside.world.bug(f"joined rows have other keys than they had: {ids}")
 
 
@@ -93,7 +93,7 @@ class Joined:
     left: Counter[int]
     right: Counter[int]
     keys: Mapping[int, int]
-    form: Form
+    layout: KeyLayout
 
     def pairs(self) -> Counter[tuple[int, int]]:
         return _pairs(self.left, self.right, self._key)
@@ -106,7 +106,7 @@ class Joined:
         return Counter({row: self.left[row] for row in left}), Counter({row: self.right[row] for row in right})
 
     def _key(self, row: int) -> object:
-        return self.form.stored_key(row, self.keys[row])
+        return self.layout.stored_key(row, self.keys[row])
 
 
 def _pairs(left: Counter[int], right: Counter[int], key: Callable[[int], object]) -> Counter[tuple[int, int]]:
@@ -147,4 +147,4 @@ def wrong_sides(
         if surplus := kept - got:
             yield f"{uid} keeps rows on the {side} that have not come, or more often: {sorted(surplus)[:5]}"
         if missing := needed - kept:
-            yield f"{uid} has forgotten rows on the {side} that others will ask for: {sorted(missing)[:5]}"
+            yield f"{uid} has forgotten rows on the {side} that others will need: {sorted(missing)[:5]}"

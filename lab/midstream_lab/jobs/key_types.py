@@ -1,6 +1,6 @@
 """Rows on edges in other schemas than SCHEMA, keyed by columns of other types; and the conversion back.
 
-A node whose chain ends with one of `FORMS` emits rows of that form; "plain" converts them to ordinary rows again, and
+A node whose chain ends with one of `KEY_LAYOUTS` emits rows of that layout; "plain" converts them to ordinary rows again, and
 checks that the keys still belong to the rows. All columns but the keys are those of SCHEMA; `was` is the original key.
 """
 
@@ -23,14 +23,14 @@ _MINUTE_US: Final = 60_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class KeyLayout:
     """The form of rows on an edge. `key`: returns the values of the key columns for the id and key of a row."""
 
     name: str
     key_columns: tuple[tuple[str, pa.DataType], ...]
     key: Callable[[int, int], tuple[Any, ...]]
 
-    def __reduce__(self) -> tuple[Callable[[str], Form], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[[str], KeyLayout], tuple[str]]:
         return _named, (self.name,)
 
     @property
@@ -52,7 +52,7 @@ class Form:
         return [pa.array([row[i] for row in rows], kind) for i, (_, kind) in enumerate(self.key_columns)]
 
 
-class _Plain(Form):
+class _Plain(KeyLayout):
     __slots__ = ()
 
     @property
@@ -61,29 +61,29 @@ class _Plain(Form):
 
 
 PLAIN: Final = _Plain("plain", (("key", pa.int64()),), lambda row, key: (key,))
-_FORMS: Final = (
-    Form("by_text", (("key", pa.large_string()),), lambda row, key: (f"Schlüssel {key}",)),
-    Form(
+_KEY_LAYOUTS: Final = (
+    KeyLayout("by_text", (("key", pa.large_string()),), lambda row, key: (f"Schlüssel {key}",)),
+    KeyLayout(
         # the keys lie in two hours in which the wall clock shows the same times
         "by_zone",
         (("key", pa.timestamp("us", "Europe/Berlin")),),
         lambda row, key: (_SUMMER_TIME_ENDS_US + (key - 2) * _HALF_HOUR_US,),
     ),
-    Form("by_time", (("key", pa.time64("us")),), lambda row, key: (key * _MINUTE_US + 1,)),
-    Form("by_flag", (("key", pa.bool_()),), lambda row, key: (key % 2 == 1,)),
-    Form(
+    KeyLayout("by_time", (("key", pa.time64("us")),), lambda row, key: (key * _MINUTE_US + 1,)),
+    KeyLayout("by_flag", (("key", pa.bool_()),), lambda row, key: (key % 2 == 1,)),
+    KeyLayout(
         "by_two",
         (("key", pa.int32()), ("half", pa.large_string())),
         lambda row, key: (-key, "even" if row % 2 == 0 else "odd"),
     ),
     # every row has its own key, so there are more keys than key groups
-    Form("by_id", (("key", pa.int64()),), lambda row, key: (row,)),
+    KeyLayout("by_id", (("key", pa.int64()),), lambda row, key: (row,)),
 )
-FORMS: Final[Mapping[str, Form]] = {form.name: form for form in _FORMS}
+KEY_LAYOUTS: Final[Mapping[str, KeyLayout]] = {layout.name: layout for layout in _KEY_LAYOUTS}
 
 
-def _named(name: str) -> Form:
-    return FORMS.get(name, PLAIN)
+def _named(name: str) -> KeyLayout:
+    return KEY_LAYOUTS.get(name, PLAIN)
 
 
 def stored_keys(column: pa.ChunkedArray[Any]) -> list[Any]:
@@ -106,9 +106,9 @@ class _Reform(Operator):
 
     keeps_splits = True
 
-    def __init__(self, outside: Outside, form: Form) -> None:
+    def __init__(self, outside: Outside, layout: KeyLayout) -> None:
         self._outside = outside
-        self._form = form
+        self._layout = layout
         self._out: Output
 
     def open(self, context: OperatorContext, out: Output) -> None:
@@ -120,29 +120,31 @@ class Rekey(_Reform):
     """Converts rows of SCHEMA to another form."""
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        keys = self._form.arrays(to_list(batch.column("id")), to_list(batch.column("key")))
+        keys = self._layout.arrays(to_list(batch.column("id")), to_list(batch.column("key")))
         others = [batch.column(name) for name in SCHEMA.names if name not in ("id", "key")]
         columns = [*keys, batch.column("id"), batch.column("key"), *others]
-        self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self._form.schema))
+        self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self._layout.schema))
 
 
 class Plain(_Reform):
     """Converts rows of a form to rows of SCHEMA."""
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        plain = as_plain(batch, self._form)
+        plain = as_plain(batch, self._layout)
         if plain is None:
-            self._outside.world.bug(f"rows have other keys than they had: {batch.select(self._form.keys).to_pylist()}")
+            self._outside.world.bug(
+                f"rows have other keys than they had: {batch.select(self._layout.keys).to_pylist()}"
+            )
         else:
             self._out.emit(plain)
 
 
-def as_plain(batch: pa.RecordBatch, form: Form) -> pa.RecordBatch | None:
+def as_plain(batch: pa.RecordBatch, layout: KeyLayout) -> pa.RecordBatch | None:
     """Convert rows of a form to rows of SCHEMA; return None if their keys do not belong to them in that form."""
-    if form is PLAIN:
+    if layout is PLAIN:
         return batch
-    expected = form.arrays(to_list(batch.column("id")), to_list(batch.column("was")))
-    if any(not batch.column(name).equals(keys) for name, keys in zip(form.keys, expected, strict=True)):
+    expected = layout.arrays(to_list(batch.column("id")), to_list(batch.column("was")))
+    if any(not batch.column(name).equals(keys) for name, keys in zip(layout.keys, expected, strict=True)):
         return None
     columns = [batch.column("was" if name == "key" else name) for name in SCHEMA.names]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

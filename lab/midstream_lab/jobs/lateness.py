@@ -138,13 +138,13 @@ class Window(Around):
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         snapshot, forgotten_us = super().snapshot(checkpoint_id), self._forgotten_us
-        said_before = self._reference.said(self._emitted if self._is_firing else Counter())
+        fired_before = self._reference.fired(self._emitted if self._is_firing else Counter())
 
         def later() -> SnapshotResult:
             made = snapshot.complete()
             if PARTS in made.parts:
                 self._check_state(made.parts[PARTS].table(), forgotten_us)
-            for complaint in islice(wrong_marks(said_before, _marks_us(made.parts)), 3):
+            for complaint in islice(wrong_marks(fired_before, _marks_us(made.parts)), 3):
                 self._bug(f"checkpoint {checkpoint_id}: {complaint}")
             return made
 
@@ -251,16 +251,16 @@ def wrong_emissions(
     kind: str,
     got: Counter[int],
     keys: Mapping[int, int],
-    said: Iterable[tuple[int, int, int]],
+    emitted: Iterable[tuple[int, int, int]],
     late: Counter[int] | None,
     *,
     never_late: bool,
 ) -> Iterator[str]:
-    """Yield complaints about all emissions. `got`: the rows that the windows have received. `said`: the id, the key and
+    """Yield complaints about all emissions. `got`: the rows that the windows have received. `emitted`: the id, the key and
     the n of rows from `Stack`. `late`: None if late rows are not read, so that a row that is missing may be one.
     """
     emissions: dict[tuple[int, int, int], Counter[int]] = {}
-    for row, key, n in said:
+    for row, key, n in emitted:
         start_ms, size = divmod(n, _SIZES)
         emissions.setdefault((key, start_ms, size), Counter())[row] += 1
     of_row: dict[int, dict[int, list[Counter[int]]]] = {}

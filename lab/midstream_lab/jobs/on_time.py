@@ -1,4 +1,4 @@
-"""Tells by the shape of a job where the rows of a source can be late."""
+"""Determines by the shape of a job where the rows of a source can be late."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def on_time_at(shape: Shape, sources: Iterable[SimSource]) -> list[frozenset[int
     row wait for the wall clock. No split counts as idle that ends: nor does a subtask, if all were found together. Event time never passes such a source, since it is the minimum over all inputs that are
     not idle. A source with a single split may be idle as long as its rows meet no others: event time is then its own.
 
-    Rows that were held back beside a source that may be idle are on time as long as they meet only sources beside which
+    Rows that were held back with a source that may be idle are on time as long as they meet only sources with which
     they were held. A subtask may be idle while it holds them, and event time passes an idle subtask.
     """
     remaining = iter(sources)

@@ -50,7 +50,7 @@ class Node:
     both ports) followed by "couple" (pairs as rows), "late_window", "late_slide", "late_session" (with allowed
     lateness) followed by "stack" (their emissions as rows).
 
-    If a chain ends with one of `FORMS`, its rows are keyed by other columns, and its readers begin with a keyed user's
+    If a chain ends with one of `KEY_LAYOUTS`, its rows are keyed by other columns, and its readers begin with a keyed user's
     function or a join. "plain" converts them to ordinary rows again.
     """
 

@@ -29,11 +29,11 @@ from midstream.engine.operators.functions.process_operator import ProcessOperato
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.state.keyed_states import BroadcastState, ListState, MapState, ReducingState, ValueState
 from midstream.simulation.recorded_rows import SCHEMA, SPLIT_IDS, Outside
-from midstream_lab.jobs.key_types import FORMS, PLAIN, Form, stored_keys
+from midstream_lab.jobs.key_types import KEY_LAYOUTS, PLAIN, KeyLayout, stored_keys
 
 BRIEF: Final = "brief"
-"""The tag of a side output whose rows have the form `BRIEF_FORM`."""
-BRIEF_FORM: Final = FORMS["by_text"]
+"""The tag of a side output whose rows have the form `BRIEF_LAYOUT`."""
+BRIEF_LAYOUT: Final = KEY_LAYOUTS["by_text"]
 ASIDE: Final = "side"
 _CLASSES: Final = 4
 _US: Final = timedelta(microseconds=1)
@@ -173,23 +173,23 @@ class Tags(_Function, KeyedProcessFunction):
         if number % 3 == 0:
             ctx.side_output(ASIDE, row)
         elif number % 3 == 1:
-            (key,) = BRIEF_FORM.key(number, row["key"])
+            (key,) = BRIEF_LAYOUT.key(number, row["key"])
             ctx.side_output(BRIEF, {**row, "key": key, "was": row["key"]})
         else:
             return row
         return None
 
 
-def operator(kind: str, uid: str, outside: Outside, form: Form) -> ProcessOperator:
+def operator(kind: str, uid: str, outside: Outside, layout: KeyLayout) -> ProcessOperator:
     if kind == "tags":
-        side_outputs = {ASIDE: SCHEMA, BRIEF: BRIEF_FORM.schema}
+        side_outputs = {ASIDE: SCHEMA, BRIEF: BRIEF_LAYOUT.schema}
         return ProcessOperator(uid, Tags(outside), [Port("process", (), None, SCHEMA)], SCHEMA, side_outputs)
     if kind == "rules":
         ports = [Port("process", ("key",), None, SCHEMA), Port("process_broadcast", (), None, SCHEMA, broadcast=True)]
         return ProcessOperator(uid, Rules(outside), ports, SCHEMA, {})
     function = {"typed": Typed, "typed more": TypedMore, "pickled": Pickled}[kind](outside)
-    ports = two_ports((form.keys, form.keys), (None, None), (form.schema, form.schema))
-    return ProcessOperator(uid, function, ports, form.schema, {})
+    ports = two_ports((layout.keys, layout.keys), (None, None), (layout.schema, layout.schema))
+    return ProcessOperator(uid, function, ports, layout.schema, {})
 
 
 # ---- expected contents -------------------------------------------------------
@@ -209,7 +209,7 @@ class Given:
     kind: str
     rows: Counter[int]
     keys: Mapping[int, int]
-    form: Form = PLAIN
+    layout: KeyLayout = PLAIN
     broadcast: frozenset[int] = frozenset()
     is_ordered: bool = False
     """Whether the rows of a key and a split must have come in their order."""
@@ -218,7 +218,7 @@ class Given:
         """Return the expected contents for all keys."""
         by_key: dict[Any, list[int]] = {}
         for row, n in self.rows.items():
-            by_key.setdefault(self.form.stored_key(row, self.keys[row]), []).extend([row] * n)
+            by_key.setdefault(self.layout.stored_key(row, self.keys[row]), []).extend([row] * n)
         return {
             (part, key): content
             for key, ids in by_key.items()

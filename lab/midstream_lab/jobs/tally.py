@@ -1,4 +1,4 @@
-"""Parts that only some jobs have: an operator with state without a key (a list that is dealt out, and counts that every
+"""Parts that only some jobs have: an operator with state without a key (a list that is distributed, and counts that every
 subtask receives), and a source that is notified of completed checkpoints."""
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Tally(Operator):
         return Snapshot(SnapshotResult(parts))
 
 
-class ToldSource(SimSource):
+class NotifiedSource(SimSource):
     """A source that is notified of completed checkpoints, and checks that their unfinished splits have been discovered."""
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
@@ -74,14 +74,12 @@ class ToldSource(SimSource):
         world.io_point()
         if self.outside.read_failures:
             self.outside.read_failures -= 1
-            raise StorageError(f"the system behind the source does not answer {SIM}")
+            raise StorageError(f"the system of the source does not answer {SIM}")
         safe = position, frozenset((split.id, split.offset) for split in unfinished or ())
         if safe not in self.outside.safe.get(self.number, ()):
-            world.bug(f"source {self.number} is told that {safe} is in a complete checkpoint, and it is in none")
+            world.bug(f"source {self.number} is notified that {safe} is in a complete checkpoint, and it is in none")
         found = int(position) if position else 0
         for split in unfinished or ():
             number = int(split.id.split("-")[1])
             if number >= found or split.offset > self.rows[number]:
-                world.bug(
-                    f"split {split.id} is unfinished at row {split.offset}, in a checkpoint that knows {found} splits"
-                )
+                world.bug(f"split {split.id} is unfinished at row {split.offset}, in a checkpoint with {found} splits")

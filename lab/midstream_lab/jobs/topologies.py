@@ -20,7 +20,7 @@ from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.recorded_rows import SCHEMA, Count, Outside, Pass, Sieve, SimSource
 from midstream_lab.jobs import clocks, end_operators, joins, lateness, states, tables, timed
 from midstream_lab.jobs.joins import Joined
-from midstream_lab.jobs.key_types import FORMS, PLAIN, Form, Plain, Rekey
+from midstream_lab.jobs.key_types import KEY_LAYOUTS, PLAIN, KeyLayout, Plain, Rekey
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
 from midstream_lab.jobs.shapes import (
     BROADCAST,
@@ -35,7 +35,7 @@ from midstream_lab.jobs.shapes import (
     node_of,
     source_node,
 )
-from midstream_lab.jobs.states import BRIEF, BRIEF_FORM, Given
+from midstream_lab.jobs.states import BRIEF, BRIEF_LAYOUT, Given
 from midstream_lab.jobs.tally import Tally
 
 
@@ -75,7 +75,7 @@ def random_shape(random: Random) -> Shape:
 
 
 def with_sieves(shape: Shape, random: Random) -> Shape:
-    """Put a filter before some of the generators of watermarks that know idle splits."""
+    """Put a filter before some of the generators of watermarks that detect idle splits."""
     return tuple(
         replace(node, chain=("source", "sieve", *node.chain[1:]))
         if node.chain[:2] == ("source", "idle") and random.random() < 0.3
@@ -122,9 +122,9 @@ def with_states(shape: Shape, random: Random) -> Shape:
     inner = [index for index, node in enumerate(nodes) if made.isdisjoint(node.chain)]
     partitioning = random.choice((FORWARD, REBALANCE, KEYED))
     if random.random() < 0.02:
-        form = random.choice(tuple(FORMS))
+        layout = random.choice(tuple(KEY_LAYOUTS))
         last = len(nodes)
-        nodes += [Node((form,), (Input(random.choice(inner), partitioning),)) for _ in range(2)]
+        nodes += [Node((layout,), (Input(random.choice(inner), partitioning),)) for _ in range(2)]
         kind = random.choice(("typed plain", "pickled plain", "clocks plain", "join couple"))
         nodes.append(node_of(kind, Input(last, KEYED), Input(last + 1, KEYED, port=1)))
         nodes.append(node_of("sink", Input(last + 2, FORWARD)))
@@ -292,11 +292,11 @@ class _Walk:
         self.expected = Expectation({row: key for part in rows.values() for row, key in part.items()})
         self._outputs: list[dict[str | None, Counter[int]]] = []
         """The outputs of each node so far, by side output."""
-        self._behind: dict[int, str] = {}
+        self._makers: dict[int, str] = {}
         """The nodes that emit other rows than those of the sources, and the operators that make these."""
 
     def through(self, index: int, node: Node) -> None:
-        is_made = any(entry.node in self._behind for entry in node.inputs)
+        is_made = any(entry.node in self._makers for entry in node.inputs)
         by_port = self._received(index, node, is_made)
         outputs = {None: by_port[0] + by_port[1] if by_port[1] else by_port[0], SIDE: Counter[int](), BRIEF: Counter()}
         for position, kind in enumerate(node.chain):
@@ -351,30 +351,30 @@ class _Walk:
                 expected.tallies[uid] = stream
             case "total":
                 expected.totals[uid] = stream
-                self._behind[index] = uid
+                self._makers[index] = uid
             case "typed" | "pickled" | "rules":
                 if kind == "rules":
                     outputs[None] = stream = by_port[0]
                 in_order = kind != "rules" and self._ordered[index]
-                form, others = self._form(node), frozenset(by_port[1])
-                expected.given[uid] = Given(kind, stream, expected.keys, form, others, in_order)
+                layout, others = self._layout(node), frozenset(by_port[1])
+                expected.given[uid] = Given(kind, stream, expected.keys, layout, others, in_order)
             case "tags":
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[BRIEF] = Counter({row: n for row, n in stream.items() if row % 3 == 1})
                 outputs[None] = stream - outputs[SIDE] - outputs[BRIEF]
             case "join":
-                expected.joined[uid] = Joined(by_port[0], by_port[1], expected.keys, self._form(node))
-                self._behind[index] = uid
+                expected.joined[uid] = Joined(by_port[0], by_port[1], expected.keys, self._layout(node))
+                self._makers[index] = uid
             case "late_window" | "late_slide" | "late_session":
                 expected.lenient[uid] = lateness.LENIENT[kind], stream
-                self._behind[index] = uid
+                self._makers[index] = uid
             case "timer" | "alarm" | "table" | "clocks":
                 if kind == "table":
                     expected.counts[uid] = _counted(stream, expected.keys)
                 outputs[None] = self._without(self._held.get(uid, Counter()), stream, uid)
             case "window" | "slide" | "session":
                 expected.windowed[uid] = kind, stream
-                self._behind[index] = uid
+                self._makers[index] = uid
             case "sink":
                 self._sink(uid, index, node, stream)
             case _:  # the others forward all rows
@@ -382,7 +382,7 @@ class _Walk:
 
     def _sink(self, uid: str, index: int, node: Node, stream: Counter[int]) -> None:
         expected = self.expected
-        makers = {(self._behind[e.node], e.tag == LATE) for e in node.inputs if e.node in self._behind}
+        makers = {(self._makers[e.node], e.tag == LATE) for e in node.inputs if e.node in self._makers}
         summed = expected.totals.keys() & {maker for maker, _ in makers}
         if summed:
             expected.total_sinks[summed.pop()] = uid, index
@@ -395,8 +395,8 @@ class _Walk:
         else:
             expected.sinks[uid] = stream
 
-    def _form(self, node: Node) -> Form:
-        return form_of(self._shape, node.inputs[0]) if node.inputs else PLAIN
+    def _layout(self, node: Node) -> KeyLayout:
+        return key_layout_of(self._shape, node.inputs[0]) if node.inputs else PLAIN
 
 
 def _counted(stream: Counter[int], key_of: Mapping[int, int]) -> dict[int, tuple[int, int]]:
@@ -420,7 +420,7 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
     edges: list[Edge] = []
     ordered = ordered_nodes(shape)
     for index, node in enumerate(shape):
-        form = form_of(shape, node.inputs[0]) if node.inputs else PLAIN
+        layout = key_layout_of(shape, node.inputs[0]) if node.inputs else PLAIN
         spec: SourceSpec | None = None
         late_us = timed.DELAY_US if index in held_back else 0
         operators = []
@@ -429,7 +429,7 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
             if kind == "source":
                 spec = SourceSpec(uid, uid, remaining.pop(0))
                 continue
-            place = ordered[index], on_time[index], late_us, form
+            place = ordered[index], on_time[index], late_us, layout
             made = _operator(kind, uid, outside, sink, *place, combines=combines(shape, index))
             if isinstance(made, timed.Timestamps) and spec is not None:
                 made.splits_end = spec.source.splits_end
@@ -456,19 +456,19 @@ def combiner_of(shape: Shape, index: int) -> Combiner | None:
     return timed.window(uid_of(index, 0, kind), lateness.LENIENT.get(kind, kind), combines=True).combiner(())
 
 
-def form_of(shape: Shape, entry: Input) -> Form:
+def key_layout_of(shape: Shape, entry: Input) -> KeyLayout:
     """Return the form of the rows of an input."""
-    return BRIEF_FORM if entry.tag == BRIEF else FORMS.get(shape[entry.node].chain[-1], PLAIN)
+    return BRIEF_LAYOUT if entry.tag == BRIEF else KEY_LAYOUTS.get(shape[entry.node].chain[-1], PLAIN)
 
 
 def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
     """Return the edge for an input of node `index`."""
-    form = form_of(shape, entry)
-    keys = form.keys if entry.partitioning is KEYED else ()
-    return Edge(number, entry.node, index, entry.partitioning, form.schema, keys, entry.port, entry.tag)
+    layout = key_layout_of(shape, entry)
+    keys = layout.keys if entry.partitioning is KEYED else ()
+    return Edge(number, entry.node, index, entry.partitioning, layout.schema, keys, entry.port, entry.tag)
 
 
-_MIXES: Final = frozenset(("side", "timer", "alarm", "table", "total", "clocks", "tags", "join", *FORMS))
+_MIXES: Final = frozenset(("side", "timer", "alarm", "table", "total", "clocks", "tags", "join", *KEY_LAYOUTS))
 """The kinds of operators whose output may have the rows of a key and a split in another order, or lack some."""
 
 
@@ -500,26 +500,26 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
     is_ordered: bool,
     on_time: frozenset[int],
     late_us: int,
-    form: Form,
+    layout: KeyLayout,
     *,
     combines: bool,
 ) -> Operator:
-    """Return an operator of this kind. `form`: the form of its input rows. `combines`: whether these are combined."""
+    """Return an operator of this kind. `layout`: the form of its input rows. `combines`: whether these are combined."""
     match kind:
         case "typed" | "pickled" | "rules" | "tags":
-            return states.operator(kind, uid, outside, form)
+            return states.operator(kind, uid, outside, layout)
         case "clocks":
-            return clocks.clocks(uid, outside, form)
+            return clocks.clocks(uid, outside, layout)
         case "join":
-            return joins.Join(uid, outside, form)
+            return joins.Join(uid, outside, layout)
         case "couple":
-            return joins.Couple(outside, form)
+            return joins.Couple(outside, layout)
         case "stack":
             return lateness.Stack()
         case "plain":
-            return Plain(outside, form)
-        case _ if kind in FORMS:
-            return Rekey(outside, FORMS[kind])
+            return Plain(outside, layout)
+        case _ if kind in KEY_LAYOUTS:
+            return Rekey(outside, KEY_LAYOUTS[kind])
         case "pass":
             return Pass(outside)
         case "sieve":

@@ -21,7 +21,7 @@ _BOUNDS_US: Final = {"window": (1000 * TUMBLING_MS, 1000 * TUMBLING_MS), "slide"
 _GAP_US: Final = 1000 * GAP_MS
 Emission: TypeAlias = tuple[int, int, int, tuple[int, ...]]
 """The key, the start and the end in microseconds, and the sorted ids of the rows in the window."""
-Said: TypeAlias = tuple[int, int, dict[int, bool]]
+FiredWindows: TypeAlias = tuple[int, int, dict[int, bool]]
 """For a key: its key group, how far that had come, and whether each window that is due later was emitted, by when it
 is due."""
 Row: TypeAlias = tuple[int, int, int]
@@ -57,7 +57,7 @@ class WindowReference:
                 _put(held, _Part(start_us, end_us, Counter(ids)))
 
     def take(self, rows: Iterable[Row]) -> tuple[Counter[int], Counter[Emission]]:
-        """Process a batch, and return the ids of late rows and the windows that must be emitted at once."""
+        """Process a batch, and return the ids of late rows and the windows that must be emitted immediately."""
         return self.take_combined(((row,), key, group) for row, key, group in rows)
 
     def take_combined(
@@ -123,7 +123,7 @@ class WindowReference:
             else:
                 del self._held[place]
 
-    def said(self, emitted: Counter[Emission]) -> list[Said]:
+    def fired(self, emitted: Counter[Emission]) -> list[FiredWindows]:
         """Return for each key how far its key group had come, and which of its later windows have been emitted.
 
         `emitted`: the windows emitted since the last watermark for which everything had fired.
@@ -189,9 +189,9 @@ def _put(sessions: list[_Part], part: _Part) -> None:
     sessions.append(merged)
 
 
-def wrong_marks(said: Iterable[Said], marks_us: Mapping[int, int]) -> Iterator[str]:
+def wrong_marks(fired_windows: Iterable[FiredWindows], marks_us: Mapping[int, int]) -> Iterator[str]:
     """Yield complaints about the progress of each key group in a snapshot."""
-    for group, before_us, windows in said:
+    for group, before_us, windows in fired_windows:
         mark_us = marks_us.get(group, MIN_WATERMARK_US)
         if mark_us < before_us:
             yield f"key group {group} is at {mark_us}, and had come to {before_us}"

@@ -167,7 +167,7 @@ def capture_goes_on() -> Replacements:
 
 
 def captured_up_to_the_next_barrier() -> Replacements:
-    """Rows behind the barrier are held for its checkpoint, too, when it has arrived before they are captured."""
+    """Rows after the barrier are held for its checkpoint, too, when it has arrived before they are captured."""
     original = ElementQueue.capture
 
     def capture(self: Any, checkpoint_id: int) -> Any:
@@ -330,7 +330,7 @@ def chunks_of_an_aborted_checkpoint() -> Replacements:
 
 
 def barrier_says_nothing_of_completed_ones() -> Replacements:
-    """Tasks learn only from the coordinator that a checkpoint has completed, even if the next barrier comes first."""
+    """Tasks are notified only by the coordinator that a checkpoint has completed, even if the next barrier comes first."""
 
     def silent(
         checkpoint_id: int, created_ms: int, timeout_ms: int | None, _: int, pauses_sources: bool
@@ -391,7 +391,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "capture_goes_on": Mutation("rows are held for a checkpoint that was given up", capture_goes_on, targeted.on_time),
     "captured_up_to_the_next_barrier": Mutation(
-        "rows behind a barrier are stored with it", captured_up_to_the_next_barrier, targeted.backpressured
+        "rows after a barrier are stored with it", captured_up_to_the_next_barrier, targeted.backpressured
     ),
     "end_completes_alignment": Mutation("the end of one channel completes an alignment", end_completes_alignment),
     "end_does_not_complete_capture": Mutation(
@@ -413,7 +413,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "overtakes_in_cycles": Mutation(
         "barriers overtake where a task then waits for itself", overtakes_in_cycles, targeted.held
     ),
-    "obsolete_barrier_taken": Mutation("an obsolete barrier is taken for a new one", obsolete_barrier_taken),
+    "obsolete_barrier_taken": Mutation("an obsolete barrier counts as a new one", obsolete_barrier_taken),
     "second_port_not_blocked": Mutation(
         "the second input is not held back during an alignment", second_port_not_blocked
     ),

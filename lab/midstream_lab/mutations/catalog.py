@@ -68,7 +68,7 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
         "a link is attached in the step in which it is made, before its channels can announce any credit",
     ),
     "recovered_behind_live": Equivalent(
-        "in a checkpoint during recovery, what is still to be recovered is stored behind what has arrived since",
+        "in a checkpoint during recovery, what is still to be recovered is stored after what has arrived since",
         "a gate requests rows when the last recovered batch has been taken; as long as any is left its channels are empty",
     ),
     "ends_without_finishing": Equivalent(
@@ -84,7 +84,7 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     "rows_before_their_watermark": Equivalent(
         "an operator gets rows while a watermark that came before them is still firing",
         "operators that fire in slices are keyed, so they are the first of their task, and a task fires to the end before "
-        "it reads more; those behind them fire in one step, and have nothing pending when rows come",
+        "it reads more; those after them fire in one step, and have nothing pending when rows come",
     ),
     "first_stop_stays": Equivalent(
         "a second checkpoint with which the job stops or moves does not replace the one whose abort resumes the source",
@@ -93,7 +93,7 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     ),
     "ends_while_the_last_batch_is_sent": Equivalent(
         "a task does not wait for the rest of a batch of which a part has been sent",
-        "behind its last batch waits the end of its data, which leaves the queue only when the whole batch has left, so "
+        "after its last batch waits the end of its data, which leaves the queue only when the whole batch has left, so "
         "that the queue is not empty before that",
     ),
     "late_acknowledgement_is_deleted": Equivalent(
@@ -104,19 +104,19 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
         "completed ones",
     ),
     "capture_behind_the_end": Equivalent(
-        "a channel whose end has come goes on to capture batches",
-        "nothing comes behind the end of a partition, so that nothing more is captured; the capture itself ends with the "
+        "a channel whose end has come continues to capture batches",
+        "nothing comes after the end of a partition, so that nothing more is captured; the capture itself ends with the "
         "announcement of the end, and the next one finds the end in the queue or nothing to wait for",
     ),
     "valve_begins_again": Equivalent(
-        "the valve of a task does not know after a restore how far event time had come",
+        "the valve of a task has not restored how far event time had come",
         "what the valve gives is offered to the first operator, or to the edges, which ignore a watermark that is not "
         "above the last one they were offered; that is restored, and is the mark that the valve would have begun with",
     ),
     "producer_of_channel_state": Equivalent(
         "rows in flight are stored as another producer's",
         "which subtask gets them back, and in which order, follows from their consumer, whether they had arrived and the "
-        "number of the state that they were dealt out from; the producer is named in messages only",
+        "number of the state that they were distributed from; the producer is named in messages only",
     ),
     "queue_limit_by_rows": Equivalent(
         "a producer counts rows that wait, not buffers, against the limit of a queue",
@@ -134,8 +134,8 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
         "it gets that report; the decline arrives after it, for a checkpoint that is over",
     ),
     "epoch_behind_the_write": Equivalent(
-        "whether a later coordinator has taken over is looked at only once the metadata is written",
-        "the look before it spares a write, and no more: a coordinator that is superseded between that look and its write "
+        "whether a later coordinator has taken over is checked only once the metadata is written",
+        "the check before it saves a write, and no more: a coordinator that is superseded between that check and its write "
         "leaves the same metadata, which does not count, under an id that nothing else gets",
     ),
     "finished_task_acknowledges": Equivalent(

@@ -131,7 +131,7 @@ def given_up_after_failures() -> Replacements:
 
 
 def ended_before_committed() -> Replacements:
-    """The job ends, or stops, with the commit that is under way; what is to be committed behind it is dropped."""
+    """The job ends, or stops, with the commit that is under way; later commits are dropped."""
 
     def run_on(self: Any) -> bool:
         stop = self.requests.stop
@@ -184,7 +184,7 @@ def prepared_late() -> Replacements:
 
 
 def abort_follows_the_restart() -> Replacements:
-    """What an attempt has prepared stays on the list of what is to be thrown away."""
+    """What an attempt has prepared stays on the list of what must be deleted."""
 
     def take_prepared(self: Any) -> Any:
         unsettled = dict(self._prepared)
@@ -209,11 +209,11 @@ def settled_stays_unsettled() -> Replacements:
 
 
 def zombie_driver_commits() -> Replacements:
-    """A driver that was taken for dead continues to commit, although another one has taken over."""
+    """A driver that was considered dead continues to commit, although another one has taken over."""
     return [(committers, "check_epoch", lambda storage, epoch: None)]
 
 
-# ---- where they are looked for
+# ---- where they are searched
 
 
 def _out_of_tries(seed: int) -> Scenario:
@@ -272,7 +272,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "confirmed_with_the_next": Mutation(
         "output of the checkpoint after the completed one is forgotten", confirmed_with_the_next, targeted.undisturbed
     ),
-    "prepared_late": Mutation("a sink prepares rows from behind the barrier", prepared_late, _struck),
+    "prepared_late": Mutation("a sink prepares rows from after the barrier", prepared_late, _struck),
     "abort_follows_the_restart": Mutation(
         "output of an attempt is thrown away again and again", abort_follows_the_restart, _struck
     ),

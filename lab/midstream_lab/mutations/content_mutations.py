@@ -87,7 +87,7 @@ def joined_text_swapped() -> Replacements:
 
 
 def joined_rows_reversed() -> Replacements:
-    """Batches that wait behind one another are joined the wrong way round."""
+    """Batches that wait after one another are joined the wrong way round."""
     return [(element_queue, "concat_leased", lambda parts: concat_leased(parts[::-1]))]
 
 

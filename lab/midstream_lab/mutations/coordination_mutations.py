@@ -41,7 +41,7 @@ from midstream_lab.scenarios.targeted_ends import intolerant_saving
 
 
 def late_metadata_is_failed() -> Replacements:
-    """A checkpoint whose metadata was not written in time is taken for one that will never be."""
+    """A checkpoint whose metadata was not written in time counts as one that will never be."""
 
     def expired(self: Any, checkpoint_id: int, timeout_s: float) -> None:
         self.pending.timer = None
@@ -404,7 +404,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "pending_splits_late": Mutation("pending splits are those at completion", pending_splits_late),
     "no_fence": Mutation("a stale coordinator is not fenced", no_fence),
     "zombie_goes_on": Mutation(
-        "a stale coordinator without files restarts for ever", zombie_goes_on, targeted.superseded
+        "a stale coordinator without files restarts indefinitely", zombie_goes_on, targeted.superseded
     ),
     "every_decline_counts": Mutation("that a task is not ready counts as a failure", every_decline_counts),
     "watermark_of_the_fastest": Mutation(
@@ -437,7 +437,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "timers that wait for the clock at the end never fire", last_timers_are_dropped, targeted.alarmed
     ),
     "timers_behind_the_end": Mutation(
-        "timers that are due at the end fire behind it", timers_behind_the_end, targeted.alarmed
+        "timers that are due at the end fire after it", timers_behind_the_end, targeted.alarmed
     ),
     "timers_forgotten": Mutation("timers that wait for the clock are not restored", timers_forgotten, targeted.alarmed),
     "watermark_before_timers": Mutation(
@@ -450,7 +450,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a checkpoint while only some sources have drained", checkpoint_while_draining, targeted.draining
     ),
     "late_metadata_is_failed": Mutation(
-        "metadata that is not written in time is taken for failed", late_metadata_is_failed, targeted.hanging
+        "metadata that is not written in time counts as failed", late_metadata_is_failed, targeted.hanging
     ),
     "late_metadata_completes": Mutation(
         "a checkpoint that was given up becomes complete", late_metadata_completes, targeted.hanging

@@ -68,7 +68,7 @@ def rest_is_not_granted() -> Replacements:
 
 
 def read_rows_still_wait() -> Replacements:
-    """What was read counts as waiting, so that the limit is reached for ever."""
+    """What was read counts as waiting, so that the limit is reached indefinitely."""
 
     def take(self: Any, rows_max: int) -> Any:
         before = self.queued_buffers
@@ -186,7 +186,7 @@ def freed_with_the_next() -> Replacements:
 
 
 def local_batch_never_freed() -> Replacements:
-    """What a consumer in the same slot has processed is charged for ever, when it was joined of several."""
+    """What a consumer in the same slot has processed is charged indefinitely, when it was joined of several."""
     original = Subpartition.take
 
     def take(self: Any, rows_max: int) -> Any:
@@ -262,7 +262,7 @@ def watermark_before_rows() -> Replacements:
 
 
 def joined_over_a_barrier() -> Replacements:
-    """Small batches are joined with those behind a barrier."""
+    """Small batches are joined with those after a barrier."""
     original = ElementQueue._run
 
     def run(self: Any, first: Any, rows_max: int) -> Any:
@@ -388,7 +388,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "buffers are free when the next batch is processed", freed_with_the_next, targeted.tight
     ),
     "local_batch_never_freed": Mutation(
-        "buffers of joined batches are charged for ever", local_batch_never_freed, targeted.tight
+        "buffers of joined batches are charged indefinitely", local_batch_never_freed, targeted.tight
     ),
     "captured_is_freed_at_once": Mutation(
         "what a checkpoint holds is not charged", captured_is_freed_at_once, targeted.backpressured
@@ -407,7 +407,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "joined_without_the_last": Mutation(
         "of channels that are read together the rows of one are lost", joined_without_the_last
     ),
-    "turn_is_lost": Mutation("a channel loses its turn behind a watermark", turn_is_lost),
+    "turn_is_lost": Mutation("a channel loses its turn after a watermark", turn_is_lost),
     "opened_before_recovered": Mutation(
         "rows are requested before what is recovered has been taken", opened_before_recovered, targeted.backpressured
     ),

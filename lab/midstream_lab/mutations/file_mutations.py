@@ -69,7 +69,7 @@ def owner_is_not_claimed() -> Replacements:
 
 
 def failed_write_is_left() -> Replacements:
-    """Metadata whose writing was reported as failed is not taken back."""
+    """Metadata whose writing was reported as failed is not deleted."""
 
     class NeverDeletes:
         def __init__(self, storage: Storage) -> None:
@@ -83,7 +83,7 @@ def failed_write_is_left() -> Replacements:
 
 
 def newer_than_seen_counts() -> Replacements:
-    """A coordinator that begins says that the next checkpoint of those before it counts as well."""
+    """A coordinator that begins also counts the next checkpoint of those before it."""
 
     def newer_sealed(path: str, record: Any) -> bytes:
         if isinstance(record, FromFile):
@@ -131,7 +131,7 @@ def one_too_many_is_kept() -> Replacements:
 
 
 def one_too_few_is_kept() -> Replacements:
-    """Of several checkpoints that are to be kept the oldest goes."""
+    """Of several checkpoints that must be kept the oldest goes."""
 
     def one_less(retained: Any, keep: int, in_use: Any) -> Any:
         return split_retained(retained, max(1, keep - 1), in_use)
@@ -249,7 +249,7 @@ def a_failed_pass_is_forgotten() -> Replacements:
     return [(CheckpointCleanup, "_done", done)]
 
 
-# ---- where they are looked for
+# ---- where they are searched
 
 
 def _failing(*kinds: str, retained: int = 3) -> Callable[[int], Scenario]:
@@ -287,9 +287,7 @@ _quiet, _restarted = _failing(), _failing("kill_driver", "kill_slot")
 _unwritten = _failing("write_fails", "publish_fails", "kill_slot")
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "ids_in_the_order_of_text": Mutation(
-        "checkpoint 9 is taken for newer than 10", ids_in_the_order_of_text, _beyond_ten
-    ),
+    "ids_in_the_order_of_text": Mutation("checkpoint 9 counts as newer than 10", ids_in_the_order_of_text, _beyond_ten),
     "one_too_many_is_kept": Mutation("one checkpoint too many is kept", one_too_many_is_kept, _quiet),
     "files_that_may_be_needed_go": Mutation(
         "a checkpoint of unknown outcome loses its files", files_that_may_be_needed_go, _given_up

@@ -119,7 +119,7 @@ def output_before_input() -> Replacements:
 
 
 def old_ranges() -> Replacements:
-    """Rows are dealt out by the key groups of the subtasks before the rescale."""
+    """Rows are distributed by the key groups of the subtasks before the rescale."""
     original = redistribute_channel_state._by_key
 
     def by_key(states: Any, old: Any, edge: Any, had: int, parallelism: int, max_parallelism: int) -> Any:
@@ -165,9 +165,9 @@ def unannounced_barrier() -> Replacements:
     original = Subpartition.overtake
 
     def overtake(self: Any, barrier: Any) -> Any:
-        told, self._on_data = self._on_data, None
+        before, self._on_data = self._on_data, None
         captured = original(self, barrier)
-        self._on_data = told
+        self._on_data = before
         return captured
 
     return [(Subpartition, "overtake", overtake)]
@@ -259,7 +259,7 @@ def swallow_read_error() -> Replacements:
 
 
 def output_aside() -> Replacements:
-    """What is emitted while the pool is empty is kept beside the queue, and put there with what comes next."""
+    """What is emitted while the pool is empty is kept outside the queue, and put there with what comes next."""
     emit, broadcast = ResultPartition.emit, ResultPartition.broadcast
 
     def flush(self: Any) -> None:
@@ -321,9 +321,11 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "live data is read before recovered data", live_before_recovered, targeted.backpressured
     ),
     "output_before_input": Mutation(
-        "what had arrived is read behind what had not", output_before_input, targeted.backpressured
+        "what had arrived is read after what had not", output_before_input, targeted.backpressured
     ),
-    "old_ranges": Mutation("rows in flight are dealt by the key groups of before", old_ranges, targeted.backpressured),
+    "old_ranges": Mutation(
+        "rows in flight are distributed by the key groups of before", old_ranges, targeted.backpressured
+    ),
     "as_far_as_the_first": Mutation(
         "what consumers share is gone for all once it is for one", as_far_as_the_first, targeted.rejoined
     ),
@@ -353,6 +355,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "swallow_read_error": Mutation("an error in recovering rows is swallowed", swallow_read_error, targeted.recovering),
     "output_aside": Mutation(
-        "output is kept beside the queues while the pool is empty", output_aside, targeted.tight_pool
+        "output is kept outside the queues while the pool is empty", output_aside, targeted.tight_pool
     ),
 }

@@ -100,7 +100,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "move_slot_used_again": Mutation("a slot that has to leave is used again", used_again, targeted.leaving),
     "move_slot_let_go_at_once": Mutation(
-        "a slot that has to leave is let go at once", let_go_at_once, targeted.leaving
+        "a slot that has to leave is released immediately", let_go_at_once, targeted.leaving
     ),
     "move_end_is_no_failure": Mutation(
         "a slot that has ended before its tasks have moved is no failure", end_is_no_failure, targeted.leaving

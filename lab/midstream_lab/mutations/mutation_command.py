@@ -62,8 +62,8 @@ def line_of(kill: Kill) -> str:
     """Format a result: how many seeds were needed, and how the run failed that found the mutation."""
     found = next((each for each in (kill.random, kill.own) if each is not None and each.seed is not None), NOT_ASKED)
     raised = next((each.own_error for each in (kill.own, kill.random) if each is not None and each.own_error), "")
-    says = f"its own code fails: {raised.splitlines()[0]}" if raised else found.failure
-    return f"{_seeds(kill.own):>12}{_seeds(kill.random):>12}  {kill.name}: {kill.what} → {says}"[:TABLE_CHARS]
+    result = f"its own code fails: {raised.splitlines()[0]}" if raised else found.failure
+    return f"{_seeds(kill.own):>12}{_seeds(kill.random):>12}  {kill.name}: {kill.what} → {result}"[:TABLE_CHARS]
 
 
 def _seeds(search: Search | None) -> str:

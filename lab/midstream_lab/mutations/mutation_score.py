@@ -1,7 +1,7 @@
 """Measures how soon each mutation is found: in its own scenario, and in the usual random campaign.
 
 A kill is a run that fails under the mutation while the unchanged engine passes the same scenario within the same bound
-of steps. An exception in the mutation's own code is not a kill, since it says nothing about the simulator.
+of steps. An exception in the mutation's own code is not a kill, since it proves nothing about the simulator.
 """
 
 from __future__ import annotations

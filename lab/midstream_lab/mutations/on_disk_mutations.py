@@ -1,4 +1,4 @@
-"""Known bugs of what is on the disk and of going back, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
+"""Known bugs of what is on the disk and of rewinding, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def older_than_the_newest_counts() -> Replacements:
 
 
 def marks_are_not_looked_at() -> Replacements:
-    """A start goes back to a checkpoint that the driver before it is about to delete."""
+    """A start rewinds to a checkpoint that the driver before it is about to delete."""
     return [(store, "_is_being_deleted", lambda *_: False)]
 
 
@@ -115,7 +115,7 @@ def epoch_checked_before_the_mark() -> Replacements:
 
 
 class _CheckedOnce:
-    """A storage that shows no epoch that is newer than those of the first look."""
+    """A storage that shows no epoch that is newer than those of the first read."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -143,7 +143,7 @@ def epochs_leak() -> Replacements:
 
 
 def deleted_later() -> Replacements:
-    """What could not be deleted is not tried again at once."""
+    """What could not be deleted is not tried again immediately."""
     original = CheckpointCleanup._done
 
     def done(self: Any, *arguments: Any) -> None:
@@ -237,12 +237,12 @@ def goes_back_without_a_word() -> Replacements:
 
 
 def takes_back_too_much() -> Replacements:
-    """Sinks also take back what belongs to the checkpoint from which the job starts."""
+    """Sinks also roll back what belongs to the checkpoint from which the job starts."""
     return [(newer_output, "roll_back", _take_back(-1)), (open_directory, "roll_back", _take_back(-1))]
 
 
 def takes_back_too_little() -> Replacements:
-    """Sinks do not take back what belongs to the checkpoint right after it."""
+    """Sinks do not roll back what belongs to the checkpoint right after it."""
     return [(newer_output, "roll_back", _take_back(1)), (open_directory, "roll_back", _take_back(1))]
 
 
@@ -266,7 +266,7 @@ def commits_under_way_are_overlooked() -> Replacements:
 
 
 def taking_back_is_not_written_down() -> Replacements:
-    """A start behind one that was killed before its sinks took anything back does not stop commits that are under way."""
+    """A start after one that was killed before its sinks rolled anything back does not stop commits that are under way."""
     original = store.record_start
 
     def record_start(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
@@ -276,7 +276,7 @@ def taking_back_is_not_written_down() -> Replacements:
 
 
 def newer_ones_still_count() -> Replacements:
-    """What is gone back behind is offered again when the driver dies before it has completed a checkpoint."""
+    """What a rewind has dropped is offered again when the driver dies before it has completed a checkpoint."""
     original = store.record_start
 
     def record_start(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
@@ -286,7 +286,7 @@ def newer_ones_still_count() -> Replacements:
 
 
 def newer_ones_count_beside_pending_output() -> Replacements:
-    """So is what is gone back behind although what the job goes back to may be committed only now, and newer output is
+    """So is what a rewind has dropped although what the job rewinds to may be committed only now, and newer output is
     kept, or there is none.
     """
     original = newer_output.decide
@@ -353,7 +353,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         given_up_and_frozen,
     ),
     "marks_are_not_looked_at": Mutation(
-        "a job goes back to a checkpoint that is being deleted", marks_are_not_looked_at, back_to_the_deleted
+        "a job rewinds to a checkpoint that is being deleted", marks_are_not_looked_at, back_to_the_deleted
     ),
     "epoch_checked_before_the_mark": Mutation(
         "the epoch is checked only before a checkpoint is marked", epoch_checked_before_the_mark, back_to_the_deleted
@@ -373,13 +373,13 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "one_too_many": Mutation("one checkpoint too many is kept", one_too_many, left_behind),
     "id_is_reused": Mutation("ids of checkpoints are used again", id_is_reused, going_back_and_forth),
     "goes_back_without_a_word": Mutation(
-        "a job goes back without checking for newer output", goes_back_without_a_word, going_back_and_forth
+        "a job rewinds without checking for newer output", goes_back_without_a_word, going_back_and_forth
     ),
     "deleted_later": Mutation("what cannot be deleted waits for the next pass", deleted_later, deleted_again),
-    "takes_back_too_much": Mutation("sinks take back too much", takes_back_too_much, going_back_and_forth),
-    "takes_back_too_little": Mutation("sinks take back too little", takes_back_too_little, going_back_and_forth),
+    "takes_back_too_much": Mutation("sinks roll back too much", takes_back_too_much, going_back_and_forth),
+    "takes_back_too_little": Mutation("sinks roll back too little", takes_back_too_little, going_back_and_forth),
     "commits_under_way_are_overlooked": Mutation(
-        "a job goes back behind output that is being committed, and does not stop that",
+        "a job rewinds to before output that is being committed, and does not stop that",
         commits_under_way_are_overlooked,
         back_behind_a_commit,
     ),
@@ -389,10 +389,10 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         back_behind_a_commit,
     ),
     "newer_ones_still_count": Mutation(
-        "what is gone back behind still counts", newer_ones_still_count, going_back_and_forth
+        "what a rewind has dropped still counts", newer_ones_still_count, going_back_and_forth
     ),
     "newer_ones_count_beside_pending_output": Mutation(
-        "what is gone back behind still counts if output is pending",
+        "what a rewind has dropped still counts if output is pending",
         newer_ones_count_beside_pending_output,
         back_to_pending_keeping,
     ),

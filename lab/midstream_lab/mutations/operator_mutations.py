@@ -114,7 +114,7 @@ def broadcast_is_handed_out() -> Replacements:
 
 
 def deleted_for_good() -> Replacements:
-    """A timer that has been deleted cannot be set anew."""
+    """A timer that has been deleted cannot be set again."""
     add, delete = TimerQueue.add, TimerQueue.delete
 
     def deleting(self: Any, time_us: int, key: Any) -> None:
@@ -189,7 +189,7 @@ def oldest_run_is_not_looked_at() -> Replacements:
 
 
 def merged_run_keeps_its_id() -> Replacements:
-    """Rows that are put together with others are taken for stored, as some of them are."""
+    """Rows that are put together with others count as stored, as some of them are."""
     original = JoinIndex._put
 
     def put(self: Any, run: Any) -> None:
@@ -275,7 +275,7 @@ def state_by_the_first_key() -> Replacements:
 
 
 def shared_chunk_keeps_its_id() -> Replacements:
-    """What small frames share is taken for stored though it has changed."""
+    """What small frames share counts as stored though it has changed."""
     original = columnar.freeze
 
     class Same:
@@ -327,7 +327,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a reader of broadcast state can change it", broadcast_is_handed_out, partial(draw, topology="rules")
     ),
     "deleted_for_good": Mutation(
-        "a timer that was deleted cannot be set anew", deleted_for_good, partial(draw, topology="clocks")
+        "a timer that was deleted cannot be set again", deleted_for_good, partial(draw, topology="clocks")
     ),
     "clock_timers_as_event_timers": Mutation(
         "timers of the wall clock are restored as those of event time",
@@ -344,7 +344,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a join forgets rows among which are dead ones", half_dead_runs_are_dropped, partial(draw, topology="join")
     ),
     "oldest_run_is_not_looked_at": Mutation(
-        "a join does not look at all that it holds", oldest_run_is_not_looked_at, partial(draw, topology="join")
+        "a join does not search all that it holds", oldest_run_is_not_looked_at, partial(draw, topology="join")
     ),
     "merged_run_keeps_its_id": Mutation("a chunk outlives its rows", merged_run_keeps_its_id, waiting_in_runs),
     "one_side_output_at_a_time": Mutation(

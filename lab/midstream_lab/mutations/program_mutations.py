@@ -56,7 +56,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         targeted.changing,
     ),
     "one_had_finished_for_all": Mutation(
-        "a new operator beside one that had finished counts as finished",
+        "a new operator alongside one that had finished counts as finished",
         one_had_finished_for_all,
         targeted.changing_at_the_end,
     ),

@@ -58,7 +58,7 @@ def range_one_too_short() -> Replacements:
 
 
 def range_of_a_range_too_short() -> Replacements:
-    """What was dealt out before loses its last key group when it is dealt out again."""
+    """What was distributed before loses its last key group when it is distributed again."""
     original = segment_references.pieces_of
 
     def pieces_of(state: Any, whole: Any) -> Any:
@@ -113,7 +113,7 @@ def state_range_one_too_long() -> Replacements:
 
 
 def chunk_without_its_last_group() -> Replacements:
-    """A chunk of state is dealt out to the owners of its key groups but the last."""
+    """A chunk of state is distributed to the owners of its key groups but the last."""
     original = redistribute_state._assign_part
 
     def assign_part(name: Any, rule: Any, found: Any, own: Any, parallelism: int, max_parallelism: int) -> Any:
@@ -169,7 +169,7 @@ def _captured_in(order: Callable[[list[Any]], list[Any]]) -> Replacements:
 
 
 def rest_behind_recovered() -> Replacements:
-    """In a checkpoint during recovery, the batch in process comes behind what is still to be recovered."""
+    """In a checkpoint during recovery, the batch in process comes after what is still to be recovered."""
     return _captured_in(lambda inputs: sorted(inputs, key=lambda entry: not entry[0].stored))
 
 
@@ -290,7 +290,7 @@ def recovered_at_once() -> Replacements:
 
 
 def removed_consumers_dropped() -> Replacements:
-    """Rows in flight to subtasks that no longer exist are dealt to no subtask."""
+    """Rows in flight to subtasks that no longer exist are distributed to no subtask."""
     original = redistribute_channel_state._distribute
 
     def deal(states: Any, old: Any, edge: Any, had: int, graph: Any) -> Any:
@@ -301,7 +301,7 @@ def removed_consumers_dropped() -> Replacements:
 
 
 def dealt_to_the_next() -> Replacements:
-    """Rows in flight go to the subtask behind their own, when there are other subtasks than before."""
+    """Rows in flight go to the subtask after their own, when there are other subtasks than before."""
     original = redistribute_channel_state._by_key
 
     def by_key(states: Any, old: Any, edge: Any, had: int, parallelism: int, max_parallelism: int) -> Any:
@@ -313,7 +313,7 @@ def dealt_to_the_next() -> Replacements:
 
 
 def dealt_state_by_state() -> Replacements:
-    """Where any subtask may have them, the rows of one old subtask are dealt out one by one, not in their order."""
+    """Where any subtask may have them, the rows of one old subtask are distributed one by one, not in their order."""
     original = redistribute_channel_state._in_order
 
     def in_order(states: Any) -> Any:
@@ -370,7 +370,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "rows in flight of the last key group are not recovered", range_one_too_short, targeted.backpressured
     ),
     "range_of_a_range_too_short": Mutation(
-        "rows that are dealt out again lose a key group", range_of_a_range_too_short, targeted.rejoined
+        "rows that are distributed again lose a key group", range_of_a_range_too_short, targeted.rejoined
     ),
     "shared_border_off_by_one": Mutation(
         "a key group that consumers share counts with the wrong one", shared_border_off_by_one, targeted.rejoined
@@ -382,7 +382,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "keyed state of one key group more is restored", state_range_one_too_long, targeted.backpressured
     ),
     "chunk_without_its_last_group": Mutation(
-        "a chunk of state is not dealt to the owner of its last key group",
+        "a chunk of state is not distributed to the owner of its last key group",
         chunk_without_its_last_group,
         targeted.dealt_by_groups,
     ),
@@ -390,7 +390,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "output that waits for one consumer is stored as the next one's", output_of_a_neighbour, targeted.backpressured
     ),
     "rest_behind_recovered": Mutation(
-        "the batch in process is stored behind what is to be recovered", rest_behind_recovered, targeted.rejoined
+        "the batch in process is stored after what is to be recovered", rest_behind_recovered, targeted.rejoined
     ),
     "skip_counted_twice": Mutation("batches that are gone are skipped twice", skip_counted_twice, targeted.rejoined),
     "skip_of_the_last_segment": Mutation(
@@ -422,10 +422,10 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "rows in flight to subtasks that no longer exist are dropped", removed_consumers_dropped, targeted.backpressured
     ),
     "dealt_to_the_next": Mutation(
-        "rows in flight are dealt to the subtask behind their own", dealt_to_the_next, targeted.backpressured
+        "rows in flight are distributed to the subtask after their own", dealt_to_the_next, targeted.backpressured
     ),
     "dealt_state_by_state": Mutation(
-        "rows in flight are dealt out in the wrong order", dealt_state_by_state, targeted.backpressured
+        "rows in flight are distributed in the wrong order", dealt_state_by_state, targeted.backpressured
     ),
     "rescaled_from_the_one_before": Mutation(
         "a rescale resumes from the checkpoint before its own", rescaled_from_the_one_before, targeted.rescaled

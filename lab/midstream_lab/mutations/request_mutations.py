@@ -22,7 +22,7 @@ from midstream.simulation.fault_kinds import HANGS, Fault
 from midstream_lab.mutations.mutation import Mutation, Replacements, owner_of
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import Scenario, draw
-from midstream_lab.scenarios.targeted_at_rest import asked, intolerant
+from midstream_lab.scenarios.targeted_at_rest import intolerant, with_requests
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -72,7 +72,7 @@ def outcome_is_not_awaited() -> Replacements:
 
 
 def restored_from_what_was_dealt() -> Replacements:
-    """A restart uses what was dealt out for the one before, although a newer checkpoint is complete."""
+    """A restart uses what was distributed for the one before, although a newer checkpoint is complete."""
 
     def find(self: Any, metadata: Any, graph: Any) -> Any:
         if metadata is not None and self._distributed is not None and self._distributed[0][1] is graph:
@@ -84,7 +84,7 @@ def restored_from_what_was_dealt() -> Replacements:
 
 
 def pause_is_ignored() -> Replacements:
-    """The next checkpoint follows at once, however long the last one took."""
+    """The next checkpoint follows immediately, however long the last one took."""
 
     def due_ms(self: Any, wanted: bool, is_final: bool) -> Any:
         ended, self._ended_ms = self._ended_ms, self._began_ms
@@ -135,7 +135,7 @@ def started_before_all_are_deployed() -> Replacements:
 
 
 def end_of_a_slot_is_no_failure() -> Replacements:
-    """A slot that is lost when only some tasks have finished is taken for one that has done its work."""
+    """A slot that is lost when only some tasks have finished counts as one that has done its work."""
 
     def slot_lost(self: Any, event: Any) -> None:
         done = property(lambda attempt: attempt._in[TaskPhase.FINISHED] > 0)
@@ -234,7 +234,7 @@ def savepoint_of_an_older_checkpoint() -> Replacements:
 
 
 def drained_reads_on() -> Replacements:
-    """Sources that had not started when a drain was requested are not told to end."""
+    """Sources that had not started when a drain was requested do not get the request to end."""
 
     def stop_sources(self: Any) -> None:
         if self.phase is not Phase.STARTING:
@@ -244,7 +244,7 @@ def drained_reads_on() -> Replacements:
     return [(Coordinator, "_stop_sources", stop_sources)]
 
 
-# ---- where they are looked for
+# ---- where they are searched
 
 
 def _ending(seed: int) -> Scenario:
@@ -257,7 +257,7 @@ def _ending(seed: int) -> Scenario:
 
 def _hanging(seed: int) -> Scenario:
     """A slot dies while metadata is being written, which takes longer than a restart."""
-    drawn = asked("kill_slot")(seed)
+    drawn = with_requests("kill_slot")(seed)
     soon = 2_100_000 + 6 * (seed * 7919 % 3000)
     faults = tuple(Fault(100 + 200 * i + seed * 37 % 200, HANGS, soon) for i in range(3))
     return replace(drawn, faults=faults, tempo=replace(drawn.tempo, io_us=100, control_us=50))
@@ -265,27 +265,29 @@ def _hanging(seed: int) -> Scenario:
 
 def _again(seed: int) -> Scenario:
     """The job fails again and again, each time with newer checkpoints."""
-    drawn = asked("user_error", "kill_slot")(seed)
+    drawn = with_requests("user_error", "kill_slot")(seed)
     faults = tuple(replace(fault, step=100 + 200 * i + seed * 37 % 100) for i, fault in enumerate(drawn.faults))
     return replace(drawn, rows=100, faults=faults, interval_s=0.005)
 
 
 def _paused(seed: int) -> Scenario:
-    """Checkpoints take longer than the interval between them, and there is to be a pause between them."""
-    drawn = asked("kill_slot")(seed)
+    """Checkpoints take longer than the interval between them, and a pause is required between them."""
+    drawn = with_requests("kill_slot")(seed)
     return replace(drawn, min_pause_s=0.005, tempo=replace(drawn.tempo, io_us=2000), faults=drawn.faults[:2])
 
 
-_restarted = asked("kill_slot", "user_error", "crash_at_publish")
-_stopped = asked("stop", "checkpoint", "write_fails")
+_restarted = with_requests("kill_slot", "user_error", "crash_at_publish")
+_stopped = with_requests("stop", "checkpoint", "write_fails")
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "id_of_a_failed_one_again": Mutation("two checkpoints have one id", id_of_a_failed_one_again, asked("write_fails")),
+    "id_of_a_failed_one_again": Mutation(
+        "two checkpoints have one id", id_of_a_failed_one_again, with_requests("write_fails")
+    ),
     "finished_meanwhile_is_missed": Mutation(
         "a checkpoint waits for a task that has ended", finished_meanwhile_is_missed, _ending
     ),
     "trigger_at_the_sources_only": Mutation(
-        "no barrier comes behind an ended source", trigger_at_the_sources_only, targeted.summed
+        "no barrier comes after an ended source", trigger_at_the_sources_only, targeted.summed
     ),
     "outcome_is_not_awaited": Mutation("a restart does not wait for metadata", outcome_is_not_awaited, _hanging),
     "restored_from_what_was_dealt": Mutation(
@@ -299,10 +301,10 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "rescaled_before_it_runs": Mutation("a rescale is answered too soon", rescaled_before_it_runs, targeted.rescaled),
     "second_stop_replaces_the_first": Mutation(
-        "the client that requested a stop first is not answered", second_stop_replaces_the_first, asked("stop")
+        "the client that requested a stop first is not answered", second_stop_replaces_the_first, with_requests("stop")
     ),
     "retry_is_not_asked_for": Mutation(
-        "the client that waits for a checkpoint is forgotten", retry_is_not_asked_for, asked("checkpoint")
+        "the client that waits for a checkpoint is forgotten", retry_is_not_asked_for, with_requests("checkpoint")
     ),
     "savepoint_of_an_older_checkpoint": Mutation(
         "a savepoint is made of a checkpoint that was triggered before the request",
@@ -310,11 +312,11 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         targeted.saving,
     ),
     "stopped_with_a_failed_one": Mutation(
-        "a job stops with a checkpoint that failed", stopped_with_a_failed_one, asked("publish_fails", "stop")
+        "a job stops with a checkpoint that failed", stopped_with_a_failed_one, with_requests("publish_fails", "stop")
     ),
     "pause_is_ignored": Mutation("the pause between checkpoints is ignored", pause_is_ignored, _paused),
     "failures_are_never_forgotten": Mutation(
-        "failed checkpoints are counted for ever", failures_are_never_forgotten, intolerant
+        "failed checkpoints are counted indefinitely", failures_are_never_forgotten, intolerant
     ),
     "cancelled_is_not_awaited": Mutation(
         "an attempt begins before the last one ends", cancelled_is_not_awaited, _restarted
@@ -322,5 +324,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "asked_after_the_trigger": Mutation(
         "a request is answered with a checkpoint that was triggered before it", asked_after_the_trigger, _stopped
     ),
-    "drained_reads_on": Mutation("some sources are not told to end", drained_reads_on, asked("drain", "kill_slot")),
+    "drained_reads_on": Mutation(
+        "some sources do not get the request to end", drained_reads_on, with_requests("drain", "kill_slot")
+    ),
 }

@@ -127,11 +127,11 @@ def copied_after_the_end() -> Replacements:
     """A savepoint that is being copied when the job ends stays, although it was refused."""
     original = Savepoints._copied
 
-    def copied(self: Any, asked: Any, outcome: Any) -> None:
+    def copied(self: Any, pending: Any, outcome: Any) -> None:
         if self._has_ended:
-            self._all.remove(asked)
+            self._all.remove(pending)
         else:
-            original(self, asked, outcome)
+            original(self, pending, outcome)
 
     return [(Savepoints, "_copied", copied)]
 
@@ -142,7 +142,7 @@ def end_does_not_answer() -> Replacements:
 
     def job_ended(self: Any, *why: Any) -> None:
         copying = self._at(SavepointStage.COPYING)
-        self._all = [asked for asked in self._all if asked not in copying]
+        self._all = [pending for pending in self._all if pending not in copying]
         original(self, *why)
         self._all += copying
 
@@ -155,7 +155,7 @@ def stopped_before_copied() -> Replacements:
 
 
 def retry_is_forgotten() -> Replacements:
-    """A checkpoint that is only to be taken again is not taken for the savepoint."""
+    """A checkpoint that is only taken again is not taken for the savepoint."""
 
     def aborted(self: Any, event: Any) -> None:
         original(self, replace(event, retry=False))
@@ -193,7 +193,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "the place of a savepoint that failed is not given back", place_is_kept, targeted.saving
     ),
     "savepoint_refused_at_once": Mutation(
-        "a stop is refused before its savepoint is taken back", refused_at_once, targeted.saving
+        "a stop is refused before its savepoint is deleted", refused_at_once, targeted.saving
     ),
     "savepoint_copied_after_the_end": Mutation(
         "a savepoint is there although it was refused", copied_after_the_end, targeted.saving

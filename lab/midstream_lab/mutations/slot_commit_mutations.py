@@ -56,9 +56,9 @@ def done_when_asked() -> Replacements:
     def request(self: Any, slots: Any) -> None:
         before = set(self._unanswered)
         original(self, slots)
-        for number, asked in list(self._unanswered.items()):
+        for number, pending in list(self._unanswered.items()):
             if number not in before:
-                self.handle_answer(asked.slot, m.CommitDone(number))
+                self.handle_answer(pending.slot, m.CommitDone(number))
 
     original = CommitLanes.request
     return [(CommitLanes, "request", request)]
@@ -68,11 +68,11 @@ def answer_of_another_lane() -> Replacements:
     """The answer of a lane counts for the first lane that is being committed."""
 
     def handle_answer(self: Any, slot: int, answer: Any) -> None:
-        asked = self._unanswered.get(answer.request)
-        if asked is not None and isinstance(answer, m.CommitDone):
+        pending = self._unanswered.get(answer.request)
+        if pending is not None and isinstance(answer, m.CommitDone):
             request, first = next(iter(self._unanswered.items()))
-            self._unanswered[answer.request] = replace(asked, lane=first.lane)
-            self._unanswered[request] = replace(self._unanswered[request], lane=asked.lane)
+            self._unanswered[answer.request] = replace(pending, lane=first.lane)
+            self._unanswered[request] = replace(self._unanswered[request], lane=pending.lane)
         original(self, slot, answer)
 
     original = CommitLanes.handle_answer
@@ -80,7 +80,7 @@ def answer_of_another_lane() -> Replacements:
 
 
 def stopped_counts() -> Replacements:
-    """A commit that was told to stop counts as done."""
+    """A commit that was stopped counts as done."""
 
     def handle_answer(self: Any, slot: int, answer: Any) -> None:
         if isinstance(answer, m.CommitFailed) and answer.stopped:
@@ -95,10 +95,10 @@ def failed_lane_counts() -> Replacements:
     """A lane that has failed is not tried again with the others of its checkpoint."""
 
     def handle_answer(self: Any, slot: int, answer: Any) -> None:
-        asked = self._unanswered.get(answer.request)
+        pending = self._unanswered.get(answer.request)
         original(self, slot, answer)
-        if asked is not None and self.failed is not None and len(self.work.left) > 1:
-            self.work.left.pop(asked.lane, None)
+        if pending is not None and self.failed is not None and len(self.work.left) > 1:
+            self.work.left.pop(pending.lane, None)
 
     original = CommitLanes.handle_answer
     return [(CommitLanes, "handle_answer", handle_answer)]
@@ -108,9 +108,9 @@ def lost_with_the_slot() -> Replacements:
     """What a slot was committing that has died is not committed by another one."""
 
     def forget_lost(self: Any, live: Any) -> None:
-        for asked in self._unanswered.values():
-            if asked.slot not in live:
-                del self.work.left[asked.lane]
+        for pending in self._unanswered.values():
+            if pending.slot not in live:
+                del self.work.left[pending.lane]
         original(self, live)
 
     original = CommitLanes.forget_lost
@@ -152,7 +152,7 @@ def let_go_while_committing() -> Replacements:
 
 
 def aborted_is_committed() -> Replacements:
-    """What no checkpoint holds is committed by the slot that was to clean it up."""
+    """What no checkpoint holds is committed by the slot that had to clean it up."""
 
     def commit(self: Any, message: Any) -> None:
         original(
@@ -164,7 +164,7 @@ def aborted_is_committed() -> Replacements:
 
 
 def driver_commits() -> Replacements:
-    """The driver commits what slots are to."""
+    """The driver commits what slots must commit."""
 
     def commit_slots(job: Any) -> Any:
         return original(job) or None
@@ -174,12 +174,12 @@ def driver_commits() -> Replacements:
 
 
 def not_told_to_stop() -> Replacements:
-    """A commit does not learn that its attempt is over."""
+    """A commit is not notified that its attempt is over."""
 
     def end_attempt(self: Any) -> None:
-        told, self._stopped = self._stopped, self._services.make_signal()
+        before, self._stopped = self._stopped, self._services.make_signal()
         original(self)
-        self._stopped = told
+        self._stopped = before
 
     original = SlotCommits.end_attempt
     return [(SlotCommits, "end_attempt", end_attempt)]
@@ -203,11 +203,11 @@ def never_loaded_again() -> Replacements:
 
 
 def zombie_has_slots_commit() -> Replacements:
-    """A driver that was taken for dead has its slots continue to commit, although another one has taken over."""
+    """A driver that was considered dead has its slots continue to commit, although another one has taken over."""
     return [(slot_commits, "check_epoch", lambda storage, epoch: None)]
 
 
-# ---- where they are looked for
+# ---- where they are searched
 
 
 _killed = struck_committing("kill_slot", KILL_ANOTHER)
@@ -223,15 +223,15 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "lane_moves": Mutation("a lane changes from slot to slot", lane_moves, _killed),
     "done_when_asked": Mutation("a lane is committed when the request is sent to its slot", done_when_asked, _killed),
     "answer_of_another_lane": Mutation("an answer counts for another lane", answer_of_another_lane, _refused),
-    "stopped_counts": Mutation("a commit that was told to stop counts as done", stopped_counts, _failed),
-    "failed_lane_counts": Mutation("a lane that fails beside others is dropped", failed_lane_counts, _refused),
+    "stopped_counts": Mutation("a commit that was stopped counts as done", stopped_counts, _failed),
+    "failed_lane_counts": Mutation("a lane that fails alongside others is dropped", failed_lane_counts, _refused),
     "lost_with_the_slot": Mutation("what a dead slot was committing is dropped", lost_with_the_slot, _killed),
     "deployed_while_committing": Mutation(
         "tasks are deployed while slots still commit", deployed_while_committing, _killed
     ),
     "ended_while_committing": Mutation("a job ends while its slots still commit", ended_while_committing, _killed),
     "let_go_while_committing": Mutation("a rescale lets slots go that commit", let_go_while_committing, _rescaled),
-    "aborted_is_committed": Mutation("what is to be cleaned up is committed", aborted_is_committed, _declined),
+    "aborted_is_committed": Mutation("what must be cleaned up is committed", aborted_is_committed, _declined),
     "driver_commits": Mutation("the driver commits although there are slots", driver_commits, _killed),
     "not_told_to_stop": Mutation("a commit outlives its attempt", not_told_to_stop, _failed),
     "zombie_has_slots_commit": Mutation(

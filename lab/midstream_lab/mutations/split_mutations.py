@@ -91,7 +91,7 @@ def handed_out_before_the_restart() -> Replacements:
 
 
 def pending_of_the_last_round() -> Replacements:
-    """A checkpoint holds the splits that wait only once no more are to be found."""
+    """A checkpoint holds the splits that wait only once no more can be found."""
 
     def snapshot(self: Any) -> tuple[SourcePosition, ...]:
         return tuple(
@@ -120,7 +120,7 @@ def told_of_now() -> Replacements:
 
 
 def last_batch_again() -> Replacements:
-    """The offset of a split is that of the last batch, not the one behind it."""
+    """The offset of a split is that of the last batch, not the one after it."""
 
     def snapshot(self: Any, new_id: Any) -> Any:
         now = [current.split for current in self._splits]
@@ -230,7 +230,7 @@ def time_waits_for_rows_without_it() -> Replacements:
     return [(WatermarkValve, "__init__", init)]
 
 
-# ---- where they are looked for
+# ---- where they are searched
 
 
 _found = partial(restarted, ("kill_slot", "user_error", "kill_driver"))
@@ -272,7 +272,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "splits found by the attempt before are handed out", found_before_the_reset, finding
     ),
     "handed_out_before_the_restart": Mutation(
-        "splits that wait stay when the job goes back", handed_out_before_the_restart, _found
+        "splits that wait stay when the job rewinds", handed_out_before_the_restart, _found
     ),
     "pending_of_the_last_round": Mutation(
         "splits that wait are not in a checkpoint", pending_of_the_last_round, _found

@@ -124,7 +124,7 @@ def older_chunks_win() -> Replacements:
 
 
 def restored_keys_are_forgotten() -> Replacements:
-    """Of a chunk that was restored in part it is not known what is in it: it is not stored anew."""
+    """Of a chunk that was restored in part the contents are unknown: it is not stored again."""
 
     def older(self: Any, stored_bytes: Any) -> Any:
         self._chunks = [chunk for chunk in self._chunks if "/" not in chunk.chunk_id]
@@ -135,12 +135,12 @@ def restored_keys_are_forgotten() -> Replacements:
 
 
 def older_items_stay() -> Replacements:
-    """The items that an older chunk has of a list or a map are restored beside the newer ones."""
+    """The items that an older chunk has of a list or a map are restored as well as the newer ones."""
     return [(State, "forget", lambda self, keys: None)]
 
 
 def any_snapshot_counts() -> Replacements:
-    """What a snapshot has written is taken for stored before its checkpoint has completed."""
+    """What a snapshot has written counts as stored before its checkpoint has completed."""
 
     def stored_bytes(self: Any, chunk_id: str) -> int | None:
         places = [self._stored, *(taken.chunks for taken in self._unconfirmed.values())]
@@ -287,12 +287,12 @@ def clock_timers_are_not_dealt() -> Replacements:
 
 
 def one_group_more() -> Replacements:
-    """The key group behind the range is taken along."""
+    """The key group after the range is included."""
     return [(state_files, "_select", _select_up_to(1))]
 
 
 def one_group_less() -> Replacements:
-    """The last key group of the range is left behind."""
+    """The last key group of the range is left out."""
     return [(state_files, "_select", _select_up_to(-1))]
 
 
@@ -308,7 +308,7 @@ def _select_up_to(more: int) -> Callable[..., Chunk | None]:
 
 
 def whole_up_to_the_next() -> Replacements:
-    """A chunk that ends with the key group behind the range counts as one that is all inside."""
+    """A chunk that ends with the key group after the range counts as one that is all inside."""
 
     def keyed_rows(chunk: Any, key_groups: range) -> Any:
         whole = key_groups.start <= chunk.key_group_min and chunk.key_group_max <= key_groups.stop
@@ -349,7 +349,7 @@ def last_reader_of_a_chunk() -> Replacements:
 
 
 def rest_of_a_list_is_lost() -> Replacements:
-    """Of a list that is dealt out, what does not come out even is gone."""
+    """Of a list that is distributed, the remainder is lost."""
 
     def select(table: pa.Table, chunk: Any, owned: Any) -> Chunk | None:
         if owned.stride > 1:
@@ -405,7 +405,7 @@ def finished_by_number() -> Replacements:
     return [(redistribute_state, "_had_ended", had_ended)]
 
 
-# ---- where they are looked for
+# ---- where they are searched
 
 
 def _holding(topology: str) -> Callable[[int], Scenario]:
@@ -467,7 +467,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "last_reader_of_a_chunk": Mutation(
         "of several subtasks the last does not get its rows", last_reader_of_a_chunk, _keyed
     ),
-    "rest_of_a_list_is_lost": Mutation("what does not come out even is not dealt out", rest_of_a_list_is_lost, _dealt),
+    "rest_of_a_list_is_lost": Mutation("the remainder of a list is not distributed", rest_of_a_list_is_lost, _dealt),
     "union_of_its_own": Mutation("a subtask has only its own part of union state", union_of_its_own, _holding("tally")),
     "no_broadcast_for_new_ones": Mutation(
         "new subtasks have no broadcast state", no_broadcast_for_new_ones, dealt_anew("broadcast")

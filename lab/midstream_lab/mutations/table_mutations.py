@@ -52,7 +52,7 @@ def removed_rows_are_due_again() -> Replacements:
 
 
 def due_before_not_at() -> Replacements:
-    """What is due at the very time that was asked for stays."""
+    """What is due at the very time that was requested stays."""
     original = TableRun.until
     return [(TableRun, "until", lambda self, column, tick: original(self, column, tick - 1))]
 
@@ -81,7 +81,7 @@ def positions_of_before() -> Replacements:
 
 
 def codes_that_were_removed() -> Replacements:
-    """A run that is written anew without removed rows is searched as if they were there."""
+    """A run that is written again without removed rows is searched as if they were there."""
     return [(TableRun, "living_index", lambda run: run._index)]
 
 
@@ -107,6 +107,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a merged run is searched by positions of before", positions_of_before, targeted.in_tables
     ),
     "codes_that_were_removed": Mutation(
-        "a run that was written anew is searched for rows that it has not", codes_that_were_removed, targeted.in_tables
+        "a run that was written again is searched for rows that it has not", codes_that_were_removed, targeted.in_tables
     ),
 }

@@ -101,7 +101,7 @@ def late_rows_are_taken() -> Replacements:
 
 
 def drops_wait_for_a_heartbeat() -> Replacements:
-    """Checkpoints complete behind dropped rows, and those who dropped them are lost before they report it."""
+    """Checkpoints complete after dropped rows, and those who dropped them are lost before they report it."""
     return [(task, "has_dropped", lambda _: False)]
 
 
@@ -323,7 +323,7 @@ def join_without_its_bound() -> Replacements:
     return [(JoinIndex, "pairs", lambda self, rows, low, high: original(self, rows, low, high - 1))]
 
 
-# ---- where they are looked for
+# ---- where they are searched
 
 
 def _on_time(seed: int) -> Scenario:
@@ -375,7 +375,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "windows_are_kept": Mutation("windows that can no longer change stay in state", windows_are_kept, _panes),
     "sessions_are_kept": Mutation("sessions that can no longer change stay in state", sessions_are_kept, _sessions),
     "touching_stay_apart": Mutation("sessions that touch are not merged", touching_stay_apart, _sessions),
-    "long_sessions_are_cut": Mutation("a session is cut behind a short part of it", long_sessions_are_cut, _sessions),
+    "long_sessions_are_cut": Mutation("a session is cut after a short part of it", long_sessions_are_cut, _sessions),
     "restored_sessions_never_end": Mutation(
         "restored sessions do not fire", restored_sessions_never_end, _due_sessions
     ),

@@ -95,7 +95,7 @@ def snapshot_after_the_next_rows() -> Replacements:
 
 
 def source_ahead_of_its_barrier() -> Replacements:
-    """A source emits one more batch behind the barrier, and its position is that behind the batch."""
+    """A source emits one more batch after the barrier, and its position is that after the batch."""
     original = task.Task.take_snapshot
 
     def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
@@ -107,7 +107,7 @@ def source_ahead_of_its_barrier() -> Replacements:
 
 
 def barrier_before_the_last_batch() -> Replacements:
-    """What was emitted last goes out behind the barrier."""
+    """What was emitted last goes out after the barrier."""
     original = Subpartition.add
 
     def add(self: Any, element: Any) -> None:
@@ -240,7 +240,7 @@ def idle_subtask_is_passed() -> Replacements:
 
 
 def idle_way_is_passed() -> Replacements:
-    """An idle operator is not waited for, although its source, which is read beside it, is active again."""
+    """An idle operator is not waited for, although its source, which is read alongside it, is active again."""
     original = valve._families
 
     def families(origins: Any) -> Any:
@@ -253,7 +253,7 @@ def idle_way_is_passed() -> Replacements:
 
 
 def idle_ways_together_are_passed() -> Replacements:
-    """Nor are all idle subtasks of a source, though an operator that reads all of them is active, and is read beside them."""
+    """Nor are all idle subtasks of a source, though an operator that reads all of them is active, and is read alongside them."""
     original = valve._families
 
     def families(origins: Any) -> Any:
@@ -266,7 +266,7 @@ def idle_ways_together_are_passed() -> Replacements:
 
 
 def end_stays_before_a_generator() -> Replacements:
-    """The end of event time, of which the operator before a generator had heard, is no longer offered to the generator."""
+    """The end of event time, which the operator before a generator had received, is no longer offered to the generator."""
     original = chain.OperatorChain.restore
 
     def restore(self: Any, marks: Any) -> None:
@@ -310,9 +310,9 @@ def watermark_not_said_again() -> Replacements:
 
     def start(self: Any) -> None:
         outputs = self.operators.outputs
-        told, outputs.broadcast = outputs.broadcast, nothing
+        before, outputs.broadcast = outputs.broadcast, nothing
         original(self)
-        outputs.broadcast = told
+        outputs.broadcast = before
 
     return [(task.Task, "start", start)]
 
@@ -348,12 +348,12 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "failure_discards": Mutation("a failed task drops channels that peers still use", failure_discards),
     "early_split": Mutation("a split that comes after the trigger is in the snapshot", early_split),
     "offset_before_emit": Mutation("rows that were read ahead count as emitted", offset_before_emit),
-    "snapshot_after_the_next_rows": Mutation("a snapshot is taken behind the next rows", snapshot_after_the_next_rows),
+    "snapshot_after_the_next_rows": Mutation("a snapshot is taken after the next rows", snapshot_after_the_next_rows),
     "source_ahead_of_its_barrier": Mutation(
         "a source continues between its barrier and its snapshot", source_ahead_of_its_barrier
     ),
     "barrier_before_the_last_batch": Mutation(
-        "what was emitted last goes out behind the barrier", barrier_before_the_last_batch
+        "what was emitted last goes out after the barrier", barrier_before_the_last_batch
     ),
     "final_by_any_checkpoint": Mutation(
         "a task ends with a checkpoint from before its end", final_by_any_checkpoint, targeted.ending("keyed")
@@ -395,12 +395,12 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         targeted.quiet("quiet"),
     ),
     "idle_way_is_passed": Mutation(
-        "an idle operator is not waited for while its source is active beside it",
+        "an idle operator is not waited for while its source is active alongside it",
         idle_way_is_passed,
         targeted.quiet("quiet_twice"),
     ),
     "idle_ways_together_are_passed": Mutation(
-        "all subtasks of an idle source are not waited for while an operator behind them is active beside them",
+        "all subtasks of an idle source are not waited for while an operator downstream is active alongside them",
         idle_ways_together_are_passed,
         targeted.quiet("quiet_twice"),
     ),

@@ -20,7 +20,7 @@ from midstream_lab.checkers.content_checker import MAKING
 from midstream_lab.jobs import states
 from midstream_lab.jobs.shapes import FORWARD, KEYED, Input, Shape
 from midstream_lab.jobs.timed import STRATEGIES
-from midstream_lab.jobs.topologies import form_of, uid_of
+from midstream_lab.jobs.topologies import key_layout_of, uid_of
 
 NEW: Final = "new"
 """The prefix of the uids of operators that the original program does not have."""
@@ -83,8 +83,8 @@ class _Program:
         for task, node in zip(self.tasks, self._shape, strict=True):
             uid = task.specs[0].uid
             if self.kinds[uid] == "typed" and self._random.random() < 0.5:
-                form = form_of(self._shape, node.inputs[0])
-                task.specs[0] = OperatorSpec(uid, uid, states.operator("typed more", uid, self._outside, form))
+                layout = key_layout_of(self._shape, node.inputs[0])
+                task.specs[0] = OperatorSpec(uid, uid, states.operator("typed more", uid, self._outside, layout))
         for task in list(self.tasks):
             task.specs[1:] = [spec for spec in task.specs[1:] if self.kinds[spec.uid] != "pass" or not self._often()]
             self._insert(task)
@@ -196,7 +196,7 @@ def changed(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowLocation:
     """A place for rows in flight, before the operator at `position` of a node's chain. `entry` defines their form."""
 
     node: int
@@ -204,20 +204,20 @@ class Place:
     entry: Input
 
 
-class Places:
+class RowLocations:
     """Finds the place in the original program to which an edge of a changed one leads."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._at = {uid_of(i, at, kind): (i, at) for i, node in enumerate(shape) for at, kind in enumerate(node.chain)}
 
-    def of(self, metadata: CheckpointMetadata) -> dict[int, Place]:
+    def of(self, metadata: CheckpointMetadata) -> dict[int, RowLocation]:
         """Return the place for each edge of a checkpoint, by its id.
 
         Edges that lead only to new operators have none: they are forward, so no rows are in flight there.
         """
         uids = [vertex.uids for vertex in metadata.vertices]
-        found: dict[int, Place] = {}
+        found: dict[int, RowLocation] = {}
         for edge in metadata.edges:
             first, last = edge, edge
             while all(uid.startswith(NEW) for uid in uids[first.source]):
@@ -228,17 +228,17 @@ class Places:
                     break
                 last = following
             else:
-                found[edge.id] = self._place(first, last, uids)
+                found[edge.id] = self._location(first, last, uids)
         return found
 
-    def _place(self, first: EdgeLayout, last: EdgeLayout, uids: Sequence[Sequence[str]]) -> Place:
+    def _location(self, first: EdgeLayout, last: EdgeLayout, uids: Sequence[Sequence[str]]) -> RowLocation:
         source, _ = next(self._at[uid] for uid in reversed(uids[first.source]) if uid in self._at)
         node, position = next(self._at[uid] for uid in uids[last.target] if uid in self._at)
         if source == node:
-            return Place(node, position, Input(node, FORWARD))
+            return RowLocation(node, position, Input(node, FORWARD))
         ends = source, last.port, first.tag
         entries = (entry for entry in self._shape[node].inputs if (entry.node, entry.port, entry.tag) == ends)
-        return Place(node, position, next(entries))
+        return RowLocation(node, position, next(entries))
 
 
 # ---- why a job cannot continue ---------------------------------------------

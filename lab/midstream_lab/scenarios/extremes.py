@@ -1,6 +1,6 @@
 """Settings far from the usual ones, in some of the random runs: each from the rest of its range.
 
-Most runs have short intervals, large tolerances and buffers to spare, because much happens in them then. What goes wrong
+Most runs have short intervals, large tolerances and buffers in reserve, because much happens in them then. What goes wrong
 only if no other checkpoint follows, if the first failure is one too many, or if there is no credit left, needs the opposite.
 """
 

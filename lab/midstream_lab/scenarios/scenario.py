@@ -94,7 +94,7 @@ class Scenario:
     small_chunks: bool = False
     """Whether chunks are small; a tenth of the other runs have small chunks by chance (`simulation.chunk_sizes`)."""
     combined_rows_min: int = 0
-    """The rows from which on every batch is combined; 0: that is drawn, and that more than a share of them must be spared."""
+    """The rows from which on every batch is combined; 0: that is drawn, and that more than a share of them must be saved."""
     on_slots: float = 0.0
     """The share of the sinks that commit on slots."""
     is_scant: bool = False
@@ -221,8 +221,8 @@ def _first_faults(seed: int, given: Sequence[str] | None, has_checkpoints: bool,
 
 def _with_more_faults(drawn: tuple[Fault, ...], seed: int, has_checkpoints: bool, rows: int) -> tuple[Fault, ...]:
     """Add faults of further kinds. Each kind has its own random source, so that a new kind does not change the others."""
-    asked = SAVEPOINTS if has_checkpoints else tuple(kind for kind in SAVEPOINTS if kind in WITHOUT_CHECKPOINTS)
-    drawn = with_savepoints(drawn, Random(f"savepoints {seed}"), asked, rows)
+    savepoints = SAVEPOINTS if has_checkpoints else tuple(kind for kind in SAVEPOINTS if kind in WITHOUT_CHECKPOINTS)
+    drawn = with_savepoints(drawn, Random(f"savepoints {seed}"), savepoints, rows)
     kinds = (HANGS, LONG_CALL) if has_checkpoints else (LONG_CALL,)
     drawn = with_hangs(drawn, Random(f"hangs {seed}"), kinds, rows)
     drawn = with_stalls(drawn, Random(f"stalls {seed}"), rows)

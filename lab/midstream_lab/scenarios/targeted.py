@@ -1,6 +1,6 @@
 """Regions of all scenarios in which bugs have been found: each draws of a seed what brings its bugs out soon.
 
-Known bugs that were put back (`midstream_lab.mutations.catalog`) are looked for in the region of each. The random campaign
+Known bugs that were put back (`midstream_lab.mutations.catalog`) are searched in the region of each. The random campaign
 visits all of them, too: what it takes to meet a rare bug by chance is what it took to find the last one.
 """
 
@@ -67,7 +67,7 @@ def hanging(seed: int) -> Scenario:
 
 
 def barriers_first(seed: int) -> Scenario:
-    """Barriers are faster than the word that the checkpoint before has completed, and only one is kept."""
+    """Barriers are faster than the notification that the checkpoint before has completed, and only one is kept."""
     drawn = draw(seed, topology="keyed", parallelism=4, faults=(), rows=200)
     tempo = replace(drawn.tempo, mail_us=40, control_us=5000, data_us=20, io_us=100)
     return replace(drawn, tempo=tempo, interval_s=0.001, min_pause_s=0.0, retained=1, aligned_timeout_s=0.0)
@@ -100,7 +100,7 @@ def many_splits(seed: int) -> Scenario:
 
 
 def always_due(seed: int) -> Scenario:
-    """Splits are soon idle where looking at the clock takes long and checkpoints follow at once: timers are always due."""
+    """Splits are soon idle where reading the clock takes long and checkpoints follow immediately: timers are always due."""
     drawn = draw(seed, topology="sliding", parallelism=1, faults=(), rows=10)
     shape = tuple(
         replace(node, chain=tuple("idle" if kind == "tight" else kind for kind in node.chain)) for node in drawn.shape
@@ -113,7 +113,7 @@ def always_due(seed: int) -> Scenario:
 def quiet(topology: str) -> Callable[[int], Scenario]:
     """The only split of a job, which has many lulls, is idle now and then, and timers hold rows of it then.
 
-    The rows take their time from task to task, so that one way may be two lulls behind another.
+    The rows take their time from task to task, so that one way may be two lulls later than another.
     """
 
     def scenario(seed: int) -> Scenario:
@@ -234,7 +234,7 @@ def failing_alone(seed: int) -> Scenario:
 
 
 def cancelled_late(seed: int) -> Scenario:
-    """Word that a checkpoint has failed comes by slow lines, and barriers of the next one by quick ones."""
+    """Notifications of a failed checkpoint come by slow connections, and barriers of the next one by quick ones."""
     drawn = draw(seed, topology="same_upstream", parallelism=2, faults=(), rows=200)
     tempo = replace(drawn.tempo, mail_us=5, control_us=5000, data_us=20, io_us=100, clock_tick_us=0)
     faults = tuple(Fault(100 + 80 * i + seed * 37 % 80, "write_fails", seed + i) for i in range(6))
@@ -243,21 +243,21 @@ def cancelled_late(seed: int) -> Scenario:
 
 
 def lying(seed: int) -> Scenario:
-    """The storage writes metadata and says that it has not; state is inline, so that little else is written."""
+    """The storage writes metadata and reports that it has not; state is inline, so that little else is written."""
     drawn = draw(seed, topology="keyed", parallelism=2, faults=(), rows=200)
     faults = tuple(Fault(100 + 40 * i + seed * 37 % 40, "storage_lies", 1 + i % 2) for i in range(8))
     return replace(drawn, faults=faults, aligned_timeout_s=None, interval_s=0.0005, min_pause_s=0.0, keys=3)
 
 
 def denied(seed: int) -> Scenario:
-    """Metadata is written, and is said not to be."""
+    """Metadata is written, and reported as not written."""
     drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=(), rows=100)
     faults = tuple(Fault(60 + 150 * i + seed * 37 % 150, PUBLISH_LIES, 0) for i in range(4))
     return replace(drawn, faults=faults, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0, row_us=1000)
 
 
 def unheard(seed: int) -> Scenario:
-    """Slots die while reads take their time: a source says nothing yet, and another one is ahead of where it was."""
+    """Slots die while reads take their time: a source reports nothing yet, and another one is ahead of where it was."""
     drawn = draw(seed, topology=("timers", "tables", "session")[seed % 3], parallelism=1 + seed % 2, rows=200)
     struck = tuple(Fault(300 + 300 * i + seed * 37 % 200, "kill_slot", seed * 31 + i) for i in range(8))
     tempo = replace(drawn.tempo, mail_us=5, control_us=50, data_us=20, io_us=2000, clock_tick_us=0)
@@ -340,7 +340,7 @@ def ending_rescaled(seed: int) -> Scenario:
 
 
 def draining(seed: int) -> Scenario:
-    """The driver dies soon after the job was told to drain, while some sources still have rows that nobody takes."""
+    """The driver dies soon after the job got the request to drain, while some sources still have rows that nobody takes."""
     drawn = draw(seed, topology=("union", "multi_input")[seed % 2], parallelism=2, rows=400, faults=())
     drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, splits=2)
     drain = Fault(150 + seed * 37 % 300, "drain", 0)
@@ -402,7 +402,7 @@ def in_tables(seed: int) -> Scenario:
 
 
 def leaving(seed: int) -> Scenario:
-    """Slots have to leave, one after the other, and the job is rescaled, or asked to stop, meanwhile."""
+    """Slots have to leave, one after the other, and the job is rescaled, or gets the request to stop, meanwhile."""
     random = Random(f"leaving {seed}")
     drawn = draw(seed, topology="keyed", parallelism=3, faults=(), rows=100)
     kinds = (LEAVING, LEAVING, LEAVING, "rescale", "stop")
@@ -424,11 +424,13 @@ def given_up(seed: int) -> Scenario:
 
 
 def saving(seed: int) -> Scenario:
-    """Savepoints are asked for again and again, while checkpoints and commits follow each other and the disk is slow."""
+    """Savepoints are requested again and again, while checkpoints and commits follow each other and the disk is slow."""
     drawn = draw(seed, topology="keyed", faults=SAVEPOINTS, rows=100)
-    asked = tuple(Fault(60 + seed * 37 % 300 + 90 * i, SAVEPOINTS[(seed + i) % 4], seed * 31 + i) for i in range(4))
+    savepoints = tuple(
+        Fault(60 + seed * 37 % 300 + 90 * i, SAVEPOINTS[(seed + i) % 4], seed * 31 + i) for i in range(4)
+    )
     if seed % 4 == 3:
-        asked += tuple(Fault(fault.step + 10 + seed * 17 % 120, "cancel", 0) for fault in asked)
+        savepoints += tuple(Fault(fault.step + 10 + seed * 17 % 120, "cancel", 0) for fault in savepoints)
     drawn = replace(drawn, interval_s=0.0005, min_pause_s=0.0, retained=1, sink_rows=1, sink_pause_s=0.003)
     return replace(
         drawn,
@@ -436,12 +438,12 @@ def saving(seed: int) -> Scenario:
         aligned_timeout_s=0.0,
         queue_time_s=None,
         timeout_s=60.0,
-        faults=tuple(sorted((*drawn.faults, *asked), key=lambda fault: fault.step)),
+        faults=tuple(sorted((*drawn.faults, *savepoints), key=lambda fault: fault.step)),
     )
 
 
 def saving_slowly(seed: int) -> Scenario:
-    """Savepoints are copied to slow places, while checkpoints follow at once and only one is kept; or the job ends meanwhile."""
+    """Savepoints are copied to slow places, while checkpoints follow immediately and only one is kept; or the job ends meanwhile."""
     drawn = draw(seed, topology="keyed", parallelism=2, faults=(), rows=200)
     faults = tuple(Fault(60 + seed * 37 % 100 + 200 * i, SAVEPOINT_SLOW, seed * 7919 + i) for i in range(3))
     tempo = replace(drawn.tempo, mail_us=40, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
@@ -451,7 +453,7 @@ def saving_slowly(seed: int) -> Scenario:
 
 
 def held(seed: int) -> Scenario:
-    """Rows go two ways to a slow task, one of which aligns, and behind a task that aligns itself."""
+    """Rows go two ways to a slow task, one of which aligns, and downstream of a task that aligns itself."""
     drawn = draw(seed, topology="held", parallelism=2 + seed % 2, faults=(), rows=200)
     slow = replace(drawn, row_us=1000, sink_rows=0, batch_rows=3, text_bytes=2000, pool_buffers=0, buffer_bytes=4096)
     return replace(slow, aligned_timeout_s=0.0, interval_s=0.005, min_pause_s=0.0, timeout_s=60.0)
@@ -465,7 +467,7 @@ def held_and_changed(seed: int) -> Scenario:
 
 
 def stalled(seed: int) -> Scenario:
-    """A slot hears nothing for a while, and a checkpoint fails: word of that comes when the next one is on its way."""
+    """A slot receives nothing for a while, and a checkpoint fails: its notification comes when the next one is on its way."""
     drawn = draw(seed, topology=("same_upstream", "pipeline")[seed % 2], parallelism=2, faults=(), rows=400)
     random = Random(f"stalled {seed}")
     faults = []
@@ -490,7 +492,7 @@ def shared(seed: int) -> Scenario:
 
 
 def firing(seed: int) -> Scenario:
-    """Watermarks take many slices to fire: looking at the clock takes long, and slots die meanwhile."""
+    """Watermarks take many slices to fire: reading the clock takes long, and slots die meanwhile."""
     drawn = draw(
         seed, topology=("timers", "sliding", "window")[seed % 3], parallelism=2, faults=("kill_slot",), rows=100
     )
@@ -525,7 +527,7 @@ def unwritable(seed: int) -> Scenario:
 
 
 def captured_in_vain(seed: int) -> Scenario:
-    """Sources are told of a checkpoint one long after the other, and what is captured meanwhile cannot be written."""
+    """Sources are notified of a checkpoint one long after the other, and what is captured meanwhile cannot be written."""
     drawn = draw(seed, topology="keyed", parallelism=3 + seed % 2, faults=(), rows=200)
     random = Random(f"captured in vain {seed}")
     faults = tuple(Fault(60 + 40 * i, "write_fails", random.randrange(15)) for i in range(20))
@@ -535,7 +537,7 @@ def captured_in_vain(seed: int) -> Scenario:
 
 
 def undisturbed(seed: int) -> Scenario:
-    """Nothing happens to the job, whose checkpoints follow at once, with state in files that take their time."""
+    """Nothing happens to the job, whose checkpoints follow immediately, with state in files that take their time."""
     drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
     tempo = replace(drawn.tempo, io_us=2000, clock_tick_us=0)
     return replace(drawn, tempo=tempo, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, keys=50)
@@ -577,7 +579,7 @@ def dawdling(seed: int) -> Scenario:
 
 
 def joining(seed: int) -> Scenario:
-    """Small batches wait in many channels, some of them behind barriers that were aligned: slots take long for every mail."""
+    """Small batches wait in many channels, some of them after barriers that were aligned: slots take long for every mail."""
     topology, parallelism = (("keyed", 4), ("union", 3))[seed % 2]
     drawn = draw(seed, topology=topology, parallelism=parallelism, rows=300, faults=())
     tempo = replace(drawn.tempo, mail_us=400, control_us=50, data_us=20, io_us=100, clock_tick_us=0)

@@ -1,4 +1,4 @@
-"""Regions of scenarios around what is at rest: checkpoints in their directory, output, splits, and state that is dealt anew."""
+"""Regions of scenarios around what is at rest: checkpoints in their directory, output, splits, and state that is redistributed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from midstream_lab.scenarios.targeted import close_behind, hanging
 
 
 def going_back_and_forth(seed: int) -> Scenario:
-    """The job goes back to older checkpoints and savepoints again and again."""
+    """The job rewinds to older checkpoints and savepoints again and again."""
     drawn = draw(seed, topology="keyed", parallelism=2, faults=("savepoint",), rows=100)
     back = tuple(Fault(150 + 120 * i + seed * 37 % 100, "go_back", seed * 7919 + 104_729 * i) for i in range(5))
     faults = tuple(sorted((*drawn.faults, *back), key=lambda fault: fault.step))
@@ -38,7 +38,7 @@ def going_back_and_forth(seed: int) -> Scenario:
 
 
 def frozen(seed: int) -> Scenario:
-    """A driver is frozen between its look at the epochs and the writing of metadata; then slots die."""
+    """A driver is frozen between its check of the epochs and the writing of metadata; then slots die."""
     drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
     faults = (
         Fault(60 + seed * 37 % 200, "freeze_at_publish", seed * 7919),
@@ -49,7 +49,7 @@ def frozen(seed: int) -> Scenario:
     return replace(drawn, tempo=tempo, interval_s=0.002, retained=3, sink_rows=1, sink_pause_s=0.01, faults=faults)
 
 
-def asked(*kinds: str) -> Callable[[int], Scenario]:
+def with_requests(*kinds: str) -> Callable[[int], Scenario]:
     """Of a seed: requests and failures follow each other while checkpoints are made."""
 
     def scenario(seed: int) -> Scenario:
@@ -64,7 +64,7 @@ def asked(*kinds: str) -> Callable[[int], Scenario]:
 
 def intolerant(seed: int) -> Scenario:
     """Now and then a checkpoint cannot be written, and three in a row are too many."""
-    drawn = asked("write_fails", "publish_fails")(seed)
+    drawn = with_requests("write_fails", "publish_fails")(seed)
     return replace(drawn, tolerable_failures=2, interval_s=0.005)
 
 
@@ -214,7 +214,7 @@ def behind_closely(scenario_of: Callable[[int], Scenario]) -> Callable[[int], Sc
 
 
 def firing_slowly(seed: int) -> Scenario:
-    """Windows of many keys fire, and looking at the clock takes long: barriers come between the key groups of a firing."""
+    """Windows of many keys fire, and reading the clock takes long: barriers come between the key groups of a firing."""
     drawn = behind_closely(windowed("sliding", "window"))(seed)
     steps = (100 + 150 * i + seed * 37 % 150 for i in range(12))
     faults = tuple(Fault(step, ("kill_slot", "stop")[i % 2], seed + i) for i, step in enumerate(steps))
@@ -259,7 +259,7 @@ def rejoined_with_gaps(seed: int) -> Scenario:
 
 
 def learning_late(seed: int) -> Scenario:
-    """Barriers are faster than the word that the checkpoint before has completed; only one is kept, and rows are rare."""
+    """Barriers are faster than the notification that the checkpoint before has completed; only one is kept, and rows are rare."""
     drawn = draw(seed, topology="keyed", parallelism=3, faults=(), rows=30)
     tempo = replace(drawn.tempo, mail_us=5, control_us=1500, data_us=20, io_us=100, clock_tick_us=0, interleave=0.0)
     drawn = replace(drawn, tempo=tempo, aligned_timeout_s=0.0, interval_s=0.0002, min_pause_s=0.0, timeout_s=60.0)
@@ -312,7 +312,7 @@ def given_up_and_frozen(seed: int) -> Scenario:
 
 
 def back_to_pending(seed: int) -> Scenario:
-    """The job is started over while commits fail, goes back to a checkpoint whose output is pending, and goes back again."""
+    """The job is started over while commits fail, rewinds to a checkpoint whose output is pending, and rewinds again."""
     drawn = draw(seed, topology="keyed", parallelism=1, rows=100, faults=())
     random = Random(f"back to pending {seed}")
     fails = tuple(Fault(40 + 30 * i, "commit_fails", 2) for i in range(8))
@@ -326,7 +326,7 @@ def back_to_pending(seed: int) -> Scenario:
 
 
 def back_to_pending_keeping(seed: int) -> Scenario:
-    """The same, where only the first start cannot commit: the others have committed what is kept, or taken back."""
+    """The same, where only the first start cannot commit: the others have committed what is kept, or rolled back."""
     drawn = back_to_pending(seed)
     random = Random(f"back to pending beside kept {seed}")
     back = [Fault(120 + random.randrange(60), "go_back", _back_by_death(3 + 4 * random.randrange(1000)))]
@@ -337,12 +337,12 @@ def back_to_pending_keeping(seed: int) -> Scenario:
 
 
 def _back_by_death(where: int) -> int:
-    """The number of a fault that kills the driver and lets the next start go back; to the beginning if `where` is 4 n + 3."""
+    """The number of a fault that kills the driver and lets the next start rewind; to the beginning if `where` is 4 n + 3."""
     return 5 * where + 2
 
 
 def cancelled_and_frozen(seed: int) -> Scenario:
-    """The job goes back again and again, its driver is cancelled or frozen, and one checkpoint is retained."""
+    """The job rewinds again and again, its driver is cancelled or frozen, and one checkpoint is retained."""
     drawn = draw(seed, topology="keyed", parallelism=1, rows=50, faults=())
     random = Random(f"back behind the frozen {seed}")
     steps = sorted([random.randrange(20, 800) for _ in range(12)])
@@ -353,7 +353,7 @@ def cancelled_and_frozen(seed: int) -> Scenario:
 
 
 def back_behind_a_commit(seed: int) -> Scenario:
-    """A driver is frozen in the middle of a commit, and the next one goes back behind it; drivers are killed meanwhile."""
+    """A driver is frozen in the middle of a commit, and the next one rewinds to before it; drivers are killed meanwhile."""
     drawn = draw(seed, topology="keyed", parallelism=1, rows=100, faults=())
     random = Random(f"back behind a commit {seed}")
     faults = []
@@ -367,7 +367,7 @@ def back_behind_a_commit(seed: int) -> Scenario:
 
 
 def back_to_the_deleted(seed: int) -> Scenario:
-    """A driver is frozen while it deletes a checkpoint, to which the next one goes back, again and again."""
+    """A driver is frozen while it deletes a checkpoint, to which the next one rewinds, again and again."""
     drawn = draw(seed, topology="keyed", parallelism=1, rows=100, faults=())
     random = Random(f"back to the deleted {seed}")
     faults = tuple(Fault(20 + 120 * i, DELETION_FROZEN, random.randrange(1 << 20)) for i in range(6))
@@ -383,8 +383,11 @@ def saved_too_late(seed: int) -> Scenario:
     random = Random(f"saved too late {seed}")
     faults: list[Fault] = []
     for i in range(5):
-        asked = Fault(60 + 300 * i + random.randrange(100), SAVEPOINT_SLOW, 4000 + 2 * random.randrange(3000))
-        faults += (asked, Fault(asked.step + random.randrange(60, 180), "stop_driver", random.randrange(60_000)))
+        savepoint = Fault(60 + 300 * i + random.randrange(100), SAVEPOINT_SLOW, 4000 + 2 * random.randrange(3000))
+        faults += (
+            savepoint,
+            Fault(savepoint.step + random.randrange(60, 180), "stop_driver", random.randrange(60_000)),
+        )
     faults.sort(key=lambda fault: fault.step)
     tempo = replace(drawn.tempo, mail_us=40, control_us=50, io_us=100, clock_tick_us=0)
     drawn = replace(drawn, tempo=tempo, faults=tuple(faults), interval_s=0.1, timeout_s=60.0, inline_bytes=0)

@@ -11,7 +11,7 @@ from midstream_lab.scenarios.scenario import Scenario, draw
 
 
 def ending_without_another(seed: int) -> Scenario:
-    """No checkpoint is due by itself: the first for the end of the job fails, and word of that comes late to one slot."""
+    """No checkpoint is due by itself: the first for the end of the job fails, and its notification comes late to one slot."""
     random = Random(f"ending without another {seed}")
     drawn = draw(seed, topology="keyed", parallelism=2, faults=(), rows=25)
     to_slot = random.randrange(2)

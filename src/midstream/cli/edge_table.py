@@ -47,11 +47,11 @@ def held_back_lines(status: JobStatus) -> list[str]:
     if status.state != "running":
         return []
     fed = {target for _, target, _ in status.edges}
-    said: dict[tuple[int, int, str], str] = {}
+    lines: dict[tuple[int, int, str], str] = {}
     parallelism = {vertex.id: vertex.parallelism for vertex in status.vertices}
     for vertex in sorted(status.vertices, key=lambda each: each.id not in fed):
         held = vertex.held_back
-        if held is None or not _is_worth_saying(status, held):
+        if held is None or not _is_worth_reporting(status, held):
             continue
         subtask = f", subtask {held.subtask}" if parallelism[held.vertex] > 1 else ""
         split = f", split {held.split}" if held.split else ""
@@ -60,11 +60,11 @@ def held_back_lines(status: JobStatus) -> list[str]:
         else:
             how = f"no {'row' if held.split else 'watermark'} of it has arrived"
         line = f"event time of {vertex.name} is held back by {held.name}{subtask}{split}: {how}"
-        said.setdefault((held.vertex, held.subtask, held.split), formatting.printable(line))
-    return list(said.values())
+        lines.setdefault((held.vertex, held.subtask, held.split), formatting.printable(line))
+    return list(lines.values())
 
 
-def _is_worth_saying(status: JobStatus, held: HeldBackStatus) -> bool:
+def _is_worth_reporting(status: JobStatus, held: HeldBackStatus) -> bool:
     if held.behind_us is None:
         return status.now_ms - status.started_ms >= SILENT_MS
     return held.behind_us >= FAR_US

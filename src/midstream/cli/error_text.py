@@ -71,10 +71,10 @@ def user_traceback(error: BaseException | None) -> str:
     if not users and not isinstance(error, SyntaxError):
         return ""
     if users and not any(is_users(frame.filename) for frame in users):
-        return ""  # a library was called by us: the message says for what, and where that is in the user's code
+        return ""  # we called a library: the message has the reason, and where that is in the user's code
     report.stack = traceback.StackSummary.from_list(users)
     report.__cause__ = report.__context__ = None
-    if isinstance(error, SyntaxError):  # the message has what the last line says
+    if isinstance(error, SyntaxError):  # the message contains the last line
         return "".join(list(report.format_exception_only())[:-1])
     return "".join(report.format())
 

@@ -1,6 +1,6 @@
 """Follows one job to its end in the foreground: live tables, or lines without a terminal.
 
-The first Ctrl-C (or SIGTERM) stops the job at a checkpoint, the second leaves at once.
+The first Ctrl-C (or SIGTERM) stops the job at a checkpoint, the second leaves immediately.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINE_EVERY_S = 5.0
 class Display(Protocol):
     def show(self, status: JobStatus) -> None: ...
 
-    def say(self, message: str) -> None: ...
+    def log(self, message: str) -> None: ...
 
 
 class Silence:
@@ -42,7 +42,7 @@ class Silence:
 
     def show(self, status: JobStatus) -> None: ...
 
-    def say(self, message: str) -> None: ...
+    def log(self, message: str) -> None: ...
 
 
 class LineDisplay:
@@ -59,9 +59,9 @@ class LineDisplay:
         if status.state != self._state or status.now_ms >= self._next_ms:
             self._state = status.state
             self._next_ms = status.now_ms + round(LINE_EVERY_S * 1000)
-            self.say(progress_line(status, self._rates))
+            self.log(progress_line(status, self._rates))
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -76,7 +76,7 @@ class TableDisplay:
         self._rates.add(status)
         self._live.update(LiveView(status, self._rates), refresh=True)
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         self._live.console.print(message, markup=False, highlight=False, style="yellow")
 
 
@@ -89,7 +89,7 @@ def display(console: Console, silent: bool) -> Iterator[Display]:
             console=console,
             auto_refresh=False,
             vertical_overflow="crop",
-            redirect_stdout=sys.stdout.isatty(),  # else rows that a job prints, and `> rows.txt` asks for, came here
+            redirect_stdout=sys.stdout.isatty(),  # else rows that a job prints, and that `> rows.txt` redirects, would come here
         )
         with live, _logging_above_it():
             yield TableDisplay(live)
@@ -172,19 +172,19 @@ def follow(job: Job, screen: Display, interrupts: Interrupts) -> JobStatus:
     Its failures are not shown here: they are logged when they occur.
     """
     stop: _Stop | None = None
-    next_look_s = 0.0
+    next_poll_s = 0.0
     while True:
         if interrupts.count and stop is None:
-            screen.say("stopping at a checkpoint; Ctrl-C again to leave at once")
+            screen.log("stopping at a checkpoint; Ctrl-C again to leave immediately")
             stop = _Stop(job)
             stop.start()
-        if time.monotonic() >= next_look_s:
-            next_look_s = time.monotonic() + REFRESH_S
+        if time.monotonic() >= next_poll_s:
+            next_poll_s = time.monotonic() + REFRESH_S
             status = job.status()
             screen.show(status)
             if status.has_ended:
                 return status
             if stop is not None and stop.error:
-                screen.say(f"the job could not be stopped cleanly: {stop.error}")
+                screen.log(f"the job could not be stopped cleanly: {stop.error}")
                 return status
         time.sleep(POLL_S)

@@ -29,5 +29,5 @@ def named(job: str | None) -> Target:
     raise JobError(f"{len(entries)} jobs run on this machine; choose one: {running}")
 
 
-def line_to(target: Target) -> Client | RemoteClient:
+def client_of(target: Target) -> Client | RemoteClient:
     return RemoteClient(target) if isinstance(target, PageJob) else Client(target)

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from midstream.cli.error_text import log_to_stderr, print_error, print_midstream_error
 from midstream.cli.output import Answer, Exit, Stream, print_answer, print_stream, stdout_kept_for_the_answer
-from midstream.cli.parameters import Json, refuse, whole_number
+from midstream.cli.parameters import Job, Json, OptionalJob, refuse, whole_number
 from midstream.cli.supervisor import Supervised, supervise_driver
 from midstream.engine.core.errors import ConfigError, MidstreamError
 
@@ -68,7 +68,7 @@ def run(  # noqa: PLR0913 - one flag each
 ) -> Answer | Supervised:
     """Run the job in a Python file until it ends, and show it live.
 
-    The file makes one Environment. Ctrl-C stops the job at a checkpoint; twice leaves at once.
+    The file makes one Environment. Ctrl-C stops the job at a checkpoint; twice leaves immediately.
 
     Parameters
     ----------
@@ -98,8 +98,8 @@ def run(  # noqa: PLR0913 - one flag each
     checkpoint_dir
         Where checkpoints go: a directory or a storage URL.
     aligned_timeout
-        How long a checkpoint waits behind rows in flight before it overtakes and stores them, such as
-        "1 s"; 0 for at once.
+        How long a checkpoint waits for rows in flight before it overtakes and stores them, such as
+        "1 s"; 0 to overtake immediately.
     py_files
         Python files, package directories and zips that the job imports, separated by commas. Slots get them
         in addition to the modules that they get in any case.
@@ -146,9 +146,9 @@ def new(name: str, /, *, json: Json = False) -> Answer:
     name
         The name of the directory and of the job: letters, digits and underscores.
     """
-    from midstream.cli.commands.new import begin_job
+    from midstream.cli.commands.new import create_project
 
-    return begin_job(name)
+    return create_project(name)
 
 
 @app.command(name="list")
@@ -166,15 +166,8 @@ def list_(*, all_: Annotated[bool, Parameter(name="--all", negative=())] = False
 
 
 @app.command
-def status(job: str | None = None, /, *, json: Json = False) -> Answer:
-    """Show one job: operators, watermarks, checkpoints, failures.
-
-    Parameters
-    ----------
-    job
-        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
-        works from another machine. Not needed if only one job runs here.
-    """
+def status(job: OptionalJob = None, /, *, json: Json = False) -> Answer:
+    """Show one job: operators, watermarks, checkpoints, failures."""
     from midstream.cli.commands.job_commands import show_status
 
     return show_status(job)
@@ -182,19 +175,12 @@ def status(job: str | None = None, /, *, json: Json = False) -> Answer:
 
 @app.command
 def top(
-    job: str | None = None,
+    job: OptionalJob = None,
     /,
     *,
     json: Annotated[bool, Parameter(name="--json", negative=(), help="Print a status on each line.")] = False,
 ) -> Answer | Stream:
-    """Watch one job until it ends or Ctrl-C: rates, the bottleneck, watermarks, checkpoints. The job runs on.
-
-    Parameters
-    ----------
-    job
-        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
-        works from another machine. Not needed if only one job runs here.
-    """
+    """Watch one job until it ends or Ctrl-C: rates, the bottleneck, watermarks, checkpoints. The job runs on."""
     from midstream.cli.commands.job_commands import watch
 
     return watch(job, json)
@@ -202,7 +188,7 @@ def top(
 
 @app.command
 def logs(
-    job: str | None = None,
+    job: OptionalJob = None,
     /,
     *,
     follow: Annotated[bool, Parameter(negative=())] = False,
@@ -213,9 +199,6 @@ def logs(
 
     Parameters
     ----------
-    job
-        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
-        works from another machine. Not needed if only one job runs here.
     follow
         Continue until the job ends.
     operator
@@ -228,15 +211,12 @@ def logs(
 
 @app.command
 def rows(
-    job: str, operator: str, /, *, count: Annotated[int, Parameter(name=["-n", "--rows"])] = 20, json: Json = False
+    job: Job, operator: str, /, *, count: Annotated[int, Parameter(name=["-n", "--rows"])] = 20, json: Json = False
 ) -> Answer:
     """Show the next rows that an operator of a running job emits or, for a sink, receives.
 
     Parameters
     ----------
-    job
-        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
-        works from another machine.
     operator
         The operator's uid, or its name if only one has it.
     count
@@ -279,22 +259,15 @@ def page(job: str, /, *, at: Annotated[str | None, Parameter(name="--page")] = N
 
 
 @app.command
-def checkpoint(job: str | None = None, /, *, json: Json = False) -> Answer:
-    """Make a checkpoint now and print its path.
-
-    Parameters
-    ----------
-    job
-        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
-        works from another machine. Not needed if only one job runs here.
-    """
+def checkpoint(job: OptionalJob = None, /, *, json: Json = False) -> Answer:
+    """Make a checkpoint now and print its path."""
     from midstream.cli.commands.job_commands import make_checkpoint
 
     return make_checkpoint(job, json)
 
 
 @app.command
-def savepoint(job: str, directory: str | None = None, /, *, json: Json = False) -> Answer:
+def savepoint(job: Job, directory: str | None = None, /, *, json: Json = False) -> Answer:
     """Make a savepoint and print its path: a checkpoint that holds all it needs, may be moved, and is never deleted.
 
     It waits for the rows in flight, however long aligned_timeout is, which may take a while under backpressure.
@@ -303,9 +276,6 @@ def savepoint(job: str, directory: str | None = None, /, *, json: Json = False) 
 
     Parameters
     ----------
-    job
-        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
-        works from another machine.
     directory
         Where to write it: a directory or a storage URL that is empty or does not exist. Default: below the
         job's checkpoint directory.
@@ -317,7 +287,7 @@ def savepoint(job: str, directory: str | None = None, /, *, json: Json = False) 
 
 @app.command
 def stop(
-    job: str | None = None,
+    job: OptionalJob = None,
     /,
     *,
     drain: Annotated[bool, Parameter(negative=())] = False,
@@ -328,9 +298,6 @@ def stop(
 
     Parameters
     ----------
-    job
-        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
-        works from another machine. Not needed if only one job runs here.
     drain
         End the sources instead and process everything in flight: windows fire, the job finishes.
     savepoint
@@ -344,7 +311,7 @@ def stop(
 
 @app.command
 def rescale(
-    job: str | None = None,
+    job: OptionalJob = None,
     /,
     *,
     parallelism: Annotated[int | None, Parameter(converter=whole_number)] = None,
@@ -356,9 +323,6 @@ def rescale(
 
     Parameters
     ----------
-    job
-        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
-        works from another machine. Not needed if only one job runs here.
     parallelism
         The new parallelism of operators whose parallelism the job does not set.
     """
@@ -397,7 +361,7 @@ def doctor(
     slots: str | None = None,
     json: Json = False,
 ) -> Answer:
-    """Find problems before a job is started, and say what to change. No job is run.
+    """Find problems before a job is started, and show what to change. No job is run.
 
     Starts a process on each core that the job needs, as the job would, and checks the versions, clocks and
     connections of all, and whether each can use the checkpoint directory.
@@ -540,7 +504,7 @@ def main(argv: Sequence[str] | None = None, commands: App = app) -> int:
     except KeyboardInterrupt as interruption:
         print_error(errors, "interrupted")
         return 128 + getattr(interruption, "number", signal.SIGINT)
-    except Exception:  # noqa: BLE001 - shown as Python shows it; its exit status 1 would say that the job has failed
+    except Exception:  # noqa: BLE001 - shown as Python shows it; its exit status 1 would mean that the job has failed
         traceback.print_exc()
         return Exit.BROKEN
 

@@ -86,19 +86,19 @@ def busy_with(what: str, silent: bool) -> Iterator[Callable[[str], None]]:
     """Show on stderr what is being done while it takes seconds, unless `silent`; the yielded function shows more."""
     console = Console(stderr=True, highlight=False)
 
-    def say(more: str) -> None:
+    def log(more: str) -> None:
         if not silent:
             console.print(printable(more), markup=False, soft_wrap=True)
 
     if silent:
-        yield say
+        yield log
     elif console.is_terminal:
         spinner = Spinner("dots", Text(printable(what)))
         with Live(spinner, console=console, transient=True, redirect_stdout=sys.stdout.isatty()):
-            yield say
+            yield log
     else:
-        say(what)
-        yield say
+        log(what)
+        yield log
 
 
 @contextmanager

@@ -20,6 +20,12 @@ def whole_number(_: object, tokens: Sequence[cyclopts.Token]) -> int:
         raise ConfigError(f"{token.keyword}: {token.value!r} is not a whole number") from None
 
 
+_JOB = (
+    "The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also works "
+    "from another machine."
+)
+Job = Annotated[str, Parameter(help=_JOB)]
+OptionalJob = Annotated[str | None, Parameter(help=f"{_JOB} Not needed if only one job runs here.")]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")]
 
 

@@ -44,14 +44,14 @@ USER_METRICS_MAX = 8
 """The number of a function's metrics that are shown; `--json` has all."""
 
 
-def job_view(status: JobStatus, rates: Rates | None = None, *, tells_failures: bool = True) -> RenderableType:
+def job_view(status: JobStatus, rates: Rates | None = None, *, shows_failures: bool = True) -> RenderableType:
     """Return everything worth seeing of one job; `rates` adds rows per second.
 
-    `tells_failures`: include the last failure, if it was not shown when it occurred.
+    `shows_failures`: include the last failure, if it was not shown when it occurred.
     """
     edges = edge_table(status, names_shown(status))
     more: list[RenderableType] = [] if edges is None else [edges]
-    return Group(Headline(status), OperatorTable(status, rates), *more, *facts(status, tells_failures))
+    return Group(Headline(status), OperatorTable(status, rates), *more, *facts(status, shows_failures))
 
 
 class LiveView:
@@ -65,7 +65,7 @@ class LiveView:
         self._rates = rates
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = facts(self._status, tells_failures=False)
+        lines = facts(self._status, shows_failures=False)
         for line in lines:
             line.no_wrap, line.overflow = True, "ellipsis"
         yield Headline(self._status)
@@ -145,19 +145,19 @@ def operator_table(status: JobStatus, rates: Rates | None, wide: bool, lines_max
         after = at + 1
         vertex, operator = listed[at]
         first = operator is vertex.operators[0]
-        said = Text(_states(vertex) if first else "", style="yellow")
+        notes = Text(_states(vertex) if first else "", style="yellow")
         if first and vertex is slow:
             busiest = uneven(vertex)
             where = "" if busiest is None else f" in subtask {busiest.subtask}"
-            said.append(f"  bottleneck{where}", style="bold yellow")
+            notes.append(f"  bottleneck{where}", style="bold yellow")
         if vertex is slow and len(vertex.operators) > 1 and operator.work is not None and operator.work > MOST:
-            said.append(f"  {share(operator.work).strip()} of the work", style="bold yellow")
+            notes.append(f"  {share(operator.work).strip()} of the work", style="bold yellow")
         if operator.late_rows:
-            said.append(f"  {formatting.rows(operator.late_rows)} late rows dropped", style="bold yellow")
+            notes.append(f"  {formatting.rows(operator.late_rows)} late rows dropped", style="bold yellow")
         if operator.bad_records:
-            said.append(f"  {formatting.rows(operator.bad_records)} bad records dropped", style="bold yellow")
+            notes.append(f"  {formatting.rows(operator.bad_records)} bad records dropped", style="bold yellow")
         counts = (operator.rows_in, operator.rows_out) if wide else (rows_handled(operator),)
-        cells: list[RenderableType] = [_Name(names[operator.uid], first, said), str(operator.parallelism)]
+        cells: list[RenderableType] = [_Name(names[operator.uid], first, notes), str(operator.parallelism)]
         cells += [formatting.rows(count) if count else "" for count in counts]
         if rates is not None:
             rate = rates.rows_per_s(operator.uid)
@@ -174,17 +174,17 @@ class _Name:
 
     name: str
     begins_task: bool
-    said: Text
+    notes: Text
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        cells = len(self._indent) + Text(formatting.printable(self.name)).cell_len + self.said.cell_len
+        cells = len(self._indent) + Text(formatting.printable(self.name)).cell_len + self.notes.cell_len
         return Measurement(min(cells, NAME_CELLS_MIN), cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         line = Text(self._indent, style="dim")
-        room = options.max_width - len(self._indent) - self.said.cell_len
+        room = options.max_width - len(self._indent) - self.notes.cell_len
         line.append_text(_shortened(self.name, room)).stylize("not dim", len(self._indent))
-        line.append_text(self.said)
+        line.append_text(self.notes)
         line.truncate(options.max_width, overflow="ellipsis")
         yield line
 
@@ -213,7 +213,7 @@ def bottleneck(status: JobStatus) -> VertexStatus | None:
 
 
 def _unevenness(status: JobStatus) -> list[Text]:
-    """Say what slows the bottleneck down, if it is one of its subtasks."""
+    """Describe what slows the bottleneck down, if it is one of its subtasks."""
     slow = bottleneck(status)
     busiest = uneven(slow) if slow is not None else None
     if slow is None or busiest is None:
@@ -259,13 +259,13 @@ def _states(vertex: VertexStatus) -> str:
     """Describe the states, unless all subtasks are running with nothing left to recover."""
     states = {state: count for state, count in vertex.states.items() if count and state != "running"}
     if len(states) == 1 and sum(states.values()) == vertex.parallelism:
-        said = list(states)
+        notes = list(states)
     else:
-        said = [", ".join(f"{count} {state}" for state, count in sorted(states.items()))] if states else []
+        notes = [", ".join(f"{count} {state}" for state, count in sorted(states.items()))] if states else []
     recovered = recovered_share([vertex])
     if recovered is not None:
-        said.append(f"recovering {_percent(recovered)}")
-    return "".join(f"  {what}" for what in said)
+        notes.append(f"recovering {_percent(recovered)}")
+    return "".join(f"  {what}" for what in notes)
 
 
 def _percent(part: float) -> str:
@@ -294,7 +294,7 @@ def bar(part: float, color: str) -> Text:
     return line
 
 
-def facts(status: JobStatus, tells_failures: bool) -> list[Text]:
+def facts(status: JobStatus, shows_failures: bool) -> list[Text]:
     """Return what happened to the job, one line per fact if there is room."""
     facts = _checkpoints(status)
     if status.restored_from:
@@ -310,7 +310,7 @@ def facts(status: JobStatus, tells_failures: bool) -> list[Text]:
             last = status.failures[0]
             ago = formatting.span(max(0, status.now_ms - last.at_ms) / 1e3)
             line.append(f"  last failure {ago} ago", style="yellow")
-            if tells_failures:
+            if shows_failures:
                 line.append(": ", style="yellow")
                 line.append(formatting.printable(last.summary), style="red")
         facts.append(line)
@@ -423,14 +423,14 @@ def jobs_table(statuses: Sequence[JobStatus]) -> RenderableType:
 
 
 def _history(status: JobStatus) -> str:
-    said = [_counted(status.checkpoints_completed, "checkpoint")] if status.checkpoint_dir else []
-    said += [_counted(status.restarts, "restart")] if status.restarts or not said else []
+    notes = [_counted(status.checkpoints_completed, "checkpoint")] if status.checkpoint_dir else []
+    notes += [_counted(status.restarts, "restart")] if status.restarts or not notes else []
     place = (
         f" in {formatting.printable(status.checkpoint_dir)}"
         if status.checkpoint_dir
         else ", and no checkpoint directory"
     )
-    return " and ".join(reversed(said)) + place
+    return " and ".join(reversed(notes)) + place
 
 
 def _counted(count: int, what: str) -> str:

@@ -4,7 +4,7 @@ Whether it is started again depends on how it has ended (docs/deploy/supervision
 
     finished, failed, stopped by a signal      not again: the supervisor ends with the same exit status
     refused (BAD_INPUT) at the first start     not again; a later start may be refused for what is not there now
-    anything else                              again, after a delay that doubles, so many times within so many seconds
+    anything else                              again with exponential back-off, at most RESTARTS_MAX times within WITHIN_S
 
 Each start is like one with --resume. Signals are passed on to the driver, which has a session of its own, so that a
 Ctrl-C reaches it once; the second signal kills it. A driver whose supervisor dies stops as after a SIGTERM.
@@ -35,7 +35,7 @@ RESTARTS_MAX: Final = 10
 WITHIN_S: Final = 600.0
 FIRST_DELAY_S: Final = 1.0
 DELAY_S_MAX: Final = 60.0
-LOOK_S: Final = 0.1
+POLL_INTERVAL_S: Final = 0.1
 
 _PIPE: Final = "MIDSTREAM_SUPERVISOR"
 """The environment variable with the descriptor of a pipe whose other end the supervisor holds."""
@@ -73,7 +73,7 @@ class BackOff:
 
 
 class Signals:
-    """The signals that asked this process to end, in order of arrival."""
+    """The signals to end that this process has received, in order of arrival."""
 
     def __init__(self) -> None:
         self.came: list[int] = []
@@ -112,9 +112,9 @@ def supervise_driver(arguments: Sequence[str], answer_to: TextIO | None) -> int:
         status = supervise(command, signals, BackOff(), answer if answer_to is not None else None)
         if answer_to is not None:
             answer.seek(0)
-            said = answer.read().decode(errors="replace")
+            printed = answer.read().decode(errors="replace")
             error = f"the driver ended with exit status {status} and printed nothing"
-            answer_to.write(said or written({"error": error}) + "\n")
+            answer_to.write(printed or written({"error": error}) + "\n")
             answer_to.flush()
         return status
 
@@ -133,13 +133,13 @@ def supervise(command: Sequence[str], signals: Signals, back_off: BackOff, answe
         how = f"the job's driver {how} after {now_s - began_s:.0f} s"
         if delay_s is None:
             within = f"{back_off.restarts_max} restarts within {back_off.within_s / 60:g} min"
-            _log.error("%s: it is not started again after %s; the log above says how each of them ended", how, within)
+            _log.error("%s: it is not started again after %s; the log above shows how each of them ended", how, within)
             return status
         _log.warning("%s: it is started again in %g s (restart %d)", how, delay_s, back_off.total)
         while time.monotonic() < now_s + delay_s:
             if signals.came:
                 return 128 + signals.came[0]
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
 
 def _run_once(command: Sequence[str], signals: Signals, answer: IO[bytes] | None) -> tuple[int, str]:
@@ -156,7 +156,7 @@ def _run_once(command: Sequence[str], signals: Signals, answer: IO[bytes] | None
             pass_fds=(reading,),
             env={**os.environ, _PIPE: str(reading)},
         )
-    except OSError as error:  # no memory or no process is to be had, which may pass
+    except OSError as error:  # no memory or no process is available, which may pass
         os.close(writing)
         return Exit.UNAVAILABLE, f"could not be started ({error.strerror})"
     finally:
@@ -175,7 +175,7 @@ def _watch(driver: subprocess.Popen[bytes], signals: Signals) -> tuple[int, str]
             _pass_on(driver, signals.came[passed_on], is_first=not passed_on)
             passed_on += 1
         try:
-            code = driver.wait(LOOK_S)
+            code = driver.wait(POLL_INTERVAL_S)
         except subprocess.TimeoutExpired:
             continue
         if code < 0 and signals.came:
@@ -184,14 +184,14 @@ def _watch(driver: subprocess.Popen[bytes], signals: Signals) -> tuple[int, str]
 
 
 def _pass_on(driver: subprocess.Popen[bytes], number: int, is_first: bool) -> None:
-    if is_first:  # a driver has no use for SIGHUP: it is to stop at a checkpoint
+    if is_first:  # a driver does not handle SIGHUP: it must stop at a checkpoint
         driver.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
     else:
         driver.kill()
 
 
 def end_with_the_supervisor() -> None:
-    """Stop this driver in good order, as after a SIGTERM, once its supervisor is gone."""
+    """Stop this driver cleanly, as after a SIGTERM, once its supervisor is gone."""
     number = os.environ.pop(_PIPE, None)
     if number is not None:
         threading.Thread(target=_await_the_end, args=(int(number),), name="midstream-supervisor", daemon=True).start()

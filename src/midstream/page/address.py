@@ -44,9 +44,7 @@ class PageAddress:
         host, colon, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]") if colon else LOOPBACK
         if not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
-            raise ConfigError(
-                f"{name}: {text!r} is none of PORT, HOST:PORT and off; a port is 0 (any free one) to 65535"
-            )
+            raise ConfigError(f"{name}: {text!r} is not PORT, HOST:PORT or off; a port is 0 (any free one) to 65535")
         return PageAddress(host, int(port))
 
 

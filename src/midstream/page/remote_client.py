@@ -42,7 +42,7 @@ ANSWER_BYTES_MAX: Final = 64 * 2**20
 TIMEOUT_S: Final = 10.0
 """The timeout of one answer of the page; rows and actions take several answers."""
 ROWS_TIMEOUT_S: Final = 20.0
-LOOK_S: Final = 0.5
+POLL_INTERVAL_S: Final = 0.5
 """The interval at which the state of an action is requested. A page in use waits at the end of its job for the last
 request.
 """
@@ -86,8 +86,8 @@ def job_at(link: str, environ: Mapping[str, str] = os.environ) -> PageJob:
         raise ConfigError("the token in the link has characters that are not allowed in tokens; copy the whole link")
     path = parts.path if parts.path.endswith("/") else f"{parts.path}/"
     job = PageJob("", parts.netloc, f"{parts.scheme}://{parts.netloc}{path}", token)
-    with RemoteClient(job) as line:
-        status = line.request(GetStatus(), TIMEOUT_S).status
+    with RemoteClient(job) as client:
+        status = client.request(GetStatus(), TIMEOUT_S).status
     assert status is not None
     return PageJob(status.job_id, status.name, job.page, token)
 
@@ -156,17 +156,17 @@ class RemoteClient:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         status, body = self._send("POST", ACTIONS.path, action)
         state = self._document(status, body, ActionState)
-        heard_s = time.monotonic()
+        answered_s = time.monotonic()
         while state.state == "waiting":
             if deadline_s is not None and time.monotonic() > deadline_s:
                 raise ClusterError(f"job {self._job.name} ({self._job.job_id}) did not answer in time")
-            time.sleep(LOOK_S)  # the interval of requests
+            time.sleep(POLL_INTERVAL_S)  # the interval of requests
             try:
-                self._get(STATUS.path, JobStatus)  # a page that is looked at tells its last before it goes
+                self._get(STATUS.path, JobStatus)  # a page in use serves its final status before it ends
                 state = self._get(f"{ACTIONS.path}/{state.id}", ActionState)
-                heard_s = time.monotonic()
-            except (ClusterError, JobError) as error:  # another driver may have taken its place, which knows of nothing
-                if isinstance(error, JobError) or time.monotonic() - heard_s > SILENCE_S:
+                answered_s = time.monotonic()
+            except (ClusterError, JobError) as error:  # another driver may have taken its place, without this request
+                if isinstance(error, JobError) or time.monotonic() - answered_s > SILENCE_S:
                     raise ClusterError(
                         f"{error}; whether the job has carried out the request ({state.action}) is unknown"
                     ) from error

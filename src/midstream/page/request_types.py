@@ -71,7 +71,7 @@ class Rescale(_Action, frozen=True, tag="rescale"):
 class Stop(_Action, frozen=True, tag="stop"):
     """Stop at a checkpoint, from which the job can resume.
 
-    `savepoint`: the place of a savepoint with which to stop; if it cannot be made, the job does not stop.
+    `savepoint`: the directory of a savepoint with which to stop; if it cannot be made, the job does not stop.
     """
 
     savepoint: _Place | None = None

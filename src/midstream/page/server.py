@@ -24,7 +24,7 @@ RECEIVE_BYTES: Final = 16 * 2**10
 ACCEPTS_PER_TURN_MAX: Final = 16
 WATCHED_S: Final = 3.0
 """A page in a browser sends a request every second: one that has not for this long is closed or in the background."""
-LAST_LOOK_S: Final = 2.5
+FINAL_STATUS_S: Final = 2.5
 """How long an open page may take to fetch the final status."""
 THREAD_END_S: Final = 5.0
 
@@ -77,7 +77,7 @@ class PageServer:
         self._thread.start()
 
     def end(self) -> None:
-        """Note that the job has ended, or never began; returns at once, from any thread."""
+        """Note that the job has ended, or never began; returns immediately, from any thread."""
         self.job_has_ended = True
         if self._thread.ident is None:
             self._sock.close()
@@ -111,7 +111,7 @@ class PageServer:
         assert self._site is not None
         seen_s = self._site.watched_s
         watched = seen_s is not None and time.monotonic() - seen_s < WATCHED_S
-        self._loop.call_later(LAST_LOOK_S if watched else 0.0, self._loop.stop)
+        self._loop.call_later(FINAL_STATUS_S if watched else 0.0, self._loop.stop)
 
     def _fatal(self, error: BaseException) -> None:
         """Handle the failure of one request: it gets no answer, its connection is closed when its time is over, and all
@@ -136,7 +136,7 @@ class _Connection:
         self._site = site
         self._open_ones = open_ones
         self._reader = RequestReader()
-        self._asked = False
+        self._is_requested = False
         self._answered = False
         self._with_body = True
         self._unsent = memoryview(b"")
@@ -169,26 +169,26 @@ class _Connection:
         except OSError:
             self.close()
             return
-        if self._answered:  # what still comes is thrown away: closing now could take the response from it
+        if self._answered:  # what still comes is dropped: closing now could lose the response
             if not data:
                 self.close()
             return
-        if not data and self._asked:  # it says no more, and may still listen
+        if not data and self._is_requested:  # it sends no more, and may still receive
             self._loop.unwatch(self._sock)
             return
-        if not data or self._asked:
+        if not data or self._is_requested:
             self.close()
             return
         try:
             request = self._reader.feed(data)
             if request is not None:
-                self._ask(request)
+                self._handle(request)
         except Refusal as refusal:
-            self._asked = True
+            self._is_requested = True
             self._respond(refusal.response)
 
-    def _ask(self, request: Request) -> None:
-        self._asked = True
+    def _handle(self, request: Request) -> None:
+        self._is_requested = True
         self._with_body = request.method != "HEAD"
         self._site.handle(request, self._respond)
 

@@ -4,8 +4,8 @@
 |---|---|---|
 | `/` and the other files of the page: scripts, `page.css`, `status.schema.json` | the page itself, the same for every job | never |
 | `GET status.json`, `metrics[?subtasks=1]` | read only | outside loopback |
-| `POST rows` | the next rows that an operator gives out | always |
-| `openapi.json` | what programs can ask here, the same for every job | never |
+| `POST rows` | the next rows that an operator emits | always |
+| `openapi.json` | the API of this page, the same for every job | never |
 | `GET logs` | read only, and may hold what functions print of the rows | always |
 | `POST actions`, `GET actions/ID` | a request to the job, and what has become of it | always |
 
@@ -78,10 +78,10 @@ from midstream.runtime.storage.file_storage import absolute
 STATUS_AGE_S_MAX: Final = 0.25
 """How long one status serves all requests: many viewers cost the driver no more than one."""
 ANSWER_S_MAX: Final = 5.0
-"""The time without an answer of the driver after which readers are told that it is busy."""
+"""The time without an answer of the driver after which readers get the answer that it is busy."""
 WAITING_MAX: Final = 64
 ACTIONS_OPEN_MAX: Final = 8
-LOOKS_OPEN_MAX: Final = 8
+ROWS_OPEN_MAX: Final = 8
 ROWS_S_MAX: Final = 10.0
 ACTIONS_KEPT: Final = 32
 LOGS_OPEN_MAX: Final = 8
@@ -157,12 +157,12 @@ class Site:
         self._files = {path: (_file(name), kind) for path, (name, kind) in FILES.items()}
         self._status: JobStatus | None = None
         self._status_s = 0.0
-        self._is_asking = False
+        self._is_requesting = False
         self._waiting: OrderedDict[int, tuple[Callable[[JobStatus], Response], Respond]] = OrderedDict()
         """Requests that wait for the status that was requested from the driver."""
         self._count = 0
         self._actions: OrderedDict[int, ActionState] = OrderedDict()
-        self._looking: dict[int, Respond] = {}
+        self._rows: dict[int, Respond] = {}
         """Requests that wait for rows."""
         self._logs: dict[int, Respond] = {}
         """Requests that wait for logs."""
@@ -170,9 +170,9 @@ class Site:
             STATUS: self._show_status,
             METRICS: self._show_metrics,
             LOGS: self._show_logs,
-            ROWS: self._look_at_rows,
-            ACTIONS: self._begin,
-            ACTION: self._tell,
+            ROWS: self._show_rows,
+            ACTIONS: self._start_action,
+            ACTION: self._show_action,
             DESCRIPTION: _describe,
         }
         self.watched_s: float | None = None
@@ -243,7 +243,7 @@ class Site:
         )
 
     def _with_status(self, view: Callable[[JobStatus], Response], respond: Respond) -> None:
-        status = self._known()
+        status = self._recent_status()
         if status is not None:
             respond(view(status))
             return
@@ -252,11 +252,11 @@ class Site:
         self._count += 1
         self._waiting[self._count] = view, respond
         self._loop.call_later(ANSWER_S_MAX, partial(self._give_up, self._count))
-        if not self._is_asking:
-            self._is_asking = True
-            self._ask(GetStatus(), self._take)
+        if not self._is_requesting:
+            self._is_requesting = True
+            self._request(GetStatus(), self._take)
 
-    def _known(self) -> JobStatus | None:
+    def _recent_status(self) -> JobStatus | None:
         """Return the final status, or one that is recent enough."""
         if self._job.last is not None:
             return self._job.last
@@ -264,12 +264,12 @@ class Site:
             return self._status
         return None
 
-    def _ask(self, question: Question, then: Callable[[Reply], None]) -> None:
-        """Ask the job, and take the answer to the page's thread, from the driver's or any other."""
+    def _request(self, question: Question, then: Callable[[Reply], None]) -> None:
+        """Send a request to the job, and handle the reply on the page's thread."""
         self._job.request(question).add_done_callback(lambda future: self._loop.post(partial(then, future.result())))
 
     def _take(self, reply: Reply) -> None:
-        self._is_asking = False
+        self._is_requesting = False
         if reply.status is None:
             return  # each request is answered when its time is over
         self._status, self._status_s = reply.status, self._loop.monotonic_s()
@@ -290,17 +290,17 @@ class Site:
         waiting: dict[int, Respond],
         within_s: float,
     ) -> None:
-        """Ask the job, and respond with the view of its reply, or that the driver is busy if none comes in time."""
+        """Send a request to the job; respond with the view of its reply, or that the driver is busy if none comes in time."""
         self._count += 1
         number = self._count
         waiting[number] = respond
 
         def answered(response: Response) -> None:
-            if waiting.pop(number, None) is not None:  # else the other one has come before
+            if waiting.pop(number, None) is not None:  # else the other response was first
                 respond(response)
 
         self._loop.call_later(within_s, lambda: answered(_busy(within_s)))
-        self._ask(question, lambda reply: answered(view(reply)))
+        self._request(question, lambda reply: answered(view(reply)))
 
     # ---- logs
 
@@ -320,30 +320,30 @@ class Site:
 
     # ---- rows
 
-    def _look_at_rows(self, request: Request, _: str, respond: Respond) -> None:
+    def _show_rows(self, request: Request, _: str, respond: Respond) -> None:
         """Answer with the next batch, or when none has come in time."""
         _check_json(request, "a request for rows")
         try:
-            look = _looks.decode(request.body)
+            look = _rows_requests.decode(request.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Refusal(400, f"the request for rows is invalid: {error}") from error
-        if len(self._looking) >= LOOKS_OPEN_MAX:
-            raise Refusal(429, f"{LOOKS_OPEN_MAX} requests for rows are not answered yet")
+        if len(self._rows) >= ROWS_OPEN_MAX:
+            raise Refusal(429, f"{ROWS_OPEN_MAX} requests for rows are not answered yet")
 
         def view(reply: Reply) -> Response:
             if reply.rows is None:
                 return Refusal(409, reply.error).response
             return Response(200, document(reply.rows), JSON)
 
-        self._answer_in_time(GetRows(look.operator, look.rows), view, respond, self._looking, ROWS_S_MAX)
+        self._answer_in_time(GetRows(look.operator, look.rows), view, respond, self._rows, ROWS_S_MAX)
 
     # ---- actions
 
-    def _begin(self, request: Request, _: str, respond: Respond) -> None:
+    def _start_action(self, request: Request, _: str, respond: Respond) -> None:
         _check_json(request, "an action")
         try:
             action = _actions.decode(request.body)
-            asked = _request_of(action)
+            job_request = _request_of(action)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ConfigError) as error:
             raise Refusal(400, f"the action is invalid: {error}") from error
         if sum(known.state == "waiting" for known in self._actions.values()) >= ACTIONS_OPEN_MAX:
@@ -355,7 +355,7 @@ class Site:
         while len(self._actions) > ACTIONS_KEPT:
             self._actions.popitem(last=False)
         respond(Response(ACTIONS.status, document(state), JSON))
-        self._ask(asked, partial(self._done, number))
+        self._request(job_request, partial(self._done, number))
 
     def _done(self, number: int, reply: Reply) -> None:
         if number in self._actions:
@@ -365,7 +365,7 @@ class Site:
                 answer=reply.error or reply.checkpoint or "",
             )
 
-    def _tell(self, request: Request, number: str, respond: Respond) -> None:
+    def _show_action(self, request: Request, number: str, respond: Respond) -> None:
         state = self._actions.get(int(number)) if number.isdecimal() and len(number) < 10 else None
         if state is None:
             raise Refusal(404, "there is no such action, or too many have followed it")
@@ -373,7 +373,7 @@ class Site:
 
 
 _actions: Final = msgspec.json.Decoder(Action)
-_looks: Final = msgspec.json.Decoder(LiveRowsRequest)
+_rows_requests: Final = msgspec.json.Decoder(LiveRowsRequest)
 
 
 def _check_json(request: Request, what: str) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 VARIABLE: Final = "OTEL_TRACES_EXPORTER"
-LOOK_S: Final = 1.0
+POLL_INTERVAL_S: Final = 1.0
 THREAD_END_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Span:
 class Watch:
     """Yields each checkpoint that has completed or failed, and each finished restart, once."""
 
-    _told: set[tuple[int, int]] = field(default_factory=set)
+    _reported: set[tuple[int, int]] = field(default_factory=set)
     """Reported checkpoints by id and beginning, as far as the status still has them."""
     _failures: tuple[FailureStatus, ...] = ()
     _restarting: list[FailureStatus] = field(default_factory=list)
@@ -58,8 +58,8 @@ class Watch:
     def take(self, status: JobStatus) -> list[Span]:
         """Return the spans that `status` has and no earlier one had, oldest first."""
         over = [each for each in reversed(status.checkpoints) if each.state in ("completed", "failed")]
-        spans = [_of_checkpoint(status, each) for each in over if (each.id, each.created_ms) not in self._told]
-        self._told = {(each.id, each.created_ms) for each in over}
+        spans = [_of_checkpoint(status, each) for each in over if (each.id, each.created_ms) not in self._reported]
+        self._reported = {(each.id, each.created_ms) for each in over}
         self._restarting += [each for each in reversed(status.failures) if each not in self._failures]
         self._failures = status.failures
         if status.state == "running" or status.has_ended:
@@ -145,8 +145,8 @@ def open_traces(environ: Mapping[str, str] = os.environ) -> Traces | None:
     Spans go to the tracer provider that the program has set; if it has set none, to the endpoint
     OTEL_EXPORTER_OTLP_ENDPOINT. Raises ConfigError without the extra, and for an unknown exporter or protocol.
     """
-    asked = environ.get(VARIABLE, "").strip()
-    if asked in ("", "none"):
+    exporter = environ.get(VARIABLE, "").strip()
+    if exporter in ("", "none"):
         return None
     try:
         trace = import_module("opentelemetry.trace")
@@ -155,14 +155,16 @@ def open_traces(environ: Mapping[str, str] = os.environ) -> Traces | None:
         otlp = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError as error:
         raise ConfigError(
-            f"{VARIABLE}={asked} enables traces, but a package that they need is missing ({error}): "
+            f"{VARIABLE}={exporter} enables traces, but a package that they need is missing ({error}): "
             f"pip install 'midstream[otel]', or set {VARIABLE}=none"
         ) from error
     provider = trace.get_tracer_provider()
     if isinstance(provider, sdk.TracerProvider):  # the program's own; it is also the program's to shut down
         return Traces(provider)
-    if asked != "otlp":
-        raise ConfigError(f"{VARIABLE}: {asked!r} is neither otlp nor none, and the program has set no tracer provider")
+    if exporter != "otlp":
+        raise ConfigError(
+            f"{VARIABLE}: {exporter!r} is neither otlp nor none, and the program has set no tracer provider"
+        )
     for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         protocol = environ.get(name, "http/protobuf")
         if protocol != "http/protobuf":
@@ -203,10 +205,10 @@ class Traces:
             self._close()
 
     def _watch(self, job: Watched) -> None:
-        watch, look = Watch(), threading.Event()
+        watch, pause = Watch(), threading.Event()
         has_ended = False
         while not has_ended:
-            look.wait(LOOK_S)
+            pause.wait(POLL_INTERVAL_S)
             has_ended = job.ended  # before the status, which is then the last one
             for span in watch.take(job.status()):
                 self.export(span)

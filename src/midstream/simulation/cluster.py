@@ -42,7 +42,7 @@ HEARTBEAT_S: Final = 0.5
 CHECK_STEPS: Final = 16
 LAUNCH_US: Final = 20_000
 """How long a slot process takes to start."""
-WORD_US: Final = 1_000_000
+REPORT_US_MAX: Final = 1_000_000
 """The longest delay of the report that a process has ended. Mostly it takes much less, and the driver may not wait."""
 RUN_AGAIN: Final = 0.15
 """The probability that the task of a killed slot is run again, as Spark may do, instead of being reported as ended."""
@@ -93,7 +93,7 @@ class Cluster:
         self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
         """The uid and subtask of each operator that is deployed as finished, by job id and attempt."""
         self.drained: set[str] = set()
-        """The ids of jobs whose sources were told to end."""
+        """The ids of jobs whose sources got the request to end."""
         self._externals = dict(externals)
         self._names = {id(value): name for name, value in externals.items()}
 
@@ -123,7 +123,7 @@ class Cluster:
 
 
 class Driver:
-    """One run of one job: a coordinator in its shell, with the lines and the host of a simulated world."""
+    """One run of one job: a coordinator in its shell, with the connections and the host of a simulated world."""
 
     def __init__(self, cluster: Cluster, plan: JobPlan, name: str) -> None:
         world = cluster.world
@@ -134,15 +134,15 @@ class Driver:
         self.coordinator = cluster.make_coordinator(plan, self.process.now_ms(), cluster.open_storage, stopped)
         self.shell = CheckedShell(self.coordinator, self.process, self, self, self)
         self.slots_gone = ""
-        self._told = 0
+        self._failures_reported = 0
         """The number of failures reported to users since a checkpoint completed."""
-        self._restarts_told = 0
+        self._restarts_reported = 0
         self.is_cancelled = False
         self.replies: dict[int, m.Reply] = {}
         self.slots_late, self.has_late_slots = 0, False
         """How many of the next requested slots start only after their timeout, and whether any did before."""
-        self.reasons = FailureCauses(cluster.struck_us, cluster.patience_s, cluster.denied, self._has_no_reason)
-        self.liveness = LivenessChecker(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._has_no_reason)
+        self.causes = FailureCauses(cluster.struck_us, cluster.patience_s, cluster.denied, self._unexplained)
+        self.liveness = LivenessChecker(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._unexplained)
         self.completed: set[int] = set()
         """The checkpoints whose completion was reported to slots."""
         self.uncertain: dict[int, frozenset[str]] = {}
@@ -152,18 +152,18 @@ class Driver:
         """Whether there were slots when the driver decided to run its last commit itself. Later ones come too late."""
         self.rescales = 0
         """How often the running job has continued at another parallelism."""
-        self.turned_away = 0
+        self.slots_refused = 0
         """The number of slot processes that registered and were refused."""
         self.triggered: list[int] = []
         """The checkpoints of the job in the order of their triggers, once for every slot that was triggered."""
         self.claimed: dict[int, int] = {}
-        """The length of `triggered` when the place of a client's savepoint was claimed, by client."""
-        self._asked: dict[int, m.ClientRequest] = {}
+        """The length of `triggered` when the directory of a client's savepoint was claimed, by client."""
+        self._requests: dict[int, m.ClientRequest] = {}
         """The unanswered requests, by client."""
         self.connections: dict[int, Connection] = {}
         """The open connections, by slot number."""
-        self.promises = MessageChecker(
-            plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._has_no_reason
+        self.message_checker = MessageChecker(
+            plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._unexplained
         )
         self._slot_count = self._clients = 0
         self._processes: dict[str, list[Slot]] = {}
@@ -189,7 +189,7 @@ class Driver:
         """The state of the job, as users see it."""
         return self.coordinator.status(self.process.now_ms()).state
 
-    def ask(self, request: m.ClientRequest) -> int:
+    def request(self, request: m.ClientRequest) -> int:
         """Send a request of the command line, and return its number, under which `replies` will have the answer."""
         self._clients += 1
         client = self._clients
@@ -198,15 +198,15 @@ class Driver:
             world.delay(world.tempo.control_us),
             self.process,
             Kind.CONTROL,
-            partial(self._comes_in, client, request),
+            partial(self._receive, client, request),
             request,
         )
         return client
 
-    def _comes_in(self, client: int, request: m.ClientRequest) -> None:
-        self._asked[client] = request
-        self.promises.asked(client, request)
-        self.liveness.asked(client, request)
+    def _receive(self, client: int, request: m.ClientRequest) -> None:
+        self._requests[client] = request
+        self.message_checker.on_request(client, request)
+        self.liveness.on_request(client, request)
         self.shell.request(client, request)
 
     def cancel(self, reason: str) -> None:
@@ -217,23 +217,23 @@ class Driver:
     # ---- the shell's connections
 
     def send(self, slot: int, message: m.ToSlot) -> None:
-        self.promises.sent(slot, message)
+        self.message_checker.sent(slot, message)
         if isinstance(message, m.Deploy):
             self._note_finished(message)
-            self.reasons.deployed(message)
+            self.causes.deployed(message)
             self.liveness.deployed()
             self.cluster.deployed(self, message)
         elif isinstance(message, m.TriggerCheckpoint):
             self.triggered.append(message.checkpoint_id)
-            self.reasons.triggered(message.checkpoint_id, self.cluster.world.now_us)
-        elif isinstance(message, m.CheckpointAborted) and self.reasons.is_new(message.checkpoint_id):
-            self._look_why(message.checkpoint_id)
+            self.causes.triggered(message.checkpoint_id, self.cluster.world.now_us)
+        elif isinstance(message, m.CheckpointAborted) and self.causes.is_new(message.checkpoint_id):
+            self._check_cause(message.checkpoint_id)
         elif isinstance(message, m.StopSources):
             self.cluster.drained.add(self.plan.job_id)
         elif isinstance(message, m.Cancel) and self.coordinator.rescaling.stage is RescaleStage.SWITCHING:
             self._check_held(slot)
         elif isinstance(message, m.CheckpointCompleted):
-            self._told = 0
+            self._failures_reported = 0
             self.completed.add(message.checkpoint_id)
         connection = self.connections.get(slot)
         if connection is not None:
@@ -246,7 +246,7 @@ class Driver:
         machine = connection.slot.machine if connection is not None else None
         for ref, task in machine.tasks.items() if machine is not None else ():
             if task.vertex.source is not None:
-                self.promises.switches(newest.checkpoint_id, ref, task.metrics())
+                self.message_checker.switches(newest.checkpoint_id, ref, task.metrics())
 
     def release(self, slot: int) -> None:
         connection = self.connections.pop(slot, None)
@@ -294,7 +294,7 @@ class Driver:
         world = self.cluster.world
         for slot in self._processes.pop(request, ()):
             world.schedule(
-                world.delay(WORD_US), slot.process, Kind.CLUSTER, slot.process.crash, f"{request} is abandoned"
+                world.delay(REPORT_US_MAX), slot.process, Kind.CLUSTER, slot.process.crash, f"{request} is abandoned"
             )
 
     def process_died(self, slot: Slot, reason: str) -> None:
@@ -310,9 +310,9 @@ class Driver:
             world.schedule(delay_us, None, Kind.CLUSTER, run, f"the task of {slot.request} is run again")
         elif not processes:
             crash = "" if world.chance() < 0.5 else f"{SIM} a process has crashed"
-            word = partial(self.shell.slot_failed, slot.request, reason, crash)
+            report = partial(self.shell.slot_failed, slot.request, reason, crash)
             world.schedule(
-                world.delay(WORD_US), self.process, Kind.CLUSTER, word, f"the process of {slot.request} is gone"
+                world.delay(REPORT_US_MAX), self.process, Kind.CLUSTER, report, f"the process of {slot.request} is gone"
             )
 
     def last_lines(self, slot: int) -> str:
@@ -323,23 +323,23 @@ class Driver:
             self.bug(f"client {client} is answered twice")
         self.replies[client] = reply
         self.liveness.comes(client)
-        asked = self._asked.pop(client)
-        self._check_reply(asked, reply)
-        self.promises.answered(client, reply)
+        request = self._requests.pop(client)
+        self._check_reply(request, reply)
+        self.message_checker.on_reply(client, reply)
         if self.cluster.answered is not None:
-            self.cluster.answered(self, client, asked, reply)
+            self.cluster.answered(self, client, request, reply)
         self.cluster.world.note(("reply", f"{client}:", reply.error or reply.checkpoint or "ok"))
 
     def notify_user(self, text: str) -> None:
-        self._told += 1
+        self._failures_reported += 1
         self.cluster.failed(self)
-        self.promises.told(text)
+        self.message_checker.on_notification(text)
         number = _RESTART.search(text)
         if number is not None:
-            self._restarts_told += 1
-            if int(number[1]) != self._restarts_told:
-                self.bug(f"restart {number[1]} is reported after restart {self._restarts_told - 1}")
-        self.cluster.world.note(("told", text))
+            self._restarts_reported += 1
+            if int(number[1]) != self._restarts_reported:
+                self.bug(f"restart {number[1]} is reported after restart {self._restarts_reported - 1}")
+        self.cluster.world.note(("reported to users:", text))
 
     def ended_with(self, outcome: JobEnded) -> None:
         self.liveness.ended()
@@ -352,16 +352,16 @@ class Driver:
     def bug(self, text: str) -> None:
         self.cluster.world.bug(text)
 
-    def _has_no_reason(self, text: str) -> None:
+    def _unexplained(self, text: str) -> None:
         """Report a bug, unless this driver was replaced: it may miss files that its successor has deleted."""
         if self is self.cluster.drivers[-1]:
             self.bug(text)
 
-    def _look_why(self, checkpoint_id: int) -> None:
+    def _check_cause(self, checkpoint_id: int) -> None:
         for status in self.coordinator.checkpoints.history.newest_first:
             if status.id == checkpoint_id:  # otherwise the checkpoint is only taken again
                 self.liveness.failed(self.coordinator.checkpoints.schedule.failures)
-                self.reasons.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
+                self.causes.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
 
     def _is_for_savepoint(self) -> bool:
         pending = self.coordinator.checkpoints.pending
@@ -383,18 +383,18 @@ class Driver:
         if isinstance(outcome, Failed) and isinstance(outcome.error, UnknownOutcomeError):
             self.uncertain.update(self._publishing)
         elif isinstance(outcome, Failed) and not isinstance(outcome.error, FencedError):
-            with self.cluster.world.looking():
+            with self.cluster.world.inspecting():
                 certain = self._publishing.keys() - self.uncertain  # one that had expired may still be written
-                self.promises.not_published(self.plan.job_id, certain, self.cluster.open_storage)
+                self.message_checker.not_published(self.plan.job_id, certain, self.cluster.open_storage)
         self._publishing.clear()
 
     def about_to_end(self, outcome: JobEnded) -> None:
         self._check_row(str(outcome.error))
-        if self._asked:
-            self.bug(f"the job ends without an answer to {list(self._asked.values())}")
-        if outcome.status.restarts != self._restarts_told:
+        if self._requests:
+            self.bug(f"the job ends without an answer to {list(self._requests.values())}")
+        if outcome.status.restarts != self._restarts_reported:
             self.bug(
-                f"the job was restarted {outcome.status.restarts} times, {self._restarts_told} restarts were reported"
+                f"the job was restarted {outcome.status.restarts} times, {self._restarts_reported} restarts were reported"
             )
 
     def _note_finished(self, deploy: m.Deploy) -> None:
@@ -414,8 +414,10 @@ class Driver:
     def _check_row(self, why: str) -> None:
         """Check that a job which ends because of repeated failures has failed as often since its last checkpoint."""
         row = _IN_A_ROW.match(why)
-        if row is not None and self._told < int(row[1]) - 1:
-            self.bug(f"the job ends after {row[1]} failures in a row, {self._told + 1} of them since a checkpoint")
+        if row is not None and self._failures_reported < int(row[1]) - 1:
+            self.bug(
+                f"the job ends after {row[1]} failures in a row, {self._failures_reported + 1} of them since a checkpoint"
+            )
 
     # ---- slots
 
@@ -426,8 +428,8 @@ class Driver:
         connection = slot.connection = Connection(self, slot)
         reason = self.shell.refusal(register)
         if reason:
-            self.turned_away += 1
-            self.cluster.world.note((slot.process.name, "is turned away:", reason))
+            self.slots_refused += 1
+            self.cluster.world.note((slot.process.name, "is refused:", reason))
             connection.release()
             return
         number = connection.number = self._slot_count
@@ -438,12 +440,12 @@ class Driver:
 
     def received(self, connection: Connection, message: m.FromSlot) -> None:
         if connection.is_open:
-            connection.heard_us = self.cluster.world.now_us
+            connection.received_us = self.cluster.world.now_us
             pending = self.coordinator.checkpoints.pending
-            self.reasons.heard(message, pending.checkpoint_id if pending is not None else None)
-            self.promises.heard(connection.number, message)
+            self.causes.on_message(message, pending.checkpoint_id if pending is not None else None)
+            self.message_checker.on_message(connection.number, message)
             self.shell.slot_message(connection.number, message)
-            self.liveness.heard(message, self.coordinator.attempt)
+            self.liveness.on_message(message, self.coordinator.attempt)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         """Report that a slot's process, or the connection to it, is gone."""
@@ -451,15 +453,15 @@ class Driver:
             self.shell.slot_lost(connection.number, reason)
 
     def _watch(self) -> None:
-        """Send heartbeats, and drop silent slots, as the production lines do."""
+        """Send heartbeats, and drop silent slots, as the production connections do."""
         world = self.cluster.world
         limit_us = self.plan.config.heartbeat_timeout_s * 1e6
         for connection in list(self.connections.values()):
             if connection.slot.calls_since_us is not None:  # the slot's second thread sends heartbeats
-                connection.heard_us = world.now_us
+                connection.received_us = world.now_us
                 for_ms = (world.now_us - connection.slot.calls_since_us) // 1000
                 self.shell.slot_message(connection.number, m.InCall(f"a function {SIM}", for_ms, ""))
-            elif world.now_us - connection.heard_us > limit_us:
+            elif world.now_us - connection.received_us > limit_us:
                 self.connection_lost(connection, f"no heartbeat {SIM}")
             else:
                 connection.to_slot.send(m.Heartbeat())
@@ -525,7 +527,7 @@ class Slot:
         else:
             assert self.machine is not None
             if isinstance(message, m.Commit):
-                self.owed.asked(message.request)
+                self.owed.on_request(message.request)
             elif isinstance(message, m.CommitSinks) and self.cluster.load_failures:
                 self.cluster.load_failures -= 1
                 self._opens = False
@@ -561,7 +563,7 @@ class Slot:
     def _send(self, message: m.FromSlot) -> None:
         assert self.connection is not None
         if isinstance(message, (m.CommitDone, m.CommitFailed)):
-            self.owed.answered(message)
+            self.owed.on_answer(message)
         if isinstance(message, m.TaskFinished) and self.driver.plan.config.checkpoint_dir is not None:
             for owed in owed_at_the_end(self.machine, message.task):
                 self._world.bug(f"{message.task} ends {owed}")
@@ -591,7 +593,7 @@ class Slot:
         self.process.end()
 
     def _died(self) -> None:
-        """Let the driver learn of the process's end, and of the closed connection after everything sent on it."""
+        """Report the end of the process to the driver, and the closed connection after everything sent on it."""
         connection, driver = self.connection, self.driver
         if not driver.process.alive:
             return

@@ -24,7 +24,7 @@ class Connection:
         self.to_driver = Pipe(world, driver.process, partial(driver.received, self))
         self.is_open = True
         """Whether the driver still receives messages from it."""
-        self.heard_us = world.now_us
+        self.received_us = world.now_us
 
     def cut(self) -> None:
         """Cut the connection: neither side receives anything more."""

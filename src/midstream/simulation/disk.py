@@ -86,7 +86,7 @@ class Disk:
         data = self.files.get(name)
         if data is None:
             raise StorageError(f"cannot read {path}: there is no such file")
-        if name in self._unseen and not self._world.is_looking:
+        if name in self._unseen and not self._world.is_inspecting:
             del self._unseen[name]
             if self.on_write is not None:
                 self.on_write(name, data)
@@ -94,7 +94,7 @@ class Disk:
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         data = self.read(path)
-        if self.failing_parts and not self._world.is_looking:
+        if self.failing_parts and not self._world.is_inspecting:
             self.failing_parts -= 1
             raise StorageError(f"cannot read {path}: input/output error {SIM}")
         return data[offset : offset + length]
@@ -189,8 +189,8 @@ class Disk:
         return name in self.files or any(file.startswith(name + "/") for file in self.files)
 
     def _tell(self, name: str, data: bytes | None) -> None:
-        for told in self.on_change:
-            told(name, data)
+        for callback in self.on_change:
+            callback(name, data)
 
     def _lie(self, name: str, base: str = "") -> None:
         if base in self.lying_names:
@@ -212,7 +212,7 @@ class Disk:
 
     def _touch(self) -> None:
         self._world.io_point()
-        if self.is_gone and not self._world.is_looking:
+        if self.is_gone and not self._world.is_inspecting:
             self.refusals += 1
             self.refused_in = self._world.step_number
             raise StorageError(f"the storage does not answer {SIM}")

@@ -1,6 +1,6 @@
-"""Checks whether each failure in a run has a reason: a fault that struck and that can explain this failure.
+"""Checks whether each failure in a run has a cause: a fault that struck and that can explain this failure.
 
-Every reason that the simulator gives contains `[sim]`, and the engine passes reasons on. So a task or
+Every failure that the simulator causes contains `[sim]`, and the engine passes reasons on. So a task or
 a checkpoint that fails without that mark has failed because of a bug. A timeout does not name its
 cause: it is judged by the time that the job may rightly take, and by the faults that have struck since
 the checkpoint was triggered, or so shortly before that their effects may last.
@@ -51,7 +51,7 @@ class FailureCauses:
     def deployed(self, deploy: m.Deploy) -> None:
         self._some_finished |= bool(deploy.finished)
 
-    def heard(self, message: m.FromSlot, pending_id: int | None) -> None:
+    def on_message(self, message: m.FromSlot, pending_id: int | None) -> None:
         """Check a message of a slot. `pending_id`: the checkpoint for which the driver is waiting; None if there is
         none.
         """
@@ -69,9 +69,11 @@ class FailureCauses:
             case m.CheckpointDecline(counts=True) if SIM not in message.reason:
                 self._bug(f"a declined checkpoint counts as a failure: {message.reason}")
             case m.CheckpointDecline(counts=False, checkpoint_id=declined) if declined == pending_id:
-                # Tasks learn that a checkpoint was given up only after the coordinator has decided it.
+                # Tasks are notified that a checkpoint was given up only after the coordinator has decided it.
                 if FINISHED not in message.reason:
-                    self._bug(f"{message.task} gives up checkpoint {declined}, which is wanted: {message.reason}")
+                    self._bug(
+                        f"{message.task} gives up checkpoint {declined}, which is still pending: {message.reason}"
+                    )
             case _:  # no other message reports a failure
                 pass
 

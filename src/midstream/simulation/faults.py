@@ -44,9 +44,9 @@ from midstream.simulation.trace import Kind
 from midstream.simulation.world import World
 
 
-class AskedForSavepoints(Protocol):
-    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
-        """Request a savepoint at a place chosen by `victim`. `stop`: the job stops with it. `fails`: the disk there
+class SavepointRequests(Protocol):
+    def request(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+        """Request a savepoint in a directory chosen by `victim`. `stop`: the job stops with it. `fails`: the disk there
         fails. `slow_us`: how long the disk there takes to write a file.
         """
         ...
@@ -59,7 +59,7 @@ class FaultTarget(Protocol):
     outside: Outside
     recoveries: Recoveries
     calls: Calls
-    looks: int
+    polls: int
     """The number of checks whether it is time to strike."""
 
     @property
@@ -72,7 +72,7 @@ class FaultTarget(Protocol):
     def sources(self) -> Mapping[str, SimSource]: ...
 
     @property
-    def savepoints(self) -> AskedForSavepoints: ...
+    def savepoints(self) -> SavepointRequests: ...
 
     @property
     def driver(self) -> Driver: ...
@@ -84,8 +84,8 @@ class FaultTarget(Protocol):
         """Consider the driver dead, and start the job again."""
         ...
 
-    def go_back(self, victim: int) -> None:
-        """Let the next start go back to an older checkpoint, or to the beginning."""
+    def rewind(self, victim: int) -> None:
+        """Let the next start rewind to an older checkpoint, or to the beginning."""
         ...
 
 
@@ -96,8 +96,8 @@ WITH_IN_FLIGHT: Final = ("kill_slot", "stop", "kill_driver", "kill_slot", "resca
 """The faults and requests after which a job certainly recovers rows in flight."""
 RECOVERY_US: Final = 40_000
 """The longest time for which recovery runs before a fault strikes."""
-LOOK_US: Final = 500
-LOOKS_MAX: Final = 2_000
+POLL_INTERVAL_US: Final = 500
+POLLS_MAX: Final = 2_000
 
 Strike = Callable[[FaultTarget, int], bool]
 
@@ -172,11 +172,11 @@ def _long_call(stage: FaultTarget, victim: int) -> bool:
     return True
 
 
-def _cut_link(stage: FaultTarget, victim: int) -> bool:
-    links = list(stage.cluster.network.connected.values())
-    if not links:
+def _cut_connection(stage: FaultTarget, victim: int) -> bool:
+    connections = list(stage.cluster.network.connected.values())
+    if not connections:
         return False
-    stage.cluster.network.cut(links[victim % len(links)], f"{SIM} connection reset")
+    stage.cluster.network.cut(connections[victim % len(connections)], f"{SIM} connection reset")
     return True
 
 
@@ -308,11 +308,11 @@ def _cancel(stage: FaultTarget, victim: int) -> bool:
     return True
 
 
-def _go_back(stage: FaultTarget, victim: int) -> bool:
+def _rewind(stage: FaultTarget, victim: int) -> bool:
     """End the job, and let it start again from an older checkpoint, from an older savepoint, or from the beginning."""
-    if stage.cluster.drained:  # the drain has chosen where sources end, which a start that goes back does not repeat
+    if stage.cluster.drained:  # the drain has chosen where sources end, which a start that rewinds does not repeat
         return False
-    stage.go_back(victim // 5)
+    stage.rewind(victim // 5)
     return (_cancel, _cancel, _kill_driver, _stop, _stop_driver)[victim % 5](stage, victim // 7)
 
 
@@ -327,7 +327,7 @@ def _commit_fails(stage: FaultTarget, victim: int) -> bool:
 
 
 def _slot_leaves(stage: FaultTarget, victim: int) -> bool:
-    """Drain the nodes of some slots: the driver is told, and slots that still live a while later are killed."""
+    """Drain the nodes of some slots: the driver is notified, and slots that still live a while later are killed."""
     driver, world = stage.driver, stage.world
     slots = [slot for slot in stage.cluster.live_slots if slot.driver is driver]
     if not slots or not driver.process.alive:
@@ -335,9 +335,9 @@ def _slot_leaves(stage: FaultTarget, victim: int) -> bool:
     first, count = victim % len(slots), (1, 1, 1, 2, len(slots))[victim // 3 % 5]
     grace_us = (2_000_000, 20_000 + victim % 200_000, 1 + victim % 20_000)[victim // 17 % 3]
 
-    def told(slot: Slot) -> None:
+    def leave(slot: Slot) -> None:
         if slot.connection is not None:
-            driver.promises.leaves(slot.connection.number)
+            driver.message_checker.leaves(slot.connection.number)
         driver.shell.slot_leaving(slot.request, f"{SIM} its node is drained")
 
     def killed(slot: Slot) -> None:
@@ -346,7 +346,7 @@ def _slot_leaves(stage: FaultTarget, victim: int) -> bool:
             slot.process.crash()
 
     for slot in (slots * 2)[first : first + count]:
-        driver.process.post(partial(told, slot))
+        driver.process.post(partial(leave, slot))
         world.schedule(grace_us, None, Kind.FAULT, partial(killed, slot), f"the node of {slot.process.name} is gone")
     return True
 
@@ -372,47 +372,47 @@ def _cluster_gone(stage: FaultTarget, victim: int) -> bool:
 
 
 def _stop(stage: FaultTarget, victim: int) -> bool:
-    stage.driver.ask(DoStop(drain=False))
+    stage.driver.request(DoStop(drain=False))
     return True
 
 
 def _drain(stage: FaultTarget, victim: int) -> bool:
-    stage.driver.ask(DoStop(drain=True))
+    stage.driver.request(DoStop(drain=True))
     return True
 
 
 def _checkpoint(stage: FaultTarget, victim: int) -> bool:
-    stage.driver.ask(DoCheckpoint())
-    stage.driver.ask(GetStatus())
+    stage.driver.request(DoCheckpoint())
+    stage.driver.request(GetStatus())
     return True
 
 
 def _savepoint(stage: FaultTarget, victim: int) -> bool:
-    stage.savepoints.ask(stage.driver, victim, stop=False)
+    stage.savepoints.request(stage.driver, victim, stop=False)
     return True
 
 
 def _stop_savepoint(stage: FaultTarget, victim: int) -> bool:
     """Stop the job with a savepoint, from which it then continues."""
-    stage.savepoints.ask(stage.driver, victim, stop=True)
+    stage.savepoints.request(stage.driver, victim, stop=True)
     return True
 
 
 def _savepoint_fails(stage: FaultTarget, victim: int) -> bool:
-    """Request a savepoint, or a stop with one, at a place where the disk fails; the job must run on."""
-    stage.savepoints.ask(stage.driver, victim // 4, stop=victim % 4 > 0, fails=True)
+    """Request a savepoint, or a stop with one, in a directory whose disk fails; the job must run on."""
+    stage.savepoints.request(stage.driver, victim // 4, stop=victim % 4 > 0, fails=True)
     return True
 
 
 def _savepoint_slow(stage: FaultTarget, victim: int) -> bool:
-    """Request a savepoint at a slow place; every other time, cancel the job while it is being copied there."""
+    """Request a savepoint in a slow directory; every other time, cancel the job while it is being copied there."""
     driver = stage.driver
 
     def cancel() -> None:
         if stage.driver is driver and driver.outcome is None:
             strike(stage, Fault(stage.world.step_number, "cancel", 0))
 
-    stage.savepoints.ask(driver, victim, stop=False, slow_us=1_000 + victim % 10_000)
+    stage.savepoints.request(driver, victim, stop=False, slow_us=1_000 + victim % 10_000)
     if victim % 2:
         copied = lambda: not driver.coordinator.savepoints.idle  # noqa: E731 - as for the others
         _when(stage, copied, victim // 7 % 10_000, cancel, "cancel while a savepoint is copied")
@@ -426,7 +426,7 @@ def _savepoint_struck(stage: FaultTarget, victim: int) -> bool:
 
 
 def _rescale(stage: FaultTarget, victim: int) -> bool:
-    stage.driver.ask(DoRescale(PARALLELISMS[victim % len(PARALLELISMS)]))
+    stage.driver.request(DoRescale(PARALLELISMS[victim % len(PARALLELISMS)]))
     return True
 
 
@@ -540,14 +540,14 @@ def _when(
 ) -> None:
     world = stage.world
 
-    def look(looks: int) -> None:
-        stage.looks += 1
+    def poll(polls: int) -> None:
+        stage.polls += 1
         if is_time():
             world.schedule(delay_us, None, Kind.FAULT, another, name)
-        elif looks < LOOKS_MAX:
-            world.schedule(LOOK_US, None, Kind.FAULT, lambda: look(looks + 1), "is it time to strike?")
+        elif polls < POLLS_MAX:
+            world.schedule(POLL_INTERVAL_US, None, Kind.FAULT, lambda: poll(polls + 1), "is it time to strike?")
 
-    look(0)
+    poll(0)
 
 
 STRIKES: Final[Mapping[str, Strike]] = {
@@ -555,7 +555,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "kill_slot_twice": _kill_slot_twice,
     "stop_slot": _stop_slot,
     "long_call": _long_call,
-    "cut_link": _cut_link,
+    "cut_link": _cut_connection,
     "cut_control": _cut_control,
     STALLS: _stall,
     "kill_driver": _kill_driver,
@@ -586,7 +586,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "drain": _drain,
     "checkpoint": _checkpoint,
     "cancel": _cancel,
-    "go_back": _go_back,
+    "go_back": _rewind,
     "rescale": _rescale,
     "rescale_struck": _rescale_struck,
     "drain_struck": _drain_struck,

@@ -46,16 +46,16 @@ class LedgerSink(Sink):
         self.outside.world.io_point()
 
     def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
-        """Take back output that waits to be committed first, so that it cannot be committed meanwhile."""
+        """Roll back output that waits to be committed first, so that it cannot be committed meanwhile."""
         outside = self.outside
-        if outside.before_taking_back is not None:
-            before_taking_back, outside.before_taking_back = outside.before_taking_back, None
-            before_taking_back()
+        if outside.before_rollback is not None:
+            before_rollback, outside.before_rollback = outside.before_rollback, None
+            before_rollback()
         waits = [name for name, staged in outside.staged.items() if self._is_of(output, staged)]
         for name in sorted(waits, key=lambda name: name in outside.committed):
             if outside.staged[name].checkpoint_id > after:
                 outside.world.io_point()
-                outside.taken_back.setdefault(name)
+                outside.rolled_back.setdefault(name)
                 outside.committed.pop(name, None)
                 outside.world.note(("took back", name))
 
@@ -170,8 +170,8 @@ class LedgerCommitter(Committer):
                 outside.world.bug(f"{name} is committed and was never staged")
             if name in outside.aborted:
                 outside.world.bug(f"{name} is committed and was aborted")
-            if name in outside.taken_back:
-                raise StorageError(f"{name} was taken back: the job has gone back to an older checkpoint {SIM}")
+            if name in outside.rolled_back:
+                raise StorageError(f"{name} was rolled back: the job has rewound to an older checkpoint {SIM}")
             self._check_order(name, checkpoint_id)
             outside.committed.setdefault(name)
             outside.world.note(("committed", name, f"for chk {checkpoint_id}"))
@@ -184,7 +184,7 @@ class LedgerCommitter(Committer):
         if name not in outside.committed:
             newest = outside.newest_committed.get(made_by, 0)
             if checkpoint_id < newest:
-                outside.world.bug(f"{name} is committed for checkpoint {checkpoint_id}, behind what {newest} holds")
+                outside.world.bug(f"{name} is committed for checkpoint {checkpoint_id}, after what {newest} holds")
             outside.newest_committed[made_by] = max(newest, checkpoint_id)
 
     def abort(self, committables: Sequence[bytes]) -> None:

@@ -53,17 +53,17 @@ class LivenessChecker:
         self._owed: dict[object, tuple[str, int, int]] = {}
         """What is owed, since when, and how many commits were done before, by client; or by itself."""
         self._disturbed_us = 0
-        """When an attempt began or a checkpoint failed last, for which `Reasons` demands a reason."""
+        """When an attempt began or a checkpoint failed last, for which `FailureCauses` demands a cause."""
         self._pause_s = 0.0
         """The longest pause that may follow that."""
 
-    def asked(self, client: int, request: m.ClientRequest) -> None:
+    def on_request(self, client: int, request: m.ClientRequest) -> None:
         self._owed[client] = f"an answer to {request!r}", self._now_us(), self._committed
 
     def owes(self, what: str) -> None:
         self._owed.setdefault(what, (what, self._now_us(), self._committed))
 
-    def heard(self, message: m.FromSlot, attempt: Attempt | None) -> None:
+    def on_message(self, message: m.FromSlot, attempt: Attempt | None) -> None:
         """Note that a commit is done, and that the job owes its end once all its tasks are at the end of their data."""
         self._committed += isinstance(message, m.CommitDone)
         if isinstance(message, m.TaskEndOfData) and attempt is not None and attempt.at_end_of_data:
@@ -79,7 +79,7 @@ class LivenessChecker:
         self._owed.pop(JOB_ENDS, None)
 
     def failed(self, in_a_row: int) -> None:
-        """A checkpoint has failed, as the last of so many."""
+        """A checkpoint has failed, the last of `in_a_row` checkpoints."""
         pause_ms = min(FINAL_RETRY_MS << min(in_a_row, 20), FINAL_RETRY_MS_MAX)
         self._disturbed_us, self._pause_s = self._now_us(), pause_ms / 1000
 

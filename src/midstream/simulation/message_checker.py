@@ -40,7 +40,7 @@ class MessageChecker:
         self._now_us = now_us
         self._bug = bug
         self._deployed: dict[int, int] = {}
-        """The attempt whose tasks each slot runs, as far as the driver can know."""
+        """The attempt whose tasks each slot runs, as far as the driver was notified."""
         self._triggered: list[int] = []
         """The checkpoints in the order of their triggers, each once."""
         self._ended_us: int | None = None
@@ -51,11 +51,11 @@ class MessageChecker:
         """The checkpoints that have failed since one completed, or since the attempt began."""
         self._moves = False
         """Whether a slot has to leave that runs tasks of this attempt."""
-        self._asked: dict[int, tuple[m.ClientRequest, int]] = {}
+        self._requests: dict[int, tuple[m.ClientRequest, int]] = {}
         """Each unanswered request, by client, with the number of checkpoints that had been triggered before it."""
         self._rows_read: dict[TaskId, tuple[int, int | None]] = {}
         """The checkpoint that each task has acknowledged last, and how many rows its first operator had emitted by
-        then, if the acknowledgement says so.
+        then, if the acknowledgement reports it.
         """
         self._acknowledged: dict[tuple[int, TaskId], int] = {}
         """The newest checkpoint that each task has acknowledged, by attempt and task."""
@@ -66,18 +66,18 @@ class MessageChecker:
 
     # ---- requests and answers
 
-    def asked(self, client: int, request: m.ClientRequest) -> None:
-        self._asked[client] = request, len(self._triggered)
+    def on_request(self, client: int, request: m.ClientRequest) -> None:
+        self._requests[client] = request, len(self._triggered)
 
-    def answered(self, client: int, reply: m.Reply) -> None:
+    def on_reply(self, client: int, reply: m.Reply) -> None:
         """Check that the checkpoint in an answer was triggered after its request."""
-        request, before = self._asked.pop(client)
+        request, before = self._requests.pop(client)
         number = _NUMBER.search(reply.checkpoint or "")
         if isinstance(request, m.DoCheckpoint) and number and int(number[1]) not in self._triggered[before:]:
             self._bug(f"client {client} receives checkpoint {number[1]}, which was triggered before its request")
 
-    def told(self, text: str) -> None:
-        """Check that as many checkpoints in a row have failed as the text says."""
+    def on_notification(self, text: str) -> None:
+        """Check that as many checkpoints in a row have failed as the text reports."""
         row = _FAILED_IN_A_ROW.search(text)
         if row is not None and int(row[1]) > len(self._failed):
             self._bug(f"'{row[0]}' is reported; since the last complete one these have failed: {sorted(self._failed)}")
@@ -125,15 +125,15 @@ class MessageChecker:
         self._triggered.append(number)
         if self._is_for_savepoint():
             self._for_savepoints.add(number)
-        is_wanted = (
+        is_requested = (
             self._is_ending
             or self._moves
-            or any(not isinstance(asked, m.GetStatus) for asked, _ in self._asked.values())
+            or any(not isinstance(request, m.GetStatus) for request, _ in self._requests.values())
         )
-        if self._ended_us is not None and not is_wanted:
+        if self._ended_us is not None and not is_requested:
             pause_us = self._now_us() - self._ended_us
             if pause_us < self._pause_us - ROUNDING_US:
-                self._bug(f"checkpoint {number} comes {pause_us} µs behind the last one, the pause is {self._pause_us}")
+                self._bug(f"checkpoint {number} comes {pause_us} µs after the last one, the pause is {self._pause_us}")
 
     # ---- messages of slots, and events about them
 
@@ -147,13 +147,13 @@ class MessageChecker:
                 f"source {ref} has acknowledged checkpoint {number}, with which the job moves, without its metrics"
             )
         elif metrics.operators[0][2] > rows:
-            self._bug(f"source {ref} has put out {metrics.operators[0][2] - rows} rows behind checkpoint {number}")
+            self._bug(f"source {ref} has emitted {metrics.operators[0][2] - rows} rows after checkpoint {number}")
 
     def leaves(self, slot: int) -> None:
-        """Note that a slot has to leave: if it has tasks, a checkpoint is wanted, so that they can move."""
+        """Note that a slot has to leave: if it has tasks, a checkpoint is needed, so that they can move."""
         self._moves = self._moves or slot in self._deployed
 
-    def heard(self, slot: int, message: m.FromSlot) -> None:
+    def on_message(self, slot: int, message: m.FromSlot) -> None:
         match message:
             case m.Cancelled(attempt) if self._deployed.get(slot) == attempt:
                 del self._deployed[slot]
@@ -167,14 +167,14 @@ class MessageChecker:
                 self._rows_read[task] = number, None if metrics is None else metrics.operators[0][2]
                 newest = self._acknowledged.setdefault((attempt, task), number)
                 if number < newest:
-                    self._bug(f"task {task} acknowledges checkpoint {number} behind {newest}")
+                    self._bug(f"task {task} acknowledges checkpoint {number} after {newest}")
                 self._acknowledged[attempt, task] = max(newest, number)
             case _:  # no other message is checked
                 pass
 
 
 class OwedCommits:
-    """The commits and aborts that a slot was asked for and has not answered."""
+    """The commits and aborts that were requested from a slot and that it has not answered."""
 
     def __init__(self, bug: Callable[[str], None], name: str) -> None:
         self.requests: dict[int, bool] = {}
@@ -183,7 +183,7 @@ class OwedCommits:
         self._name = name
         self._has_failed = False
 
-    def asked(self, request: int) -> None:
+    def on_request(self, request: int) -> None:
         self.requests[request] = self._has_failed
 
     def not_opened(self) -> None:
@@ -191,7 +191,7 @@ class OwedCommits:
         self._has_failed = False
         self.requests = dict.fromkeys(self.requests, False)
 
-    def answered(self, answer: m.CommitDone | m.CommitFailed) -> None:
+    def on_answer(self, answer: m.CommitDone | m.CommitFailed) -> None:
         """Check that a commit that comes after such a failure has tried again to open the storage."""
         had_failed = self.requests.pop(answer.request)
         if isinstance(answer, m.CommitFailed) and NOT_OPENED in answer.summary:

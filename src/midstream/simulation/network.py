@@ -77,42 +77,44 @@ class Network:
         self.world = world
         self.wire_bytes_max = wire_bytes_max
         self.pull_bytes_max = pull_bytes_max
-        self.waiting: dict[tuple[str, int, int, int], SimLink] = {}
+        self.waiting: dict[tuple[str, int, int, int], SimDataConnection] = {}
         """Ends whose peer has not opened yet, by job, attempt and the two slots, the lower first."""
-        self.connected: dict[tuple[str, int, int, int], SimLink] = {}
+        self.connected: dict[tuple[str, int, int, int], SimDataConnection] = {}
         """One end of each established connection."""
         self.frames = 0
 
-    def meet(self, link: SimLink) -> None:
-        other = self.waiting.pop(link.key, None)
+    def pair(self, connection: SimDataConnection) -> None:
+        other = self.waiting.pop(connection.key, None)
         world = self.world
         if other is None:
-            self.waiting[link.key] = link
-            link.process.call_later(HANDSHAKE_S, link.too_late)
+            self.waiting[connection.key] = connection
+            connection.process.call_later(HANDSHAKE_S, connection.too_late)
             return
-        link.peer, other.peer = other, link
-        self.connected[link.key] = link
-        for end in (link, other):
+        connection.peer, other.peer = other, connection
+        self.connected[connection.key] = connection
+        for end in (connection, other):
             world.schedule(world.delay(world.tempo.data_us), end.process, Kind.LINK, end.up, f"connected {end.name}")
 
-    def ends(self) -> list[SimLink]:
+    def ends(self) -> list[SimDataConnection]:
         """Return both ends of all established connections; each sends in one direction."""
-        return [end for link in self.connected.values() for end in (link, link.peer) if end is not None]
+        return [
+            end for connection in self.connected.values() for end in (connection, connection.peer) if end is not None
+        ]
 
-    def forget(self, link: SimLink) -> None:
-        if self.waiting.get(link.key) is link:
-            del self.waiting[link.key]
-        self.connected.pop(link.key, None)
+    def forget(self, connection: SimDataConnection) -> None:
+        if self.waiting.get(connection.key) is connection:
+            del self.waiting[connection.key]
+        self.connected.pop(connection.key, None)
 
-    def cut(self, link: SimLink, reason: str) -> None:
+    def cut(self, connection: SimDataConnection, reason: str) -> None:
         """Cut a connection: each side notices after its own delay, and data on the wire may still arrive before."""
-        self.connected.pop(link.key, None)
-        for end in (link, link.peer):
+        self.connected.pop(connection.key, None)
+        for end in (connection, connection.peer):
             if end is not None:
                 end.lose_later(reason)
 
 
-def stall(ways: Sequence[Pipe | SimLink], victim: int) -> bool:
+def stall(ways: Sequence[Pipe | SimDataConnection], victim: int) -> bool:
     """Stop deliveries in one direction of one connection for a while, as if packets were lost and sent again late."""
     if not ways:
         return False
@@ -126,29 +128,31 @@ class SimTransport:
 
     def __init__(self, network: Network, process: Process, job_id: str) -> None:
         self.slot: int | None = None
-        self.links: dict[tuple[int, int], SimLink] = {}
+        self.connections: dict[tuple[int, int], SimDataConnection] = {}
         self._network = network
         self._process = process
         self._job_id = job_id
         process.on_death.append(self.gone)
 
-    def open(self, slot: int, host: str, port: int, attempt: int, end: ConnectionEnd) -> SimLink:
+    def open(self, slot: int, host: str, port: int, attempt: int, end: ConnectionEnd) -> SimDataConnection:
         assert self.slot is not None and slot != self.slot, (slot, self.slot)
-        assert (slot, attempt) not in self.links, f"slot {slot} opened twice in attempt {attempt}"
+        assert (slot, attempt) not in self.connections, f"slot {slot} opened twice in attempt {attempt}"
         low, high = min(slot, self.slot), max(slot, self.slot)
-        link = SimLink(self, self._network, self._process, end, (self._job_id, attempt, low, high), (slot, attempt))
-        self.links[slot, attempt] = link
-        self._network.meet(link)
-        return link
+        connection = SimDataConnection(
+            self, self._network, self._process, end, (self._job_id, attempt, low, high), (slot, attempt)
+        )
+        self.connections[slot, attempt] = connection
+        self._network.pair(connection)
+        return connection
 
     def gone(self) -> None:
         """Let the peers notice that the process is dead."""
-        for link in list(self.links.values()):
-            link.drop(f"{SIM} {self._process.name} is gone")
+        for connection in list(self.connections.values()):
+            connection.drop(f"{SIM} {self._process.name} is gone")
 
 
-class SimLink:
-    """The engine.core.interfaces.DataLink of one side of a connection."""
+class SimDataConnection:
+    """The engine.core.interfaces.DataConnection of one side of a connection."""
 
     def __init__(
         self,
@@ -157,17 +161,17 @@ class SimLink:
         process: Process,
         end: ConnectionEnd,
         key: tuple[str, int, int, int],
-        place: tuple[int, int],
+        slot_attempt: tuple[int, int],
     ) -> None:
         self.key = key
         self.name = f"slots {key[2]}-{key[3]} attempt {key[1]}"
         self.process = process
-        self.peer: SimLink | None = None
+        self.peer: SimDataConnection | None = None
         self._transport = transport
         self._network = network
         self._world = network.world
         self._end: ConnectionEnd | None = end
-        self._place = place
+        self._slot_attempt = slot_attempt
         self._is_up = False
         self._pump_is_due = False
         self._may_have_more = False
@@ -178,7 +182,7 @@ class SimLink:
         self._last_at_us = 0
         self._is_cut = False
 
-    # ---- DataLink
+    # ---- DataConnection
 
     def wake(self) -> None:
         self._may_have_more = True
@@ -220,7 +224,7 @@ class SimLink:
         if self._end is None:
             return
         self._end = None
-        self._transport.links.pop(self._place, None)
+        self._transport.connections.pop(self._slot_attempt, None)
         self._network.forget(self)
         peer = self.peer
         if peer is not None and peer._end is not None and not self._is_cut:
@@ -240,7 +244,7 @@ class SimLink:
             return
         self._end = None
         self._is_cut = True
-        self._transport.links.pop(self._place, None)
+        self._transport.connections.pop(self._slot_attempt, None)
         self._network.forget(self)
         end.lost(reason)
 
@@ -265,7 +269,7 @@ class SimLink:
             start += _LENGTH.size
             frames.append(bytearray(data[start : start + length]))
             start += length
-        assert start == len(data), "a link gave less than a whole frame"
+        assert start == len(data), "a connection gave less than a whole frame"
         network.frames += len(frames)
         self._wire.append((len(data), frames))
         self._wire_bytes += len(data)

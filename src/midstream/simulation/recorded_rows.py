@@ -1,4 +1,4 @@
-"""The rows of a simulated job, which can be told apart, and the operators that keep account of them.
+"""The rows of a simulated job, which can be distinguished, and the operators that keep account of them.
 
 Every row has a unique id and, within its split and key, a sequence number. So a lost row, a doubled
 row and a change of order are noticed where they happen (in the keyed operators) and at the end (in
@@ -101,14 +101,14 @@ class Outside:
         self.newest_committed: dict[str, int] = {}
         """The newest checkpoint with committed output, by sink and job id."""
         self.aborted: dict[str, None] = {}
-        self.taken_back: dict[str, None] = {}
+        self.rolled_back: dict[str, None] = {}
         """The names of output that a sink has removed, or must not commit any more."""
         self.poison: dict[int, int] = {}
         """How many more times a row makes a function fail, by row id."""
         self.before_commit: Callable[[], None] | None = None
         """Called once in the next commit."""
-        self.before_taking_back: Callable[[], None] | None = None
-        """Called once before a sink takes back output."""
+        self.before_rollback: Callable[[], None] | None = None
+        """Called once before a sink rolls back output."""
         self.commit_failures = 0
         """How many of the next commits fail."""
         self.read_failures = 0
@@ -124,7 +124,7 @@ class Outside:
         self.safe: dict[int, set[tuple[bytes | None, frozenset[tuple[str, int]]]]] = {}
         """The position and the unfinished splits in each checkpoint that was written, by the number of the source."""
         self.drained: Set[str] = frozenset()
-        """The ids of jobs whose sources were told to end."""
+        """The ids of jobs whose sources got the request to end."""
 
     def check_poison(self, ids: Sequence[int]) -> None:
         for row in ids:
@@ -192,7 +192,7 @@ class SimSource(Source):
         has_chaff: bool = False,
         is_found_late: bool = False,
     ) -> None:
-        """`ends`: "bounded", "splits" if only those end, "" if neither, as far as the job knows; or "lulls" or "many
+        """`ends`: "bounded", "splits" if only those end, "" if neither, as far as the job is informed; or "lulls" or "many
         lulls", if then there are no rows of a split for a while now and then. `has_chaff`: at the start of a split and in
         lulls there may be rows that `Sieve` removes. `is_found_late`: some discoveries after the first find nothing for a
         while.

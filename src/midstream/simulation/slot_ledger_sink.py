@@ -55,7 +55,7 @@ class Calls:
         self._clusters: list[Cluster] = []
         """The only cluster; empty until it exists."""
         self._under_way: dict[Call, None] = {}
-        self._places: dict[tuple[str, str, int, int], Slot] = {}
+        self._committers: dict[tuple[str, str, int, int], Slot] = {}
         """The slot that commits each lane, by job id, sink, lane and attempt."""
         self._committed: dict[tuple[str, str, int, int], tuple[bytes, ...]] = {}
         """The committables of each completed call, by job id, sink, lane and checkpoint."""
@@ -95,10 +95,10 @@ class Calls:
         elif slot.machine is not None and slot.machine.state is SlotState.RUNNING:
             attempt = slot.machine.attempt
             if context.stopped.is_set():
-                world.bug(f"{context.uid}, lane {lane}: {process.name} commits with a committer that was told to stop")
-            before = self._places.setdefault((context.job_id, context.uid, lane, attempt), slot)
+                world.bug(f"{context.uid}, lane {lane}: {process.name} commits with a committer that was stopped")
+            before = self._committers.setdefault((context.job_id, context.uid, lane, attempt), slot)
             if before is not slot and self.is_counted_on(before.process) and self.is_counted_on(process):
-                # A slot that was cut off may still commit, since it does not know yet that it was.
+                # A slot that was cut off may still commit, since it has not noticed it yet.
                 world.bug(
                     f"{context.uid}, lane {lane}: {process.name} commits it, and {before.process.name}, "
                     "which is there, did before in the same attempt"
@@ -121,12 +121,14 @@ class Calls:
             self._world.bug(f"{context.uid}: {process.name} commits, and has slots to do that")
 
     def check_told(self, call: Call) -> None:
-        """Check, between two parts of a commit that was not told to stop, that its attempt is not over."""
+        """Check, between two parts of a commit that was not stopped, that its attempt is not over."""
         slot = self._slot_of(call.process)
         if slot is None or slot.machine is None or call.attempt == -1:
             return
         if slot.machine.state is not SlotState.RUNNING or slot.machine.attempt != call.attempt:
-            self._world.bug(f"{call.uid}, lane {call.lane}: {slot.process.name} was not told to stop committing")
+            self._world.bug(
+                f"{call.uid}, lane {call.lane}: {slot.process.name} did not get the request to stop committing"
+            )
 
     def ended(self, call: Call, checkpoint_id: int, items: Sequence[bytes]) -> None:
         """Note a completed commit, and check that a repeated one has exactly the same committables."""
@@ -148,7 +150,7 @@ class Calls:
         if metadata is None:
             return
         for name in (item.decode() for entry in metadata.committables for item in entry.items):
-            if name not in outside.committed and name not in outside.taken_back:
+            if name not in outside.committed and name not in outside.rolled_back:
                 world.bug(f"tasks are deployed, and {name} of checkpoint {metadata.checkpoint_id} is not committed")
 
     def _released(self, driver: Driver, slot: Slot) -> None:
@@ -161,9 +163,11 @@ class Calls:
             return
         for call in self._under_way:
             if call.process is slot.process:
-                self._world.bug(f"{slot.process.name} is let go while it commits {call.uid}, lane {call.lane}")
+                self._world.bug(f"{slot.process.name} is released while it commits {call.uid}, lane {call.lane}")
         if slot.process.alive and slot.owed.requests:
-            self._world.bug(f"{slot.process.name} is let go while it owes answers for commits {[*slot.owed.requests]}")
+            self._world.bug(
+                f"{slot.process.name} is released while it owes answers for commits {[*slot.owed.requests]}"
+            )
 
 
 def subtask_of(committable: bytes) -> int:
@@ -243,7 +247,7 @@ class LaneCommitter(LedgerCommitter):
         if world.chance() < 0.5:
             return
         if self._context.stopped.wait(world.delay(self._sink.wait_us_max) / 1e6):
-            raise StorageError(f"told to stop {SIM}")
+            raise StorageError(f"stopped {SIM}")
         self._calls.check_told(call)
 
 

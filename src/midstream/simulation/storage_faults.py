@@ -38,9 +38,9 @@ def delete_fails(stage: FaultTarget, victim: int) -> bool:
 
 
 def freeze_at_commit(stage: FaultTarget, victim: int) -> bool:
-    """Stop the driver in the middle of its next commit. Another driver takes over, and the job goes back to an older
-    checkpoint, or to the beginning; the old one continues only then. Of these drivers, half of those whose sinks are to
-    take back output are killed before that.
+    """Stop the driver in the middle of its next commit. Another driver takes over, and the job rewinds to an older
+    checkpoint, or to the beginning; the old one continues only then. Of these drivers, half of those whose sinks must
+    roll back output are killed before that.
     """
     world, outside, driver = stage.world, stage.outside, stage.driver
     if outside.before_commit is not None:
@@ -54,15 +54,15 @@ def freeze_at_commit(stage: FaultTarget, victim: int) -> bool:
         stage.cluster.struck_us.append(world.now_us)
         process.pause()
         world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
-        stage.go_back(victim // 8)
+        stage.rewind(victim // 8)
         stage.give_up_driver()
         if victim // 32 % 2:
-            outside.before_taking_back = killed
+            outside.before_rollback = killed
         world.hang(delay_us)
 
     def killed() -> None:
         stage.cluster.struck_us.append(world.now_us)
-        world.schedule(0, None, Kind.FAULT, stage.driver.process.crash, "crash before output is taken back")
+        world.schedule(0, None, Kind.FAULT, stage.driver.process.crash, "crash before output is rolled back")
         world.hang(1)
 
     outside.before_commit = in_commit
@@ -71,7 +71,7 @@ def freeze_at_commit(stage: FaultTarget, victim: int) -> bool:
 
 def freeze_at_deletion(stage: FaultTarget, victim: int) -> bool:
     """Stop the driver before it marks the next checkpoint that it does not retain (`victim` even), or before it deletes
-    that. Another driver takes over, and the job goes back to that checkpoint, if it may; the old one continues only then.
+    that. Another driver takes over, and the job rewinds to that checkpoint, if it may; the old one continues only then.
     """
     world, disk = stage.world, stage.disk
     what = (MARKED, DELETED)[victim % 2]
@@ -86,7 +86,7 @@ def freeze_at_deletion(stage: FaultTarget, victim: int) -> bool:
         stage.cluster.struck_us.append(world.now_us)
         process.pause()
         world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
-        stage.go_back(0)
+        stage.rewind(0)
         stage.give_up_driver()
         return delay_us
 

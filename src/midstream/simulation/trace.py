@@ -41,7 +41,7 @@ class Kind(IntEnum):
     LINK = 6
     """A data connection is established or lost."""
     PUMP = 7
-    """The transport asks a link for frames."""
+    """The transport pulls frames from a connection."""
     FRAMES = 8
     FAULT = 9
     CLUSTER = 10

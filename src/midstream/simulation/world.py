@@ -219,9 +219,9 @@ class World:
             self._let_others_on(io)
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
-        """Let the oracle read files without taking time and without being struck by faults."""
-        before, self._current_io = self._current_io, _LOOKING
+    def inspecting(self) -> Iterator[None]:
+        """Let a checker read files without taking time and without being struck by faults."""
+        before, self._current_io = self._current_io, _INSPECTION
         interleave, self._nesting = self._nesting, NESTING_MAX
         try:
             yield
@@ -230,9 +230,9 @@ class World:
             self._nesting = interleave
 
     @property
-    def is_looking(self) -> bool:
-        """Whether the oracle is reading."""
-        return self._current_io is _LOOKING
+    def is_inspecting(self) -> bool:
+        """Whether a checker is reading."""
+        return self._current_io is _INSPECTION
 
     @property
     def writer(self) -> Process | None:
@@ -344,14 +344,14 @@ class _Io:
             world._current_io = before
 
 
-class _Looking(_Io):
-    """Stands for the oracle's reading, which is not I/O of the simulated world."""
+class _Inspection(_Io):
+    """Stands for a checker's reading, which is not I/O of the simulated world."""
 
     def __init__(self) -> None:
         self.operations_left = None
 
 
-_LOOKING: Final = _Looking()
+_INSPECTION: Final = _Inspection()
 
 
 class Process:
@@ -450,8 +450,8 @@ class Process:
                 io.die_within(world.below(6))
         self._mails.clear()
         self.backlog.clear()
-        for told in self.on_death:
-            told()
+        for callback in self.on_death:
+            callback()
 
     def end(self) -> None:
         """End in good order: submitted I/O still runs to its end, but its outcome is dropped."""
@@ -465,8 +465,8 @@ class Process:
             io.die_within(1_000_000)
         self._mails.clear()
         self.backlog.clear()
-        for told in self.on_death:
-            told()
+        for callback in self.on_death:
+            callback()
         world.note(f"{self.name} has ended")
 
     def pause(self) -> None:

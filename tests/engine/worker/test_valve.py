@@ -12,7 +12,7 @@ from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.graph.idleness import Origin
 from midstream.engine.worker.watermark_valve import WatermarkValve
 from midstream.simulation.world import Tempo, World
-from midstream_lab.checkers.watermark_checker import CheckedValve
+from midstream_lab.checkers.watermark_checker import CheckedWatermarkValve
 
 
 def apart(channels: int) -> list[Origin]:
@@ -276,7 +276,7 @@ def test_time_is_what_is_said_of_it_whatever_the_origins(
     origins: list[Origin], events: list[tuple[int, bool | int | None]]
 ) -> None:
     world = World(0, Tempo())
-    valve = CheckedValve(world, origins)
+    valve = CheckedWatermarkValve(world, origins)
     ended: set[int] = set()
     for channel, event in events:
         channel %= len(origins)

@@ -1,4 +1,4 @@
-"""The expected results of the queries: computed with polars over all events at once, independently of the engine."""
+"""The expected results of the queries: computed with polars over all events together, independently of the engine."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ PLACES: Final = {
 """The places of each kind in an epoch."""
 EPOCHS_AT_ONCE: Final = 320
 """The epochs of which bids are made at a time, so that what is computed on the way fits into a core's cache. Their texts
-are the same arrays each time; those of persons and auctions are made anew, and so all at once.
+are the same arrays each time; those of persons and auctions are made again, and so all together.
 """
 
 
@@ -284,9 +284,9 @@ class Events:
         if not np.array_equal(i, np.arange(first, first + len(i))):
             raise ConfigError(f"{len(i):,} indices from {first} to {last} do not follow each other")
         start = self.starts(np.arange(first // EPOCH, last // EPOCH + 1))[:, None]
-        asked = slice(first % EPOCH, first % EPOCH + len(i))  # of all events of these epochs
-        kind = np.tile(KINDS, len(start))[asked]
-        arrays = [pa.array(kind), pa.array(time_ms(start + np.arange(EPOCH)).ravel()[asked].view("M8[ms]"))]
+        requested = slice(first % EPOCH, first % EPOCH + len(i))  # of all events of these epochs
+        kind = np.tile(KINDS, len(start))[requested]
+        arrays = [pa.array(kind), pa.array(time_ms(start + np.arange(EPOCH)).ravel()[requested].view("M8[ms]"))]
         for number, columns_of in COLUMNS.items():
             place = PLACES[number]
             numbers = start + np.arange(place.start, place.stop)
@@ -302,7 +302,7 @@ class Events:
                     values[name][at : at + together, place] = column.values.reshape(-1, numbers.shape[1])
                     texts[name] = column.texts
             for name in names:
-                arrays.append(_column(values[name].ravel()[asked], valid, SCHEMA.field(name).type, texts[name]))
+                arrays.append(_column(values[name].ravel()[requested], valid, SCHEMA.field(name).type, texts[name]))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 

@@ -1,4 +1,4 @@
-"""`midstream doctor`: looks for problems that would occur later; it runs and changes nothing.
+"""`midstream doctor`: finds problems that would occur later; it runs and changes nothing.
 
 Every check reports what it has found and, if that is a problem, what to change.
 """
@@ -94,14 +94,14 @@ class _Checks:
 def run_doctor(path: Path | None, overrides: Overrides, json: bool) -> Answer:
     """Check the surroundings, and the job in `path` if given. Not ok (exit status 1) if there is any error."""
     checks = _Checks([])
-    _look_at_this_machine(checks)
+    _check_this_machine(checks)
     submission = None if path is None else _load(checks, path, overrides)
     storage = _storage_of(submission, overrides)
     if overrides.slots == "process":
-        _look_at_storage(checks, storage, lambda url, probe, token: None)
+        _check_storage(checks, storage, lambda url, probe, token: None)
     else:
         with busy_with("starting Spark, and a process on each core that the job needs", silent=json):
-            _look_at_spark(checks, submission, overrides, storage)
+            _check_spark(checks, submission, overrides, storage)
     failed = any(check.verdict is Verdict.ERROR for check in checks.made)
     return Answer(Doctored(not failed, tuple(checks.made)), _view(checks.made), Exit.JOB_FAILED if failed else Exit.OK)
 
@@ -122,7 +122,7 @@ def _view(checks: Sequence[Check]) -> Text:
 # ---- this machine, and the job ----
 
 
-def _look_at_this_machine(checks: _Checks) -> None:
+def _check_this_machine(checks: _Checks) -> None:
     checks.ok("Python", f"{platform.python_version()} at {sys.executable}")
     checks.ok(
         "midstream",
@@ -149,14 +149,14 @@ def _load(checks: _Checks, path: Path, overrides: Overrides) -> Submission | Non
 def _storage_of(submission: Submission | None, overrides: Overrides) -> str | None:
     if submission is not None:
         return submission.plan.config.checkpoint_dir
-    asked = overrides.start.checkpoint_dir
-    return None if asked is None else absolute(os.fspath(asked))
+    directory = overrides.start.checkpoint_dir
+    return None if directory is None else absolute(os.fspath(directory))
 
 
 # ---- checkpoint storage ----
 
 
-def _look_at_storage(checks: _Checks, url: str | None, use: Callable[[str, str, str], None]) -> None:
+def _check_storage(checks: _Checks, url: str | None, use: Callable[[str, str, str], None]) -> None:
     """Write a probe into the checkpoint directory, and have `use` examine it: its directory, the probe's, its content."""
     if url is None:
         use("", "", secrets.token_hex(32))
@@ -172,7 +172,7 @@ def _look_at_storage(checks: _Checks, url: str | None, use: Callable[[str, str, 
         use("", "", token)
         return
     try:
-        _look_at_claims(checks, what, storage, is_exclusive(url), f"{probe}/claim")
+        _check_claims(checks, what, storage, is_exclusive(url), f"{probe}/claim")
         use(url, probe, token)
     finally:
         with checks.of(what):
@@ -182,12 +182,12 @@ def _look_at_storage(checks: _Checks, url: str | None, use: Callable[[str, str, 
                 os.rmdir(url)
 
 
-def _look_at_claims(checks: _Checks, what: str, storage: Storage, exclusive: bool, claim: str) -> None:
+def _check_claims(checks: _Checks, what: str, storage: Storage, exclusive: bool, claim: str) -> None:
     try:
         first, second = storage.create(claim, b""), storage.create(claim, b"")
     except MidstreamError as error:
         checks.fail(
-            what, str(error), "no job can use it as it is: only one of two drivers that start at once may continue"
+            what, str(error), "no job can use it as it is: only one of two drivers that start together may continue"
         )
         return
     if exclusive and first and not second:
@@ -203,13 +203,13 @@ def _look_at_claims(checks: _Checks, what: str, storage: Storage, exclusive: boo
 # ---- Spark ----
 
 
-def _look_at_spark(checks: _Checks, submission: Submission | None, overrides: Overrides, storage: str | None) -> None:
+def _check_spark(checks: _Checks, submission: Submission | None, overrides: Overrides, storage: str | None) -> None:
     try:
         from midstream.spark.session import get_session
         from midstream.spark.spark_slots import BLOCK_MANAGER_PORT, SparkSlots
     except ModuleNotFoundError as error:
         checks.fail("PySpark", f"{sys.executable} has no module {error.name!r}", "pip install 'pyspark>=4.0'")
-        _look_at_storage(checks, storage, lambda url, probe, token: None)
+        _check_storage(checks, storage, lambda url, probe, token: None)
         return
     slots = submission.plan.graph.slots if submission is not None else overrides.start.parallelism or 1
     timeout_s = submission.plan.config.slot_timeout_s if submission is not None else 60.0
@@ -219,7 +219,7 @@ def _look_at_spark(checks: _Checks, submission: Submission | None, overrides: Ov
         checks.ok("Spark", f"{context.version} on {context.master}")
         conf = context.getConf()
         tls = submission.plan.config.tls if submission is not None else "auto"
-        _look_at_settings(checks, conf, context.master or "", tls)
+        _check_settings(checks, conf, context.master or "", tls)
         certificates = "" if tls in ("auto", "on", "off") else tls
         if certificates:
             with checks.of("certificate"):
@@ -243,7 +243,7 @@ def _look_at_spark(checks: _Checks, submission: Submission | None, overrides: Ov
                     return
                 _judge(checks, found, slots, timeout_s, provider, url)
 
-            _look_at_storage(checks, storage, use)
+            _check_storage(checks, storage, use)
 
 
 DECOMMISSION: Final = "spark.decommission.enabled"
@@ -255,7 +255,7 @@ _FAILURES_ON_YARN: Final = "spark.yarn.executor.failuresValidityInterval"
 _OVERHEAD: Final = "spark.executor.memoryOverhead"
 
 
-def _look_at_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -> None:
+def _check_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -> None:
     def given(name: str) -> str:
         return (conf.get(name, "") or "").strip()
 
@@ -286,7 +286,7 @@ def _look_at_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -
     if master.startswith("yarn") and not (given(_OVERHEAD) or given(f"{_OVERHEAD}Factor")):
         checks.warn(
             _OVERHEAD,
-            "without it YARN kills executors that use more than a tenth of spark.executor.memory (or 384 MB) beside Java's "
+            "without it YARN kills executors that use more than a tenth of spark.executor.memory (or 384 MB) in addition to Java's "
             "own, and the Python of their slots is in that",
             f"set {_OVERHEAD} to 500 MB for each core, and your state on top",
         )
@@ -335,7 +335,7 @@ def _judge(
         why = f": {found.failure}" if found.failure else ""
         checks.fail(
             "cores",
-            f"the job needs {slots} slots at once, but {len(came)} came within {timeout_s:g} s{why}",
+            f"the job needs {slots} slots at the same time, but {len(came)} came within {timeout_s:g} s{why}",
             "give Spark more free cores or the job less parallelism"
             if came
             else f"check that executors start, and that they can reach this program at {driver_host}, {provider.driver_ports}",
@@ -348,7 +348,7 @@ def _judge(
     if len(came) == slots:
         checks.ok(
             "cores",
-            f"{slots} slot{'s' * (slots > 1)} at once: {placed}{more}; each reaches the driver at {driver_host}",
+            f"{slots} slot{'s' * (slots > 1)} at the same time: {placed}{more}; each reaches the driver at {driver_host}",
         )
     _judge_versions(checks, came)
     _judge_clocks(checks, came)
@@ -365,7 +365,7 @@ def _judge(
             slot, why = failed[0]
             checks.fail(
                 f"checkpoint directory {storage}",
-                f"{len(failed)} of {len(came)} slots cannot use it, such as the one on {_place(slot)}: {why}",
+                f"{len(failed)} of {len(came)} slots cannot use it, such as the one on {_location(slot)}: {why}",
                 "give a directory that is mounted on all machines, or a storage URL",
             )
         else:
@@ -376,12 +376,12 @@ def _judge(
     if silent:
         checks.fail(
             "slots",
-            f"{len(silent)} of {len(came)} did not finish the tests, such as the one on {_place(silent[0])}",
+            f"{len(silent)} of {len(came)} did not finish the tests, such as the one on {_location(silent[0])}",
             "storage or network hang there",
         )
 
 
-def _place(slot: ProbedSlot) -> str:
+def _location(slot: ProbedSlot) -> str:
     return f"{slot.found.name} ({slot.found.host}, process {slot.found.pid})"
 
 
@@ -391,7 +391,7 @@ def _judge_versions(checks: _Checks, came: Sequence[ProbedSlot]) -> None:
     if wrong:
         checks.fail(
             "Python on the executors",
-            f"{wrong[0].found.python} on {_place(wrong[0])}; the driver has {platform.python_version()}",
+            f"{wrong[0].found.python} on {_location(wrong[0])}; the driver has {platform.python_version()}",
             "set PYSPARK_PYTHON to the same minor version everywhere",
         )
     own: dict[str, str | None] = {}
@@ -429,7 +429,7 @@ def _judge_clocks(checks: _Checks, came: Sequence[ProbedSlot]) -> None:
     if abs(ahead_s) > CLOCKS_APART_S:
         checks.warn(
             "clocks",
-            f"the clock of {_place(slot)} is {abs(ahead_s):.1f} s {'ahead' if ahead_s > 0 else 'behind'}",
+            f"the clock of {_location(slot)} is {abs(ahead_s):.1f} s {'ahead' if ahead_s > 0 else 'behind'}",
             "synchronise clocks: processing-time timers, lag and latency follow them",
         )
     else:
@@ -447,7 +447,7 @@ def _judge_connections(checks: _Checks, came: Sequence[ProbedSlot], ports: Ports
     for slot, peer, why in broken[:NAMED_MAX]:
         checks.fail(
             "connections between slots",
-            f"{_place(slot)} cannot connect to {_place(peer)}: {why}",
+            f"{_location(slot)} cannot connect to {_location(peer)}: {why}",
             f"slots listen on {ports}: open that between the machines of the cluster"
             + ("" if ports.first else ", or set spark.blockManager.port to have fixed ones"),
         )

@@ -332,7 +332,7 @@ def report_view(report: CheckpointReport) -> RenderableType:
 
 
 def _where(files: int) -> str:
-    """Say where the state is; that of small checkpoints is in the metadata."""
+    """Describe where the state is; that of small checkpoints is in the metadata."""
     return f"in {files} {'file' if files == 1 else 'files'}" if files else "in the metadata"
 
 

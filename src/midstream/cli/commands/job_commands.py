@@ -16,7 +16,7 @@ from rich.text import Text
 from midstream.cli import formatting
 from midstream.cli.error_text import RequestFailed
 from midstream.cli.follow import REFRESH_S, display
-from midstream.cli.job_targets import Target, line_to, named
+from midstream.cli.job_targets import Target, client_of, named
 from midstream.cli.json_types import (
     DroppedLines,
     ListedJobs,
@@ -60,9 +60,9 @@ REQUESTS_MAX = 16
 """How many drivers are requested for their status at the same time."""
 SILENCE_S_MAX = 60.0
 """How long a driver that carries out a request may give no status."""
-LOOK_S = 2.0
+POLL_INTERVAL_S = 2.0
 """The interval at which a waiting command checks what the job waits for."""
-SAY_AGAIN_S = 30.0
+REPEAT_INTERVAL_S = 30.0
 FOLLOW_S = 0.3
 ENDING_S_MAX = 10.0
 """How long a driver that has gone away may take to record how its job ended."""
@@ -154,9 +154,9 @@ def _statuses(entry: Target) -> Iterator[JobStatus]:
     answering.
     """
     try:
-        with line_to(entry) as line:
+        with client_of(entry) as client:
             while True:
-                reply = line.request(GetStatus(), STATUS_TIMEOUT_S)
+                reply = client.request(GetStatus(), STATUS_TIMEOUT_S)
                 if reply.error or reply.status is None:
                     break
                 yield reply.status
@@ -243,10 +243,10 @@ def _log_pieces(entry: Target, follow: bool, operator: str | None) -> Iterator[t
     after = -1
     if operator is not None:
         _check_operator(entry, operator)
-    with line_to(entry) as line:
+    with client_of(entry) as client:
         while True:
             try:
-                reply = line.request(GetLogs(after), STATUS_TIMEOUT_S)
+                reply = client.request(GetLogs(after), STATUS_TIMEOUT_S)
             except ClusterError:
                 if follow and isinstance(entry, JobEntry) and not _runs(entry):
                     return
@@ -291,16 +291,18 @@ def _log_line(logged: LogEntry) -> str:
 def make_checkpoint(job: str | None, silent: bool) -> Answer:
     """Make a checkpoint and wait until it is complete. Raises RequestFailed if it fails."""
     entry = named(job)
-    with busy_with(f"checkpoint of {entry.name}", silent) as say:
-        reply = _ask_patiently(entry, DoCheckpoint(), say)
+    with busy_with(f"checkpoint of {entry.name}", silent) as log:
+        reply = _request_and_wait(entry, DoCheckpoint(), log)
     return Answer(MadeCheckpoint(entry.job_id, reply.checkpoint), Text(reply.checkpoint or ""))
 
 
-def make_savepoint(job: str | None, place: str | None, silent: bool) -> Answer:
+def make_savepoint(job: str | None, directory: str | None, silent: bool) -> Answer:
     """Make a savepoint and wait until it is complete. Raises RequestFailed if it fails."""
     entry = named(job)
-    with busy_with(f"savepoint of {entry.name}", silent) as say:
-        reply = _ask_patiently(entry, DoSavepoint(None if place is None else _place(entry, place)), say)
+    with busy_with(f"savepoint of {entry.name}", silent) as log:
+        reply = _request_and_wait(
+            entry, DoSavepoint(None if directory is None else _savepoint_path(entry, directory)), log
+        )
     return Answer(MadeSavepoint(entry.job_id, reply.checkpoint), Text(reply.checkpoint or ""))
 
 
@@ -311,8 +313,8 @@ def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
     """
     check_parallelism(parallelism, MAX_PARALLELISM_MAX, "rescale")
     entry = named(job)
-    with busy_with(f"rescaling {entry.name} to parallelism {parallelism}", silent) as say:
-        reply = _ask_patiently(entry, DoRescale(parallelism), say)
+    with busy_with(f"rescaling {entry.name} to parallelism {parallelism}", silent) as log:
+        reply = _request_and_wait(entry, DoRescale(parallelism), log)
     line = Text(f"{formatting.printable(entry.name)} runs at parallelism {parallelism}")
     line.append(f"\nfrom: {reply.checkpoint}" if reply.checkpoint else ", as it did before")
     return Answer(Rescaled(entry.job_id, parallelism, reply.checkpoint), line)
@@ -321,72 +323,72 @@ def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
 def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) -> Answer:
     """Stop a job and wait until it has ended.
 
-    Raises ConfigError for both ways at once, RequestFailed if the job runs on instead.
+    Raises ConfigError for both ways together, RequestFailed if the job runs on instead.
     """
     if drain and savepoint is not None:
         raise ConfigError(
             "--drain, --savepoint: a drained job has finished, but a savepoint is for resuming; give only one"
         )
     entry = named(job)
-    place = None if savepoint is None else _place(entry, savepoint)
-    with busy_with(f"{'draining' if drain else 'stopping'} {entry.name}", silent) as say:
-        reply = _ask_patiently(entry, DoStop(drain, place), say)
+    directory = None if savepoint is None else _savepoint_path(entry, savepoint)
+    with busy_with(f"{'draining' if drain else 'stopping'} {entry.name}", silent) as log:
+        reply = _request_and_wait(entry, DoStop(drain, directory), log)
     line = Text(f"{formatting.printable(entry.name)} {'finished' if drain else 'stopped'}")
     if reply.checkpoint:
         line.append(f"\nresume from: {reply.checkpoint}" if not drain else f"\nlast checkpoint: {reply.checkpoint}")
     stopped = StoppedJob(entry.job_id, drain)
-    made = {"checkpoint" if place is None else "savepoint": reply.checkpoint}
+    made = {"checkpoint" if directory is None else "savepoint": reply.checkpoint}
     return Answer(msgspec.structs.replace(stopped, **made), line)
 
 
-def _place(entry: Target, place: str) -> str:
-    """Return the place of a savepoint for the driver. Raises ConfigError for a path that means another place on its
+def _savepoint_path(entry: Target, directory: str) -> str:
+    """Return the directory of a savepoint for the driver. Raises ConfigError for a path that means another one on its
     machine.
     """
-    found = absolute(place)
-    if isinstance(entry, PageJob) and "://" not in place and not place.startswith(("/", "file:")):
+    found = absolute(directory)
+    if isinstance(entry, PageJob) and "://" not in directory and not directory.startswith(("/", "file:")):
         raise ConfigError(
-            f"savepoint {place!r} is a relative path, and the job may run on another machine; give an absolute path, as "
+            f"savepoint {directory!r} is a relative path, and the job may run on another machine; give an absolute path, as "
             "that machine sees it, or a storage URL"
         )
     return found
 
 
-def _ask(entry: Target, request: ClientRequest, timeout_s: float | None) -> Reply:
-    with line_to(entry) as line:
-        reply = line.request(request, timeout_s)
+def _request(entry: Target, request: ClientRequest, timeout_s: float | None) -> Reply:
+    with client_of(entry) as client:
+        reply = client.request(request, timeout_s)
     if reply.error:
         raise RequestFailed(f"job {entry.name} ({entry.job_id}): {reply.error}")
     return reply
 
 
-def _ask_patiently(entry: Target, request: ClientRequest, say: Callable[[str], None]) -> Reply:
-    """Ask for as long as it takes, if the driver gives its status meanwhile; `say` learns what the job waits for."""
+def _request_and_wait(entry: Target, request: ClientRequest, log: Callable[[str], None]) -> Reply:
+    """Send a request and wait without a limit while the driver reports its status; `log` gets what the job waits for."""
     over = threading.Event()
     silent: list[MidstreamError] = []
 
-    def look(line: Client | RemoteClient) -> None:
+    def report_waits(client: Client | RemoteClient) -> None:
         last: dict[str, float] = {}
         answered_s = time.monotonic()
-        while not over.wait(LOOK_S):
+        while not over.wait(POLL_INTERVAL_S):
             try:
                 waiting = _status_of(entry).waiting
                 answered_s = time.monotonic()
-            except MidstreamError as error:  # if it is ending, the answer says how
-                if isinstance(line, Client) and time.monotonic() - answered_s >= SILENCE_S_MAX and not over.is_set():
+            except MidstreamError as error:  # if it is ending, the answer reports how
+                if isinstance(client, Client) and time.monotonic() - answered_s >= SILENCE_S_MAX and not over.is_set():
                     silent.append(error)
-                    line.give_up()
+                    client.give_up()
                 continue
             for wait in waiting:
                 now_s = time.monotonic()
-                if now_s - last.get(wait.what, -SAY_AGAIN_S) >= SAY_AGAIN_S and not over.is_set():
+                if now_s - last.get(wait.what, -REPEAT_INTERVAL_S) >= REPEAT_INTERVAL_S and not over.is_set():
                     last[wait.what] = now_s
-                    say(wait.sentence)
+                    log(wait.sentence)
 
     try:
-        with line_to(entry) as line:
-            threading.Thread(target=look, args=(line,), name="midstream-look", daemon=True).start()
-            reply = line.request(request)
+        with client_of(entry) as client:
+            threading.Thread(target=report_waits, args=(client,), name="midstream-waits", daemon=True).start()
+            reply = client.request(request)
     except ClusterError as error:  # the job was there, and is not any more
         raise RequestFailed(f"{silent[0] if silent else error}") from error
     finally:
@@ -397,7 +399,7 @@ def _ask_patiently(entry: Target, request: ClientRequest, say: Callable[[str], N
 
 
 def _status_of(entry: Target) -> JobStatus:
-    status = _ask(entry, GetStatus(), STATUS_TIMEOUT_S).status
+    status = _request(entry, GetStatus(), STATUS_TIMEOUT_S).status
     if status is None:
         raise ClusterError(f"job {entry.name} ({entry.job_id}) answered without a status")
     return status

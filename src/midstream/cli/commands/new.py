@@ -174,7 +174,7 @@ def _is_installed(name: str) -> bool:
     return PathFinder.find_spec(name, paths) is not None
 
 
-def begin_job(name: str) -> Answer:
+def create_project(name: str) -> Answer:
     """Create the job. Raises ConfigError for a name that is not a module name, or is taken, or exists already."""
     why = _unfit(name)
     if why:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from midstream.cli import formatting
 from midstream.cli.error_text import RequestFailed
-from midstream.cli.job_targets import line_to, named
+from midstream.cli.job_targets import client_of, named
 from midstream.cli.output import Answer
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.protocol.live_rows import ROWS_MAX, WAIT_S, GetRows, LiveRows
@@ -27,8 +27,8 @@ def show_rows(job: str, operator: str, rows: int) -> Answer:
     if not 1 <= len(operator) <= 1000:
         raise ConfigError(f"operator {operator[:50]!r}: give the uid or the name of an operator of the job")
     entry = named(job)
-    with line_to(entry) as line:
-        reply = line.request(GetRows(operator, rows), ANSWER_S_MAX)
+    with client_of(entry) as client:
+        reply = client.request(GetRows(operator, rows), ANSWER_S_MAX)
     if reply.rows is None:
         raise RequestFailed(f"job {entry.name} ({entry.job_id}): {reply.error}")
     return Answer(reply.rows, rows_view(reply.rows))
@@ -37,7 +37,7 @@ def show_rows(job: str, operator: str, rows: int) -> Answer:
 def rows_view(seen: LiveRows) -> RenderableType:
     """Return a table with the types of columns in its header."""
     name, giver = formatting.printable(seen.name), formatting.printable(seen.given_out_by)
-    what = f"{name} gives out" if name == giver else f"{giver} gives to {name}"
+    what = f"{name} emits" if name == giver else f"{giver} sends to {name}"
     shown = seen.shown
     if shown is None:
         return Text(f"no rows that {what} passed within {seen.waited_s:g} s")
@@ -47,8 +47,8 @@ def rows_view(seen: LiveRows) -> RenderableType:
     for row in shown.rows:
         table.add_row(*(Text("null", style="dim") if value is None else Text(_line(value)) for value in row))
     more = f"; {shown.columns_left_out} more columns are left out" if shown.columns_left_out else ""
-    said = f"{len(shown.rows)} of the {formatting.rows(shown.batch_rows)} rows of a batch that {what}, subtask {shown.subtask}{more}"
-    return Group(Text(said, style="dim"), table)
+    heading = f"{len(shown.rows)} of the {formatting.rows(shown.batch_rows)} rows of a batch that {what}, subtask {shown.subtask}{more}"
+    return Group(Text(heading, style="dim"), table)
 
 
 def _line(value: str) -> str:

@@ -107,7 +107,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
             print_error(errors, problem, _how_to_go_on(last, again))
             return Answer(RanJob.of(last, problem), "", 128 + interrupts.last_signal)
         summary = _summary(last, again)
-        view: RenderableType = summary if errors.is_terminal else Group(job_view(last, tells_failures=False), summary)
+        view: RenderableType = summary if errors.is_terminal else Group(job_view(last, shows_failures=False), summary)
         return Answer(last, view, 128 + interrupts.last_signal if interrupts.count else Exit.OK)
 
 
@@ -160,8 +160,8 @@ def _error_of(job: Job) -> MidstreamError:
 
 
 def _why(error: MidstreamError, status: JobStatus) -> str:
-    """Say why the job was not restarted any more, and its last failure. Raises the error of a job that never ran."""
-    if not status.failures:  # a matter of what was asked, not of how it went
+    """Describe why the job was not restarted any more, and its last failure. Raises the error of a job that never ran."""
+    if not status.failures:  # the request was wrong, not the run
         raise error
     if status.restarts:
         return str(error).partition("\n\nTraceback (most recent call last)")[0]  # which is shown above it

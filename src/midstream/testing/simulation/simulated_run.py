@@ -261,7 +261,7 @@ class _JobCluster(Cluster):
 
     def submit(self, plan: JobPlan) -> Driver:
         driver = super().submit(plan)
-        driver.reasons = _NoReasons([], self.patience_s, self.denied, driver.bug)
+        driver.causes = _NoReasons([], self.patience_s, self.denied, driver.bug)
         return driver
 
     def unpickle(self, data: bytes) -> Any:
@@ -286,7 +286,7 @@ def _with_sources(graph: JobGraph, sources: Mapping[str, RecordedSource]) -> Job
 class _NoReasons(FailureCauses):
     """Accepts all failures: a user's function may fail, and the job's end decides what that means."""
 
-    def heard(self, message: m.FromSlot, pending_id: int | None) -> None:
+    def on_message(self, message: m.FromSlot, pending_id: int | None) -> None:
         return
 
     def checkpoint_failed(self, checkpoint_id: int, reason: str, timeout_s: float) -> None:
@@ -311,7 +311,7 @@ class _Savepoints:
         disk = self._disks[root] = Disk(self._world)
         return disk
 
-    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+    def request(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
         """Request a savepoint in a new directory; `fails`: its disk refuses the first writes; `slow_us`: each takes so long."""
         self._requested += 1
         url = f"sim://saved/{self._requested}"
@@ -319,7 +319,7 @@ class _Savepoints:
         self._disks[url].slow_us = slow_us
         if fails:
             self._disks[url].failing_writes.update(range(1, 5))
-        driver.ask(DoStop(savepoint=url) if stop else DoSavepoint(url))
+        driver.request(DoStop(savepoint=url) if stop else DoSavepoint(url))
 
     def answered(self, driver: Driver, client: int, request: ClientRequest, reply: Reply) -> None:
         if isinstance(request, (DoStop, DoSavepoint)) and reply.checkpoint and not reply.error:
@@ -361,7 +361,7 @@ class _Run:
         self.has_checkpoints = True
         self.calls = Calls(self.outside, has_storage=True)
         self.calls.watch(self.cluster)
-        self.looks = 0
+        self.polls = 0
         self._driver: Driver
         self._launches = 0
         self._launch_is_due = False
@@ -386,7 +386,7 @@ class _Run:
     def give_up_driver(self) -> None:
         self._is_given_up = True
 
-    def go_back(self, victim: int) -> None:
+    def rewind(self, victim: int) -> None:
         raise InvariantError("a simulated user's job always resumes from the newest checkpoint")
 
     # ---- driving
