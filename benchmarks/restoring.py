@@ -32,7 +32,7 @@ from midstream.engine.coordinator.checkpoints.pending_checkpoint import PendingC
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.deploy_messages import deployments
-from midstream.engine.coordinator.restore.distribute import deal
+from midstream.engine.coordinator.restore.distribute import distribute
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.ids import TaskId
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
@@ -136,7 +136,7 @@ def measure(parallelism: int, channels_max: int) -> list[float]:
     acks.clear()
     restored, decode_ms = timed(lambda: decode_metadata(data, "benchmark"))
     _, assign_ms = timed(lambda: assign_state(restored, graph))
-    dealt, deal_ms = timed(lambda: deal(restored, plan))
+    dealt, deal_ms = timed(lambda: distribute(restored, plan))
     attempt = Attempt(1, graph, tuple(range(parallelism)), ())
     sent, deploy_ms = timed(
         lambda: sum(

@@ -43,7 +43,7 @@ def test_the_installed_client_is_read_from_memory() -> None:
 @pytest.mark.parametrize("how", OTHERWISE)
 def test_a_client_that_is_otherwise_ends_or_fails_the_probe_and_not_this_process(how: str) -> None:
     change, reason = OTHERWISE[how]
-    program = f"from midstream.connectors import kafka_fetched as k\n{change}\n{fetch_probe._PROBE}"
+    program = f"from midstream.connectors.kafka import fetched_records as k\n{change}\n{fetch_probe._PROBE}"
     why = fetch_probe.refusal(program, 3 if "hangs" in how else 60)
     assert why is not None and re.search(reason, why), why
 
