@@ -73,7 +73,7 @@ def test_what_is_refused_is_logged_and_reported_once(
 def test_a_job_whose_slots_must_not_read_from_memory_says_so_in_its_status_and_reads_all(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: list[Job]
 ) -> None:
-    refuses = "import sys\nif any('kafka_probe' in part for part in sys.orig_argv): raise SystemExit('not here')\n"
+    refuses = "import sys\nif any('fetch_probe' in part for part in sys.orig_argv): raise SystemExit('not here')\n"
     (tmp_path / "sitecustomize.py").write_text(refuses, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     topic = kafka.topic(partitions=2)
