@@ -282,7 +282,7 @@ def test_a_driver_that_wakes_up_behind_others_completes_no_savepoint(monkeypatch
         monkeypatch.setattr(module, "check_epoch", lambda *_, **__: None)
     for seed in seeds:
         outcome = run(going_back_and_forth(seed))
-        assert any("completed behind a later start" in failure for failure in outcome.failures), outcome.failures
+        assert any("completed after a later start" in failure for failure in outcome.failures), outcome.failures
 
 
 def _given_up(seed: int, topology: str) -> Scenario:

@@ -37,7 +37,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(Savepoints, "move")
     count(Savepoints, "forget_below")
-    count(Restarter, "_go_on_from")
+    count(Restarter, "_continue_from")
     return found
 
 
@@ -83,7 +83,7 @@ def test_every_state_of_a_savepoint_meets_failures_of_all_kinds(seen: Counter[st
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         made += outcome.savepoints
         failed += outcome.savepoints_failed
-    assert made > 0 and failed > 0 and seen["_go_on_from"] > 0
+    assert made > 0 and failed > 0 and seen["_continue_from"] > 0
 
 
 class _Forked(Run):
