@@ -140,7 +140,7 @@ class _Lane:
             except StorageError:
                 if time.monotonic() > deadline_s:
                     raise
-                wait.begin(f"brokers {self._connection.servers} of topic {self.topic!r}")
+                wait.begin(f"brokers {self._connection.servers} of topic {self.topic!r}, to stage rows")
             silence.polled(False)
             if self.stopped.wait(_PAUSE_S):
                 raise StorageError(f"{self._where}: the attempt ended before the brokers answered")
