@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from midstream.engine.checkpoint.barrier_handler import BARRIER_TABLE, Alignment
+from midstream.engine.coordinator.checkpoints.commits import COMMIT_TABLE
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import CHECKPOINT_TABLE, CheckpointProgress
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase
 from midstream.engine.coordinator.placement.attempt import ATTEMPT_TABLE, TaskPhase
@@ -148,6 +149,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
     Machine("task, to the coordinator", names_of(TaskPhase), watch_attempt_tasks, table=ATTEMPT_TABLE),
     machine_of(PHASE_TABLE),
     machine_of(CHECKPOINT_TABLE),
+    machine_of(COMMIT_TABLE),
     machine_of(SAVEPOINT_TABLE),
     machine_of(RESCALE_TABLE),
     Machine(

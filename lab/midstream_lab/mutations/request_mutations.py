@@ -86,9 +86,9 @@ def restored_from_what_was_dealt() -> Replacements:
 def pause_is_ignored() -> Replacements:
     """The next checkpoint follows immediately, however long the last one took."""
 
-    def due_ms(self: Any, wanted: bool, is_final: bool) -> Any:
+    def due_ms(self: Any, wanted: bool, is_final: bool, uncommitted: int) -> Any:
         ended, self._ended_ms = self._ended_ms, self._began_ms
-        due = original(self, wanted, is_final)
+        due = original(self, wanted, is_final, uncommitted)
         self._ended_ms = ended
         return due
 

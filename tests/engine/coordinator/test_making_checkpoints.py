@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -133,6 +134,29 @@ def test_never_two_at_once() -> None:
     assert bench.triggers == [1]
     bench.ack(1, *ALL)
     assert bench.triggers == [1, 2]
+
+
+def test_while_output_is_not_committed_the_interval_doubles_and_few_checkpoints_wait_for_it() -> None:
+    bench = Bench(checkpoint_interval_s=1.0, held=("commit",)).run()
+    at_s: list[int] = []
+    for second in range(1, 501):
+        bench.wait(1)
+        while len(at_s) < len(bench.triggers):
+            at_s.append(second)
+            bench.ack(len(at_s), *ALL)
+    pauses = [after - before for before, after in itertools.pairwise(at_s)]
+    assert pauses[:6] == [1, 2, 4, 8, 16, 32] and len(at_s) == 9, at_s
+    assert len(bench.storage.checkpoints()) == len(at_s), (
+        "all are retained: the output of each has still to be committed"
+    )
+    bench.ask(m.DoCheckpoint())
+    assert len(bench.triggers) == len(at_s) + 1, "one that a client requests does not wait"
+    bench.ack(len(bench.triggers), *ALL)
+    bench.held = ()
+    bench.release("commit")
+    assert bench.job.commits.idle
+    bench.wait(1.001)
+    assert len(bench.triggers) == len(at_s) + 2
 
 
 def test_without_an_interval_only_those_asked_for_are_made() -> None:

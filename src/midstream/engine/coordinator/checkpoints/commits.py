@@ -3,7 +3,7 @@
 One checkpoint and sink is committed at a time, in the order of checkpoints: on the driver, or on slots, with one call
 of a committer for each lane (see `engine.coordinator.checkpoints.commits_on_slots`). A commit is tried `TRIES_MAX`
 times, or once if a repetition cannot help. If it still fails, the attempt fails, and nothing is deployed until the
-queue is empty. The queue is also in the metadata of the newest checkpoint, so it survives the coordinator. The epochs
+queue is empty. The states of the queue are in COMMIT_TABLE. The queue is also in the metadata of the newest checkpoint, so it survives the coordinator. The epochs
 are checked before each call: a driver that was presumed dead, and whose job another driver has taken over, commits
 nothing more.
 """
@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
+from typing import Final
 
 from midstream.engine.checkpoint.metadata import Committables, names_of
 from midstream.engine.coordinator.checkpoints.commits_on_slots import CommitLanes, CommitSlots, LaneWork, lanes_of
@@ -28,11 +30,91 @@ from midstream.engine.coordinator.restore.open_directory import OpenedStorage
 from midstream.engine.core.errors import InvariantError, StorageError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
+from midstream.engine.core.state_machine import Story, Transition, TransitionTable, new_story
 from midstream.engine.protocol import messages as m
 
 TRIES_MAX = 5
 RETRY_S = 0.2
 """The delay before the second try; it doubles with each further one."""
+
+
+class CommitState(Enum):
+    IDLE = auto()
+    """Nothing is under way."""
+    COMMITTING = auto()
+    CLEANING = auto()
+    """What no checkpoint holds is being cleaned up."""
+    RETRYING = auto()
+    """The commit has failed, and is repeated when a timer expires."""
+    STALLED = auto()
+    """The commit has failed for the last time. It is tried again when the job restarts."""
+    STALLED_CLEANING = auto()
+    """The same, while something is being cleaned up."""
+    LEAVING = auto()
+    """Another coordinator owns the job's output, and a call on the driver has still to return."""
+    LEFT = auto()
+    """Another coordinator owns the job's output."""
+
+
+class CommitEvent(Enum):
+    COMMIT = auto()
+    """The oldest commit of the queue begins."""
+    CLEAN_UP = auto()
+    COMMITTED = auto()
+    FAILED = auto()
+    CLEANED_UP = auto()
+    """Cleaning up has ended, successfully or not."""
+    RETRY_DUE = auto()
+    RESUMED = auto()
+    """The job restarts, and waits for the queue to be empty."""
+    WITHDRAWN = auto()
+    """The job ends, and what slots were requested to do counts as not done."""
+    GIVEN_UP = auto()
+    """The job ends: nothing is repeated any more."""
+    FENCED = auto()
+    """Another coordinator has taken over the job."""
+
+
+_S, _E = CommitState, CommitEvent
+_UNDER_WAY: Final = frozenset({_S.COMMITTING, _S.CLEANING, _S.STALLED_CLEANING, _S.LEAVING})
+_STALLED: Final = frozenset({_S.STALLED, _S.STALLED_CLEANING, _S.LEAVING, _S.LEFT})
+_NO_TIMER: Final[tuple[CommitState, ...]] = tuple(state for state in _S if state is not _S.RETRYING)
+COMMIT_TABLE: Final[TransitionTable[CommitState, CommitEvent]] = TransitionTable(
+    "commits",
+    (
+        Transition(_S.IDLE, _E.COMMIT, (_S.COMMITTING,), "on the driver or on slots"),
+        Transition(_S.IDLE, _E.CLEAN_UP, (_S.CLEANING,), "on the driver or on slots"),
+        Transition(_S.COMMITTING, _E.COMMITTED, (_S.IDLE,), "it leaves the queue, and the next one begins"),
+        Transition(
+            _S.COMMITTING, _E.FAILED, (_S.RETRYING, _S.STALLED), "a timer is set; the last time the attempt fails"
+        ),
+        Transition(_S.COMMITTING, _E.WITHDRAWN, (_S.STALLED,), "it stays in the queue"),
+        Transition(_S.CLEANING, _E.CLEANED_UP, (_S.IDLE,), "what is queued next begins"),
+        Transition(_S.CLEANING, _E.WITHDRAWN, (_S.IDLE,), "it is done on the driver, when the job has ended"),
+        Transition(_S.RETRYING, _E.RETRY_DUE, (_S.IDLE,), "the commit begins again"),
+        Transition(_S.RETRYING, _E.GIVEN_UP, (_S.STALLED,), "the timer is cancelled"),
+        Transition(_S.STALLED, _E.RESUMED, (_S.IDLE,), "the commit begins again"),
+        Transition(_S.STALLED, _E.CLEAN_UP, (_S.STALLED_CLEANING,), "on the driver or on slots"),
+        Transition(_S.STALLED_CLEANING, _E.CLEANED_UP, (_S.STALLED,), "what is to be cleaned up next is"),
+        Transition(_S.STALLED_CLEANING, _E.RESUMED, (_S.CLEANING,), "the commit begins again afterwards"),
+        Transition(
+            _S.STALLED_CLEANING, _E.WITHDRAWN, (_S.STALLED,), "it is done on the driver, when the job has ended"
+        ),
+        *(
+            Transition(state, _E.GIVEN_UP, (state,), "a call on the driver is requested to return")
+            for state in _NO_TIMER
+        ),
+        *(
+            Transition(state, _E.FENCED, (_S.LEAVING,), "the call has still to return; nothing follows it")
+            for state in (_S.COMMITTING, _S.CLEANING, _S.STALLED_CLEANING, _S.LEAVING)
+        ),
+        *(
+            Transition(state, _E.FENCED, (_S.LEFT,), "nothing is committed or cleaned up any more")
+            for state in (_S.IDLE, _S.STALLED, _S.LEFT)
+        ),
+        *(Transition(_S.LEAVING, event, (_S.LEFT,)) for event in (_E.COMMITTED, _E.FAILED, _E.CLEANED_UP)),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +139,13 @@ class Commits:
         self._aborts: deque[Committables] = deque()
         self._kept: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []
         self._names = names_of(plan.graph)
-        self._running = False
+        self.state = CommitState.IDLE
+        self._story: Story[CommitState] = new_story()
         self._timer: str | None = None
+        """The timer of RETRYING."""
         self._tries = 0
-        self.stalled = False
-        """Whether committing is given up until `resume`."""
-        self._may_retry = True
-        self._abandoned = False
+        """How often the oldest commit has failed in a row."""
+        self._job_ends = False
         self._closing = False
         self._last_holder = -1
 
@@ -75,7 +157,12 @@ class Commits:
     @property
     def idle(self) -> bool:
         """Whether everything has been committed and cleaned up."""
-        return not (self._commits or self._aborts or self._running)
+        return not (self._commits or self._aborts or self.state in _UNDER_WAY)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether nothing is committed until `resume`."""
+        return self.state in _STALLED
 
     @property
     def uncommitted(self) -> tuple[Committables, ...]:
@@ -85,6 +172,11 @@ class Commits:
     def oldest_holder(self) -> int | None:
         """The oldest completed checkpoint of which not all is committed."""
         return self._commits[0].holder if self._commits else None
+
+    @property
+    def holder_count(self) -> int:
+        """The number of completed checkpoints of which not all is committed."""
+        return len({commit.holder for commit in self._commits})
 
     def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
         self.add(completed.metadata.checkpoint_id, completed.committables)
@@ -122,53 +214,59 @@ class Commits:
         self._next()
 
     def resume(self) -> None:
-        self.stalled = False
+        self._transition(CommitEvent.RESUMED)
         self._tries = 0
         self._next()
 
     def give_up(self, *_: object) -> None:
-        """The job ends: nothing is retried, and its slots, which end with it, are not waited for."""
-        self._may_retry = False
+        """The job ends: nothing is repeated, and its slots, which end with it, are not waited for."""
+        self._job_ends = True
         self._committers.stop()
-        self.stalled = self.stalled or self._timer is not None
         work = self._lanes.end()
         if work is not None:
-            self._running = False
             if work.kind is IoKind.ABORT:
                 self._aborts.appendleft(work.what)
-            else:
-                self.stalled = True
+            self._transition(CommitEvent.WITHDRAWN)
+        self._transition(CommitEvent.GIVEN_UP)
         self._effects.cancel_timer(self._timer)
         self._timer = None
 
     def abandon(self, _: StorageError) -> None:
         """Commit and clean up nothing more: another coordinator does so now."""
         self.give_up()
-        self._abandoned = True
         self._aborts.clear()
-        self.stalled = True
+        self._transition(CommitEvent.FENCED)
 
     def close(self) -> None:
         """Close the committers, once what is queued to be cleaned up has been cleaned up."""
         self._closing = True
         self._next()
 
+    def _transition(self, event: CommitEvent, then: CommitState | None = None) -> None:
+        """Enter the next state; `then` if the table allows several."""
+        state, self.state = (
+            self.state,
+            COMMIT_TABLE.next(self.state, event, self._story)
+            if then is None
+            else COMMIT_TABLE.check(self.state, event, then, self._story),
+        )
+        self._story.append((state, event))
+
     def _next(self) -> None:
-        if self._running:
+        if self.state in _UNDER_WAY:
             return
         if self._closing and not self._aborts:
             self._close_committers()
-        if self._timer is not None or self._abandoned:
-            return
-        if self._commits and not self.stalled:
+        if self._commits and self.state is CommitState.IDLE:
             commit = self._commits[0]
+            self._transition(CommitEvent.COMMIT)
             self._run(IoKind.COMMIT, commit.what, commit.left)
-        elif self._aborts:
+        elif self._aborts and self.state in (CommitState.IDLE, CommitState.STALLED):
+            self._transition(CommitEvent.CLEAN_UP)
             self._run(IoKind.ABORT, self._aborts.popleft(), {})
 
     def _run(self, kind: IoKind, what: Committables, left: dict[int, tuple[bytes, ...]]) -> None:
         """Begin to commit or clean up. `left`: see `_Commit`; empty if this has not begun yet."""
-        self._running = True
         _, sink = self._committers.sinks[what.uid]
         if sink.commits_on_slots and not left:
             try:
@@ -176,7 +274,7 @@ class Commits:
             except Exception as error:  # noqa: BLE001 - the sink's code: if it fails, the commit fails
                 self._outcome(kind, what, Failed(error))
                 return
-        if sink.commits_on_slots and self._may_retry:
+        if sink.commits_on_slots and not self._job_ends:
             self._lanes.begin(LaneWork(kind, what, left, self._waits_for(kind, what)))
             self.advance()
         else:  # also if the job ends: its slots are released
@@ -256,20 +354,22 @@ class Commits:
             self._aborted(what, outcome)
 
     def _committed(self, what: Committables, outcome: Done[None] | Failure) -> None:
-        self._running = False
         if isinstance(outcome, Done):
             self._tries = 0
             done = self._commits.popleft()
             assert done.what is what
+            self._transition(CommitEvent.COMMITTED)
             self._next()
             return
         self._effects.notifications.commit_failed()
         self._tries += 1
-        if self._may_retry and self._tries < TRIES_MAX and not outcome.fatal:
+        if not self._job_ends and self._tries < TRIES_MAX and not outcome.fatal:
+            self._transition(CommitEvent.FAILED, CommitState.RETRYING)
             delay_s = RETRY_S * 2 ** (self._tries - 1)
             self._timer = self._effects.set_timer(TimerKind.COMMIT, delay_s, self._retry, what.uid)
             return
-        self.stalled = True
+        has_left = self.state is CommitState.LEAVING
+        self._transition(CommitEvent.FAILED, CommitState.LEFT if has_left else CommitState.STALLED)
         self._effects.notifications.attempt_failed(outcome)
         self._next()
 
@@ -284,10 +384,11 @@ class Commits:
 
     def _retry(self) -> None:
         self._timer = None
+        self._transition(CommitEvent.RETRY_DUE)
         self._next()
 
     def _aborted(self, what: Committables, outcome: Done[None] | Failure) -> None:
-        self._running = False
+        self._transition(CommitEvent.CLEANED_UP)
         if isinstance(outcome, Failure):
             self._effects.notifications.warned(outcome.summary)
         self._next()

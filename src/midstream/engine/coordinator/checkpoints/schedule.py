@@ -1,4 +1,10 @@
-"""When the next checkpoint is due: one interval after the last one began, and after a pause; earlier if requested."""
+"""When the next checkpoint is due: one interval after the last one began, and after a pause; earlier if requested.
+
+If commits take longer than the interval, or do not succeed because the sink's system does not answer, completed
+checkpoints would accumulate: each is retained until its output is committed, and all of that output is in the metadata
+of each later one. So the interval doubles with each of them from the second on: after an outage of any length there are
+few, and the next ones hold more rows each, which are committed with fewer calls.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,8 @@ RETRY_MS: Final = 100
 FINAL_RETRY_MS: Final = 1_000
 """The pause before the next final checkpoint, without which the job cannot end; it doubles with each failure."""
 FINAL_RETRY_MS_MAX: Final = 60_000
+DOUBLED_MAX: Final = 20
+"""How often the interval doubles at most while output is not committed."""
 
 
 class CheckpointSchedule:
@@ -58,12 +66,13 @@ class CheckpointSchedule:
         self.failures = 0
         self.retry = False
 
-    def is_now(self, is_requested: bool, is_final: bool) -> bool:
+    def is_now(self, is_requested: bool, is_final: bool, uncommitted: int) -> bool:
         """Return whether to trigger a checkpoint now; if not, a timer will fire when one may be due.
 
         `is_requested`: a client, a stop, a rescale or a savepoint waits for it. `is_final`: the end of the job does.
+        `uncommitted`: the number of completed checkpoints of which not all is committed.
         """
-        due_ms = self._due_ms(is_requested, is_final)
+        due_ms = self._due_ms(is_requested, is_final, uncommitted)
         if due_ms is None:
             return False
         now_ms = self._effects.now_ms
@@ -78,7 +87,7 @@ class CheckpointSchedule:
         self._wake = None
         self._woken_for_ms = due_ms
 
-    def _due_ms(self, is_requested: bool, is_final: bool) -> int | None:
+    def _due_ms(self, is_requested: bool, is_final: bool, uncommitted: int) -> int | None:
         """Return when the next checkpoint is due; None: not before one is requested."""
         if is_requested or self.retry or (is_final and not self.failures):
             return self._not_before_ms
@@ -89,5 +98,6 @@ class CheckpointSchedule:
         config = self._config
         if config.checkpoint_interval_s is not None:
             interval_ms, pause_ms = int(config.checkpoint_interval_s * 1000), int(config.min_pause_s * 1000)
+            interval_ms <<= min(max(uncommitted - 1, 0), DOUBLED_MAX)
             due_ms.append(max(self._began_ms + interval_ms, self._ended_ms + pause_ms, self._not_before_ms))
         return min(due_ms, default=None)

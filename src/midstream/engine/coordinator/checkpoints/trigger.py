@@ -26,7 +26,7 @@ def trigger_when_due(job: Coordinator, sources: SplitAssignment, program: JobGra
         return  # it would record some sources as ended within their input, while others could continue to read
     is_rescale, is_savepoint = rescaling.needs_checkpoint, job.savepoints.needs_checkpoint
     is_requested = requests.needs_checkpoint or rescaling.is_urgent or is_savepoint
-    if not checkpoints.schedule.is_now(is_requested, attempt.awaits_checkpoint):
+    if not checkpoints.schedule.is_now(is_requested, attempt.awaits_checkpoint, job.commits.holder_count):
         return
     clients, is_stop = requests.take_checkpoint_clients(), requests.needs_stop_checkpoint
     must_align = is_savepoint or (is_rescale and rescaling.must_align)
