@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, TypeGuard, Union, get_args, get_origin
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import canonical_schema, canonical_type, check_column_name, frame_schema
+from midstream.engine.core.batches import canonical_schema, canonical_type, check_column_name, to_arrow
 from midstream.engine.core.errors import SchemaError
 
 TypeLike: TypeAlias = Any
@@ -69,7 +69,7 @@ def check_schema(schema: pa.Schema, where: str) -> None:
     """Check the columns of rows that enter a job: as declared or found, of a source, or of what an operator emits.
 
     Raises SchemaError naming `where` if there is no column, if a name is empty, occurs twice, or contains a NUL, at
-    which libraries written in C cut it, or if a column is nested too deep.
+    which libraries written in C cut it, or if a column is nested too deep or contains a dictionary with an order.
     """
     check_distinct(schema.names, where)
     for field in schema:
@@ -81,6 +81,7 @@ def check_schema(schema: pa.Schema, where: str) -> None:
             kind, depth = pending.pop()
             if depth > DEPTH_MAX:
                 raise SchemaError(f"{where}: column {field.name!r} is nested more than {DEPTH_MAX} deep")
+            _check_has_no_order(kind, f"{where}: column {field.name!r}")
             inner = [kind.field(index) for index in range(kind.num_fields)]
             if pa.types.is_struct(kind):
                 names = [each.name for each in inner]
@@ -92,6 +93,16 @@ def check_schema(schema: pa.Schema, where: str) -> None:
                 for name in names:
                     check_column_name(name, f"{where}: column {field.name!r}, field")
             pending += [(each.type, depth + 1) for each in inner]
+
+
+def _check_has_no_order(kind: pa.DataType, what: str) -> None:
+    """Raise SchemaError for a dictionary whose values have an order of their own: rows of a job hold its texts only."""
+    if pa.types.is_dictionary(kind) and kind.ordered:
+        raise SchemaError(
+            f"{what} is an ordered dictionary, such as a polars Enum, whose order rows of a job cannot hold; cast the data to "
+            "text, or to numbers with that order (.cast(pl.String) or .to_physical() in polars), or declare text in the "
+            "source's schema"
+        )
 
 
 def check_distinct(names: Sequence[str], where: str) -> None:
@@ -127,14 +138,14 @@ def as_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.Dat
     `within`: the dataclasses and TypedDicts of which it is part.
     """
     if isinstance(kind, pa.DataType):
-        return canonical_type(kind)
+        return _canonical(kind, where)
     if isinstance(kind, type) and kind in _PYTHON_TYPES:
         return _PYTHON_TYPES[kind]
     if isinstance(kind, pl.DataType) or (isinstance(kind, type) and issubclass(kind, pl.DataType)):
         if kind in (pl.Object, pl.Unknown):
             raise SchemaError(f"{where}: the polars type {kind} has no Arrow form")
         try:
-            return frame_schema(pl.DataFrame(schema={"value": kind})).types[0]
+            return _canonical(to_arrow(pl.DataFrame(schema={"value": kind})).schema.types[0], where)
         except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
             raise SchemaError(f"{where}: the polars type {kind} has no Arrow form: {error}") from error
     if _is_record(kind):
@@ -159,6 +170,15 @@ def as_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.Dat
         f"{where}: {kind!r} is not a type{advice}; use a pyarrow type, a polars type, one of {known}, or list[…], dict[…, …] or "
         "a dataclass of these"
     )
+
+
+def _canonical(kind: pa.DataType, where: str) -> pa.DataType:
+    pending = [kind]
+    while pending:
+        each = pending.pop()
+        _check_has_no_order(each, where)
+        pending += [each.field(index).type for index in range(each.num_fields)]
+    return canonical_type(kind)
 
 
 def _is_record(kind: object) -> TypeGuard[type]:

@@ -11,9 +11,8 @@ Behaviour shows nothing of what a Python function does for other values than the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -21,7 +20,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.errors import JobError
+from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.operators.expression_trees import (
     Tree,
     Trees,
@@ -33,21 +32,25 @@ from midstream.engine.operators.expression_trees import (
     without_selectors,
 )
 from midstream.engine.operators.expressions import EXPRESSION_ERRORS, columns_read, empty_frame, is_plain_column
-from midstream.engine.operators.probe_values import ROW, ROWS, map_leaves, probe, probe_frame
-
-_ANY_ROWS: Final = "use flat_map() to make any number of rows from one, or filter() to drop rows"
-_OTHER_ROWS: Final = (
-    "use a window's aggregate() for a value of many rows, a process function with state for one of earlier rows, "
-    "or map_batches() if a result that depends on where the engine cuts batches is intended"
+from midstream.engine.operators.probe_values import ROWS, map_leaves, probe
+from midstream.engine.operators.row_differences import (
+    OTHER_ROWS,
+    USE_MAP,
+    Fault,
+    difference,
+    missing_cast,
+    outcome_of,
+    probes_of,
 )
+
 _FORMAT: Final = "state the format, for example to_date('%Y-%m-%d')"
-_CATEGORIES: Final = "use the text itself, or cast to pl.Enum, whose categories have the same numbers everywhere"
+_CATEGORIES: Final = "use the text, or cast to pl.Enum and then .to_physical(): an Enum has the same numbers everywhere"
 _RANDOM: Final = "use a function of the row's own columns, such as hash(), or map()"
 _SORTED: Final = "leave it out: rows come in any order, and polars would compare wrongly"
 _JSON: Final = "use map() with json.loads, or str.json_path_match()"
 _BUILD: Final = "call the function with the type from the stream's schema when the job is defined"
-_MAP: Final = "use map() instead"
-_TYPE: Final = "state the type, with return_dtype= or a cast"
+_RETURNED: Final = "state return_dtype=, without which polars infers the type from a few results and makes others null"
+_CONSTANT: Final = "use pl.lit() of one value, or reduce the series to one value with first(), sum() or the like"
 
 _NUMBERS: Final = "depends on the numbers of categories, which follow from what a process has seen before"
 _TEXTS: Final = [text for text in probe(pl.String(), close_together=False) if text is not None]
@@ -56,17 +59,6 @@ _OUT: Final = "result"
 _MAY_BE_LONG: Final = (b'"Range":', b'"RepeatBy"', b'"PadStart"', b'"PadEnd"', b'"ZFill"')
 _REMEMBERED_BYTES: Final = 10_000
 """The length of an expression, as JSON, up to which what was found is remembered."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Why an expression does not compute each row on its own, and what to write instead."""
-
-    reason: str
-    remedy: str
-
-    def of(self, part: str) -> Fault:
-        return Fault(f"{part} {self.reason}", self.remedy)
 
 
 class _Found(Exception):
@@ -81,13 +73,14 @@ def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) ->
     """Raise JobError for an expression whose result for a row of `schema` depends on other rows or on the process.
 
     The engine decides where batches are cut and in which process a row is processed, so such a result would be arbitrary.
+    Raises SchemaError for an expression with a cast that polars does not have, or a Python function of unknown type.
     """
     for expr in exprs:
         if not isinstance(expr, pl.Expr):
             raise JobError(f"{where}: {expr!r} is not a polars expression; write for example pl.col('x') + 1")
     exprs = [expr for expr in exprs if not is_plain_column(expr)]
     for expr, fault in faults_of(exprs, _kinds(exprs, schema, where)):
-        raise JobError(f"{where}: {expr} does not compute each row on its own: {fault.reason}; {fault.remedy}")
+        raise _refusal(f"{where}: {expr}", "does not compute each row on its own", fault)
 
 
 def check_of_many_rows(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> None:
@@ -98,9 +91,13 @@ def check_of_many_rows(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) 
             with _quiet():
                 _check_parts(expr, kinds, of_many_rows=True)
         except _Found as found:
-            raise JobError(
-                f"{where}: {expr} depends on more than its rows: {found.fault.reason}; {found.fault.remedy}"
-            ) from None
+            raise _refusal(f"{where}: {expr}", "depends on more than its rows", found.fault) from None
+
+
+def _refusal(what: str, verdict: str, fault: Fault) -> JobError | SchemaError:
+    if fault.is_of_types:
+        return SchemaError(f"{what}: {fault.reason}; {fault.remedy}")
+    return JobError(f"{what} {verdict}: {fault.reason}; {fault.remedy}")
 
 
 def _kinds(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> pl.Schema:
@@ -122,9 +119,9 @@ def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> li
                     whole.append(expr)
             except _Found as reason:
                 found.append((expr, reason.fault))
-        if whole and _difference(whole, schema, " ".join(map(str, whole))) != ROWS:
+        if whole and difference(whole, schema, " ".join(map(str, whole))) != ROWS:
             for expr in whole:
-                fault = _difference([expr], schema, str(expr))
+                fault = difference([expr], schema, str(expr))
                 if isinstance(fault, Fault):
                     found.append((expr, fault.of("it")))
     return found
@@ -157,7 +154,10 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
         return True
     except EXPRESSION_ERRORS:  # it has a function that cannot be pickled, or another part that polars cannot write
         if not of_many_rows and _reported(expr) is False:
-            raise _Found(Fault("may depend on other rows", _OTHER_ROWS)) from None
+            raise _Found(Fault("may depend on other rows", OTHER_ROWS)) from None
+        fault = _of_no_type(_kind_of(expr, pl.DataFrame(schema=schema)))
+        if fault is not None:
+            raise _Found(fault) from None
         for part in expr.meta.pop():
             if not _is_in_list(part):
                 _check_parts(part, schema, of_many_rows=of_many_rows)
@@ -201,6 +201,12 @@ class _Parts:
                 inner = _named(tree)
         if inner is not None:
             return self.visit(inner)
+        if self._is_kept(tree):
+            constant = self._trees.expr(tree)
+            if _is_one_value(constant):
+                return _kind_of(constant, pl.DataFrame())
+            if tree is self._whole:
+                raise _Found(Fault("is a series of values, not one value for each row", _CONSTANT))
         is_range = _is_function("Range", tree)  # from a constant to a probe it may be long
         computed = [child for child in self._operands(tree) if is_range or not self._is_kept(child)]
         operands = [(child, kind) for child in computed if (kind := self.visit(child)) is not None]
@@ -291,24 +297,26 @@ def _judge(
     """Return the type of an expression over operands of these types, and its fault."""
     expr = read_expr(text)
     expr = expr if expr.meta.has_multiple_outputs() else expr.alias(_OUT)
-    probes = _probes(dict(kinds), text.decode())
+    probes = probes_of(dict(kinds), text.decode())
     kind = _kind_of(expr, probes)
+    if _has_function(text) and (untyped := _of_no_type(kind)) is not None:
+        return kind, untyped
     if any(_has_categories(each) for _, each in kinds):
         fault = _by_category(expr, dict(kinds), kind)
         if fault is not None:
             return kind, fault
     if of_many_rows:
-        return kind, None
-    found = _difference([expr], dict(kinds), text.decode())
+        return kind, missing_cast([expr], dict(kinds), text.decode())
+    found = difference([expr], dict(kinds), text.decode())
     if isinstance(found, Fault):
         return kind, found
     if _has_function(text):
         return kind, None
     reported = _reported(expr)
     if reported is False:
-        return kind, Fault("may depend on other rows", _OTHER_ROWS)
+        return kind, Fault("may depend on other rows", OTHER_ROWS)
     if reported is None and not found and kind is not None and not expr.meta.has_multiple_outputs():
-        return kind, Fault("fails for each probe row, so that nothing shows how it computes others", _MAP)
+        return kind, Fault("fails for each probe row, so that nothing shows how it computes others", USE_MAP)
     return kind, None
 
 
@@ -324,6 +332,13 @@ def _kind_of(expr: pl.Expr, probes: pl.DataFrame) -> pl.DataType | None:
     return None
 
 
+def _of_no_type(kind: pl.DataType | None) -> Fault | None:
+    """Return a fault if a Python function has this type, which polars infers from its results if none is stated."""
+    if kind is None or not any(isinstance(each, pl.Null) for each in _leaves(kind)):
+        return None
+    return Fault(f"calls a Python function whose results have the type {kind}", _RETURNED, is_of_types=True)
+
+
 def _is_constant(text: bytes) -> bool:
     """Whether an expression has the same values, however many, for whatever rows."""
     expr = read_expr(text)
@@ -335,6 +350,15 @@ def _is_constant(text: bytes) -> bool:
     except EXPRESSION_ERRORS:
         return False
     return first.equals(second)
+
+
+def _is_one_value(constant: pl.Expr) -> bool:
+    """Whether each row of any batch has the value of the constant."""
+    try:
+        frames = [pl.DataFrame({"": range(rows)}).with_columns(constant.alias(_OUT)) for rows in (0, 1, 3)]
+    except EXPRESSION_ERRORS:
+        return False
+    return frames[2].get_column(_OUT).equals(frames[1].get_column(_OUT).gather([0, 0, 0]))
 
 
 def _reported(expr: pl.Expr) -> bool | None:
@@ -370,7 +394,7 @@ def _check_names(tree: Tree) -> None:
             case {"PipeWithDtype": _}:
                 fault = Fault("is a function that returns an expression for each batch", _BUILD)
             case {"Eval": {"variant": {"Cumulative": _}}}:
-                fault = Fault("depends on the rows before", _OTHER_ROWS)
+                fault = Fault("depends on the rows before", OTHER_ROWS)
             case _:  # it is judged by its results
                 continue
         raise _Found(fault)
@@ -384,164 +408,13 @@ def _check_reports(expr: pl.Expr) -> None:
         if _is_in_list(part):
             continue
         if not part.meta.is_literal() and _reported(part) is False:
-            raise _Found(Fault("may depend on other rows", _OTHER_ROWS), str(part))
+            raise _Found(Fault("may depend on other rows", OTHER_ROWS), str(part))
         pending += part.meta.pop()
 
 
 def _is_in_list(part: pl.Expr) -> bool:
     """Whether this is what list.eval computes within one row."""
     return not part.meta.root_names() and "element()" in str(part)
-
-
-# ---- behaviour ----
-
-
-def _probes(kinds: Mapping[str, pl.DataType], text: str) -> pl.DataFrame:
-    return _arrangements(tuple(kinds.items()), _is_range(text)).all
-
-
-def _is_range(text: str) -> bool:
-    return "range" in text.lower()
-
-
-@dataclass(frozen=True)
-class _Arrangements:
-    """Probe rows as they are evaluated: all, each alone, and in several orders."""
-
-    all: pl.DataFrame
-    alone: list[pl.DataFrame]
-    in_orders: list[tuple[list[int], pl.DataFrame]]
-
-
-@lru_cache(maxsize=256)
-def _arrangements(kinds: tuple[tuple[str, pl.DataType], ...], close_together: bool) -> _Arrangements:
-    rows = probe_frame(dict(kinds), close_together=close_together)
-    as_they_are, *others = _orders(ROWS)
-    alone = [rows.slice(row, 1) for row in range(ROWS)]
-    return _Arrangements(rows, alone, [(as_they_are, rows), *((order, rows[order]) for order in others)])
-
-
-def _orders(rows: int) -> list[list[int]]:
-    """Return the positions of rows as they are, reversed, in halves, and with more rows than there were."""
-    positions = list(range(rows))
-    half = rows // 2
-    return [
-        positions,
-        positions[::-1],
-        positions[:half],
-        positions[half:],
-        positions[1::2] + positions[::2] + positions,
-    ]
-
-
-def _in_orders(rows: _Arrangements, chosen: list[int]) -> Iterable[tuple[list[int], pl.DataFrame]]:
-    """Return those rows in several orders, each with its positions among them."""
-    if len(chosen) == ROWS:
-        return rows.in_orders
-    found = rows.all[chosen]
-    return ((order, found[order]) for order in _orders(len(chosen)))
-
-
-def _difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text: str) -> Fault | int:
-    """Return how results of rows together differ from those of each row alone; else how many rows have a result."""
-    rows = _arrangements(tuple(schema.items()), _is_range(text))
-    alone = [_outcome(exprs, row) for row in rows.alone]
-    together = _outcome(exprs, rows.all)
-    for outcome in (*alone, together):
-        if isinstance(outcome, Fault):
-            return outcome
-    results = {row: outcome for row, outcome in enumerate(alone) if isinstance(outcome, pl.DataFrame)}
-    if len(results) < ROWS and isinstance(together, pl.DataFrame):
-        error = next(_first_line(outcome) for outcome in alone if isinstance(outcome, BaseException))
-        return Fault(f"has a result for rows together although one of them fails alone: {error}", _MAP)
-    if not results:
-        return 0
-    expected = [*results.values()]
-    kinds = dict(expected[0].schema)
-    for result in expected:
-        fault = _add_types(kinds, result.schema)
-        if fault is not None:
-            return fault
-    if any(isinstance(kind, pl.Object) for kind in kinds.values()):
-        return 0  # polars cannot compare them, and a column cannot have them
-    whole = pl.concat([_cast(result, kinds) for result in expected])
-    for order, arranged in _in_orders(rows, list(results)):
-        outcome = together if arranged is rows.all else _outcome(exprs, arranged)
-        if isinstance(outcome, Fault):
-            return outcome
-        if not isinstance(outcome, pl.DataFrame):
-            error = _first_line(outcome)
-            return Fault(f"fails for rows together, each of which has a result alone: {error}", _MAP)
-        fault = _add_types(dict(kinds), outcome.schema)
-        if fault is not None:
-            return fault
-        outcome = _cast(outcome, kinds)
-        if not outcome.equals(whole[order]):
-            return _values(arranged, whole[order], outcome)
-    return len(results)
-
-
-def _outcome(exprs: Sequence[pl.Expr], rows: pl.DataFrame) -> pl.DataFrame | BaseException | Fault:
-    try:
-        return rows.with_columns(*exprs)
-    except (pl.exceptions.ShapeError, pl.exceptions.InvalidOperationError) as error:  # or a type does not fit
-        try:
-            height = rows.select(*exprs).height
-        except EXPRESSION_ERRORS:
-            return error
-        return error if height == rows.height else Fault(f"returned {_count(height)} for {rows.height}", _ANY_ROWS)
-    except EXPRESSION_ERRORS as error:
-        return error
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _count(rows: int) -> str:
-    return f"{rows} row{'s' if rows != 1 else ''}"
-
-
-def _add_types(kinds: dict[str, pl.DataType], others: Mapping[str, pl.DataType]) -> Fault | None:
-    """Add what `others` have for the columns' types. A fault, if values have several types; nulls may have any."""
-    for name, other in others.items():
-        kind = kinds.setdefault(name, other)
-        if kind == other:
-            continue
-        if _is_of(kind, other):
-            kinds[name] = other
-        elif not _is_of(other, kind):
-            return Fault(f"returned {kind} for some rows and {other} for others", _TYPE)
-    return None
-
-
-def _cast(frame: pl.DataFrame, kinds: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    return frame if frame.schema == kinds else frame.cast(pl.Schema(kinds))
-
-
-def _is_of(kind: pl.DataType, other: pl.DataType) -> bool:
-    """Whether all values of one type are null, or within lists of them, where the other type has values."""
-    if isinstance(kind, (pl.List, pl.Array)) and type(kind) is type(other):
-        return _is_of(kind.inner, other.inner)  # type: ignore[arg-type]
-    return kind == other or isinstance(kind, pl.Null)
-
-
-def _values(rows: pl.DataFrame, alone: pl.DataFrame, together: pl.DataFrame) -> Fault:
-    name = next(name for name in alone.columns if not alone.get_column(name).equals(together.get_column(name)))
-    one, other = alone.get_column(name), together.get_column(name)
-    row = next(row for row in range(rows.height) if not one[row : row + 1].equals(other[row : row + 1]))
-    values = ", ".join(_text(column, row) for column in rows.drop(ROW).iter_columns())
-    of = f" of {values}" if values else ""
-    return Fault(f"returned {_text(one, row)} for a row{of} alone, and {_text(other, row)} among others", _OTHER_ROWS)
-
-
-def _text(column: pl.Series, row: int) -> str:
-    try:
-        value = column[row]
-    except EXPRESSION_ERRORS:  # such as a date that Python cannot represent
-        return f"a {column.dtype}"
-    text = repr(value.to_list() if isinstance(value, pl.Series) else value)
-    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 # ---- categories, whose numbers depend on what a process has seen ----
@@ -553,8 +426,8 @@ def _by_category(expr: pl.Expr, kinds: Mapping[str, pl.DataType], kind: pl.DataT
     for first in (_TEXTS, _TEXTS[::-1]):
         fresh = pl.Categorical(pl.Categories.random())
         numbered = pl.Series(first, dtype=fresh)  # numbers its categories in this order for as long as it lives
-        probes = _probes({name: _mapped(each, fresh) for name, each in kinds.items()}, str(expr))
-        result = _outcome([expr], probes)
+        probes = probes_of({name: _mapped(each, fresh) for name, each in kinds.items()}, str(expr))
+        result = outcome_of([expr], probes)
         if isinstance(result, pl.DataFrame):
             made = result.select(pl.exclude(probes.columns))
             results.append(made.cast({name: _mapped(each, pl.String()) for name, each in made.schema.items()}))

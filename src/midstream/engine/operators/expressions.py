@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 import pyarrow as pa
@@ -42,7 +42,7 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
     schema = canonical_schema(schema)
     frame = _read_by(exprs, schema, where)
     try:
-        made = frame_schema(frame.select(*exprs))
+        made = computed_schema(_without_values(frame, exprs), where)
     except pl.exceptions.ColumnNotFoundError as error:
         first = str(error).splitlines()[0]
         quoted = re.search(r'"([^"]+)"', first)  # unable to find column "x"; …
@@ -52,6 +52,9 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
         ) from error
     except pl.exceptions.PolarsError as error:
         raise SchemaError(f"{where}: {str(error).splitlines()[0]}") from error
+    except pl.exceptions.PanicException as error:
+        text = ", ".join(map(str, exprs))
+        raise SchemaError(f"{where}: polars panics when it evaluates {text}: {str(error).splitlines()[0]}") from error
     for expr in exprs:
         if is_plain_column(expr):
             index = made.get_field_index(expr.meta.output_name())
@@ -61,6 +64,44 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
     new, old = set(made.names), set(schema.names)
     own = [made.field(field.name) if field.name in new else field for field in schema]
     return pa.schema([*own, *(field for field in made if field.name not in old)])
+
+
+def _without_values(frame: pl.DataFrame, exprs: Sequence[pl.Expr]) -> pl.DataFrame:
+    """Evaluate the expressions for their types only. Some panic without rows, such as those that read a first value."""
+    try:
+        return frame.select(*exprs)
+    except pl.exceptions.PanicException:
+        return frame.clear(1).select(*exprs)  # a row of nulls
+
+
+def computed_schema(frame: pl.DataFrame, where: str) -> pa.Schema:
+    """Return the canonical Arrow schema of columns that expressions have computed.
+
+    Raises SchemaError naming `where` for a column whose type Arrow does not have, and for an Enum or a Categorical:
+    batches hold texts only, so that the same expression would have another result in the next operator.
+    """
+    for name, dtype in frame.schema.items():
+        kind = _enumeration(dtype)
+        if kind is not None:
+            order = " or .to_physical() for the order" if isinstance(kind, pl.Enum) else ""
+            holder = "is" if kind is dtype else f"is a {dtype.base_type()} with"
+            raise SchemaError(
+                f"{where}: column {name!r} {holder} {'an Enum' if order else 'a Categorical'}, which rows between operators "
+                f"cannot hold; use it within one expression, and end that with .cast(pl.String) for the text{order}"
+            )
+    try:
+        return frame_schema(frame)
+    except SchemaError as error:
+        raise SchemaError(f"{where}: {error}") from error
+
+
+def _enumeration(dtype: Any) -> pl.DataType | None:
+    """Return the Enum or Categorical that a type is or contains, if there is one."""
+    if isinstance(dtype, (pl.Enum, pl.Categorical)):
+        return dtype
+    within = [getattr(dtype, name) for name in ("inner", "key", "value") if hasattr(dtype, name)]
+    within += [field.dtype for field in getattr(dtype, "fields", ())]
+    return next((found for each in within if (found := _enumeration(each)) is not None), None)
 
 
 def is_plain_column(expr: pl.Expr) -> bool:

@@ -8,11 +8,11 @@ from typing import Final
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import canonical_schema, frame_schema
+from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.engine.operators.elementwise import check_of_many_rows, check_row_by_row
 from midstream.engine.operators.event_time_column import EventTime
-from midstream.engine.operators.expressions import EXPRESSION_ERRORS, empty_frame
+from midstream.engine.operators.expressions import EXPRESSION_ERRORS, computed_schema, empty_frame
 from midstream.engine.operators.row_conversion import require_columns, require_keys, user_error
 from midstream.engine.operators.windows.accumulators import AccumulatorAggregate
 from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate, Columns, folds_of
@@ -167,14 +167,14 @@ class WindowAggregation:
                     f"{self.where}: {changed[0]!r} is {parts.schema[changed[0]]} in partial and "
                     f"{merged.schema[changed[0]]} in merge; both must be the same"
                 )
-            results = frame_schema(merged.select(self._finish))
-        except pl.exceptions.PolarsError as error:
+            results = computed_schema(merged.select(self._finish), self.where)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise SchemaError(f"{self.where}: the aggregates do not fit the columns: {error}") from error
         keys = [self.input_schema.field(key) for key in self.keys]
         bounds = [pa.field(name, self.time.kind) for name in (WINDOW_START, WINDOW_END)]
         # Keys in state have the stream's own types, as in all other state: polars has other types for some of them.
         own = {key.name: key for key in keys}
-        part_schema = pa.schema([own.get(field.name, field) for field in frame_schema(parts)])
+        part_schema = pa.schema([own.get(field.name, field) for field in computed_schema(parts, self.where)])
         return part_schema, pa.schema([*keys, *bounds, *results])
 
     # ---- work ----

@@ -1,0 +1,218 @@
+"""How the results of an expression for rows together differ from those for each row alone, on probe rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+import polars as pl
+
+from midstream.engine.operators.expressions import EXPRESSION_ERRORS
+from midstream.engine.operators.probe_values import ROW, ROWS, probe_frame
+
+_ANY_ROWS: Final = "use flat_map() to make any number of rows from one, or filter() to drop rows"
+OTHER_ROWS: Final = (
+    "use a window's aggregate() for a value of many rows, a process function with state for one of earlier rows, "
+    "or map_batches() if a result that depends on where the engine cuts batches is intended"
+)
+USE_MAP: Final = "use map() instead"
+_TYPE: Final = "state the type, with return_dtype= or a cast"
+_NO_CAST: Final = (
+    "cast to another type first, or use a function for it, such as str.to_date(format), dt.to_string() or to_physical()"
+)
+_HAS_NO_CAST: Final = re.compile(
+    r"\w+: (casting from .* not supported|cannot cast |must specify one field in the struct|Map entries must be)"
+)
+"""What polars reports of a cast between types that it cannot cast, whatever the value."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why an expression does not compute each row on its own, and what to write instead."""
+
+    reason: str
+    remedy: str
+    is_of_types: bool = False
+    """Whether it computes no row instead, since a type does not fit."""
+
+    def of(self, part: str) -> Fault:
+        return replace(self, reason=f"{part} {self.reason}")
+
+
+def probes_of(kinds: Mapping[str, pl.DataType], text: str) -> pl.DataFrame:
+    return _arrangements(tuple(kinds.items()), _is_range(text)).all
+
+
+def _is_range(text: str) -> bool:
+    return "range" in text.lower()
+
+
+@dataclass(frozen=True)
+class _Arrangements:
+    """Probe rows as they are evaluated: all, each alone, and in several orders."""
+
+    all: pl.DataFrame
+    alone: list[pl.DataFrame]
+    in_orders: list[tuple[list[int], pl.DataFrame]]
+
+
+@lru_cache(maxsize=256)
+def _arrangements(kinds: tuple[tuple[str, pl.DataType], ...], close_together: bool) -> _Arrangements:
+    rows = probe_frame(dict(kinds), close_together=close_together)
+    as_they_are, *others = _orders(ROWS)
+    alone = [rows.slice(row, 1) for row in range(ROWS)]
+    return _Arrangements(rows, alone, [(as_they_are, rows), *((order, rows[order]) for order in others)])
+
+
+@lru_cache(maxsize=256)
+def _rows_of_values(kinds: tuple[tuple[str, pl.DataType], ...], close_together: bool) -> list[int]:
+    """Return the probe rows without nulls and empty lists, also within lists and structs."""
+    texts = map(str, _arrangements(kinds, close_together).all.rows())
+    return [row for row, text in enumerate(texts) if "None" not in text and "[]" not in text]
+
+
+def _orders(rows: int) -> list[list[int]]:
+    """Return the positions of rows as they are, reversed, in halves, and with more rows than there were."""
+    positions = list(range(rows))
+    half = rows // 2
+    return [
+        positions,
+        positions[::-1],
+        positions[:half],
+        positions[half:],
+        positions[1::2] + positions[::2] + positions,
+    ]
+
+
+def _in_orders(rows: _Arrangements, chosen: list[int]) -> Iterable[tuple[list[int], pl.DataFrame]]:
+    """Return those rows in several orders, each with its positions among them."""
+    if len(chosen) == ROWS:
+        return rows.in_orders
+    found = rows.all[chosen]
+    return ((order, found[order]) for order in _orders(len(chosen)))
+
+
+def difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text: str) -> Fault | int:
+    """Return how results of rows together differ from those of each row alone; else how many rows have a result."""
+    probed = tuple(schema.items()), _is_range(text)
+    rows = _arrangements(*probed)
+    alone = [outcome_of(exprs, row) for row in rows.alone]
+    together = outcome_of(exprs, rows.all)
+    for found in (*alone, together, _missing_cast(alone, *probed)):
+        if isinstance(found, Fault):
+            return found
+    results = {row: outcome for row, outcome in enumerate(alone) if isinstance(outcome, pl.DataFrame)}
+    if len(results) < ROWS and isinstance(together, pl.DataFrame):
+        error = next(_first_line(outcome) for outcome in alone if isinstance(outcome, BaseException))
+        return Fault(f"has a result for rows together although one of them fails alone: {error}", USE_MAP)
+    if not results:
+        return 0
+    expected = [*results.values()]
+    kinds = dict(expected[0].schema)
+    for result in expected:
+        fault = _add_types(kinds, result.schema)
+        if fault is not None:
+            return fault
+    if any(isinstance(kind, pl.Object) for kind in kinds.values()):
+        return 0  # polars cannot compare them, and a column cannot have them
+    whole = pl.concat([_cast(result, kinds) for result in expected])
+    for order, arranged in _in_orders(rows, list(results)):
+        outcome = together if arranged is rows.all else outcome_of(exprs, arranged)
+        if isinstance(outcome, Fault):
+            return outcome
+        if not isinstance(outcome, pl.DataFrame):
+            error = _first_line(outcome)
+            return Fault(f"fails for rows together, each of which has a result alone: {error}", USE_MAP)
+        fault = _add_types(dict(kinds), outcome.schema)
+        if fault is not None:
+            return fault
+        outcome = _cast(outcome, kinds)
+        if not outcome.equals(whole[order]):
+            return _values(arranged, whole[order], outcome)
+    return len(results)
+
+
+def missing_cast(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text: str) -> Fault | None:
+    """Return a fault if no row without nulls has a result, since polars lacks a cast from one type to another."""
+    probed = tuple(schema.items()), _is_range(text)
+    return _missing_cast([outcome_of(exprs, row) for row in _arrangements(*probed).alone], *probed)
+
+
+def _missing_cast(
+    alone: Sequence[pl.DataFrame | BaseException | Fault],
+    kinds: tuple[tuple[str, pl.DataType], ...],
+    close_together: bool,
+) -> Fault | None:
+    if not any(isinstance(outcome, BaseException) for outcome in alone):
+        return None
+    outcomes = [alone[row] for row in _rows_of_values(kinds, close_together)]  # nulls have every cast
+    errors = [_first_line(outcome) for outcome in outcomes if isinstance(outcome, BaseException)]
+    if errors and len(errors) == len(outcomes) and all(map(_HAS_NO_CAST.match, errors)):
+        return Fault(f"fails for every value: {errors[0]}", _NO_CAST, is_of_types=True)
+    return None
+
+
+def outcome_of(exprs: Sequence[pl.Expr], rows: pl.DataFrame) -> pl.DataFrame | BaseException | Fault:
+    try:
+        return rows.with_columns(*exprs)
+    except (pl.exceptions.ShapeError, pl.exceptions.InvalidOperationError) as error:  # or a type does not fit
+        try:
+            height = rows.select(*exprs).height
+        except EXPRESSION_ERRORS:
+            return error
+        return error if height == rows.height else Fault(f"returned {_count(height)} for {rows.height}", _ANY_ROWS)
+    except EXPRESSION_ERRORS as error:
+        return error
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _count(rows: int) -> str:
+    return f"{rows} row{'s' if rows != 1 else ''}"
+
+
+def _add_types(kinds: dict[str, pl.DataType], others: Mapping[str, pl.DataType]) -> Fault | None:
+    """Add what `others` have for the columns' types. A fault, if values have several types; nulls may have any."""
+    for name, other in others.items():
+        kind = kinds.setdefault(name, other)
+        if kind == other:
+            continue
+        if _is_of(kind, other):
+            kinds[name] = other
+        elif not _is_of(other, kind):
+            return Fault(f"returned {kind} for some rows and {other} for others", _TYPE)
+    return None
+
+
+def _cast(frame: pl.DataFrame, kinds: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    return frame if frame.schema == kinds else frame.cast(pl.Schema(kinds))
+
+
+def _is_of(kind: pl.DataType, other: pl.DataType) -> bool:
+    """Whether all values of one type are null, or within lists of them, where the other type has values."""
+    if isinstance(kind, (pl.List, pl.Array)) and type(kind) is type(other):
+        return _is_of(kind.inner, other.inner)  # type: ignore[arg-type]
+    return kind == other or isinstance(kind, pl.Null)
+
+
+def _values(rows: pl.DataFrame, alone: pl.DataFrame, together: pl.DataFrame) -> Fault:
+    name = next(name for name in alone.columns if not alone.get_column(name).equals(together.get_column(name)))
+    one, other = alone.get_column(name), together.get_column(name)
+    row = next(row for row in range(rows.height) if not one[row : row + 1].equals(other[row : row + 1]))
+    values = ", ".join(_text(column, row) for column in rows.drop(ROW).iter_columns())
+    of = f" of {values}" if values else ""
+    return Fault(f"returned {_text(one, row)} for a row{of} alone, and {_text(other, row)} among others", OTHER_ROWS)
+
+
+def _text(column: pl.Series, row: int) -> str:
+    try:
+        value = column[row]
+    except EXPRESSION_ERRORS:  # such as a date that Python cannot represent
+        return f"a {column.dtype}"
+    text = repr(value.to_list() if isinstance(value, pl.Series) else value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
