@@ -8,7 +8,7 @@ since polars has them in nanoseconds only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,20 +25,22 @@ SMALL_BYTES: Final = 4096
 """The smallest buffer size allowed; memory need not be counted more finely than this."""
 
 
-def canonical_type(kind: pa.DataType) -> pa.DataType:
+def canonical_type(kind: pa.DataType, *, keeps_seconds: bool = False) -> pa.DataType:
+    """`keeps_seconds`: for types as they were declared, whose unit says what a number or a fraction in text means."""
+    inner = partial(canonical_type, keeps_seconds=keeps_seconds)
     if is_text(kind):
         return pa.large_string()
     if pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
         return pa.large_binary()
     if is_list_of_any_length(kind):
-        return pa.large_list(canonical_type(kind.value_type))
+        return pa.large_list(inner(kind.value_type))
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, canonical_type(f.type)) for f in kind])
+        return pa.struct([pa.field(f.name, inner(f.type)) for f in kind])
     if pa.types.is_dictionary(kind):
-        return canonical_type(kind.value_type)
-    if pa.types.is_timestamp(kind) and kind.unit == "s":
+        return inner(kind.value_type)
+    if pa.types.is_timestamp(kind) and kind.unit == "s" and not keeps_seconds:
         return pa.timestamp("ms", kind.tz)
-    if kind == pa.duration("s"):
+    if kind == pa.duration("s") and not keeps_seconds:
         return pa.duration("ms")
     if pa.types.is_date64(kind):
         return pa.date32()
@@ -47,9 +49,9 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def canonical_schema(schema: pa.Schema) -> pa.Schema:
+def canonical_schema(schema: pa.Schema, *, keeps_seconds: bool = False) -> pa.Schema:
     """Return the same columns in canonical types, all nullable, without metadata."""
-    return pa.schema([pa.field(f.name, canonical_type(f.type)) for f in schema])
+    return pa.schema([pa.field(f.name, canonical_type(f.type, keeps_seconds=keeps_seconds)) for f in schema])
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
