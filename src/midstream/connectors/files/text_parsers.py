@@ -168,8 +168,7 @@ def csv_parser(csv: CsvOptions, wanted: WantedColumns, names: list[str]) -> Call
                 numbers = [name for name in in_doubt if pa.types.is_floating(table.column(name).type)]
                 check_inferred(integers_in_csv(texts.select(numbers)))
         for name in dates:
-            index = table.column_names.index(name)
-            table = table.set_column(index, schema.field(name), days_of(name, table.column(name)))
+            table = _replaced(table, schema.field(name), days_of(name, table.column(name)))
         return _checked(table, wanted)
 
     return parsed
@@ -277,14 +276,17 @@ def _checked(table: pa.Table, wanted: WantedColumns) -> pa.Table:
     for name in wanted.required:
         if table.column(name).null_count:
             raise pa.ArrowInvalid(f"column {name!r} {MISSES_VALUE}")
-    for index, (field, parsed) in enumerate(zip(wanted.schema, wanted.in_text, strict=True)):
+    for field, parsed in zip(wanted.schema, wanted.in_text, strict=True):
         if field.type != parsed.type:
             try:
-                column = table.column(index).cast(field.type)
+                table = _replaced(table, field, table.column(field.name).cast(field.type))
             except pa.ArrowInvalid as error:
                 raise pa.ArrowInvalid(f"conversion error to {parsed.type} in column {field.name!r}: {error}") from error
-            table = table.set_column(index, field, column)
     return table
+
+
+def _replaced(table: pa.Table, field: pa.Field[Any], column: pa.ChunkedArray[Any]) -> pa.Table:
+    return table.set_column(table.column_names.index(field.name), field, column)
 
 
 def check_types(
