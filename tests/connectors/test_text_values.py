@@ -442,7 +442,7 @@ class Deep:
         ("{}", lambda at: at),
         ("[{}]", pa.list_),
         ('{{"at":{}}}', lambda at: pa.struct([("at", at)])),
-        ('[{{"at":{}}}]', lambda at: list[pa.struct([("at", at)])]),
+        ('[{{"at":{}}}]', lambda at: pa.list_(pa.struct([("at", at)]))),
     ],
 )
 def test_times_in_json_keep_all_digits_or_are_refused_at_every_depth(tmp_path, unit, digits, nested, kind_of):
