@@ -581,11 +581,31 @@ def test_a_text_that_is_not_utf8_is_refused_with_file_row_and_bytes(tmp_path, gr
         read.preview()
 
 
+@pytest.mark.parametrize("ticks", [86_400, -1, 2**31 - 1])
+def test_a_time_beyond_the_day_is_refused_from_every_source_and_function(tmp_path, ticks):
+    """Python and polars have it as a time of another day: 24:00 as 00:00."""
+    times = pa.table({"t": pa.array([0, ticks], pa.int32()).view(pa.time32("s")), "n": [1, 2]})
+    env = Environment("late")
+    message = rf"column 't' has {ticks} as time32\[s\], which is no time of day: a day has 86400 s"
+    with pytest.raises(DataError, match=rf"^row 1 of the input .*, counted from 0: {message}"):
+        testing.run(env.from_collection(times, splits=1))
+    made = env.from_collection([{"n": 1}]).map_batches(lambda _: times, schema={"t": pa.time32("s"), "n": int})
+    with pytest.raises(JobError, match=rf"row 1 of the result of .*: {message}"):
+        testing.run(made)
+    in_us = ticks * 10**6
+    written = pa.table({"t": pa.array([0, in_us], pa.int64()).view(pa.time64("us"))})
+    pq.write_table(written, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=rf"a\.parquet, row 1, counted from 0: column 't' has {in_us} as time64\[us\]"):
+        env.read_files(tmp_path / "a.parquet").preview()
+
+
 def test_a_text_that_is_not_utf8_is_refused_from_every_source_and_function():
     texts = pa.Array.from_buffers(pa.string(), 2, pa.array([b"x", b"caf\xe9"]).buffers())
     env = Environment("latin")
     with pytest.raises(DataError, match=r"^row 1 of the input .*, counted from 0: column 's' has the text b'caf\\xe9'"):
         testing.run(env.from_collection(pa.table({"s": texts}), splits=1))
     made = env.from_collection([{"n": 1}]).map_batches(lambda _: pa.table({"s": texts}), schema={"s": str})
-    with pytest.raises(JobError, match=r"row 1 of the result of .* has b'caf\\xe9' as the text 's': it is not UTF-8"):
+    with pytest.raises(
+        JobError, match=r"row 1 of the result of .*: column 's' has the text b'caf\\xe9', which is not UTF-8"
+    ):
         testing.run(made)

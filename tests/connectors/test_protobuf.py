@@ -250,7 +250,7 @@ PAIRS = pa.large_list(pa.struct([("key", pa.int32()), ("value", pa.float64())]))
         ("numbers", pa.large_list(pa.int32()), [1, None], "'numbers' has a null in a list"),
         ("at", pa.timestamp("us"), datetime(2026, 1, 1), "'at' is timestamp.us., and the field shop.Order.at holds"),
         ("lines", LINES, [{"item": None, "count": 1}], r"'lines'\[\].'item' is null in a row"),
-        ("weights", PAIRS, [(1, 1.0), (1, 2.0)], "'weights' has a key twice in one map"),
+        ("weights", PAIRS, [(2, 0.0), (1, 1.0), (1, 2.0)], "'weights' has the key 1 twice in one map"),
         ("weights", PAIRS, [(1, None)], "'weights' has a null in a map"),
         ("weights", pa.large_list(pa.int32()), [1], "'weights' is large_list"),
         ("first", TEXT, "x", "'first' is large_string"),

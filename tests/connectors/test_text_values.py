@@ -7,6 +7,7 @@ import math
 import re
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -26,16 +27,19 @@ from midstream.connectors.files.encoders import new_encoder
 from midstream.connectors.files.file_source import CsvOptions, FileSource
 from midstream.connectors.kafka.fetched_records import ObjectRecords
 from midstream.connectors.kafka.record_parser import RecordParser
-from midstream.engine.core.arrow_types import schema_of, to_list
+from midstream.engine.core.arrow_types import leaves, schema_of, to_list
 from midstream.engine.core.errors import ConfigError, DataError, MidstreamError, SchemaError, StorageError
 from midstream.engine.core.python_values import to_python
+from midstream.engine.core.schemas import as_declared, as_schema
 
 MANY = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 KINDS: list[pa.DataType] = [
     *(pa.int8(), pa.int64(), pa.uint8(), pa.uint64(), pa.float32(), pa.float64(), pa.bool_(), pa.large_string()),
-    *(pa.decimal128(5, 2), pa.decimal128(38, 0), pa.date32(), pa.time32("s"), pa.time64("us"), pa.large_binary()),
-    *(pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.duration("us")),
-]
+    *(pa.decimal128(5, 2), pa.decimal128(38, 0), pa.date32(), pa.date64(), pa.large_binary()),
+    *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns"), pa.timestamp("s", "UTC"), pa.timestamp("us", "UTC")),
+    *(pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("ns")),
+    *(pa.duration("s"), pa.duration("ms"), pa.duration("us"), pa.duration("ns")),
+]  # fmt: skip
 _NUMBERS = """
 0xFF 0X1f -0x1 0xFFFFFFFFFFFFFFFF 0x8000000000000000 0o7 0b1 007 -007 +1 1_000 1e3 1E3 1e-3 1e400 1e-400 1e-39 6.6e-218 0e-500 1e-2147483647 1e-4294967296 1e2147483648 1. .5 . - -- --1 1-
 1,000 -0 -0.0 1.0 1.5 0.001 1.005 123.45 1234.5 99999 127 128 -128 -129 255 256 9223372036854775807 9223372036854775808
@@ -49,6 +53,9 @@ _TIMES = """
 2024-01-01T00:00:00Z 2024-01-01T00:00:00z 2024-01-01T00:00:00+02 2024-01-01T00:00:00+0200 2024-01-01T00:00:00+02:00 2024-01-01T00:00:00-00:00
 2024-01-01T00:00:00+02:00:30 2024-01-01T00:00:00+25:00 2024-01-01T00:00:00-23:59 2024-01-01T00:00:00+12:60 2024-01-01t00:00:00
 2024-01-01T00:00:00.Z 2024-01-01T00:00:00,5 0001-01-01T00:00:00+02:00 9999-12-31T23:59:59-02:00 1600-01-01 2400-01-01 1677-09-21T00:12:43
+23:59:59 23:59:60 23:59:61 24:00:00 24:00:01 -00:00:01 00:00:00.001 00:00:00.0000001 23:59:59.999999999 23:59:60.5
+2024-01-01T23:59:60 2024-01-01T23:59:61 2024-01-01T24:00:01 2024-01-01T00:00:59.1 2024-01-01T00:00:59.000001 1969-12-31T23:59:59.9 2016-12-31T23:59:60Z
+86399 86400 -86400 86399999 86400000 9223372036854775 9223372036854776 -9223372036854775 -9223372036854776 -9223372036854775808
 12:00 24:00 12:00:60 12:34:56.5 12:34:56.1234567 1:2:3 12 12:60 12:00Z 12:00+02:00 P1D PT1S 1s now today
 """
 NUMBERS = [
@@ -71,6 +78,12 @@ TEXT = st.one_of(
     st.dates().map(str),
     st.times().map(str),
     st.builds("{:04d}-{:02d}-{:02d} {:02d}:{:02d}:{:02d}".format, *[st.integers(0, n) for n in (9999, 13, 32, 25, 61, 61)]),
+    st.builds(
+        "{}{:02d}:{:02d}:{:02d}{}".format,
+        st.sampled_from(["", "-", "2024-02-29 ", "1969-12-31T"]),
+        *(st.integers(22, 25), st.sampled_from([0, 59, 60]), st.integers(58, 62)),
+        st.just("") | st.text("0123456789", max_size=10).map(".{}".format),
+    ),
 )  # fmt: skip
 
 
@@ -103,12 +116,20 @@ def _times_in_ns(text: str) -> int:
     return seconds * 10**9 + int(digits[0].ljust(9, "0"))
 
 
+def _time_of_day_in_ns(text: str) -> int:
+    at, dot, fraction = text.strip().partition(".")
+    if dot and not re.fullmatch(r"\d{1,9}", fraction):
+        raise ValueError(text)
+    since = datetime.combine(date(1970, 1, 1), time.fromisoformat(at)) - datetime(1970, 1, 1)
+    return since // timedelta(seconds=1) * 10**9 + int(fraction.ljust(9, "0"))
+
+
 def _bool(text: str) -> bool:
     return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
 
 
 def in_python(text: str, kind: pa.DataType) -> Any:
-    """The value of a text for Python; a timestamp in nanoseconds. Raises ValueError or KeyError if it is none."""
+    """The value of a text for Python; times and durations in nanoseconds. Raises ValueError or KeyError if it is none."""
     types = pa.types
     readers: list[tuple[Callable[[Any], bool], Callable[[str], Any]]] = [
         (types.is_integer, _int),
@@ -116,9 +137,9 @@ def in_python(text: str, kind: pa.DataType) -> Any:
         (types.is_boolean, _bool),
         (types.is_decimal, Decimal),
         (types.is_date, lambda text: date.fromisoformat(text.strip())),
-        (types.is_time, lambda text: time.fromisoformat(text.strip())),
+        (types.is_time, _time_of_day_in_ns),
         (types.is_timestamp, _times_in_ns),
-        (types.is_duration, lambda text: timedelta(microseconds=_int(text))),
+        (types.is_duration, lambda text: _int(text) * IN_NS[getattr(kind, "unit", "")]),
         (types.is_large_string, str),
         (types.is_large_binary, str.encode),
     ]  # fmt: skip
@@ -148,10 +169,15 @@ def check_value(value: Any, text: str, kind: pa.DataType) -> None:
         assert value == expected and type(value) is type(expected), (text, kind, value, expected)
 
 
+IN_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+
+
 def values_of(column: pa.Array[Any]) -> list[Any]:
-    if pa.types.is_timestamp(column.type):
-        per_tick = {"ms": 10**6, "us": 10**3, "ns": 1}[column.type.unit]
-        return [None if ticks is None else ticks * per_tick for ticks in column.cast(pa.int64()).to_pylist()]
+    """Values as `in_python` has them."""
+    unit = getattr(column.type, "unit", None)
+    if unit is not None and not pa.types.is_date(column.type):
+        ticks = column.view(pa.int32() if pa.types.is_time32(column.type) else pa.int64()).to_pylist()
+        return [None if each is None else each * IN_NS[unit] for each in ticks]
     return to_python(column)
 
 
@@ -194,7 +220,8 @@ def in_kafka(format: Any, schema: pa.Schema, lines: list[str]) -> tuple[pa.Recor
 
 
 def same(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:
-    return str(one.to_pydict()) == str(other.to_pydict())  # as texts, in which NaN equals itself
+    values = [list(map(values_of, batch.columns)) for batch in (one, other)]
+    return one.schema == other.schema and str(values[0]) == str(values[1])  # as texts, in which NaN equals itself
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -293,6 +320,9 @@ FORMATS = [
     "%d %b %Y",
     "%T %F",
     "%d-%m-%Y %H:%M%z",
+    "%F %T",
+    "%Y-%m-%dT%H:%M:%S",
+    "%F %T%z",
 ]
 PARTS = st.fixed_dictionaries({
     "d": st.integers(0, 32), "m": st.integers(0, 13), "Y": st.sampled_from([0, 1, 24, 999, 1000, 1900, 2023, 2024, 9999]),
@@ -319,12 +349,14 @@ def in_format(parts: dict[str, Any], format: str) -> str:
 
 @MANY
 @given(
-    parts=PARTS, formats=st.lists(st.sampled_from(FORMATS), min_size=1, max_size=2, unique=True), as_date=st.booleans()
+    parts=PARTS,
+    formats=st.lists(st.sampled_from(FORMATS), min_size=1, max_size=2, unique=True),
+    unit=st.sampled_from(["s", "ms", "us", "days"]),
 )
-def test_a_time_in_a_format_is_the_one_that_python_reads_or_is_refused(tmp_path, parts, formats, as_date):
+def test_a_time_in_a_format_is_the_one_that_python_reads_or_is_refused(tmp_path, parts, formats, unit):
     text = in_format(parts, formats[0])
     zone = "UTC" if "%z" in formats[0] else None
-    kind = pa.date32() if as_date and zone is None else pa.timestamp("us", zone)
+    kind = pa.date32() if unit == "days" and zone is None else pa.timestamp("us" if unit == "days" else unit, zone)
     path = tmp_path / "a.csv"
     path.write_text(f"n,v\n1,\n2,{text}\n")
     source = FileSource(
@@ -362,6 +394,77 @@ def test_a_date_that_does_not_exist_is_refused_and_text_when_inferred(tmp_path, 
     assert [row["at"] for row in read_all(FileSource(tmp_path / "a.csv", csv=csv), 10)] == ["29/02/2024", text]
     (tmp_path / "a.csv").write_text("at\n29/02/2024\n")
     assert read_all(FileSource(tmp_path / "a.csv", csv=csv), 10) == [{"at": datetime(2024, 2, 29)}]
+
+
+@pytest.mark.parametrize("second", [58, 59, 60, 61])
+@pytest.mark.parametrize("minute", ["2024-01-01 10:00", "2024-12-31T23:59", "2024-01-31 23:59", "2016-12-31 23:59"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_second_that_rolls_over_is_refused_in_every_format(tmp_path, minute, second, unit):
+    (tmp_path / "a.csv").write_text(f"at,n\n{minute}:{second},1\n")
+    schema = pa.schema([pa.field("at", pa.timestamp(unit)), pa.field("n", pa.int64())])
+    expected = None if second > 59 else datetime.fromisoformat(f"{minute}:{second}")
+    for formats in ((), ("%F %T",), ("%FT%T",), ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S")):
+        source = FileSource(tmp_path / "a.csv", schema=schema, csv=CsvOptions(timestamp_formats=formats))
+        if expected is not None:
+            assert [row["at"] for row in read_all(source, 10)] == [expected]
+            continue
+        with pytest.raises(SchemaError, match=rf"a.csv, line 2: .*conversion error to timestamp.*{minute}:{second}'"):
+            read_all(source, 10)
+
+
+def test_a_declared_unit_is_that_of_numbers_and_fractions_in_text(tmp_path):
+    """The rows of a job have no unit of seconds, so that durations in seconds were read as milliseconds."""
+    (tmp_path / "a.csv").write_text("v\n5\n-7\n")
+    for unit, per_unit in IN_NS.items():
+        schema = as_declared({"v": pa.duration(unit)}, "test")
+        [batch] = read_batches(FileSource(tmp_path / "a.csv", schema=schema))
+        assert values_of(batch.column(0)) == [5 * per_unit, -7 * per_unit]
+        rows, bad = in_kafka("csv", schema, ["5", "-7"])
+        assert same(rows, batch) and not bad
+    (tmp_path / "a.csv").write_text("v\n5\n9223372036854776\n")
+    source = FileSource(tmp_path / "a.csv", schema=as_declared({"v": pa.duration("s")}, "test"))
+    with pytest.raises(
+        SchemaError, match=r"a.csv, line 3: conversion error to duration\[s\] .*'v': .*9223372036854776"
+    ):
+        read_all(source, 10)
+
+
+@dataclass
+class Deep:
+    at: pa.timestamp("s")  # type: ignore[valid-type]  # types of Arrow are values
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("digits", [0, 1, 3, 4, 6, 7, 9])
+@pytest.mark.parametrize(
+    ("nested", "kind_of"),
+    [
+        ("{}", lambda at: at),
+        ("[{}]", pa.list_),
+        ('{{"at":{}}}', lambda at: pa.struct([("at", at)])),
+        ('[{{"at":{}}}]', lambda at: pa.list_(pa.struct([("at", at)]))),
+    ],
+)
+def test_times_in_json_keep_all_digits_or_are_refused_at_every_depth(tmp_path, unit, digits, nested, kind_of):
+    text = "2024-01-01T00:00:59" + ("." + "123456789"[:digits] if digits else "")
+    line = f'{{"v":{nested.format(json.dumps(text))}}}'
+    (tmp_path / "a.jsonl").write_text(f"{line}\n")
+    schema = as_declared({"v": kind_of(pa.timestamp(unit))}, "test")
+    source = FileSource(tmp_path / "a.jsonl", schema=schema, on_bad_record="drop")
+    batches = read_batches(source)
+    found = [value for batch in batches for leaf in leaves(batch.column(0)) for value in values_of(leaf)]
+    fits = digits <= {"s": 0, "ms": 3, "us": 6, "ns": 9}[unit]
+    assert found == ([_times_in_ns(text)] if fits else [])
+    rows, bad = in_kafka("json", schema, [line])
+    assert rows.schema == source.schema and (len(rows), bad) == ((1, set()) if fits else (0, {0}))
+
+
+def test_seconds_are_kept_in_what_is_declared_for_text_and_are_milliseconds_in_rows():
+    spec = {"v": Deep, "w": list[Deep], "x": pa.duration("s"), "y": dict[str, Deep]}
+    declared, rows = as_declared(spec, "test"), as_schema(spec, "test")
+    in_s, in_ms = (pa.struct([("at", pa.timestamp(unit))]) for unit in ("s", "ms"))
+    assert declared.types[:3] == [in_s, pa.large_list(in_s), pa.duration("s")]
+    assert rows.types == [in_ms, pa.large_list(in_ms), pa.duration("ms"), pa.map_(pa.large_string(), in_ms)]
 
 
 @pytest.mark.parametrize("format", ["%d/%m/%Y %", "%j %Y", "%s", "%d %Z", "%H:%M:%S.%f", "%\n", "%d\0", 3])

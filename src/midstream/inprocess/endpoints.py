@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import InvariantError, SchemaError
-from midstream.engine.core.python_values import to_python
+from midstream.engine.core.python_values import first_without_python, to_python
 from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
 from midstream.engine.operators.source_api import (
@@ -117,8 +117,10 @@ def table_rows(table: pa.Table) -> list[dict[str, Any]]:
         try:
             columns.append(to_python(column))
         except (ValueError, OverflowError) as error:
+            row, why = first_without_python(column)
+            years = "; a datetime holds the years 1 to 9999" if pa.types.is_temporal(field.type) else ""
             raise SchemaError(
-                f"column {field.name!r}, {field.type}, has a value that Python cannot represent ({error}); a datetime holds the "
-                "years 1 to 9999. Look at the rows as an Arrow table"
+                f"row {row}: column {field.name!r}, {field.type}, has a value that Python cannot represent ({why}){years}. Look "
+                "at the rows as an Arrow table"
             ) from error
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

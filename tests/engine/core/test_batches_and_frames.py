@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.engine.core.batches import from_polars, single_batch, text_not_utf8, to_polars
+from midstream.engine.core.batches import from_polars, invalid_value, single_batch, to_polars
 
 COLUMNS: dict[str, pa.Array[Any]] = {
     "small integers": pa.array([-1, None, 3], pa.int8()),
@@ -73,8 +73,62 @@ def test_the_first_text_that_python_cannot_decode_is_found(texts: list[bytes | N
     elif nested == "list":
         column = pa.LargeListArray.from_arrays(pa.array(range(len(texts) + 1), pa.int64()), column)
     batch = pa.record_batch({"n": pa.array(range(len(texts)), pa.int64()), "t": column}).slice(first)
-    wrong = [(row, "t", text) for row, text in enumerate(texts[first:]) if not _is_utf8(text)]
-    assert text_not_utf8(batch) == (wrong[0] if wrong else None)
+    wrong = [
+        (row, f"column 't' has the text {text!r:.200}, ")
+        for row, text in enumerate(texts[first:])
+        if not _is_utf8(text)
+    ]
+    assert _first_invalid(batch, wrong)
+
+
+def _first_invalid(batch: pa.RecordBatch, wrong: list[tuple[int, str]]) -> bool:
+    """Whether the first of the wrong values is found; each is a row, and how its description begins."""
+    found = invalid_value(batch)
+    if found is None or not wrong:
+        return found is None and not wrong
+    return found[0] == wrong[0][0] and found[1].startswith(wrong[0][1])
+
+
+IN_A_DAY = {
+    pa.time32("s"): 86_400,
+    pa.time32("ms"): 86_400_000,
+    pa.time64("us"): 86_400 * 10**6,
+    pa.time64("ns"): 86_400 * 10**9,
+}
+
+
+@settings(deadline=None)
+@given(
+    data=st.data(),
+    kind=st.sampled_from(list(IN_A_DAY)),
+    first=st.integers(0, 3),
+    nested=st.sampled_from(["", "struct", "list"]),
+)
+def test_the_first_time_beyond_the_day_is_found(
+    data: st.DataObject, kind: pa.DataType, first: int, nested: str
+) -> None:
+    day, largest = IN_A_DAY[kind], 2 ** (kind.bit_width - 1) - 1
+    tick = st.sampled_from([0, day - 1]) | st.integers(0, day - 1)
+    odd = st.sampled_from([day, -1, largest, -largest - 1]) | st.integers(-largest - 1, largest)
+    ticks = data.draw(
+        st.lists(st.none() | tick, max_size=8).flatmap(
+            lambda some: st.lists(st.none() | odd, max_size=3).map(some.__add__)
+        )
+    )
+    column: pa.Array[Any] = pa.array(ticks, pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
+    if nested == "struct":
+        column = pa.StructArray.from_arrays([column, column], names=["a", "b"])
+    elif nested == "list":
+        column = pa.LargeListArray.from_arrays(pa.array(range(len(ticks) + 1), pa.int64()), column)
+    batch = pa.record_batch({"n": pa.array(range(len(ticks)), pa.int64()), "t": column}).slice(first)
+    assert _first_invalid(
+        batch,
+        [
+            (row, f"column 't' has {tick} as {kind}, which is no time of day: ")
+            for row, tick in enumerate(ticks[first:])
+            if tick is not None and not 0 <= tick < day
+        ],
+    )
 
 
 def _is_utf8(text: bytes | None) -> bool:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from effort import examples
 from midstream.engine.core.arrow_types import is_list
 from midstream.engine.core.errors import SchemaError
-from midstream.engine.core.python_values import ValueMisfit, converter_of, to_array, to_python
+from midstream.engine.core.python_values import ValueMisfit, converter_of, first_without_python, to_array, to_python
 
 PARIS, TOKYO = ZoneInfo("Europe/Paris"), ZoneInfo("Asia/Tokyo")
 Point = namedtuple("Point", "x y")
@@ -338,8 +338,10 @@ def test_what_no_python_value_can_hold_is_not_cut() -> None:
         to_python(pa.array([{"a": [1]}], pa.struct([("a", pa.list_(pa.duration("ns")))])))
     with pytest.raises((ValueError, OverflowError)):
         to_python(pa.array([2**62], pa.timestamp("us")))
-    with pytest.raises(ValueError, match="a map that has a key twice"):
+    with pytest.raises(ValueError, match="a map that has 'a' twice as a key"):
         to_python(pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64())))
+    twice = pa.array([None, [("b\n", 1)], [("b\n", 1), ("b\n", 2)]], pa.map_(pa.string(), pa.int64()))
+    assert first_without_python(twice) == (2, r"a map that has 'b\n' twice as a key, as no dict can")
     assert to_python(pa.array([1_000], pa.timestamp("ns"))) == [datetime(1970, 1, 1, 0, 0, 0, 1)]
 
 

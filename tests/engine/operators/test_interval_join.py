@@ -269,3 +269,13 @@ def test_the_first_and_the_last_times_are_joined_like_others(
         for pair in zip(*(made.column(name).cast(pa.int64()).to_pylist() for name in "tu"), strict=True)
     ]
     assert sorted(pairs) == sorted((t, u) for t in left for u in right if lower <= u - t <= upper)
+
+
+@pytest.mark.parametrize("port", [0, 1])
+def test_a_null_key_is_refused_with_its_row(port: int) -> None:
+    world = World(operator_of(-10, 10))
+    rows = batch([(port, 1, 5, 7)], port)
+    key = ("k", "id")[port]
+    nulls = rows.set_column(rows.schema.get_field_index(key), rows.schema.field(key), pa.array([None], pa.int64()))
+    with pytest.raises(JobError, match=rf"operator 'join': key '{key}' is null in the row .*'{key}': None"):
+        world.process(nulls, port)

@@ -253,6 +253,16 @@ def test_a_time_that_no_datetime_can_hold_is_an_error_that_names_the_operator() 
         run(MapOperator("m", lambda row: row, schema), batch)
 
 
+def test_a_map_with_a_key_twice_is_an_error_that_names_the_key_and_the_row() -> None:
+    kind = pa.map_(pa.string(), pa.int64())
+    batch = pa.record_batch({"n": pa.array([1, 2]), "m": pa.array([[("a", 1)], [("b", 1), ("b", 2)]], kind)})
+    message = (
+        r"operator 'm': column 'm', map<.*: a map that has 'b' twice as a key, as no dict can; the row is {'n': 2, "
+    )
+    with pytest.raises(JobError, match=message):
+        run(MapOperator("m", lambda row: row, batch.schema), batch)
+
+
 def test_errors_of_other_functions_name_the_row_or_what_came_back() -> None:
     batch = rows((1, "a"), (0, "b"))
     with pytest.raises(JobError, match=r"ZeroDivisionError for the row {'n': 0, 's': 'b'}") as e:

@@ -60,6 +60,12 @@ class WantedColumns:
     schema: pa.Schema
     declared: bool
     required: tuple[str, ...] = ()
+    in_seconds: pa.Schema | None = None
+    """The same columns, in seconds where they were declared so: text is parsed in that unit. None: as in `schema`."""
+
+    @property
+    def in_text(self) -> pa.Schema:
+        return self.schema if self.in_seconds is None else self.in_seconds
 
 
 def format_of(path: str) -> Format | None:

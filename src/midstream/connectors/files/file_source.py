@@ -144,14 +144,15 @@ class FileSource(Source):
         check_schema(schema, "FileSource: the declared schema" if declared else "FileSource: the first file")
         self.schema = canonical_schema(schema)
         required = tuple(field.name for field in schema if declared and not field.nullable)
-        self._wanted = WantedColumns(self.schema, declared, required)
+        in_seconds = canonical_schema(schema, keeps_seconds=True) if declared else None
+        self._wanted = WantedColumns(self.schema, declared, required, in_seconds)
         if self._format == "parquet" and self.drops_bad_records:
             raise ConfigError(
                 "FileSource: on_bad_record='drop' is for CSV and JSON lines; a damaged Parquet file cannot be read "
                 "record by record"
             )
         if self._format != "parquet":
-            check_types(self.schema, self._format, self._csv)
+            check_types(self._wanted.in_text, self._format, self._csv)
         if declared:
             self._check_some_have(files)
 

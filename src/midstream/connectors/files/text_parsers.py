@@ -123,9 +123,10 @@ def csv_parser(csv: CsvOptions, wanted: WantedColumns, names: list[str]) -> Call
         return "skip"
 
     parse = csv_parse_options(csv, len(names), on_bad_line)
-    convert = csv_convert_options(csv, {field.name: field.type for field in wanted.schema}, wanted.schema.names)
-    dates = [field.name for field in wanted.schema if pa.types.is_date(field.type)] if csv.timestamp_formats else []
-    decimals = [field.name for field in wanted.schema if pa.types.is_decimal(field.type)]
+    schema = wanted.in_text
+    convert = csv_convert_options(csv, {field.name: field.type for field in schema}, schema.names)
+    dates = [field.name for field in schema if pa.types.is_date(field.type)] if csv.timestamp_formats else []
+    decimals = [field.name for field in schema if pa.types.is_decimal(field.type)]
 
     def parsed(data: bytes) -> pa.Table:
         if data.startswith(BOM):  # part of a value, since the file does not begin here; pyarrow removes one
@@ -146,7 +147,7 @@ def csv_parser(csv: CsvOptions, wanted: WantedColumns, names: list[str]) -> Call
         if decimals and may_have_tiny(rows):
             texts = texts_of(decimals)
             for name in decimals:
-                check_exponents(name, wanted.schema.field(name).type, texts.column(name))
+                check_exponents(name, schema.field(name).type, texts.column(name))
         ends.clear()
         table = table_of(convert)
         if csv.quote and not ends:
@@ -161,14 +162,13 @@ def csv_parser(csv: CsvOptions, wanted: WantedColumns, names: list[str]) -> Call
             in_doubt = list(dict.fromkeys(in_doubt))
             texts = texts_of(in_doubt)
             for name in in_doubt:
-                check_texts(name, table.column(name), texts.column(name), csv, wanted.schema.field(name).type)
+                check_texts(name, table.column(name), texts.column(name), csv, schema.field(name).type)
             check_ranges(table.select(in_doubt), texts)
             if not wanted.declared:
                 numbers = [name for name in in_doubt if pa.types.is_floating(table.column(name).type)]
                 check_inferred(integers_in_csv(texts.select(numbers)))
         for name in dates:
-            index = table.column_names.index(name)
-            table = table.set_column(index, wanted.schema.field(name), days_of(name, table.column(name)))
+            table = _replaced(table, schema.field(name), days_of(name, table.column(name)))
         return _checked(table, wanted)
 
     return parsed
@@ -199,7 +199,8 @@ def check_texts(
 
 def jsonl_parser(wanted: WantedColumns) -> Callable[[bytes], pa.Table]:
     """Return a parser of JSON lines, which raises ArrowException."""
-    as_read = pa.schema([pa.field(field.name, _json_type(field.type)) for field in wanted.schema])
+    schema = wanted.in_text
+    as_read = pa.schema([pa.field(field.name, _json_type(field.type)) for field in schema])
     parse = pyarrow.json.ParseOptions(
         explicit_schema=as_read, unexpected_field_behavior="ignore" if wanted.declared else "error"
     )
@@ -216,14 +217,14 @@ def jsonl_parser(wanted: WantedColumns) -> Callable[[bytes], pa.Table]:
                 unexpected_field_behavior="ignore",
             )
             check_ranges(table, read_json(data, in_64_bits))
-            check_finite_in_json(data, wanted.schema)
+            check_finite_in_json(data, schema)
         if not wanted.declared and any(may_be_rounded(column) for column in table.columns):
-            check_inferred(integers_in_json(data, wanted.schema))
+            check_inferred(integers_in_json(data, schema))
         columns = [
             pa.chunked_array([from_texts(chunk, field.type) for chunk in column.chunks], field.type)
-            for field, column in zip(wanted.schema, table.columns, strict=True)
+            for field, column in zip(schema, table.columns, strict=True)
         ]
-        table = pa.table(columns, schema=wanted.schema)
+        table = pa.table(columns, schema=schema)
         check_years(table)
         return _checked(table, wanted)
 
@@ -275,7 +276,17 @@ def _checked(table: pa.Table, wanted: WantedColumns) -> pa.Table:
     for name in wanted.required:
         if table.column(name).null_count:
             raise pa.ArrowInvalid(f"column {name!r} {MISSES_VALUE}")
+    for field, parsed in zip(wanted.schema, wanted.in_text, strict=True):
+        if field.type != parsed.type:
+            try:
+                table = _replaced(table, field, table.column(field.name).cast(field.type))
+            except pa.ArrowInvalid as error:
+                raise pa.ArrowInvalid(f"conversion error to {parsed.type} in column {field.name!r}: {error}") from error
     return table
+
+
+def _replaced(table: pa.Table, field: pa.Field[Any], column: pa.ChunkedArray[Any]) -> pa.Table:
+    return table.set_column(table.column_names.index(field.name), field, column)
 
 
 def check_types(

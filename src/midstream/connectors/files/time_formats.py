@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,9 +26,12 @@ from midstream.engine.core.errors import ConfigError
 _ABBREVIATIONS: Final = {"T": "%H:%M:%S", "R": "%H:%M", "F": "%Y-%m-%d", "D": "%m/%d/%y", "e": "%d", "h": "%b"}
 _DIRECTIVES: Final = "YymdbBaAHIMSpz%"
 """Those that C, whose strptime pyarrow calls, and Python read alike."""
-_DATE: Final = "%Y-%m-%d"
+_ISO_FORMAT: Final = "%Y-%m-%dT%H:%M:%S"
+_ISO_LENGTHS: Final = (10, 13, 16, 19)
+"""Those of a date, and of a date with hours, minutes and seconds."""
 _ISO: Final = r"^\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?)?$"
 _TIME_OF_DAY: Final = r"^\d\d:\d\d(:\d\d(\.\d+)?)?$"
+_DAY: Final = "1970-01-01"
 _BLANKS_BEFORE: Final = re.compile(r"(?<=[^\w\s])\s+")
 
 
@@ -90,7 +94,7 @@ def check_times(
     values, written = column.filter(doubtful), texts.filter(doubtful)
     in_s: Any = values.cast(pa.timestamp("s"), safe=False)
     for format in (*formats, None):
-        left = pc.invert(_is_iso_date(written, in_s) if format is None else _is_in(format, written, in_s))
+        left = pc.invert(_is_iso_time(written, in_s) if format is None else _is_in(format, written, in_s))
         values, written, in_s = values.filter(left), written.filter(left), in_s.filter(left)
     in_us = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.timestamp("us"))
     for text, value in set(zip(to_list(written), to_list(in_us), strict=True)):
@@ -117,10 +121,13 @@ def _is_in(format: str, texts: pa.ChunkedArray[Any], in_s: Any) -> Any:
     return pc.equal(pc.strftime(in_s, format=format.replace("%z", "+0000")), texts)
 
 
-def _is_iso_date(texts: pa.ChunkedArray[Any], in_s: Any) -> Any:
-    """Whether a text is in ISO 8601, without a zone, and has the date of its value."""
-    has_date = pc.equal(pc.utf8_slice_codeunits(texts, 0, 10), pc.strftime(in_s, format=_DATE))
-    return pc.and_(pc.match_substring_regex(texts, _ISO), has_date)
+def _is_iso_time(texts: pa.ChunkedArray[Any], in_s: Any) -> Any:
+    """Whether a text is its value in ISO 8601, without a zone; it may have a fraction, which no strptime format reads."""
+    is_iso = pc.match_substring_regex(texts, _ISO)
+    until_s = pc.replace_substring(pc.utf8_slice_codeunits(texts, 0, _ISO_LENGTHS[-1]), " ", "T")
+    expected: Any = pc.strftime(in_s, format=_ISO_FORMAT)
+    is_value = [pc.equal(until_s, pc.utf8_slice_codeunits(expected, 0, length)) for length in _ISO_LENGTHS]
+    return pc.and_(is_iso, reduce(pc.or_, is_value))
 
 
 def _is_iso(text: str, kind: pa.DataType) -> bool:
@@ -164,5 +171,9 @@ def from_texts(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
     odd = column.filter(pc.invert(pc.match_substring_regex(column, _TIME_OF_DAY)))
     if len(odd):
         raise pa.ArrowInvalid(f"Failed to parse string: {odd[0].as_py()!r} as a scalar of type {kind}")
-    day, between = (pa.scalar(text, column.type) for text in ("1970-01-01", "T"))
-    return join_texts(day, column, between).cast(pa.timestamp(kind.unit)).cast(kind)
+    day, between = (pa.scalar(text, column.type) for text in (_DAY, "T"))
+    try:
+        return join_texts(day, column, between).cast(pa.timestamp(kind.unit)).cast(kind)
+    except pa.ArrowInvalid as error:
+        text = str(error).replace(f"{_DAY}T", "").replace(str(pa.timestamp(kind.unit)), str(kind))
+        raise pa.ArrowInvalid(text) from error

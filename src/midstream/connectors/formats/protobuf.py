@@ -6,6 +6,7 @@ is null when it is not set, unless it declares a default. A list or map cannot b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -294,8 +295,10 @@ def _fill_map(field: FieldDescriptor, entry: Descriptor, kind: pa.DataType, wher
             raise SchemaError(f"{where} has a null in a map, for which Protobuf has no form")
         pairs = _grouped(lengths, list(zip(fills[0](keys), fills[1](values), strict=True)))
         found = [dict(each) for each in pairs]
-        if any(len(one) < len(each) for one, each in zip(found, pairs, strict=True)):
-            raise SchemaError(f"{where} has a key twice in one map")
+        for one, each in zip(found, pairs, strict=True):
+            if len(one) < len(each):
+                [(twice, _)] = Counter(key for key, _ in each).most_common(1)
+                raise SchemaError(f"{where} has the key {twice!r} twice in one map")
         return found
 
     return maps

@@ -307,9 +307,10 @@ def _wanted(format: KafkaFormat, schema: pa.Schema | None, csv: CsvOptions, who:
     if schema is None:
         raise ConfigError(f"{who}: format={format!r} needs schema=, the columns to read and their types")
     check_schema(schema, f"{who}: the declared schema")
-    canonical = canonical_schema(schema)
-    check_types(canonical, "csv" if format == "csv" else "jsonl", csv, who=who)
-    return WantedColumns(canonical, declared=True, required=tuple(field.name for field in schema if not field.nullable))
+    in_seconds = canonical_schema(schema, keeps_seconds=True)
+    check_types(in_seconds, "csv" if format == "csv" else "jsonl", csv, who=who)
+    required = tuple(field.name for field in schema if not field.nullable)
+    return WantedColumns(canonical_schema(schema), declared=True, required=required, in_seconds=in_seconds)
 
 
 def _as_lines(values: pa.Array[Any]) -> bytes:

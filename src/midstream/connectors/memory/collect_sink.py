@@ -13,8 +13,8 @@ import xxhash
 
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_table
 from midstream.engine.core.batches import batch_bytes, check_held_by_polars, to_polars
-from midstream.engine.core.errors import ConfigError, InvariantError, JobError, SchemaError, StorageError
-from midstream.engine.core.python_values import to_python
+from midstream.engine.core.errors import ConfigError, JobError, SchemaError, StorageError
+from midstream.engine.core.python_values import first_without_python, to_python
 from midstream.engine.operators.sink_api import (
     Committer,
     CommitterContext,
@@ -136,15 +136,11 @@ def _in_python(name: str, column: pa.ChunkedArray[Any]) -> list[Any]:
     try:
         return to_python(column)
     except (ValueError, OverflowError) as error:
-        for number in range(len(column)):
-            try:
-                to_python(column.slice(number, 1))
-            except (ValueError, OverflowError) as misfit:
-                raise SchemaError(
-                    f"CollectSink: row {number}: column {name!r} is {column.type}, and Python cannot hold its value "
-                    f"{_text(column, number)}: {misfit}; use table() or frame()"
-                ) from misfit
-        raise InvariantError(f"CollectSink: column {name!r} is {column.type}: {error}") from error
+        number, why = first_without_python(column)
+        raise SchemaError(
+            f"CollectSink: row {number}: column {name!r} is {column.type}, and Python cannot hold its value "
+            f"{_text(column, number)}: {why}; use table() or frame()"
+        ) from error
 
 
 def _text(column: pa.ChunkedArray[Any], number: int) -> str:

@@ -8,7 +8,7 @@ since polars has them in nanoseconds only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.lib import concat_batches
 
-from midstream.engine.core.arrow_types import is_list_of_any_length, is_text, leaves
+from midstream.engine.core.arrow_types import TICKS_PER_S, is_list_of_any_length, is_text, leaves
 from midstream.engine.core.casts import CastRefused, cast_exactly
 from midstream.engine.core.errors import SchemaError
 
@@ -25,20 +25,22 @@ SMALL_BYTES: Final = 4096
 """The smallest buffer size allowed; memory need not be counted more finely than this."""
 
 
-def canonical_type(kind: pa.DataType) -> pa.DataType:
+def canonical_type(kind: pa.DataType, *, keeps_seconds: bool = False) -> pa.DataType:
+    """`keeps_seconds`: for types as they were declared, whose unit says what a number or a fraction in text means."""
+    inner = partial(canonical_type, keeps_seconds=keeps_seconds)
     if is_text(kind):
         return pa.large_string()
     if pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
         return pa.large_binary()
     if is_list_of_any_length(kind):
-        return pa.large_list(canonical_type(kind.value_type))
+        return pa.large_list(inner(kind.value_type))
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, canonical_type(f.type)) for f in kind])
+        return pa.struct([pa.field(f.name, inner(f.type)) for f in kind])
     if pa.types.is_dictionary(kind):
-        return canonical_type(kind.value_type)
-    if pa.types.is_timestamp(kind) and kind.unit == "s":
+        return inner(kind.value_type)
+    if pa.types.is_timestamp(kind) and kind.unit == "s" and not keeps_seconds:
         return pa.timestamp("ms", kind.tz)
-    if kind == pa.duration("s"):
+    if kind == pa.duration("s") and not keeps_seconds:
         return pa.duration("ms")
     if pa.types.is_date64(kind):
         return pa.date32()
@@ -47,9 +49,9 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def canonical_schema(schema: pa.Schema) -> pa.Schema:
+def canonical_schema(schema: pa.Schema, *, keeps_seconds: bool = False) -> pa.Schema:
     """Return the same columns in canonical types, all nullable, without metadata."""
-    return pa.schema([pa.field(f.name, canonical_type(f.type)) for f in schema])
+    return pa.schema([pa.field(f.name, canonical_type(f.type, keeps_seconds=keeps_seconds)) for f in schema])
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
@@ -81,22 +83,48 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def text_not_utf8(batch: pa.RecordBatch) -> tuple[int, str, bytes] | None:
-    """Return row, column and bytes of the first text that is not UTF-8, if there is one.
+def invalid_value(batch: pa.RecordBatch) -> tuple[int, str] | None:
+    """Return the row of the first value that its type does not have, and what is wrong with it, if there is one.
 
-    Arrow, and so Parquet, does not check the bytes of a text. polars relies on them: for invalid bytes it returns
-    wrong characters, or reads memory that it does not own.
+    Arrow, and so Parquet, checks neither the bytes of a text nor the range of a time of day. polars relies on them: for
+    bytes that are not UTF-8 it returns wrong characters, or reads memory that it does not own. Python and polars take
+    24:00 as 00:00.
     """
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         is_flat = column.type.num_fields == 0
-        if _is_utf8(column) if is_flat else all(map(_is_utf8, leaves(column))):
+        if _is_valid(column) if is_flat else all(map(_is_valid, leaves(column))):
             continue
         for row in range(len(column)):
             for values in leaves(column.slice(row, 1)):
                 for each in (values.slice(at, 1) for at in range(len(values))):
-                    if not _is_utf8(each):
-                        return row, name, each.cast(pa.large_binary())[0].as_py()
+                    if not _is_valid(each):
+                        return row, f"column {name!r} has {_what_is_invalid(each)}"
     return None
+
+
+def _is_valid(values: pa.Array[Any]) -> bool:
+    return _is_within_day(values) if pa.types.is_time(values.type) else _is_utf8(values)
+
+
+def _what_is_invalid(value: pa.Array[Any]) -> str:
+    kind = value.type
+    if pa.types.is_time(kind):
+        ticks = _ticks(value)[0].as_py()
+        return f"{ticks} as {kind}, which is no time of day: a day has {86_400 * TICKS_PER_S[kind.unit]} {kind.unit}"
+    text = value.cast(pa.large_binary())[0].as_py()
+    return f"the text {text!r:.200}, which is not UTF-8; write it in UTF-8, or as a column of bytes"
+
+
+def _is_within_day(times: pa.Array[Any]) -> bool:
+    """Whether all times of day are at least 00:00 and before 24:00; `times` has a type of times."""
+    ends: Any = pc.min_max(_ticks(times))
+    first, last = ends["min"].as_py(), ends["max"].as_py()
+    assert pa.types.is_time(times.type), times.type
+    return first is None or (first >= 0 and last < 86_400 * TICKS_PER_S[times.type.unit])
+
+
+def _ticks(times: pa.Array[Any]) -> pa.Array[Any]:
+    return times.view(pa.int32() if pa.types.is_time32(times.type) else pa.int64())
 
 
 def _is_utf8(values: pa.Array[Any]) -> bool:

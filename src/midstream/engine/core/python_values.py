@@ -10,6 +10,7 @@ whether the job was restored in between.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import lru_cache
@@ -29,7 +30,7 @@ from midstream.engine.core.arrow_types import (
     map_of,
     maps,
 )
-from midstream.engine.core.errors import SchemaError
+from midstream.engine.core.errors import InvariantError, SchemaError
 from midstream.engine.core.value_converters import (
     ARROW_ERRORS,
     BoolConverter,
@@ -59,6 +60,7 @@ __all__ = [
     "ValueConverter",
     "ValueMisfit",
     "converter_of",
+    "first_without_python",
     "is_fixed_zone",
     "is_nan",
     "kind_of",
@@ -67,6 +69,10 @@ __all__ = [
     "to_python",
     "zone_of",
 ]
+
+
+_KEY_TWICE: Final = re.compile(r"duplicate key was (.*)\)", re.DOTALL)
+"""The part of pyarrow's message that names the key."""
 
 
 class _ListConverter(ValueConverter):
@@ -295,8 +301,19 @@ def to_python(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> list[Any]:
     try:
         values = column.to_pylist(maps_as_pydicts="strict")
     except KeyError as error:
-        raise ValueError(f"{kind} with a map that has a key twice, as no dict can") from error
+        twice = _KEY_TWICE.search(str(error))
+        raise ValueError(f"a map that has {twice[1] if twice else 'a key'} twice as a key, as no dict can") from error
     return values
+
+
+def first_without_python(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> tuple[int, str]:
+    """Return the first row of a column that `to_python` refuses, and why it does."""
+    for row in range(len(column)):
+        try:
+            to_python(column.slice(row, 1))
+        except (ValueError, OverflowError) as error:
+            return row, str(error)
+    raise InvariantError(f"each value of a column of {column.type} has a Python form, but the column has none")
 
 
 @lru_cache(maxsize=1024)

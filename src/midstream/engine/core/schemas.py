@@ -45,7 +45,7 @@ def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
 
 
 def as_declared(spec: SchemaLike, where: str) -> pa.Schema:
-    """Return the same as `as_schema`, for sources, which also keep what was declared with `nullable=False`."""
+    """Return the same as `as_schema`, for sources, which also use what was declared with `nullable=False`, or in seconds."""
     if isinstance(spec, pa.Schema):
         schema = spec
     elif _is_record(spec):
@@ -53,7 +53,7 @@ def as_declared(spec: SchemaLike, where: str) -> pa.Schema:
     elif isinstance(spec, Mapping) and spec:
         schema = pa.schema(
             [
-                pa.field(checked_name(name, where), as_type(kind, f"{where}: column {name!r}"))
+                pa.field(checked_name(name, where), _declared_type(kind, f"{where}: column {name!r}"))
                 for name, kind in spec.items()
             ]
         )
@@ -62,7 +62,9 @@ def as_declared(spec: SchemaLike, where: str) -> pa.Schema:
             f"{where}: {spec!r} is not a schema; write for example schema={{'word': str, 'n': int}}, or give a pyarrow.Schema"
         )
     check_schema(schema, where)
-    return pa.schema([pa.field(field.name, canonical_type(field.type), field.nullable) for field in schema])
+    return pa.schema(
+        [pa.field(field.name, canonical_type(field.type, keeps_seconds=True), field.nullable) for field in schema]
+    )
 
 
 def check_schema(schema: pa.Schema, where: str) -> None:
@@ -132,20 +134,22 @@ def checked_name(name: object, where: str) -> str:
     return name
 
 
-def as_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.DataType:
-    """Return the canonical Arrow type of what the user declared. Raises SchemaError, beginning with `where`, for anything else.
+def as_type(kind: TypeLike, where: str) -> pa.DataType:
+    """Return the canonical Arrow type of what the user declared. Raises SchemaError, beginning with `where`, for anything else."""
+    return canonical_type(_declared_type(kind, where))
 
-    `within`: the dataclasses and TypedDicts of which it is part.
-    """
+
+def _declared_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.DataType:
+    """Return the same as `as_type`, but seconds as declared. `within`: the dataclasses and TypedDicts of which it is part."""
     if isinstance(kind, pa.DataType):
-        return _canonical(kind, where)
+        return _without_order(kind, where)
     if isinstance(kind, type) and kind in _PYTHON_TYPES:
         return _PYTHON_TYPES[kind]
     if isinstance(kind, pl.DataType) or (isinstance(kind, type) and issubclass(kind, pl.DataType)):
         if kind in (pl.Object, pl.Unknown):
             raise SchemaError(f"{where}: the polars type {kind} has no Arrow form")
         try:
-            return _canonical(to_arrow(pl.DataFrame(schema={"value": kind})).schema.types[0], where)
+            return _without_order(to_arrow(pl.DataFrame(schema={"value": kind})).schema.types[0], where)
         except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
             raise SchemaError(f"{where}: the polars type {kind} has no Arrow form: {error}") from error
     if _is_record(kind):
@@ -153,17 +157,19 @@ def as_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.Dat
             raise SchemaError(
                 f"{where}: {kind.__name__} contains itself, and rows are nested to a fixed depth; refer to it by an id"
             )
-        return pa.struct([(name, as_type(of, where, (*within, kind))) for name, of in _fields_of(kind, where).items()])
+        fields = _fields_of(kind, where).items()
+        return pa.struct([(name, _declared_type(of, where, (*within, kind))) for name, of in fields])
     origin: Any = get_origin(kind)
     of = get_args(kind)
     if origin in (Union, UnionType):
         some = [one for one in of if one is not NoneType]
         if len(some) == 1:  # each column may be null
-            return as_type(some[0], where, within)
+            return _declared_type(some[0], where, within)
     elif origin is list and len(of) == 1:
-        return canonical_type(pa.list_(as_type(of[0], where, within)))
+        return pa.large_list(_declared_type(of[0], where, within))
     elif origin is dict and len(of) == 2:
-        return canonical_type(pa.map_(as_type(of[0], where, within), as_type(of[1], where, within)))
+        key, item = (canonical_type(_declared_type(each, where, within)) for each in of)
+        return pa.map_(key, item)
     known = ", ".join(python.__name__ for python in _PYTHON_TYPES)
     advice = "; declare what it contains, for example list[int]" if kind in (list, dict) else ""
     raise SchemaError(
@@ -172,13 +178,14 @@ def as_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.Dat
     )
 
 
-def _canonical(kind: pa.DataType, where: str) -> pa.DataType:
+def _without_order(kind: pa.DataType, where: str) -> pa.DataType:
+    """Return the type that a declared Arrow type means. Raises SchemaError for a dictionary with an order."""
     pending = [kind]
     while pending:
         each = pending.pop()
         _check_has_no_order(each, where)
         pending += [each.field(index).type for index in range(each.num_fields)]
-    return canonical_type(kind)
+    return canonical_type(kind, keeps_seconds=True)
 
 
 def _is_record(kind: object) -> TypeGuard[type]:

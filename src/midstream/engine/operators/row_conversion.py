@@ -17,7 +17,7 @@ from midstream.engine.core.batches import first_null
 from midstream.engine.core.error_rows import row_text
 from midstream.engine.core.errors import JobError, SchemaError, text_of
 from midstream.engine.core.key_groups import key_cast, key_type_supported
-from midstream.engine.core.python_values import ValueMisfit, kind_of, to_array, to_python
+from midstream.engine.core.python_values import ValueMisfit, first_without_python, kind_of, to_array, to_python
 
 USER_ERRORS: Final = (Exception, SystemExit)
 """What a user's function raises. KeyboardInterrupt is not among them: it is a signal."""
@@ -40,8 +40,10 @@ def _columns(batch: pa.RecordBatch, where: str) -> list[list[Any]]:
         try:
             columns.append(to_python(column))
         except (ValueError, OverflowError) as error:  # nanoseconds, or a time that no datetime can hold
+            row, why = first_without_python(column)
             raise JobError(
-                f"{where}: column {field.name!r}, {field.type}, has a value that Python cannot represent: {error}"
+                f"{where}: column {field.name!r}, {field.type}, has a value that Python cannot represent: {why}; the row is "
+                f"{row_text(batch, row)}"
             ) from error
     return columns or [[None] * batch.num_rows]
 

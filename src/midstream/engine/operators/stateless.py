@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import canonical_schema, conform, from_polars, single_batch, text_not_utf8, to_polars
+from midstream.engine.core.batches import canonical_schema, conform, from_polars, invalid_value, single_batch, to_polars
 from midstream.engine.core.error_rows import row_text
 from midstream.engine.core.errors import JobError, MidstreamError, SchemaError
 from midstream.engine.core.python_values import kind_of
@@ -273,12 +273,10 @@ def made_batch(made: Any, schema: pa.Schema, where: str, what: str) -> pa.Record
         return from_polars(made, schema, f"{where}: the result of {what}")
     if isinstance(made, (pa.Table, pa.RecordBatch)):
         batch = single_batch(made) if isinstance(made, pa.Table) else made
-        wrong = text_not_utf8(batch)
+        wrong = invalid_value(batch)
         if wrong is not None:
-            row, name, text = wrong
-            raise JobError(
-                f"{where}: row {row} of the result of {what} has {text!r:.200} as the text {name!r}: it is not UTF-8"
-            )
+            row, why = wrong
+            raise JobError(f"{where}: row {row} of the result of {what}: {why}")
         return conform(batch, schema, f"{where}: the result of {what}")
     raise JobError(
         f"{where}: {what} returned {kind_of(made)}; return a polars DataFrame, or an Arrow RecordBatch or Table"

@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
-from midstream.engine.core.batches import text_not_utf8
+from midstream.engine.core.batches import invalid_value
 from midstream.engine.core.errors import DataError, InvariantError
 from midstream.engine.core.interfaces import Done, Failed, Timer
 from midstream.engine.operators.bad_records import TALLY, BadRecordCount, BadRecords
@@ -436,17 +436,14 @@ def _move_past(current: _OpenSplit, ahead: _Ahead | None) -> None:
 
 def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _Ahead | None:
     """Read the next batch of the split. Raises SchemaError if it has other columns than the source, and DataError if a
-    text in it is not UTF-8.
+    text in it is not UTF-8, or a time is beyond the day.
     """
     found = reader.read(rows_max)
     if found is None:
         return None
     batch, offset = checked_read(found, source.schema, f"{type(source).__name__}: split {split.id!r}")
-    wrong = text_not_utf8(batch)
+    wrong = invalid_value(batch)
     if wrong is not None:
-        row, name, text = wrong
-        raise DataError(
-            f"{source.place(split, row, row)}: column {name!r} has the text {text!r:.200}, which is not UTF-8; write it in "
-            "UTF-8, or as a column of bytes"
-        )
+        row, what = wrong
+        raise DataError(f"{source.place(split, row, row)}: {what}")
     return _Ahead(batch, offset, reader.bad_records())
