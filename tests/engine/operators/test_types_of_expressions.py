@@ -242,6 +242,19 @@ def test_a_python_function_whose_type_would_be_null_is_refused(expr: pl.Expr) ->
         ProjectOperator("p", [expr.alias("out")], SCHEMA, keep=True)
 
 
+@pytest.mark.parametrize(
+    "function", [lambda n: {"a": n} if n < 9 else {"a": n, "b": n}, lambda n: [{"a": n}], lambda n: {"a": {"b": n}}]
+)
+@pytest.mark.filterwarnings("ignore::polars.exceptions.MapWithoutReturnDtypeWarning")
+def test_a_python_function_that_makes_structs_must_state_their_fields(function: Callable[[int], Any]) -> None:
+    with pytest.raises(SchemaError, match=r"results have the type .*Struct.*; state return_dtype="):
+        ProjectOperator("p", [N.map_elements(function).alias("out")], SCHEMA, keep=True)
+    own = N.map_elements(lambda n: n + 1).alias("more")
+    ProjectOperator("p", [pl.struct(own, "n").alias("out")], SCHEMA, keep=True)  # the function makes numbers
+    stated = N.map_elements(function, return_dtype=pl.Struct({"a": pl.Int64(), "b": pl.Int64()}))
+    ProjectOperator("p", [stated.alias("out")], SCHEMA, keep=True)
+
+
 def test_with_a_stated_type_it_is_accepted() -> None:
     rows = batch_of(pl.DataFrame({"n": [1, 200, None]}))
     made = projected(rows, N.map_elements(large, return_dtype=pl.String).alias("out"))

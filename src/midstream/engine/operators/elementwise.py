@@ -10,6 +10,7 @@ Behaviour shows nothing of what a Python function does for other values than the
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,7 +50,9 @@ _RANDOM: Final = "use a function of the row's own columns, such as hash(), or ma
 _SORTED: Final = "leave it out: rows come in any order, and polars would compare wrongly"
 _JSON: Final = "use map() with json.loads, or str.json_path_match()"
 _BUILD: Final = "call the function with the type from the stream's schema when the job is defined"
-_RETURNED: Final = "state return_dtype=, without which polars infers the type from a few results and makes others null"
+_RETURNED: Final = "state return_dtype=, without which polars infers the type from a few results and changes the others"
+_NO_TYPE: Final = b"PLPYFN\x94\xc0"
+"""The first bytes of a Python function in a serialised expression: MessagePack of four fields, of which the type is nil."""
 _CONSTANT: Final = "use pl.lit() of one value, or reduce the series to one value with first(), sum() or the like"
 
 _NUMBERS: Final = "depends on the numbers of categories, which follow from what a process has seen before"
@@ -299,7 +302,7 @@ def _judge(
     expr = expr if expr.meta.has_multiple_outputs() else expr.alias(_OUT)
     probes = probes_of(dict(kinds), text.decode())
     kind = _kind_of(expr, probes)
-    if _has_function(text) and (untyped := _of_no_type(kind)) is not None:
+    if _has_function(text) and (untyped := _of_no_type(kind, is_inferred=_is_inferred(text))) is not None:
         return kind, untyped
     if any(_has_categories(each) for _, each in kinds):
         fault = _by_category(expr, dict(kinds), kind)
@@ -332,11 +335,32 @@ def _kind_of(expr: pl.Expr, probes: pl.DataFrame) -> pl.DataType | None:
     return None
 
 
-def _of_no_type(kind: pl.DataType | None) -> Fault | None:
-    """Return a fault if a Python function has this type, which polars infers from its results if none is stated."""
-    if kind is None or not any(isinstance(each, pl.Null) for each in _leaves(kind)):
+def _of_no_type(kind: pl.DataType | None, *, is_inferred: bool = False) -> Fault | None:
+    """Return a fault if a Python function has this type, which polars infers from its results if none is stated.
+
+    Where it expects nulls, it makes all other values null; of a struct, it drops the fields that the first does not have.
+    """
+    if kind is None:
+        return None
+    is_vague = any(isinstance(each, pl.Null) for each in _leaves(kind)) or (is_inferred and _has_struct(kind))
+    if not is_vague:
         return None
     return Fault(f"calls a Python function whose results have the type {kind}", _RETURNED, is_of_types=True)
+
+
+def _is_inferred(text: bytes) -> bool:
+    """Whether the expression is a call of a Python function without `return_dtype`."""
+    node = json.loads(text)
+    while "Alias" in node:
+        node = node["Alias"][0]
+    function = node.get("AnonymousFunction", {}).get("function", ())
+    return bytes(function[: len(_NO_TYPE)]) == _NO_TYPE
+
+
+def _has_struct(kind: pl.DataType) -> bool:
+    if isinstance(kind, (pl.List, pl.Array)):
+        return isinstance(kind.inner, pl.DataType) and _has_struct(kind.inner)
+    return isinstance(kind, pl.Struct)
 
 
 def _is_constant(text: bytes) -> bool:
