@@ -294,7 +294,7 @@ class Restarter:
                 named = [str(entry.checkpoint_id) for entry in list_checkpoints(self.disk)[-1:]]
             if begun is not None and begun.restore is not None and begun.copies is None:
                 named.append(begun.restore)
-            return StartedJob(random.choice(named), random.choice(("take-back", "keep"))) if named else self._origin
+            return StartedJob(random.choice(named), random.choice(("rollback", "keep"))) if named else self._origin
         if is_refused:
             self._rewind_choice = 4 * self.launches  # the next start decides what happens to the newer output
         elif is_over and random.random() < 0.5:
@@ -319,7 +319,7 @@ class Restarter:
         if not there:
             return None
         restore, cut = random.choice(there)
-        choices: tuple[NewerOutput | None, ...] = ("take-back", "take-back", "keep", None)
+        choices: tuple[NewerOutput | None, ...] = ("rollback", "rollback", "keep", None)
         return StartedJob(restore, random.choice(choices[:3] if is_refused else choices), copies=cut)
 
     def _begun(self, until: str | None = None) -> StartedJob | None:
@@ -424,8 +424,8 @@ class Restarter:
         self.rewinds += plan.fresh or plan.newer_output is not None
         last, _ = self._last(plan.job_id)
         start = last if last is not None and self._start.restore == "latest" else self._start
-        stops_commits = last is not None and last.newer_output == "take-back" and start.newer_output is None
-        after: After | None = "fresh" if start.fresh else "take-back" if stops_commits else start.newer_output
+        stops_commits = last is not None and last.newer_output == "rollback" and start.newer_output is None
+        after: After | None = "fresh" if start.fresh else "rollback" if stops_commits else start.newer_output
         yield from self._checker.continues(plan.job_id, cut, after)
 
     def _check_start(self, job_id: str, restored_from: str | None) -> Iterator[str]:

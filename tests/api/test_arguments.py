@@ -183,7 +183,7 @@ def test_where_a_job_begins_is_checked_immediately_and_starting_over_is_explicit
     (tmp_path / "out" / "old.jsonl").write_text("")
     with pytest.raises(ConfigError, match="is not empty"):
         env().start(restore_from="latest", slots=ProcessSlots())
-    with pytest.raises(ConfigError, match="newer_output: 'delete' is neither 'take-back' nor 'keep'"):
+    with pytest.raises(ConfigError, match="newer_output: 'delete' is neither 'rollback' nor 'keep'"):
         env().start(restore_from="3", newer_output="delete", slots=ProcessSlots())
     with pytest.raises(ConfigError, match=r"applies only when resuming from a named checkpoint; name it \(--from"):
         env().start(newer_output="keep", slots=ProcessSlots())

@@ -128,7 +128,7 @@ def test_what_the_command_line_says_goes_over_what_the_file_says(status, run):
         "1 s",
         "--allow-dropped-state",
         "--newer-output",
-        "take-back",
+        "rollback",
         "--page",
         "127.0.0.1:8080",
     )
@@ -138,7 +138,7 @@ def test_what_the_command_line_says_goes_over_what_the_file_says(status, run):
         "master": "local[3]",
         "restore_from": "latest",
         "allow_dropped_state": True,
-        "newer_output": "take-back",
+        "newer_output": "rollback",
         "fresh": False,
         "resume": False,
         "checkpoint_dir": None,

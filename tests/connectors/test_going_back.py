@@ -1,4 +1,4 @@
-"""Going back to an older checkpoint: what is refused, kept and taken back, also after a kill in the middle."""
+"""Going back to an older checkpoint: what is refused, kept and rolled back, also after a kill in the middle."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_an_older_checkpoint_is_refused_naming_the_sinks_and_the_ways_on(world: 
     for words in (
         "checkpoint 3 is older than what has been committed: sink 'out' up to checkpoint 5, sink 'shared' up to checkpoint 5",
         "produces the rows in between again",
-        "--newer-output take-back",
-        'newer_output="take-back"',
+        "--newer-output rollback",
+        'newer_output="rollback"',
         "--newer-output keep",
         "--from latest",
     ):
@@ -59,10 +59,10 @@ def test_latest_is_refused_where_sinks_are_further_than_the_directory_that_was_b
     backup = dict(world.storage.files)
     start.complete(2)
     world.storage.files = backup
-    for newer_output in (None, "take-back", "keep"):
-        with pytest.raises(ConfigError, match=r"'out' up to checkpoint 4.*--from 3 --newer-output take-back"):
+    for newer_output in (None, "rollback", "keep"):
+        with pytest.raises(ConfigError, match=r"'out' up to checkpoint 4.*--from 3 --newer-output rollback"):
             world.start("latest", newer_output)
-    world.start("3", "take-back").complete(1)
+    world.start("3", "rollback").complete(1)
     assert world.rows() == list(range(7))
     assert world.start("latest").row == 7
 
@@ -82,7 +82,7 @@ def test_output_that_may_be_in_a_commit_that_has_begun_is_newer_too(world: World
         world.start("3")
     kept = world.start("3", "keep")
     assert re.search(possibly + " is kept", kept.opened.opened.warnings[0])
-    again = world.start("3", "take-back")
+    again = world.start("3", "rollback")
     with pytest.raises(StorageError, match="it is missing"):
         late.commit()
     again.complete(2)
@@ -104,7 +104,7 @@ def test_a_start_that_was_killed_before_sinks_took_back_is_made_good_by_the_next
     with monkeypatch.context() as patch:
         patch.setattr(opening, "roll_back", killed)
         with pytest.raises(StorageError, match="killed"):
-            world.start("2", "take-back")
+            world.start("2", "rollback")
     assert world.storage.exists("chk-3/_metadata")
     again = world.start("2") if names else world.start("latest", resume=resume)
     with pytest.raises(StorageError, match="it is missing"):
@@ -120,7 +120,7 @@ def test_a_start_that_was_killed_while_sinks_took_back_does_not_decide_about_out
     with monkeypatch.context() as patch:
         patch.setattr(opening, "roll_back", lambda *_: (_ for _ in ()).throw(StorageError("killed")))
         with pytest.raises(StorageError, match="killed"):
-            world.start("3", "take-back")
+            world.start("3", "rollback")
     with pytest.raises(ConfigError, match=r"checkpoint 2 is older than what has been committed.*up to checkpoint 3"):
         world.start("2")
     assert world.rows() == list(range(6))
@@ -152,12 +152,12 @@ def test_output_that_is_committed_beside_newer_output_that_is_kept_is_in_no_othe
     kept = world.start("2", "keep")
     assert kept.opened.opened.warnings[1].startswith("checkpoints after 2 no longer count: what checkpoint 2 holds")
     with pytest.raises(StorageError, match="checkpoint 3 is not in the checkpoint directory"):
-        world.start("3", "take-back")
+        world.start("3", "rollback")
     for resume in (False, True):
         again = world.start("latest", resume=resume)
         assert again.row == 4, "it goes on as the start that has completed nothing, and nothing is asked for again"
     with pytest.raises(ConfigError, match="checkpoint 2 is older than what has been committed"):
-        world.start("latest", "take-back")
+        world.start("latest", "rollback")
     again.complete(1)
     assert world.rows("shared") == [-1, 0, 0, 1, 2, 3, 4]
 
@@ -221,7 +221,7 @@ def test_a_savepoint_is_refused_where_more_is_committed_since(world: World) -> N
         ConfigError, match="checkpoint 2 is older than what has been committed: sink 'out' up to checkpoint 3"
     ):
         world.start(url)
-    again = world.start(url, "take-back")
+    again = world.start(url, "rollback")
     assert again.row == 4
     again.complete(3)
     assert world.rows() == list(range(7))
@@ -245,16 +245,16 @@ def test_who_cannot_say_is_taken_to_have_committed_what_the_directory_has(tmp_pa
     committed(world)
     with pytest.raises(
         ConfigError,
-        match=r"sink 'mute' possibly \(it cannot determine this\) up to checkpoint 5.*'mute' cannot: it cannot take back",
+        match=r"sink 'mute' possibly \(it cannot determine this\) up to checkpoint 5.*'mute' cannot: it cannot roll back",
     ):
         world.start("3")
-    with pytest.raises(ConfigError, match=r"sink 'mute' cannot take back.*Nothing has been changed"):
-        world.start("3", "take-back")
+    with pytest.raises(ConfigError, match=r"sink 'mute' cannot roll back.*Nothing has been changed"):
+        world.start("3", "rollback")
     assert world.rows() == list(range(10))
     world.start("3", "keep")
 
 
-@pytest.mark.parametrize("says", [None, "take-back"])
+@pytest.mark.parametrize("says", [None, "rollback"])
 def test_what_a_sink_shows_of_one_start_only_is_never_newer(tmp_path: Path, says: NewerOutput | None) -> None:
     world = World(tmp_path, only="out" if says else "none")
     world.files["collected"] = CollectSink()  # type: ignore[assignment]
@@ -263,17 +263,17 @@ def test_what_a_sink_shows_of_one_start_only_is_never_newer(tmp_path: Path, says
     assert world.start("3", says).row == world.start("latest", resume=True).row == 6
 
 
-def test_who_cannot_take_back_and_had_nothing_newer_is_not_asked_to_when_that_is_repeated(tmp_path: Path) -> None:
+def test_who_cannot_roll_back_and_had_nothing_newer_is_not_asked_to_when_that_is_repeated(tmp_path: Path) -> None:
     class Immutable(FileSink):
-        def check_take_back(self, output: Output, after: int) -> None:
+        def check_rollback(self, output: Output, after: int) -> None:
             raise ConfigError("it cannot")
 
     world = World(tmp_path, only="out", others={"still": Immutable(tmp_path / "still")})
     committed(world)
-    world.start("3", "take-back")
+    world.start("3", "rollback")
     (kept,) = world.start("3", "keep").opened.opened.warnings
     assert re.search(r"'out' possibly .* up to checkpoint 5 is kept, and the job resumes from checkpoint 3", kept)
-    world.start("3", "take-back")
+    world.start("3", "rollback")
     world.start("latest", resume=True).complete(1)
     assert world.rows() == list(range(7))
 
@@ -303,12 +303,12 @@ def test_what_is_kept_is_there_twice_and_said_so(world: World) -> None:
     assert world.start("latest").row == 8
 
 
-# ---- taken back ----
+# ---- rolled back ----
 
 
-def test_what_is_taken_back_is_not_there_twice(world: World) -> None:
+def test_what_is_rolled_back_is_not_there_twice(world: World) -> None:
     committed(world)
-    again = world.start("3", "take-back")
+    again = world.start("3", "rollback")
     assert world.rows() == list(range(6))
     again.complete(5)
     assert world.rows() == list(range(11))
@@ -316,21 +316,21 @@ def test_what_is_taken_back_is_not_there_twice(world: World) -> None:
     assert world.storage.checkpoints() == [1, 2, 3, 6]
 
 
-def test_a_checkpoint_whose_output_was_taken_back_is_never_offered_again(world: World) -> None:
+def test_a_checkpoint_whose_output_was_rolled_back_is_never_offered_again(world: World) -> None:
     start = committed(world)
     url = world.save(start)
-    world.start("3", "take-back")
+    world.start("3", "rollback")
     assert world.start("latest").row == 6
     with pytest.raises(StorageError, match="checkpoint 5 is not in the checkpoint directory"):
         world.start("5", "keep")
-    with pytest.raises(StorageError, match=r"gone back to a checkpoint before checkpoint 5 since.*was taken back"):
+    with pytest.raises(StorageError, match=r"gone back to a checkpoint before checkpoint 5 since.*was rolled back"):
         world.start(url, "keep")
 
 
-def test_a_driver_that_wakes_up_commits_nothing_of_what_was_taken_back(world: World) -> None:
+def test_a_driver_that_wakes_up_commits_nothing_of_what_was_rolled_back(world: World) -> None:
     zombie = committed(world, 4)
     zombie.complete(2, commit=False)
-    again = world.start("2", "take-back")
+    again = world.start("2", "rollback")
     with pytest.raises(StorageError, match="it is missing"):
         zombie.commit()
     again.complete(1)
@@ -339,7 +339,7 @@ def test_a_driver_that_wakes_up_commits_nothing_of_what_was_taken_back(world: Wo
 
 @pytest.mark.parametrize("only", ["out", "shared"])
 @pytest.mark.parametrize("before", [0, 4])
-def test_a_journal_written_after_its_output_was_taken_back_does_not_block_later_starts(
+def test_a_journal_written_after_its_output_was_rolled_back_does_not_block_later_starts(
     tmp_path: Path, only: str, before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver is frozen after it has moved its files, and continues after they have been deleted."""
@@ -351,23 +351,23 @@ def test_a_journal_written_after_its_output_was_taken_back_does_not_block_later_
 
     def stopped(*given: Any) -> None:
         monkeypatch.setattr(file_sink, "write_journal", note)
-        world.start("1", "take-back")
+        world.start("1", "rollback")
         note(*given)
 
     monkeypatch.setattr(file_sink, "write_journal", stopped)
     late.commit()
     world.start("latest", resume=True).complete(3)
     assert world.rows(only)[-before - 3 :] == list(range(before + 3))
-    world.start("1", "take-back").complete(1)
+    world.start("1", "rollback").complete(1)
     assert [row for row in world.rows(only) if row >= 0] == list(range(before + 1))
 
 
-def test_files_that_somebody_has_taken_away_cannot_be_taken_back(world: World) -> None:
+def test_files_that_somebody_has_taken_away_cannot_be_rolled_back(world: World) -> None:
     committed(world)
     for file in (world.directory / "out").iterdir():
         file.unlink()
-    with pytest.raises(ConfigError, match=r"sink 'out' cannot take back.*files of checkpoint 5 are no longer in"):
-        world.start("3", "take-back")
+    with pytest.raises(ConfigError, match=r"sink 'out' cannot roll back.*files of checkpoint 5 are no longer in"):
+        world.start("3", "rollback")
     assert world.rows("shared") == [-1, *range(10)], "refused before anything is changed"
 
 
@@ -376,19 +376,19 @@ def test_a_damaged_newest_checkpoint_is_gone_back_behind(world: World) -> None:
     world.storage.files["chk-5/_metadata"] = world.storage.files["chk-5/_metadata"][:-1] + b"?"
     with pytest.raises(StorageError, match=r"checkpoint 5, the newest, cannot be used.*--from 4 --newer-output"):
         world.start("latest")
-    world.start("4", "take-back").complete(3)
+    world.start("4", "rollback").complete(3)
     assert world.rows() == list(range(11))
     assert not world.storage.exists("chk-5"), "what counts no more does not keep others from being cleaned up"
 
 
 @pytest.mark.parametrize("only", ["out", "shared"])
-def test_killed_at_any_step_of_taking_back_it_ends_right_when_it_is_asked_for_again(tmp_path: Path, only: str) -> None:
+def test_killed_at_any_step_of_rolling_back_it_ends_right_when_it_is_asked_for_again(tmp_path: Path, only: str) -> None:
     for step in range(1, 200):
         world = World(tmp_path / str(step), only=only)
         committed(world, 4).complete(2, commit=False)
         world.fate.left = step
         try:
-            started = world.start("2", "take-back")
+            started = world.start("2", "rollback")
         except (StorageError, OSError) as error:
             must_say(error, "killed")
             world.fate.left = None
@@ -396,7 +396,7 @@ def test_killed_at_any_step_of_taking_back_it_ends_right_when_it_is_asked_for_ag
         else:
             world.fate.left = None
         if started is None:
-            started = world.start("2", "take-back")
+            started = world.start("2", "rollback")
         started.complete(1)
         assert [row for row in world.rows(only) if row >= 0] == list(range(5)), step
         if started.job_id == "start2":
@@ -435,7 +435,7 @@ def test_wherever_one_goes_back_to_and_is_killed_every_row_is_there_once(tmp_pat
         asked = random.choice(("latest", asked, random.choice(choices or ["latest"])))
         resumes = asked == "latest" and random.random() < 0.5
         try:
-            return mortally(lambda: world.start(asked, None if asked == "latest" else "take-back", resume=resumes))
+            return mortally(lambda: world.start(asked, None if asked == "latest" else "rollback", resume=resumes))
         except ConfigError as error:
             refusals = [
                 "is older than what has been committed",
@@ -445,7 +445,7 @@ def test_wherever_one_goes_back_to_and_is_killed_every_row_is_there_once(tmp_pat
             must_say(error, *(refusals if asked == "latest" else ["checkpoint 0"]))
             asked = random.choice(re.findall(r"--from (\d+)", str(error)) or ["0"])
         except StorageError as error:
-            must_say(error, "is not in the checkpoint directory", "was taken back")
+            must_say(error, "is not in the checkpoint directory", "was rolled back")
             asked = "latest"
         return None
 

@@ -1,4 +1,4 @@
-"""What single sinks take back: Delta tables that others write to, Postgres, files that were moved."""
+"""What single sinks roll back: Delta tables that others write to, Postgres, files that were moved."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ def delta_of(table: Path, jobs: dict[str, Iterable[int]]) -> DeltaSink:
     return sink
 
 
-def test_a_delta_table_takes_back_what_was_committed_after_a_checkpoint(tmp_path: Path) -> None:
+def test_a_delta_table_rolls_back_what_was_committed_after_a_checkpoint(tmp_path: Path) -> None:
     table = tmp_path / "table"
     sink = delta_of(table, {"a": range(1, 6), "b": (6, 7)})
     output = Output("out", frozenset("ab"))
     assert sink.newest_committed(output) == 7
-    sink.check_take_back(output, 6)
-    sink.take_back(output, 6, ())
+    sink.check_rollback(output, 6)
+    sink.roll_back(output, 6, ())
     assert (delta_rows(table), sink.newest_committed(output)) == ([1, 2, 3, 4, 5, 6], 6)
     version = DeltaTable(table).version()
-    sink.take_back(output, 6, ())
+    sink.roll_back(output, 6, ())
     assert DeltaTable(table).version() == version, "once is enough"
-    sink.take_back(output, 2, ())
+    sink.roll_back(output, 2, ())
     assert (delta_rows(table), sink.newest_committed(output)) == ([1, 2], 2)
     committer = committer_of(sink, "c")
     assert committer is not None
     committer.commit(8, written(sink, batch(8), 8, job_id="c"))
     assert delta_rows(table) == [1, 2, 8]
-    sink.take_back(Output("out", frozenset("abc")), 0, ())
+    sink.roll_back(Output("out", frozenset("abc")), 0, ())
     assert delta_rows(table) == []
 
 
@@ -73,8 +73,8 @@ def test_after_that_a_driver_that_wakes_up_commits_nothing_more(tmp_path: Path, 
     sink = delta_of(tmp_path / "table", {"a": range(1, before + 1)})
     late = written(sink, batch(4), 4, job_id="a", attempt=9)
     output = Output("out", frozenset("a"))
-    sink.check_take_back(output, after)
-    sink.take_back(output, after, ())
+    sink.check_rollback(output, after)
+    sink.roll_back(output, after, ())
     committer = committer_of(sink, "a")
     assert committer is not None
     with pytest.raises(ConfigError, match=f"another job has resumed from checkpoint {after} of this one"):
@@ -87,13 +87,13 @@ def test_a_delta_table_that_others_have_written_to_since_is_left_alone(tmp_path:
     sink, output = delta_of(table, {"a": range(1, 4)}), Output("out", frozenset("a"))
     write_deltalake(table, pa.table({"n": [100]}), mode="append")
     with pytest.raises(ConfigError, match=r"other writers have changed the table since: version 4 is WRITE"):
-        sink.check_take_back(output, 2)
+        sink.check_rollback(output, 2)
     DeltaTable(table).optimize.compact()
     with pytest.raises(ConfigError, match="other writers have changed the table since"):
-        sink.take_back(output, 2, ())
+        sink.roll_back(output, 2, ())
     assert delta_rows(table) == [1, 2, 3, 100]
     assert sink.newest_committed(Output("out", frozenset("b"))) == 0
-    sink.check_take_back(output, 3)
+    sink.check_rollback(output, 3)
 
 
 def test_a_delta_log_that_no_longer_goes_back_so_far_says_so(tmp_path: Path) -> None:
@@ -103,11 +103,11 @@ def test_a_delta_log_that_no_longer_goes_back_so_far_says_so(tmp_path: Path) -> 
     for version in range(3):
         (table / "_delta_log" / f"{version:020d}.json").unlink()
     with pytest.raises(ConfigError, match="log no longer goes back to checkpoint 1: version 2 is no longer in it"):
-        sink.check_take_back(output, 1)
-    sink.check_take_back(output, 3)  # nothing is newer, so no older version is needed
+        sink.check_rollback(output, 1)
+    sink.check_rollback(output, 3)  # nothing is newer, so no older version is needed
 
 
-def test_postgres_says_what_is_committed_and_that_it_cannot_be_taken_back(database: str) -> None:
+def test_postgres_says_what_is_committed_and_that_it_cannot_be_rolled_back(database: str) -> None:
     sink = PostgresSink(database, "numbers")
     sink.validate(SCHEMA, restoring=False)
     committer = committer_of(sink, "a")
@@ -120,10 +120,10 @@ def test_postgres_says_what_is_committed_and_that_it_cannot_be_taken_back(databa
     assert sink.newest_committed(Output("out", frozenset("b"))) == 0
     assert sink.newest_committed(Output("other", frozenset("a"))) == 0
     with pytest.raises(ConfigError, match="do not show which commit wrote them"):
-        sink.check_take_back(Output("out", frozenset("a")), 1)
+        sink.check_rollback(Output("out", frozenset("a")), 1)
 
 
-def test_output_that_was_committed_elsewhere_is_newer_too_and_is_not_taken_back(tmp_path: Path) -> None:
+def test_output_that_was_committed_elsewhere_is_newer_too_and_is_not_rolled_back(tmp_path: Path) -> None:
     """The sink has moved since: what newer checkpoints have committed is in the directory of before."""
     world = World(tmp_path, only="out")
     world.files["out"] = FileSink(tmp_path / "out", format="jsonl")
@@ -140,13 +140,13 @@ def test_output_that_was_committed_elsewhere_is_newer_too_and_is_not_taken_back(
     with pytest.raises(
         ConfigError, match=r"of checkpoint 4, were written to .*/out, and the sink now writes to .*/moved"
     ):
-        world.start("3", "take-back")
+        world.start("3", "rollback")
     assert world.rows() == before
     world.start("latest").complete(1)
     assert (world.rows(), world.rows("moved")) == (before, [10])
 
 
-def test_output_that_was_moved_with_its_directory_is_taken_back(tmp_path: Path) -> None:
+def test_output_that_was_moved_with_its_directory_is_rolled_back(tmp_path: Path) -> None:
     world = World(tmp_path, only="out")
     committed(world)
     (tmp_path / "out").rename(tmp_path / "moved")
@@ -154,7 +154,7 @@ def test_output_that_was_moved_with_its_directory_is_taken_back(tmp_path: Path) 
     moved = FileSink(tmp_path / "moved", format="jsonl", filesystem=world.files["out"].filesystem)
     world.files["out"] = moved
     world.graph = graph_of({"out": moved})
-    world.start("3", "take-back").complete(2)
+    world.start("3", "rollback").complete(2)
     assert world.rows("moved") == list(range(8))
 
 
@@ -172,4 +172,4 @@ def test_a_delta_table_that_the_sink_wrote_to_before_is_newer_too(tmp_path: Path
     with pytest.raises(
         ConfigError, match=r"rows of checkpoint 3 were written to .*/table, and the sink now writes to .*/other"
     ):
-        other.check_take_back(newer, 1)
+        other.check_rollback(newer, 1)

@@ -53,7 +53,7 @@ def test_a_start_that_left_a_start_over_is_the_one_that_counts(world: World) -> 
     assert world.rows() == list(range(5))
 
 
-@pytest.mark.parametrize("says", ["take-back", "keep"])
+@pytest.mark.parametrize("says", ["rollback", "keep"])
 def test_output_of_before_a_start_over_is_in_no_other_line(world: World, says: NewerOutput) -> None:
     world.start(None).complete(2, commit=False)
     world.start(None, fresh=True).complete(3, commit=False)
@@ -65,7 +65,7 @@ def test_output_of_before_a_start_over_is_in_no_other_line(world: World, says: N
 # ---- gone back, and nothing completed since ----
 
 
-@pytest.mark.parametrize("says", ["take-back", "keep"])
+@pytest.mark.parametrize("says", ["rollback", "keep"])
 def test_of_two_lines_that_were_killed_before_they_committed_one_has_the_output(
     world: World, says: NewerOutput
 ) -> None:
@@ -76,7 +76,7 @@ def test_of_two_lines_that_were_killed_before_they_committed_one_has_the_output(
     assert world.rows() == list(range(4))
 
 
-@pytest.mark.parametrize("says", [None, "take-back", "keep"])
+@pytest.mark.parametrize("says", [None, "rollback", "keep"])
 def test_a_start_that_went_back_and_completed_nothing_is_begun_again_by_a_start_that_resumes(
     world: World, says: NewerOutput | None
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_by_a_start_
     keep = " --newer-output keep" if says == "keep" else ""
     refused = f"last started from checkpoint 1, which is not the newest one.*: --from 1{keep} resumes from there, --from 2 resumes from"
     for _ in range(2):
-        if says != "take-back":  # checkpoint 2 does not count any more
+        if says != "rollback":  # checkpoint 2 does not count any more
             with pytest.raises(ConfigError, match=refused):
                 world.start("latest")
         again = world.start("latest", resume=True)
@@ -175,7 +175,7 @@ def test_a_savepoint_that_was_not_copied_completely_has_to_be_named_again(world:
     for resume in (False, True):
         with pytest.raises(ConfigError, match=f"which is not there, and has completed none since.*{ways}"):
             world.start("latest", resume=resume)
-    world.start(url, None if is_empty else "take-back").complete(1)
+    world.start(url, None if is_empty else "rollback").complete(1)
     assert world.start("latest", resume=True).row == 3
     assert world.rows() == list(range(3))
 
@@ -218,5 +218,5 @@ def test_what_the_chosen_checkpoint_still_has_to_commit_is_kept(tmp_path: Path) 
     world = World(tmp_path, only="shared")
     committed(world, 2).complete(2, commit=False)
     world.start("2", "keep").complete(2)
-    world.start("3", "take-back").complete(1)
+    world.start("3", "rollback").complete(1)
     assert world.rows("shared") == [-1, *range(7)]

@@ -61,7 +61,7 @@ def test_a_job_goes_back_and_what_it_puts_out_is_exact_or_what_was_asked_for() -
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         rewinds += outcome.rewinds
     assert rewinds > 12
-    assert all(_Followed.starts[way] > 0 for way in ("take-back", "keep", "None", "fresh")), _Followed.starts
+    assert all(_Followed.starts[way] > 0 for way in ("rollback", "keep", "None", "fresh")), _Followed.starts
 
 
 def test_a_job_that_goes_back_and_is_stopped_before_its_tasks_are_deployed_has_what_it_has_gone_back_to(
@@ -88,7 +88,7 @@ def test_a_job_that_goes_back_and_is_stopped_before_its_tasks_are_deployed_has_w
         for driver in early
         if driver.outcome is not None and driver.outcome.state == "stopped"
     )
-    assert all(ways[way] > 0 for way in ("take-back", "keep", None, "fresh")), ways
+    assert all(ways[way] > 0 for way in ("rollback", "keep", None, "fresh")), ways
 
 
 def test_a_start_that_went_back_and_completed_nothing_is_begun_again_and_nothing_else_goes_on_unasked(
@@ -114,7 +114,7 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_and_nothing
     for seed in known((105, 111, 113, 119), range(100, 140)):
         outcome = run(going_back_and_forth(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
-    assert all(resumed[way] > 0 for way in ("take-back", "keep", "None", "fresh")), resumed
+    assert all(resumed[way] > 0 for way in ("rollback", "keep", "None", "fresh")), resumed
     assert refused, "no start from the newest checkpoint had to say which of the two it meant"
 
 
@@ -273,7 +273,7 @@ def test_a_driver_that_wakes_up_while_it_deletes_a_checkpoint_takes_it_from_no_s
 
 
 def test_a_driver_that_wakes_up_behind_others_completes_no_savepoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has one to copy while its successor takes back the output that the savepoint covers."""
+    """It has one to copy while its successor rolls back the output that the savepoint covers."""
     seeds = (110_123_266, 110_123_279)
     for seed in seeds:
         outcome = run(going_back_and_forth(seed))

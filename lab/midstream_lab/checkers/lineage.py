@@ -13,7 +13,7 @@ from typing import Literal
 
 from midstream.simulation.recorded_rows import Outside
 
-After = Literal["take-back", "keep", "fresh"]
+After = Literal["rollback", "keep", "fresh"]
 
 
 class Lineage:
@@ -44,7 +44,7 @@ class Lineage:
         if after in ("keep", "fresh"):
             self._left.update(dict.fromkeys(others))
             self._following.update(self._outside.under_way)
-        elif after == "take-back":
+        elif after == "rollback":
             for name in [name for name in self._left if name not in self._outside.committed]:
                 del self._left[name]
         wrong = [name for name in others if name not in self._left and name not in self._following]

@@ -236,17 +236,17 @@ def goes_back_without_a_word() -> Replacements:
     return [(newer_output, "_newer", lambda *_: ())]
 
 
-def takes_back_too_much() -> Replacements:
+def rolls_back_too_much() -> Replacements:
     """Sinks also roll back what belongs to the checkpoint from which the job starts."""
-    return [(newer_output, "roll_back", _take_back(-1)), (open_directory, "roll_back", _take_back(-1))]
+    return [(newer_output, "roll_back", _rolling_back(-1)), (open_directory, "roll_back", _rolling_back(-1))]
 
 
-def takes_back_too_little() -> Replacements:
+def rolls_back_too_little() -> Replacements:
     """Sinks do not roll back what belongs to the checkpoint right after it."""
-    return [(newer_output, "roll_back", _take_back(1)), (open_directory, "roll_back", _take_back(1))]
+    return [(newer_output, "roll_back", _rolling_back(1)), (open_directory, "roll_back", _rolling_back(1))]
 
 
-def _take_back(more: int) -> Callable[..., None]:
+def _rolling_back(more: int) -> Callable[..., None]:
     original = newer_output.roll_back
 
     def roll_back(decision: Any, metadata: CheckpointMetadata) -> None:
@@ -265,12 +265,12 @@ def commits_under_way_are_overlooked() -> Replacements:
     return [(newer_output, "_newer", newer)]
 
 
-def taking_back_is_not_written_down() -> Replacements:
+def rolling_back_is_not_written_down() -> Replacements:
     """A start after one that was killed before its sinks rolled anything back does not stop commits that are under way."""
     original = store.record_start
 
     def record_start(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
-        return original(storage, taken, **{**named, "takes_back": False})
+        return original(storage, taken, **{**named, "rolls_back": False})
 
     return [(open_directory, "record_start", record_start)]
 
@@ -376,16 +376,16 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a job rewinds without checking for newer output", goes_back_without_a_word, going_back_and_forth
     ),
     "deleted_later": Mutation("what cannot be deleted waits for the next pass", deleted_later, deleted_again),
-    "takes_back_too_much": Mutation("sinks roll back too much", takes_back_too_much, going_back_and_forth),
-    "takes_back_too_little": Mutation("sinks roll back too little", takes_back_too_little, going_back_and_forth),
+    "rolls_back_too_much": Mutation("sinks roll back too much", rolls_back_too_much, going_back_and_forth),
+    "rolls_back_too_little": Mutation("sinks roll back too little", rolls_back_too_little, going_back_and_forth),
     "commits_under_way_are_overlooked": Mutation(
         "a job rewinds to before output that is being committed, and does not stop that",
         commits_under_way_are_overlooked,
         back_behind_a_commit,
     ),
-    "taking_back_is_not_written_down": Mutation(
+    "rolling_back_is_not_written_down": Mutation(
         "a start that was killed before sinks took anything back is forgotten",
-        taking_back_is_not_written_down,
+        rolling_back_is_not_written_down,
         back_behind_a_commit,
     ),
     "newer_ones_still_count": Mutation(

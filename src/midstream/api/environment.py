@@ -505,7 +505,7 @@ class Environment(Hinted):
         `master`: a Spark master URL; by default the active Spark session, else `local[*]`.
         `restore_from`: "latest", the id or path of a checkpoint, or the path of a savepoint; None for a new start.
         `allow_dropped_state`: resume even if the checkpoint has state of operators that the job no longer has.
-        `newer_output`: what happens to committed output that is newer than the checkpoint: "take-back" or "keep"; see
+        `newer_output`: what happens to committed output that is newer than the checkpoint: "rollback" or "keep"; see
         `start`.
         `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused
         without `fresh`, `resume` and `restore_from`.
@@ -556,7 +556,7 @@ class Environment(Hinted):
         `master`: a Spark master URL; by default the active Spark session, else `local[*]`.
         `restore_from`: "latest", the id or path of a checkpoint, or the path of a savepoint; None for a new start.
         `allow_dropped_state`: resume even if the checkpoint has state of operators that the job no longer has.
-        `newer_output`: what happens to committed output that is newer than the checkpoint: "take-back" makes the sinks
+        `newer_output`: what happens to committed output that is newer than the checkpoint: "rollback" makes the sinks
         remove it, "keep" leaves it, and its rows are there twice.
         `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused
         without `fresh`, `resume` and `restore_from`.
@@ -604,8 +604,8 @@ class Environment(Hinted):
             config = msgspec.structs.replace(config, checkpoint_dir=_directory(options.checkpoint_dir))
         if options.aligned_timeout is not None:
             config = msgspec.structs.replace(config, aligned_timeout_s=_aligned_timeout_s(options.aligned_timeout))
-        if options.newer_output not in (None, "take-back", "keep"):
-            raise ConfigError(f"newer_output: {options.newer_output!r} is neither 'take-back' nor 'keep'")
+        if options.newer_output not in (None, "rollback", "keep"):
+            raise ConfigError(f"newer_output: {options.newer_output!r} is neither 'rollback' nor 'keep'")
         return submission(self.program.graph, config.check(), self.program.collected, options)
 
 

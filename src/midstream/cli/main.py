@@ -54,7 +54,7 @@ def run(  # noqa: PLR0913 - one flag each
     master: str | None = None,
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     allow_dropped_state: bool = False,
-    newer_output: Literal["take-back", "keep"] | None = None,
+    newer_output: Literal["rollback", "keep"] | None = None,
     fresh: Annotated[bool, Parameter(negative=())] = False,
     resume: Annotated[bool, Parameter(negative=())] = False,
     supervise: Annotated[bool, Parameter(negative=())] = False,
@@ -84,7 +84,7 @@ def run(  # noqa: PLR0913 - one flag each
     allow_dropped_state
         Resume even if the checkpoint has state of operators that the job no longer has.
     newer_output
-        What to do with output that is newer than the checkpoint given by --from: "take-back" makes the
+        What to do with output that is newer than the checkpoint given by --from: "rollback" makes the
         sinks remove it; "keep" leaves it, so that its rows are duplicated.
     fresh
         Start over, even if the checkpoint directory has completed checkpoints. They are deleted only

@@ -42,10 +42,10 @@ class LedgerSink(Sink):
         self.outside.world.io_point()
         return max((self.outside.staged[name].checkpoint_id for name in self._committed(output)), default=0)
 
-    def check_take_back(self, output: Output, after: int) -> None:
+    def check_rollback(self, output: Output, after: int) -> None:
         self.outside.world.io_point()
 
-    def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+    def roll_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
         """Roll back output that waits to be committed first, so that it cannot be committed meanwhile."""
         outside = self.outside
         if outside.before_rollback is not None:
@@ -57,7 +57,7 @@ class LedgerSink(Sink):
                 outside.world.io_point()
                 outside.rolled_back.setdefault(name)
                 outside.committed.pop(name, None)
-                outside.world.note(("took back", name))
+                outside.world.note(("rolled back", name))
 
     def _committed(self, output: Output) -> list[str]:
         return [name for name in self.outside.committed if self._is_of(output, self.outside.staged[name])]

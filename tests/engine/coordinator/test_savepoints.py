@@ -152,7 +152,7 @@ def test_one_whose_files_a_later_coordinator_has_deleted_says_so_and_its_job_end
 def test_one_that_is_completed_behind_a_later_coordinator_is_none(
     monkeypatch: pytest.MonkeyPatch, request_: m.ClientRequest, takes_over: str
 ) -> None:
-    """The later one may have gone back, and have had the sinks take back the output that the savepoint relies on."""
+    """The later one may have gone back, and have had the sinks roll back the output that the savepoint relies on."""
     place = MemoryStorage()
     bench = Bench(elsewhere={SAVED: place}, held=("savepoint:",)).run()
     client = bench.ask(request_)
@@ -296,7 +296,7 @@ def test_who_stops_with_a_savepoint_is_told_of_a_failure_when_the_place_is_free_
     )
 
 
-def test_a_failure_while_another_savepoint_is_copied_takes_back_that_of_the_stop() -> None:
+def test_a_failure_while_another_savepoint_is_copied_rolls_back_that_of_the_stop() -> None:
     bench = Bench(held=("savepoint:1",)).run()
     saving = bench.ask(m.DoSavepoint("memory://other"))
     acknowledge(bench, 1)

@@ -521,7 +521,7 @@ def test_a_damaged_newest_checkpoint_is_not_passed_over() -> None:
         storage.files["chk-3/_metadata"] = damage
         bench = Bench(storage=storage, restore="latest").start()
         assert "checkpoint 3, the newest, cannot be used" in bench.error
-        assert "--from 2 --newer-output take-back removes it" in bench.error
+        assert "--from 2 --newer-output rollback removes it" in bench.error
         assert not bench.requests
         bench = Bench(storage=storage, restore="2").start()
         assert "sink 'write' possibly (it cannot determine this) up to checkpoint 3" in bench.error

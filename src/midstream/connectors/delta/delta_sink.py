@@ -225,7 +225,7 @@ class DeltaSink(Sink):
                     newest += map(_checkpoint_of, at._marks(at._opened_to_read(), output).values())
         return max(newest, default=0)
 
-    def check_take_back(self, output: Output, after: int) -> None:
+    def check_rollback(self, output: Output, after: int) -> None:
         """Raise ConfigError if rows are in another table, if this one has other writers, or if its log is too short."""
         for checkpoint_id, committable in output.held:
             for _, _, location in _grouped([committable]):
@@ -236,7 +236,7 @@ class DeltaSink(Sink):
                     )
         self._version_before(self._opened_to_read(), output, after)
 
-    def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+    def roll_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
         """Restore the table to its earlier state and mark these jobs as unable to commit more, in one transaction."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
@@ -273,7 +273,7 @@ class DeltaSink(Sink):
         return {app: mark for app, mark in found.items() if mark is not None}
 
     def _version_before(self, table: DeltaTable, output: Output, after: int) -> int:
-        """Return the newest version with nothing newer than `after`. Raises ConfigError, see `check_take_back`."""
+        """Return the newest version with nothing newer than `after`. Raises ConfigError, see `check_rollback`."""
         if all(_checkpoint_of(mark) <= after for mark in self._marks(table, output).values()):
             return table.version()
         applications = set(_applications(output))
@@ -306,7 +306,7 @@ class DeltaSink(Sink):
             if version > before:
                 raise ConfigError(
                     f"{self._where}: other writers have changed the table since: version {version} is {operation}; "
-                    "only the newest versions can be taken back"
+                    "only the newest versions can be rolled back"
                 )
         return before
 

@@ -192,7 +192,7 @@ class FileSink(Sink):
         with explained(f"cannot look into {self.directory}"):
             return max([self._files_of(output).newest(), *self._committed_of(output.held)])
 
-    def check_take_back(self, output: Output, after: int) -> None:
+    def check_rollback(self, output: Output, after: int) -> None:
         """Raise ConfigError if newer files are elsewhere, or have been removed, possibly after being read."""
         own = _OutputDirectory(self.filesystem, self.directory)
         with explained(f"cannot look into {self.directory}"):
@@ -207,10 +207,10 @@ class FileSink(Sink):
                     )
             self._files_of(output).check(after)
 
-    def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+    def roll_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
         files = map(_decoded, kept)
         with explained(f"cannot delete from {self.directory}"):
-            self._files_of(output).take_back(after, {file.pending for file in files})
+            self._files_of(output).roll_back(after, {file.pending for file in files})
 
     def _committed_of(self, held: Sequence[tuple[int, bytes]]) -> Iterator[int]:
         """Yield the checkpoints of these committables whose files are no longer pending where the sink wrote them."""

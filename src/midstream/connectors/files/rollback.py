@@ -1,4 +1,4 @@
-"""The output that a file sink has committed, by checkpoint, and how it is taken back.
+"""The output that a file sink has committed, by checkpoint, and how it is rolled back.
 
 Two things record it: the journal of each job, written when all files of a checkpoint are in place, and the names of the
 files, which exist as soon as they are moved. Taking output back first deletes pending files, so that a driver that
@@ -87,7 +87,7 @@ class CommittedFiles:
                     f"the files of checkpoint {journal} are no longer in {self._directory}: they have been removed"
                 )
 
-    def take_back(self, after: int, kept: Collection[str]) -> None:
+    def roll_back(self, after: int, kept: Collection[str]) -> None:
         """Remove output newer than `after`. `kept`: the paths of pending files that must still be committed."""
         jobs = self._output.jobs if self._is_shared else {*self._output.jobs, *names_in(self._filesystem, self._above)}
         for job in sorted(jobs):

@@ -194,7 +194,7 @@ class KafkaSink(Sink):
     def lane(self, committable: bytes) -> int:
         return decode(committable).subtask
 
-    def check_take_back(self, output: Output, after: int) -> None:
+    def check_rollback(self, output: Output, after: int) -> None:
         raise ConfigError(f"{self._where}: rows cannot be removed from a topic")
 
     # ---- for this module

@@ -268,7 +268,7 @@ class PostgresSink(Sink):
                         newest = max(newest, checkpoint_id)  # committed, here or at an earlier target
         return max(0, newest)
 
-    def check_take_back(self, output: Output, after: int) -> None:
+    def check_rollback(self, output: Output, after: int) -> None:
         raise ConfigError(
             f"{self._where}: rows in a table do not show which commit wrote them, and replaced rows are lost; "
             "midstream_commits shows when each checkpoint was committed, if you want to restore a backup of the table"

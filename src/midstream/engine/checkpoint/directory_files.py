@@ -52,7 +52,7 @@ class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """The job began at the beginning, although there were checkpoints."""
     keeps: bool = False
     """The user has requested that output newer than `source` is kept, although its rows are produced again."""
-    takes_back: bool = False
+    rolls_back: bool = False
     """Sinks roll back output newer than `source`. This is recorded before the first of them does."""
 
 

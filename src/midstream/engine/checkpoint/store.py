@@ -92,7 +92,7 @@ class Begun:
 
     source: int | None
     """The id of the checkpoint from which it resumed; None if it began at the beginning."""
-    newer_output: Literal["keep", "take-back"] | None = None
+    newer_output: Literal["keep", "rollback"] | None = None
     """What the user requested for output newer than that; None if there was none."""
     below: int = 0
     """The ids of the checkpoints of that output are lower than this one."""
@@ -148,13 +148,13 @@ def record_start(
     fresh: bool,
     source: int | None = None,
     keeps: bool = False,
-    takes_back: bool = False,
+    rolls_back: bool = False,
 ) -> TakenOver:
     """Record, for later coordinators, from where this one resumes, which checkpoints count and where new ids begin;
     return those that count.
 
     `giving_up_after`: no checkpoint of earlier coordinators above that id counts. `first`: what `next_checkpoint_id`
-    has returned since this coordinator took over. `source`, `keeps`, `takes_back`: see `FromFile`.
+    has returned since this coordinator took over. `source`, `keeps`, `rolls_back`: see `FromFile`.
     """
     newest = max((entry.checkpoint_id for entry in taken.listed), default=0)
     if giving_up_after is not None:
@@ -162,7 +162,7 @@ def record_start(
     counting = tuple(entry for entry in taken.listed if entry.checkpoint_id <= newest)
     counted = tuple(entry.checkpoint_id for entry in counting)
     path = f"{_EPOCHS}/{taken.epoch:08}.from"
-    storage.create(path, sealed(path, FromFile(newest, first, counted, source, fresh, keeps, takes_back)))
+    storage.create(path, sealed(path, FromFile(newest, first, counted, source, fresh, keeps, rolls_back)))
     return TakenOver(taken.epoch, counting, first)
 
 
@@ -398,7 +398,7 @@ def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> Begun | 
     last = since.get(max(since, default=0))
     if last is None or last.source is None:
         return Begun(None) if last is not None and last.fresh else None
-    begun = Begun(last.source, "take-back" if last.takes_back else "keep" if last.keeps else None, last.first)
+    begun = Begun(last.source, "rollback" if last.rolls_back else "keep" if last.keeps else None, last.first)
     return None if last.source == newest_id and begun.newer_output is None else begun
 
 
@@ -452,7 +452,7 @@ def choose(listed: Collection[Listed], which: str, job_name: str | None, storage
                 f"checkpoint {newest}, the newest, cannot be used: {why}. The newest usable one is "
                 f"{found.checkpoint_id}. Restore the files from a copy of the directory; or go back, and say what happens "
                 f"to the output that sinks have committed since then: --from {found.checkpoint_id} --newer-output "
-                "take-back removes it, keep leaves it, and its rows are duplicated"
+                "rollback removes it, keep leaves it, and its rows are duplicated"
             )
         return found
     if problems and storage.exists(SAVEPOINT):

@@ -19,7 +19,7 @@ from midstream.engine.protocol.job_status import JobStatus
 from midstream.engine.protocol.messages import ClientRequest, FromSlot, JobModules, Register, Reply, ToSlot
 
 EndState: TypeAlias = Literal["finished", "stopped", "failed"]
-NewerOutput: TypeAlias = Literal["take-back", "keep"]
+NewerOutput: TypeAlias = Literal["rollback", "keep"]
 
 NO_STORAGE: Final = "job has no checkpoint_dir: pass checkpoint_dir=…"
 """Why a request that needs checkpoints is refused."""

@@ -307,21 +307,21 @@ class Sink(ABC):
         """
         return None
 
-    def check_take_back(self, output: Output, after: int) -> None:
-        """Raise ConfigError with the reason if `take_back` cannot do its work. Runs on the driver; changes nothing.
+    def check_rollback(self, output: Output, after: int) -> None:
+        """Raise ConfigError with the reason if `roll_back` cannot do its work. Runs on the driver; changes nothing.
 
         `output`: the starts of the job.
         `after`: the checkpoint from which the job resumes.
 
-        By default raises ConfigError: a sink cannot take back what it has committed.
+        By default raises ConfigError: a sink cannot roll back what it has committed.
 
-            def check_take_back(self, output, after):
+            def check_rollback(self, output, after):
                 if not self.log.has_names_of(output.jobs):
                     raise ConfigError("the log does not record which files are newer")
         """
-        raise ConfigError("it cannot take back what it has committed")
+        raise ConfigError("it cannot roll back what it has committed")
 
-    def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+    def roll_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
         """Remove what these jobs have committed of checkpoints newer than one of them, and nothing else. Runs on the
         driver.
 
@@ -331,13 +331,13 @@ class Sink(ABC):
         `after`: the checkpoint from which the job resumes.
         `kept`: committables that are still to be committed.
 
-        The default raises InvariantError: a sink whose `check_take_back` permits it must have this method.
+        The default raises InvariantError: a sink whose `check_rollback` permits it must have this method.
 
-            def take_back(self, output, after, kept):
+            def roll_back(self, output, after, kept):
                 for name in self.log.names(output.jobs, after):
                     self.store.delete(name)
         """
-        raise InvariantError(f"{type(self).__name__} reports that it can take back, but has no take_back()")
+        raise InvariantError(f"{type(self).__name__} reports that it can roll back, but has no roll_back()")
 
     @abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter:

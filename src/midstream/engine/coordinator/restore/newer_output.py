@@ -2,7 +2,7 @@
 
 A job that resumes from an older checkpoint than its sinks have committed emits the rows in between once more. That
 never happens silently: the user has to name the checkpoint, and to choose whether the sinks roll back what they have
-committed since (`take-back`), or keep it, so that it is duplicated.
+committed since (`rollback`), or keep it, so that it is duplicated.
 
     find_committed      before the newest checkpoint is determined: a job that is still running completes a
                         checkpoint before it commits
@@ -154,10 +154,10 @@ def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) 
         problem = _rollback_problem(each, after)
         if problem:
             raise ConfigError(
-                f"sink {each.spec.name!r} cannot take back what it has committed after checkpoint {after}: {problem}. Nothing has "
+                f"sink {each.spec.name!r} cannot roll back what it has committed after checkpoint {after}: {problem}. Nothing has "
                 f"been changed. To resume from checkpoint {after} anyway, with these rows duplicated: --newer-output keep"
             )
-    back = (f"sink {each.spec.name!r} takes back what it has committed after checkpoint {after}" for each in newer)
+    back = (f"sink {each.spec.name!r} rolls back what it has committed after checkpoint {after}" for each in newer)
     return Decision(after, newer, True, (*back, *_shown_again(graph, after, newest_known)), after)
 
 
@@ -169,7 +169,7 @@ def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str,
     that cannot had none, or it would have been refused.
     """
     begun = start.begun
-    had_until = begun.below - 1 if begun is not None and begun.newer_output == "take-back" else BEGINNING
+    had_until = begun.below - 1 if begun is not None and begun.newer_output == "rollback" else BEGINNING
     for spec in transactional(graph):
         assert spec.sink is not None
         if not spec.sink.output_lasts:
@@ -197,7 +197,7 @@ def _last_choice(begun: Begun | None, after: int, newer: Iterable[Newer], by_nam
         return None
     if not by_name and begun.source == after and all(each.committed < begun.below for each in newer):
         return begun.newer_output
-    return "take-back" if begun.newer_output == "take-back" and all(n.doubt == UNDER_WAY for n in newer) else None
+    return "rollback" if begun.newer_output == "rollback" and all(n.doubt == UNDER_WAY for n in newer) else None
 
 
 def _is_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None]) -> bool:
@@ -225,17 +225,17 @@ def roll_back(decision: Decision, metadata: CheckpointMetadata) -> None:
     for newer in decision.newer if decision.rolls_back else ():
         kept = [item for entry in metadata.committables if entry.uid == newer.spec.uid for item in entry.items]
         try:
-            newer.sink.take_back(newer.output, decision.after, kept)
+            newer.sink.roll_back(newer.output, decision.after, kept)
         except MidstreamError as error:
             raise type(error)(
-                f"sink {newer.spec.name!r}: taking back what it has committed after checkpoint {decision.after}: {error}; "
+                f"sink {newer.spec.name!r}: rolling back what it has committed after checkpoint {decision.after}: {error}; "
                 "start again in the same way to continue"
             ) from error
 
 
 def _rollback_problem(newer: Newer, after: int) -> str:
     try:
-        newer.sink.check_take_back(newer.output, after)
+        newer.sink.check_rollback(newer.output, after)
     except ConfigError as error:
         return str(error)
     return ""
@@ -249,8 +249,8 @@ def _refusal(newer: Iterable[Newer], after: int, by_name: bool) -> str:
     start = "" if by_name else f"--from {after} "
     return (
         f"checkpoint {after} is older than what has been committed: {_listed(newer)}. Resuming from it produces the "
-        f"rows in between again. Choose what to do with the newer output: {start}--newer-output take-back "
-        f'(newer_output="take-back") removes it{unable}; {start}--newer-output keep leaves it, and these rows are '
+        f"rows in between again. Choose what to do with the newer output: {start}--newer-output rollback "
+        f'(newer_output="rollback") removes it{unable}; {start}--newer-output keep leaves it, and these rows are '
         "duplicated" + ("; or resume from the newest checkpoint: --from latest" if by_name else "")
     )
 

@@ -173,7 +173,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
         fresh=start.starts_over,
         source=None if start.metadata is None else (copied or start.metadata).checkpoint_id,
         keeps=bool(decision.newer) and not decision.rolls_back,
-        takes_back=decision.rolls_back,
+        rolls_back=decision.rolls_back,
     )
     if start.metadata is not None:
         roll_back(decision, start.metadata)
@@ -339,7 +339,7 @@ def _find_elsewhere(
     if jobs_of(own).get(metadata.epoch) == metadata.job_id and was_rewound_past(own, metadata):
         raise StorageError(
             f"{url}: the job has gone back to a checkpoint before checkpoint {metadata.checkpoint_id} since, and its output from "
-            "there on was taken back, or never committed: the sinks no longer hold exactly the output that this one records"
+            "there on was rolled back, or never committed: the sinks no longer hold exactly the output that this one records"
         )
     return JobStart(
         metadata,
