@@ -91,6 +91,7 @@ class KeyedStream(Writable, Hinted):
             [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
         """
         require_function(function, KeyedProcessFunction, "process")
+        self.core.check_not_overwritten("process")
         port = Port("process", self.keys, self.event_time, self.schema)
         return processed("process", function, [port], schema, side_outputs, self.core)
 
@@ -117,6 +118,7 @@ class KeyedStream(Writable, Hinted):
             [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
         """
         require_function(function, KeyedBatchFunction, "process_batches")
+        self.core.check_not_overwritten("process_batches")
         made = as_schema(schema, "process_batches")
         port = Port("process", self.keys, self.event_time, self.schema)
         return main_output(
@@ -187,6 +189,7 @@ class WindowedStream(Hinted):
             raise JobError(
                 f"window: {window!r} is not a window; use tumbling('1 h'), sliding('1 h', '5 min') or session('30 min')"
             )
+        core.check_not_overwritten("window")
         if core.event_time is None:
             timestamps = [field.name for field in core.schema if pa.types.is_timestamp(field.type)]
             raise JobError(
