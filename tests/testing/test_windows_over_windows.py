@@ -56,7 +56,7 @@ def test_no_result_is_late_for_the_windows_after_it(first, second, rows, bound, 
         patch.setattr(window_base, "SLICE_ROWS", 2 * piece_rows)
         found = testing.run([results, per_ten, other], given_rows, cut=cut, parallelism=parallelism)
     assert not any(found.late.values())
-    made = found.of(results) if hasattr(found, "of") else found[results]
+    made = found[results]
     assert sum(row["n"] for row in made) == TIMES_IN[first] * len(rows)
     assert counted(found[per_ten], "window_start") == counted(made, "window_end")
     assert sum(row["n"] for row in found[other]) == TIMES_IN[first] * TIMES_IN[second] * len(rows)

@@ -501,7 +501,13 @@ class DataStream(Handle, Writable, Hinted):
         made = self._then(method, lambda name: ProjectOperator(name, exprs, self.schema, keep=keep))
         if self.event_time is None or not computes(self.event_time, exprs, self.schema):
             return made
-        return main_output(replace(made.core, event_time=None, overwritten=f"{method}() computes {self.event_time!r},"))
+        return main_output(
+            replace(
+                made.core,
+                event_time=None,
+                overwritten=f"{method}() computes the event-time column {self.event_time!r} again",
+            )
+        )
 
     def _schema_of(self, function: object, schema: SchemaLike | None, kind: str) -> pa.Schema:
         require_callable(function, kind, f"write for example {kind}(my_function, schema={{'word': str}})")

@@ -229,7 +229,8 @@ class WindowedStream(Hinted):
 
         Returns a stream of the key columns, `window_start`, `window_end`, and a column per aggregate. Rows that came
         too late are in its `side_output(LATE)`, unchanged. It has no event time; to window it again, declare one:
-        `with_watermarks("window_start", WatermarkStrategy.bounded(window_size))`. Raises JobError for an argument that
+        `with_watermarks("window_start", WatermarkStrategy.bounded(window_size))`, or after sessions
+        `with_watermarks("window_end", WatermarkStrategy.monotonous())`. Raises JobError for an argument that
         is not an aggregate, and if there is none, SchemaError for a column that is missing or does not fit, ConfigError
         for two columns of one name.
 

@@ -80,8 +80,8 @@ class StreamCore:
         """Raise JobError if an expression has computed the event-time column again: watermarks do not follow its values."""
         if self.overwritten:
             raise JobError(
-                f"{method}: {self.overwritten} the event-time column again, and watermarks follow the times before: give "
-                "the new column another name, or call with_watermarks() again after it"
+                f"{method}: {self.overwritten}, but watermarks follow the times that the column had before; give the new "
+                "column another name, or call with_watermarks() again after it"
             )
 
     def check_program(self, other: StreamCore, method: str) -> None:

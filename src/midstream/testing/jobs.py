@@ -271,7 +271,7 @@ class RunningJob:
         return self
 
     def advance_processing_time(self, by: Duration) -> RunningJob:
-        """Advance the wall clock: processing-time timers fire, inputs become idle.
+        """Advance the wall clock: processing-time timers fire, unbounded inputs become idle.
 
         `by`: a duration such as "10 s", a number of seconds, or a timedelta.
 
