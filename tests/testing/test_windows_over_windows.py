@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from effort import examples
 from midstream import Count, Environment, Sum, WatermarkStrategy, session, sliding, testing, tumbling
 from midstream.engine.operators.windows import window_operator as window_base
+from midstream.engine.operators.windows.windows import Window
 
 START = datetime(2024, 1, 1)
 COLUMNS = {"k": int, "at": datetime}
-WINDOWS = {"tumbling": tumbling(3), "sliding": sliding(6, 2), "session": session(2)}
+WINDOWS: dict[str, Window] = {"tumbling": tumbling(3), "sliding": sliding(6, 2), "session": session(2)}
 TIMES_IN = {"tumbling": 1, "sliding": 3, "session": 1}
 """In how many windows a row is."""
 
