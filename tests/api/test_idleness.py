@@ -91,8 +91,8 @@ def test_splits_of_which_no_row_arrives_do_not_keep_a_stream_from_being_idle(
 ) -> None:
     env = Environment(parallelism=parallelism)
     idle = WatermarkStrategy.bounded("0 s", idle_after="10 s")
-    quiet = env.from_collection([], schema=SCHEMA).uid("quiet").filter(pl.col("k") == "never")
-    busy = env.from_collection([], schema=SCHEMA).uid("busy").with_watermarks("at", idle)
+    quiet = env.generate(lambda i: {}, schema=SCHEMA).uid("quiet").filter(pl.col("k") == "never")
+    busy = env.generate(lambda i: {}, schema=SCHEMA).uid("busy").with_watermarks("at", idle)
     counts = quiet.with_watermarks("at", idle).union(busy).key_by("k").window(tumbling("10 s")).aggregate(n=Count())
     with testing.job([counts]) as job:
         for second in range(1, 21):
@@ -109,8 +109,8 @@ def test_splits_of_which_no_row_arrives_do_not_keep_a_stream_from_being_idle(
 def test_a_stream_that_is_idle_when_it_is_rescaled_or_restored_holds_event_time_until_it_is_idle_again() -> None:
     env = Environment(parallelism=2)
     idle = WatermarkStrategy.bounded("0 s", idle_after="10 s")
-    quiet = env.from_collection([], schema=SCHEMA).uid("quiet").with_watermarks("at", idle)
-    busy = env.from_collection([], schema=SCHEMA).uid("busy").with_watermarks("at", idle)
+    quiet = env.generate(lambda i: {}, schema=SCHEMA).uid("quiet").with_watermarks("at", idle)
+    busy = env.generate(lambda i: {}, schema=SCHEMA).uid("busy").with_watermarks("at", idle)
     counts = quiet.union(busy).key_by("k").window(tumbling("10 s")).aggregate(n=Count())
     with testing.job([counts]) as job:
         job.advance_processing_time("10 s")

@@ -170,8 +170,9 @@ def test_at_the_end_all_timers_and_windows_fire():
 
 def test_an_input_becomes_idle_when_the_test_lets_time_pass():
     env = Environment()
-    fast = env.from_collection([], schema=ORDER).uid("fast").with_watermarks("at", WatermarkStrategy.monotonous("5 s"))
-    slow = env.from_collection([], schema=ORDER).uid("slow").with_watermarks("at", WatermarkStrategy.monotonous("5 s"))
+    strategy = WatermarkStrategy.monotonous("5 s")
+    fast = env.generate(lambda i: {}, schema=ORDER).uid("fast").with_watermarks("at", strategy)
+    slow = env.generate(lambda i: {}, schema=ORDER).uid("slow").with_watermarks("at", strategy)
     window = fast.union(slow).key_by("user").window(tumbling("1 min")).aggregate(n=Count())
     with testing.job(window) as job:
         job.feed("slow", order("ann", 1, 0)).feed("fast", order("ann", 1, 0))
@@ -180,6 +181,88 @@ def test_an_input_becomes_idle_when_the_test_lets_time_pass():
         assert job.take() == []
         job.advance_processing_time("2 s")
         assert [row["n"] for row in job.take()] == [2]
+
+
+def test_a_bounded_input_never_becomes_idle_as_in_a_real_job():
+    env = Environment()
+    strategy = WatermarkStrategy.monotonous("5 s")
+    stream = env.generate(lambda i: {}, schema=ORDER).uid("stream").with_watermarks("at", strategy)
+    file = env.from_collection([], schema=ORDER).uid("file").with_watermarks("at", strategy)
+    window = stream.union(file).key_by("user").window(tumbling("1 min")).aggregate(n=Count())
+    with testing.job(window) as job:
+        job.feed("stream", [order("ann", 1, 0), order("ann", 1, 90)]).advance_processing_time("1 h")
+        assert job.take() == []
+        job.end("file")
+        assert [row["n"] for row in job.take()] == [1]
+
+
+class Named(CoProcessFunction):
+    name = ValueState(str)
+
+    def process1(self, row, ctx):
+        ctx.timers.event_time(row["at"])
+
+    def process2(self, row, ctx):
+        self.name.value = row["name"]
+
+    def on_timer(self, time, ctx):
+        yield {"user": ctx.key, "at": time, "name": self.name.value}
+
+
+USER = {"user": str, "name": str}
+
+
+def named(names, *, first: bool):
+    env = Environment()
+    timed, table = orders(env), names(env).uid("names")
+    streams = timed.key_by("user"), table.key_by("user")
+    if first:
+        return streams[1].connect(streams[0]).process(NamedByTable(), {"user": str, "at": datetime, "name": str})
+    return streams[0].connect(streams[1]).process(Named(), {"user": str, "at": datetime, "name": str})
+
+
+class NamedByTable(Named):
+    process1, process2 = Named.process2, Named.process1
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_bounded_table_is_complete_before_a_timer_fires_however_batches_are_cut(first, parallelism):
+    stream = named(lambda env: env.from_collection([], schema=USER), first=first)
+    rows = {
+        "orders": [order(user, 1, 10 * i) for i in range(9) for user in "ab"],
+        "names": [{"user": user, "name": name} for name in ("old", "new") for user in "xyab"],
+    }
+    result = testing.check_cuts(stream, rows, parallelism=parallelism)
+    assert [row["name"] for row in result.rows] == ["new"] * 18
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_bounded_table_ends_after_its_last_row_also_if_the_input_does_not(first):
+    stream = named(lambda env: env.from_collection([], schema=USER), first=first)
+    rows = [order("a", 1, 10 * i) for i in range(5)]
+    for names, expected in (([{"user": "a", "name": "new"}], ["new"] * 4), ([], [None] * 4)):
+        for cut in (1, "whole"):
+            result = testing.run(stream, {"orders": rows, "names": names}, cut=cut, ends=False)
+            assert [row["name"] for row in result.rows] == expected
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_bounded_table_holds_back_event_time_until_the_test_ends_it(first):
+    stream = named(lambda env: env.from_collection([], schema=USER), first=first)
+    with testing.job(stream) as job:
+        job.feed("orders", [order("a", 1, 10 * i) for i in range(5)]).advance_to("2024-01-02")
+        assert job.take() == []
+        job.feed("names", {"user": "a", "name": "new"}).end("names")
+        assert [row["name"] for row in job.take()] == ["new"] * 5
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_unbounded_table_does_not_hold_back_event_time(first):
+    stream = named(lambda env: env.generate(lambda i: {}, schema=USER), first=first)
+    with testing.job(stream) as job:
+        job.feed("orders", [order("a", 1, 10 * i) for i in range(5)])
+        assert [row["name"] for row in job.take()] == [None] * 4
 
 
 def test_event_time_of_two_inputs_is_the_lower_one():

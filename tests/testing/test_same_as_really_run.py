@@ -13,6 +13,7 @@ from midstream import (
     LATE,
     BroadcastProcessFunction,
     BroadcastState,
+    CoProcessFunction,
     Count,
     Environment,
     KeyedBatchFunction,
@@ -21,6 +22,7 @@ from midstream import (
     Mean,
     Sum,
     TableState,
+    ValueState,
     WatermarkStrategy,
     session,
     testing,
@@ -82,6 +84,19 @@ class Rules(BroadcastProcessFunction):
         self.rules[row["rule"]] = True
 
 
+class Named(CoProcessFunction):
+    name = ValueState(str)
+
+    def process1(self, row, ctx):
+        ctx.timers.event_time(row["at"])
+
+    def process2(self, row, ctx):
+        self.name.value = row["name"]
+
+    def on_timer(self, at, ctx):
+        return {"at": at, "name": self.name.value}
+
+
 class Totals(KeyedBatchFunction):
     rows = TableState({"key": str, "price": pl.Decimal(10, 2)})
 
@@ -113,6 +128,7 @@ def job() -> tuple[Environment, dict]:
         n=Count(), total=Sum("price"), mean=Mean("real"), sum=Sum("small")
     )
     rules = env.from_collection([{"rule": "one"}]).uid("rules")
+    names = env.from_collection([{"key": f"k{i % 3}", "name": f"name {i}"} for i in range(60)], splits=1).uid("names")
     shifted = rows.with_columns(
         small=pl.col("small").cast(pl.Int64) * 1000, text=pl.col("kind").cast(pl.String) + "!", half=pl.col("real") / 2
     )
@@ -135,6 +151,7 @@ def job() -> tuple[Environment, dict]:
         "session": keyed.window(session("25 s")).aggregate(n=Count()),
         "interval join": keyed.connect(keyed_again(env)).interval_join(0, "20 s"),
         "broadcast": keyed.connect(rules.broadcast()).process(Rules(), {"key": str, "large": pa.uint64()}),
+        "complete table": keyed.connect(names.key_by("key")).process(Named(), {"at": datetime, "name": str}),
         "tables": keyed.process_batches(Totals(), {"key": str, "price": pl.Decimal(38, 2)}),
     }
     return env, {name: stream.collect() for name, stream in streams.items()}

@@ -24,7 +24,7 @@ from midstream.engine.operators.windows.window_operator import END, PARTS, PROGR
 from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
 from midstream.engine.operators.windows.windows import LATE
 from midstream.engine.state.state_parts import KEY_GROUP, StatePart
-from midstream.simulation.recorded_rows import SCHEMA, Outside, time_ms
+from midstream.simulation.recorded_rows import SCHEMA, Int64s, Outside, time_ms
 from midstream_lab.jobs.timed import GAP_MS, HIGHEST, IDS, LOWEST, SIZE_MS, SLIDE_MS, TUMBLING_MS, due_us, window
 from midstream_lab.jobs.window_reference import Emission, WindowReference, difference, wrong_marks
 from midstream_lab.jobs.wrapped_operator import Around
@@ -69,6 +69,8 @@ class Window(Around):
         self._emitted: Counter[Emission] = Counter()
         """The windows emitted during this batch, or since the last watermark for which everything had fired."""
         self._is_firing = False
+        self._fired_end_us: int | None = None
+        """The end of the last window emitted since the firing began; None while rows are processed."""
         self._reference: WindowReference
         self._out: Output
         self._context: OperatorContext
@@ -88,10 +90,19 @@ class Window(Around):
         else:
             if LOWEST in batch.schema.names and not _bounds_are_right(batch, "ids", LOWEST, HIGHEST):
                 self._bug("it emits a window whose lowest or highest id is not that of its rows")
+            self._check_order(batch.column(WINDOW_END).cast(pa.int64()).to_numpy())
             bounds = (batch.column(name).cast(pa.int64()).to_pylist() for name in (WINDOW_START, WINDOW_END))
             ids = (tuple(sorted(each)) for each in to_list(batch.column("ids")))
             self._emitted.update(zip(to_list(batch.column("key")), *bounds, ids, strict=True))
         self._out.emit(batch, tag)
+
+    def _check_order(self, ends_us: Int64s) -> None:
+        """Check that a watermark made of the results so far passes none that the same firing has still to emit."""
+        if self._fired_end_us is None:
+            return
+        if int(ends_us[0]) < self._fired_end_us or (np.diff(ends_us) < 0).any():
+            self._bug("it emits a window after one that ends later, for the same watermark")
+        self._fired_end_us = int(ends_us[-1])
 
     def watermark(self, watermark_us: int) -> None:
         raise AssertionError("windows make no watermarks")
@@ -110,6 +121,7 @@ class Window(Around):
         self._late.clear()
         self._late_combined = 0
         self._emitted.clear()
+        self._fired_end_us = None
         super().process(batch, port)
         groups = key_groups(batch, ("key",), self._context.max_parallelism).tolist()
         keys = to_list(batch.column("key"))
@@ -129,6 +141,7 @@ class Window(Around):
     def advance_watermark(self, watermark_us: int) -> bool:
         if not self._is_firing:
             self._emitted.clear()
+            self._fired_end_us = MIN_WATERMARK_US
         self._is_firing = not super().advance_watermark(watermark_us)
         if not self._is_firing:
             self._compare(self._reference.due(watermark_us), f"at event time {watermark_us}")

@@ -19,8 +19,9 @@ from midstream.engine.operators.windows import session_windows
 from midstream.engine.operators.windows.fired_upto import FiredUpTo
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
 from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
-from midstream.engine.operators.windows.window_operator import END, PROGRESS, START, WindowOperator, clamp
+from midstream.engine.operators.windows.window_operator import END, PROGRESS, START, Piece, WindowOperator, clamp
 from midstream.engine.protocol.messages import FromSlot, TaskFinished
+from midstream.engine.state.columnar import by_group
 from midstream.engine.state.join_index import JoinIndex
 from midstream.engine.state.session_index import IndexedRun, SessionIndex
 from midstream.engine.worker import task
@@ -269,6 +270,16 @@ def long_sessions_are_cut() -> Replacements:
     return [(session_windows, "session_numbers", numbers)]
 
 
+def sessions_fire_by_key_group() -> Replacements:
+    """Sessions that are due leave by key group: what is made of the first ones passes some that follow."""
+
+    def by_end(self: Any, due: pl.DataFrame, watermark: int) -> Iterator[Piece]:
+        for (part,), last_group in self._cut_by_group([by_group(due, self._layout.groups(due))]):
+            yield Piece(part, last_group, watermark)
+
+    return [(SessionWindowOperator, "_by_end", by_end)]
+
+
 def third_part_is_lost() -> Replacements:
     """Of a key with three parts or more, two are merged, and the others are gone."""
 
@@ -374,6 +385,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "not_fired_again": Mutation("a window that got rows later is not emitted again", not_fired_again, _updated),
     "windows_are_kept": Mutation("windows that can no longer change stay in state", windows_are_kept, _panes),
     "sessions_are_kept": Mutation("sessions that can no longer change stay in state", sessions_are_kept, _sessions),
+    "sessions_fire_by_key_group": Mutation(
+        "sessions leave a firing by key group, not by their ends", sessions_fire_by_key_group, _due_sessions
+    ),
     "touching_stay_apart": Mutation("sessions that touch are not merged", touching_stay_apart, _sessions),
     "long_sessions_are_cut": Mutation("a session is cut after a short part of it", long_sessions_are_cut, _sessions),
     "restored_sessions_never_end": Mutation(

@@ -15,7 +15,7 @@ import pyarrow as pa
 from midstream.api.argument_checks import columns_text, require_column
 from midstream.engine.core.batches import check_column_name
 from midstream.engine.core.errors import JobError, SchemaError
-from midstream.engine.operators.expressions import EXPRESSION_ERRORS, empty_frame
+from midstream.engine.operators.expressions import EXPRESSION_ERRORS, empty_frame, infer_schema
 
 Columns: TypeAlias = "str | pl.Expr | Iterable[str | pl.Expr]"
 """A name, an expression or a selector, or several of them in a list."""
@@ -43,6 +43,18 @@ def expressions(method: str, columns: Iterable[Columns], named: Mapping[str, pl.
     if not exprs:
         raise JobError(f"{method}: name at least one column or expression")
     return exprs
+
+
+def computes(column: str, exprs: Iterable[pl.Expr], schema: pa.Schema) -> bool:
+    """Whether one of the expressions makes this column of anything but the column itself."""
+    for expr in exprs:
+        if expr.meta.is_column_selection():  # no column gets another name
+            continue
+        made = infer_schema(schema, [expr], "the expression", keep=False).names
+        is_unchanged = expr.meta.is_column_selection(allow_aliasing=True) and expr.meta.root_names() == [column]
+        if column in made and not is_unchanged:
+            return True
+    return False
 
 
 def all_of(schema: pa.Schema, predicates: Iterable[Columns], equal: Mapping[str, Literal]) -> pl.Expr:

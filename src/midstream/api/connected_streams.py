@@ -35,6 +35,8 @@ class ConnectedStreams:
     """
 
     def __init__(self, first: StreamCore, second: StreamCore) -> None:
+        for core in (first, second):
+            core.check_not_overwritten("connect")
         self._first = first
         self._second = second
         self._ports = two_ports(
@@ -165,6 +167,8 @@ class BroadcastConnectedStreams:
     """
 
     def __init__(self, stream: StreamCore, broadcast: StreamCore) -> None:
+        for core in (stream, broadcast):
+            core.check_not_overwritten("connect")
         self._stream = stream
         self._broadcast = broadcast
 

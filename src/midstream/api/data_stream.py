@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from midstream.api.argument_checks import columns_text, require_callable, require_column
-from midstream.api.columns import Columns, all_of, expressions, renamed, without
+from midstream.api.columns import Columns, all_of, computes, expressions, renamed, without
 from midstream.api.columns import Literal as Constant
 from midstream.api.hints import OF_STREAMS, Hinted
 from midstream.api.picklability import check_shippable
@@ -49,7 +49,8 @@ class DataStream(Handle, Writable, Hinted):
     Each method adds an operator and returns the stream of its output; the stream itself stays as it is, and may be used
     again. Arguments are checked against `schema` immediately: the SchemaError, JobError or ConfigError begins with the file
     and line of the call. The event-time column stays the event time as long as the output has a timestamp column of
-    that name.
+    that name. An expression that computes that column again ends this, until `with_watermarks` is called again; a function
+    returns it unchanged, since rows with earlier times may be late.
 
         >>> dear = orders.filter(pl.col("price") > 3).select("user", cents=pl.col("price") * 100)
         >>> testing.run(dear).rows
@@ -110,7 +111,7 @@ class DataStream(Handle, Writable, Hinted):
             [{'user': 'ann', 'double': 6}, {'user': 'bob', 'double': 10}, {'user': 'ann', 'double': 8}]
         """
         exprs = expressions("select", columns, named)
-        return self._then("select", lambda name: ProjectOperator(name, exprs, self.schema, keep=False))
+        return self._projected("select", exprs, keep=False)
 
     @located
     def drop(self, *columns: Columns) -> DataStream:
@@ -158,7 +159,7 @@ class DataStream(Handle, Writable, Hinted):
             [{'user': 'ann', 'price': 3, 'is_dear': False}, {'user': 'bob', 'price': 5, 'is_dear': True}, {'user': 'ann', 'price': 4, 'is_dear': False}]
         """
         exprs = expressions("with_columns", columns, named)
-        return self._then("with_columns", lambda name: ProjectOperator(name, exprs, self.schema, keep=True))
+        return self._projected("with_columns", exprs, keep=True)
 
     @located
     def map(self, function: Callable[[Row], Row], schema: SchemaLike | None = None) -> DataStream:
@@ -250,7 +251,7 @@ class DataStream(Handle, Writable, Hinted):
             )
         require_column(self.schema, column, "with_watermarks", "column", "Name a timestamp column.")
         made = self.core.then("watermarks", lambda name: TimestampsOperator(name, column, strategy, self.schema))
-        return main_output(replace(made, event_time=column))
+        return main_output(replace(made, event_time=column, overwritten=""))
 
     # ---- several streams
 
@@ -284,7 +285,8 @@ class DataStream(Handle, Writable, Hinted):
             if other.core.partitioning is not self.core.partitioning:
                 raise JobError("union: call rebalance(), broadcast(), global_() or forward() after the union")
         origins = tuple(origin for stream in (self, *others) for origin in stream.core.origins)
-        return DataStream(replace(self.core, origins=origins, side_outputs={}))
+        overwritten = next((each.core.overwritten for each in (self, *others) if each.core.overwritten), "")
+        return DataStream(replace(self.core, origins=origins, side_outputs={}, overwritten=overwritten))
 
     @overload  # a BroadcastStream is a DataStream too, so its overload comes first
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStreams: ...  # type: ignore[overload-overlap]
@@ -494,6 +496,18 @@ class DataStream(Handle, Writable, Hinted):
 
     def _then(self, kind: str, make: MakeOperator) -> DataStream:
         return main_output(self.core.then(kind, make))
+
+    def _projected(self, method: str, exprs: Sequence[pl.Expr], *, keep: bool) -> DataStream:
+        made = self._then(method, lambda name: ProjectOperator(name, exprs, self.schema, keep=keep))
+        if self.event_time is None or not computes(self.event_time, exprs, self.schema):
+            return made
+        return main_output(
+            replace(
+                made.core,
+                event_time=None,
+                overwritten=f"{method}() computes the event-time column {self.event_time!r} again",
+            )
+        )
 
     def _schema_of(self, function: object, schema: SchemaLike | None, kind: str) -> pa.Schema:
         require_callable(function, kind, f"write for example {kind}(my_function, schema={{'word': str}})")

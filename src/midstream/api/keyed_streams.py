@@ -91,6 +91,7 @@ class KeyedStream(Writable, Hinted):
             [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
         """
         require_function(function, KeyedProcessFunction, "process")
+        self.core.check_not_overwritten("process")
         port = Port("process", self.keys, self.event_time, self.schema)
         return processed("process", function, [port], schema, side_outputs, self.core)
 
@@ -117,6 +118,7 @@ class KeyedStream(Writable, Hinted):
             [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
         """
         require_function(function, KeyedBatchFunction, "process_batches")
+        self.core.check_not_overwritten("process_batches")
         made = as_schema(schema, "process_batches")
         port = Port("process", self.keys, self.event_time, self.schema)
         return main_output(
@@ -187,6 +189,7 @@ class WindowedStream(Hinted):
             raise JobError(
                 f"window: {window!r} is not a window; use tumbling('1 h'), sliding('1 h', '5 min') or session('30 min')"
             )
+        core.check_not_overwritten("window")
         if core.event_time is None:
             timestamps = [field.name for field in core.schema if pa.types.is_timestamp(field.type)]
             raise JobError(
@@ -226,7 +229,8 @@ class WindowedStream(Hinted):
 
         Returns a stream of the key columns, `window_start`, `window_end`, and a column per aggregate. Rows that came
         too late are in its `side_output(LATE)`, unchanged. It has no event time; to window it again, declare one:
-        `with_watermarks("window_start", WatermarkStrategy.bounded(window_size))`. Raises JobError for an argument that
+        `with_watermarks("window_start", WatermarkStrategy.bounded(window_size))`, or after sessions
+        `with_watermarks("window_end", WatermarkStrategy.monotonous())`. Raises JobError for an argument that
         is not an aggregate, and if there is none, SchemaError for a column that is missing or does not fit, ConfigError
         for two columns of one name.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -26,6 +26,7 @@ class StreamCore:
     """Rows of one schema: where in a program they come from, and which subtasks of the next operator get them.
 
     `side_outputs`: the columns and the event time of each other output of the operator that they come from.
+    `overwritten`: the call that computed the event-time column again, after which the rows have no event time; "" if none.
     """
 
     program: Program
@@ -35,6 +36,7 @@ class StreamCore:
     side_outputs: Mapping[str, tuple[pa.Schema, str | None]] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
     partitioning: Partitioning | None = None
+    overwritten: str = ""
 
     def inputs(self, port: int = 0) -> list[Input]:
         """These rows as input `port` of an operator."""
@@ -53,18 +55,34 @@ class StreamCore:
 
         The event time is the first of the inputs' that is still a column.
         """
-        inputs, event_times = self.inputs(), [self.event_time]
+        inputs, event_times, overwritten = self.inputs(), [self.event_time], self.overwritten
         if second is not None:
             inputs += second.inputs(1)
             event_times.append(second.event_time)
+            overwritten = overwritten or second.overwritten
         node = self.program.add(kind, inputs, make, parallelism=parallelism)
         assert node.schema is not None, kind
         side_outputs: Mapping[str, pa.Schema] = getattr(node.operator, "side_outputs", {})
         sides = {tag: (side, _surviving(event_times, side)) for tag, side in side_outputs.items()}
-        return StreamCore(self.program, (Origin(node.id),), node.schema, _surviving(event_times, node.schema), sides)
+        return StreamCore(
+            self.program,
+            (Origin(node.id),),
+            node.schema,
+            _surviving(event_times, node.schema),
+            sides,
+            overwritten=overwritten,
+        )
 
     def toward(self, partitioning: Partitioning) -> StreamCore:
-        return StreamCore(self.program, self.origins, self.schema, self.event_time, partitioning=partitioning)
+        return replace(self, side_outputs={}, keys=(), partitioning=partitioning)
+
+    def check_not_overwritten(self, method: str) -> None:
+        """Raise JobError if an expression has computed the event-time column again: watermarks do not follow its values."""
+        if self.overwritten:
+            raise JobError(
+                f"{method}: {self.overwritten}, but watermarks follow the times that the column had before; give the new "
+                "column another name, or call with_watermarks() again after it"
+            )
 
     def check_program(self, other: StreamCore, method: str) -> None:
         """Raise JobError unless `other` is of the same program."""

@@ -31,13 +31,16 @@ class Fed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FedSource(Source):
-    """A source in which each batch fed is a split of its own, and is emitted as it is, without being cut."""
+    """A source in which each batch fed is a split of its own, and is emitted as it is, without being cut.
+
+    `of`: the source that it replaces. A bounded one without event time holds back that of other inputs until it ends.
+    """
 
     blocking = False
-    bounded = False
 
-    def __init__(self, name: str, schema: pa.Schema) -> None:
-        self.schema = schema
+    def __init__(self, name: str, of: Source) -> None:
+        self.schema = of.schema
+        self.bounded = of.bounded
         self._name = name
         self.fed: dict[int, pa.RecordBatch] = {}
         """The batches that have not been read, by number. Set by the engine when the source is opened."""

@@ -58,7 +58,8 @@ def run(
     `now`: the wall clock, which stands still: an ISO string, a datetime (UTC if it has no zone), or microseconds since
     1970.
     `restore`: a snapshot from which to resume, see `RunningJob.snapshot`.
-    `ends`: whether the input ends, so that all windows and timers fire, as in a job with bounded sources.
+    `ends`: whether the input ends, so that all windows and timers fire, as in a job with bounded sources. A bounded source
+    without event time ends after its last row in any case: until then it holds back event time.
 
     Returns the output of every sink, stream end and side output. Raises what a function of the job raised, with a note
     of the operator and the row; ConfigError for unknown names; SchemaError for rows that do not fit; JobError for a
@@ -70,7 +71,7 @@ def run(
         [{'user': 'eve', 'price': 9}]
     """
     with job(what, parallelism=parallelism, now=now, restore=restore) as running:
-        running.feed_all(inputs, cut=cut)
+        running._feed_turns(inputs, cut, ends_tables=True)
         if ends:
             running.end()
         return running.result()
@@ -130,7 +131,7 @@ class RunningJob:
     def _fed_source(self, uid: str, node: Node) -> Source:
         assert node.source is not None
         self._sources[uid] = node.name, node.source
-        return FedSource(uid, node.source.schema)
+        return FedSource(uid, node.source)
 
     def __enter__(self) -> RunningJob:
         return self
@@ -176,6 +177,8 @@ class RunningJob:
     def feed_all(self, inputs: Mapping[str, Rows] | Rows | None = None, *, cut: Cut = 1) -> RunningJob:
         """Feed rows to all sources, which take turns; bounded sources that are not given have their own rows.
 
+        As in a real job, a bounded source without event time holds back that of the others until `end` is called for it.
+
         `inputs`: rows by the uid or name of a source, or just rows if there is one source.
         `cut`: how rows are cut into batches, as for `run`.
 
@@ -186,13 +189,24 @@ class RunningJob:
             ...     len(job.feed_all().take())
             3
         """
+        self._feed_turns(inputs, cut, ends_tables=False)
+        return self
+
+    def _feed_turns(self, inputs: Mapping[str, Rows] | Rows | None, cut: Cut, *, ends_tables: bool) -> None:
+        """Feed rows to all sources in turns. `ends_tables`: a bounded source without event time ends after its last row,
+        as in a real job; until then it holds back event time.
+        """
         given = self._named(inputs)
         parts = {uid: list(batches(batch, cut)) for uid, batch in given.items()}
-        for turn in zip_longest(*parts.values()):
+        tables = {uid for uid, (_, source) in self._sources.items() if source.bounded and not self._event_times[uid]}
+        if ends_tables:
+            self._end_each(uid for uid in tables if not parts[uid])
+        for number, turn in enumerate(zip_longest(*parts.values())):
             for uid, batch in zip(parts, turn, strict=True):
                 if batch is not None:
                     self._feed(uid, batch)
-        return self
+                    if ends_tables and uid in tables and number + 1 == len(parts[uid]):
+                        self._end_each([uid])
 
     def _feed(self, uid: str, batch: pa.RecordBatch) -> None:
         if self._engine.has_ended(uid):
@@ -214,19 +228,22 @@ class RunningJob:
             ...     [row["n"] for row in job.feed_all().end("clicks").take()]
             [2]
         """
-        named = [self._source(name, "end") for name in sources] or list(self._sources)
+        self._end_each([self._source(name, "end") for name in sources] or self._sources)
+        return self
+
+    def _end_each(self, uids: Iterable[str]) -> None:
         with _Surfacing():
-            for uid in named:
+            for uid in uids:
                 if not self._engine.has_ended(uid):
                     self._engine.end(uid)
-        return self
 
     # ---- time ----
 
     def advance_to(self, at: Instant, *sources: str) -> RunningJob:
         """Advance event time: windows and timers up to a time fire, and later rows at or before it are late.
 
-        Event time never goes back.
+        Event time never goes back. As in a real job, a bounded source without event time holds it back where its rows
+        meet those of others: call `end` with its name first.
 
         `at`: an ISO string such as "2024-01-01 12:05", a datetime (UTC if it has no zone), or microseconds since 1970.
         `sources`: the sources whose rows' event time is advanced, by uid or name; without any, that of all inputs.
@@ -254,7 +271,7 @@ class RunningJob:
         return self
 
     def advance_processing_time(self, by: Duration) -> RunningJob:
-        """Advance the wall clock: processing-time timers fire, inputs become idle.
+        """Advance the wall clock: processing-time timers fire, unbounded inputs become idle.
 
         `by`: a duration such as "10 s", a number of seconds, or a timedelta.
 

@@ -97,6 +97,7 @@ class Job:
     def watermark(self, watermark_us: int) -> None:
         for world in self.worlds:
             world.advance(watermark_us)
+        self.check_order()
         self.collect()
 
     def interrupt(self, watermark_us: int, counts: list[int], parallelism: int) -> dict[int, int]:
@@ -105,6 +106,7 @@ class Job:
             for _ in range(count):
                 if world.operator.advance_watermark(watermark_us):
                     break
+        self.check_order()
         self.collect()
         snapshots = [world.snapshot() for world in self.worlds]
         self.start(snapshots, parallelism)
@@ -115,6 +117,12 @@ class Job:
             self.out.extend(world.out.rows())
             self.late.extend(world.out.rows(LATE))
             world.out.clear()
+
+    def check_order(self) -> None:
+        """Results of one firing are in the order of the ends of their windows, across its slices."""
+        for world in self.worlds:
+            ends = [row[WINDOW_END] for row in world.out.rows()]
+            assert ends == sorted(ends)
 
 
 def marks_of(snapshots: list[Parts]) -> Iterator[tuple[int, int]]:

@@ -121,7 +121,11 @@ class Job:
     def watermark(self, watermark: int, subtasks: Any) -> None:
         owners = self.owners(batch_of([(key, 0, 0) for key in KEYS]))
         for subtask in subtasks:
-            self.worlds[subtask].advance(watermark * 1000)
+            world = self.worlds[subtask]
+            before = len(world.out.rows())
+            world.advance(watermark * 1000)
+            ends = [row[WINDOW_END] for row in world.out.rows()[before:]]
+            assert ends == sorted(ends), "results of one firing are in the order of the ends of their windows"
             for key, owner in zip(KEYS, owners, strict=True):
                 if owner == subtask:
                     self.oracle.advance(key, watermark)

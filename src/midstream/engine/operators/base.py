@@ -207,7 +207,10 @@ class Operator(ABC):
         """
 
     def advance_watermark(self, watermark_us: int) -> bool:
-        """Handle event time having reached `watermark_us` on all ports: fire what is due.
+        """Handle event time having reached `watermark_us` on all ports: fire what is due, in the order of time.
+
+        What it emits leaves before the watermark does. But for late rows, nothing has a time at or below a watermark that
+        has left. The next operator may make watermarks of the first results, which must not pass the others.
 
         Of several watermarks in a row, with no rows between them, only the last may be delivered.
 

@@ -10,7 +10,7 @@ the watermark has reached its end: then no such row can follow, however batches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from midstream.engine.core.batches import to_polars
 from midstream.engine.operators.event_time_column import Int64s
+from midstream.engine.operators.windows import window_operator as window_base
 from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGroupBy
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
@@ -27,13 +28,14 @@ from midstream.engine.operators.windows.window_operator import (
     END,
     START,
     Firing,
+    Piece,
     WindowOperator,
     clamp,
     native_units,
     room_for,
 )
 from midstream.engine.operators.windows.window_specs import Session
-from midstream.engine.state.columnar import freeze
+from midstream.engine.state.columnar import by_group, freeze
 from midstream.engine.state.session_index import SessionIndex
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 
@@ -109,7 +111,7 @@ class SessionWindowOperator(WindowOperator):
         ended = merged.filter(pl.col(END) <= watermark).with_row_index(_ROW)
         inside = ended.join(parts.select(*by, pl.col(START).alias("__at")), on=by, how="inner")
         touched = inside.filter((pl.col("__at") >= pl.col(START)) & (pl.col("__at") < pl.col(END)))
-        self._emit(ended.join(touched.select(_ROW).unique(), on=_ROW, how="semi").drop(_ROW))
+        self._emit(_ordered(ended.join(touched.select(_ROW).unique(), on=_ROW, how="semi").drop(_ROW)))
 
     def _merge_keys(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Merge all parts of these keys, in state too, and return the merged parts."""
@@ -165,7 +167,27 @@ class SessionWindowOperator(WindowOperator):
         if keys is None:
             return None
         due = self._unfired(self._merge_keys(keys).filter(pl.col(END) <= watermark), pl.col(END))
-        return Firing(self._cut(due), watermark) if due.height else None
+        return Firing(self._by_end(due, watermark), watermark) if due.height else None
+
+    def _by_end(self, due: pl.DataFrame, watermark: int) -> Iterator[Piece]:
+        """Yield sessions in the order of their ends. Sessions of one end that are too many for a piece are cut between key
+        groups.
+        """
+        due = _ordered(due)
+        ends = due.get_column(END).to_numpy()
+        begun = 0
+        while len(ends) - begun > window_base.PIECE_ROWS:
+            upto = int(ends.searchsorted(ends[begun + window_base.PIECE_ROWS]))
+            if upto > begun:
+                yield Piece(due.slice(begun, upto - begun), self._last_group, int(ends[upto - 1]))
+            else:
+                upto = int(ends.searchsorted(ends[begun], "right"))
+                of_one_end = due.slice(begun, upto - begun)
+                for (part,), last_group in self._cut_by_group([by_group(of_one_end, self._layout.groups(of_one_end))]):
+                    yield Piece(part, last_group, int(ends[begun]))
+            begun = upto
+        if begun < len(ends):
+            yield Piece(due.slice(begun), self._last_group, watermark)
 
     def _forget(self) -> None:
         """Drop expired parts; all keys that have some are merged by now, so these parts are whole sessions."""
@@ -186,6 +208,12 @@ class SessionWindowOperator(WindowOperator):
         if frame.height:
             self._parts.append(self._merge([frame]))
             self._parts.compact()
+
+
+def _ordered(sessions: pl.DataFrame) -> pl.DataFrame:
+    """Sort sessions by their ends, those of one end in the order in which they are."""
+    ends = sessions.get_column(END).to_numpy()
+    return sessions if (ends[1:] >= ends[:-1]).all() else sessions[ends.argsort(kind="stable")]
 
 
 def _small_sessions(

@@ -182,13 +182,13 @@ class SlidingWindowOperator(WindowOperator):
         """
         logs = self._logs_of(end)
         if sum(log.merged().height for log in logs) <= window_base.PIECE_ROWS:
-            yield Piece(self._unfired(self._window(end), end - 1), self._last_group)
+            yield Piece(self._unfired(self._window(end), end - 1), self._last_group, end - 1)
             return
         frames = [log.by_group(self._layout) for log in logs]
         if not self._fired_upto.is_even:
             frames = [_only(ordered, self._fired_upto.of(ordered[1]) < end - 1) for ordered in frames]
         for parts, last_group in self._cut_by_group(frames):
-            yield Piece(self._merged(parts, end), last_group)
+            yield Piece(self._merged(parts, end), last_group, end - 1)
 
     def _window(self, end: int, keys: pl.DataFrame | None = None) -> pl.DataFrame:
         """Merge the window that ends at `end`, with its bounds; only for `keys` if given."""

@@ -23,7 +23,7 @@ from midstream.engine.operators.windows.fired_upto import FiredUpTo
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import ROWS, WindowCombiner
 from midstream.engine.operators.windows.window_specs import LATE, WINDOW_END, WINDOW_START, Window
-from midstream.engine.state.columnar import Ordered, StateLayout, by_group
+from midstream.engine.state.columnar import Ordered, StateLayout
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
 
 START: Final = "__start"
@@ -31,7 +31,7 @@ END: Final = "__end"
 """The columns with the bounds of each row's window in a merged frame, int64 in the event time's unit."""
 
 PIECE_ROWS = 65_536
-"""The approximate size of batches in which windows are emitted; a larger one is cut between key groups."""
+"""The approximate size of batches in which windows are emitted; a larger one is cut between window ends, or else between key groups."""
 SLICE_ROWS = 4 * PIECE_ROWS
 """The largest number of rows that fire in one slice, however fast."""
 
@@ -41,17 +41,19 @@ PROGRESS: Final = "progress"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Parts to finish and emit; afterwards the key groups up to `last_group` have fired."""
+    """Parts to finish and emit; afterwards event time of the key groups up to `last_group` is at `reached`."""
 
     frame: pl.DataFrame
     last_group: int
+    reached: int
 
 
 @dataclass(frozen=True, slots=True)
 class Firing:
     """Windows that are due, with the columns START and END; after all are emitted, event time is at `reached`.
 
-    The pieces are made one by one: the state must not change before the last of them.
+    The pieces are made one by one: the state must not change before the last of them. Windows are in the order of their
+    ends, over all pieces: a watermark that is made of the results, wherever they are cut, passes none that follow.
     """
 
     pieces: Iterator[Piece]
@@ -200,18 +202,10 @@ class WindowOperator(Operator):
             else:
                 rows += piece.frame.height
                 self._emit(piece.frame)
-                self._fired_upto.reach_up_to(piece.last_group, self._firing.reached)
+                self._fired_upto.reach_up_to(piece.last_group, piece.reached)
         self._fired_upto.reach(watermark)
         self._forget()
         return True
-
-    def _cut(self, frame: pl.DataFrame) -> Iterator[Piece]:
-        """Cut a frame into pieces of about PIECE_ROWS."""
-        if frame.height <= PIECE_ROWS:
-            yield Piece(frame, self._last_group)
-            return
-        for (part,), last_group in self._cut_by_group([by_group(frame, self._layout.groups(frame))]):
-            yield Piece(part, last_group)
 
     def _cut_by_group(self, frames: Sequence[Ordered]) -> Iterator[tuple[list[pl.DataFrame], int]]:
         """Yield the rows of all frames range by range of key groups, with the last group of each range.
