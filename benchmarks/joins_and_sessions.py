@@ -28,7 +28,7 @@ from midstream.engine.operators.base import Operator
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.interval_join import interval_join_operator
 from midstream.engine.operators.windows.aggregates import Count, Sum
-from midstream.engine.operators.windows.windows import session, window_operator
+from midstream.engine.operators.windows.window_factory import session, window_operator
 
 HOUR_US = 3_600_000_000
 FIRST = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("a", pa.int64())])

@@ -44,7 +44,7 @@ from midstream.engine.exchange.wire import FrameKind, header
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.engine.operators.watermarks import WatermarkStrategy
 from midstream.engine.operators.windows.aggregates import Count
-from midstream.engine.operators.windows.windows import tumbling
+from midstream.engine.operators.windows.window_factory import tumbling
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_machine import SlotMachine

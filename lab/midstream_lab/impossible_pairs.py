@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from midstream.engine.checkpoint.barrier_handler import BARRIER_TABLE, Alignment
-from midstream.engine.coordinator.checkpoints.commits import COMMIT_TABLE
+from midstream.engine.coordinator.checkpoints.commit_queue import COMMIT_TABLE
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import CHECKPOINT_TABLE, CheckpointProgress
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase
 from midstream.engine.coordinator.placement.attempt import ATTEMPT_TABLE, TaskPhase

@@ -17,7 +17,7 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_meta
 from midstream.engine.checkpoint.store import is_metadata_path, is_superseded, jobs_of, list_checkpoints
 from midstream.engine.coordinator.events import JobEnded, JobPlan, NewerOutput
 from midstream.engine.protocol.messages import Deploy
-from midstream.simulation.cluster import Cluster, Driver
+from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver
 from midstream.simulation.disk import Disk
 from midstream.simulation.network import SIM
 from midstream.simulation.trace import Kind
@@ -72,7 +72,7 @@ class Restarter:
         self,
         scenario: Scenario,
         world: World,
-        cluster: Cluster,
+        cluster: SimulatedCluster,
         checker: CheckpointChecker,
         savepoints: Savepoints,
         disk: Disk,
@@ -81,7 +81,7 @@ class Restarter:
     ) -> None:
         self.root = ROOT
         self.disk = disk
-        self.driver: Driver
+        self.driver: SimulatedDriver
         self.launches = 0
         self.rescaled = 0
         self.savepoints_restored = 0
@@ -234,7 +234,7 @@ class Restarter:
             made_by = listed[-1].metadata.job_id if listed and listed[-1].metadata is not None else None
         return self._versions.get(made_by or "", 0)
 
-    def _contradictions(self, driver: Driver) -> Iterator[str]:
+    def _contradictions(self, driver: SimulatedDriver) -> Iterator[str]:
         """Yield the reasons why the driver's program cannot continue from a checkpoint that its start may have meant."""
         graph = driver.plan.graph
         if self._start.copies is not None:
@@ -389,7 +389,7 @@ class Restarter:
         """Return the metadata of the checkpoint at this path, if one was completed there."""
         return None if path is None else self._completed.get(path)
 
-    def deployed(self, driver: Driver, deploy: Deploy) -> Iterator[str]:
+    def deployed(self, driver: SimulatedDriver, deploy: Deploy) -> Iterator[str]:
         if not self._checker.lineage.has_begun(deploy.job_id):
             yield from self.begins(driver)
         if not self._checker.has_begun(deploy.job_id, deploy.attempt):
@@ -399,7 +399,7 @@ class Restarter:
                 yield f"attempt {deploy.attempt} of {deploy.job_id} resumes from {restored_from}, which was never completed"
             yield from self._checker.attempt_begins(deploy.job_id, deploy.attempt, restored, driver.uncertain)
 
-    def begins(self, driver: Driver) -> Iterator[str]:
+    def begins(self, driver: SimulatedDriver) -> Iterator[str]:
         """Record the checkpoint from which a start continues, and yield complaints."""
         plan = driver.plan
         if self._checker.lineage.has_begun(plan.job_id):

@@ -19,7 +19,7 @@ from midstream.engine.core.config import JobConfig, RestartStrategy
 from midstream.engine.protocol.messages import Deploy
 from midstream.engine.worker.task import TaskState
 from midstream.simulation.chunk_sizes import chunk_sizes_of, least_buffers
-from midstream.simulation.cluster import Cluster, Driver, MakeCoordinator
+from midstream.simulation.cluster import MakeCoordinator, SimulatedCluster, SimulatedDriver
 from midstream.simulation.disk import Disk
 from midstream.simulation.faults import strike
 from midstream.simulation.network import Network
@@ -149,7 +149,7 @@ class Run:
             scenario.shape, self.sources, self.outside, disk, scenario.key_groups, is_aligned
         )
         self.savepoints = Savepoints(self.world, self._checker, self._disks)
-        self.cluster = Cluster(self.world, self.savepoints.open, network, make_coordinator, externals)
+        self.cluster = SimulatedCluster(self.world, self.savepoints.open, network, make_coordinator, externals)
         self.calls.watch(self.cluster)
         self.restarter = Restarter(
             scenario, self.world, self.cluster, self._checker, self.savepoints, disk, self._new_directory, self._plan
@@ -349,7 +349,7 @@ class Run:
         self.restarter.rewind(victim)
 
     @property
-    def driver(self) -> Driver:
+    def driver(self) -> SimulatedDriver:
         return self.restarter.driver
 
     @property
@@ -436,7 +436,7 @@ class Run:
             self.recoveries.completed(root, metadata, self.cluster.live_slots)
             self._complain(self.restarter.written(metadata))
 
-    def _deployed(self, driver: Driver, deploy: Deploy) -> None:
+    def _deployed(self, driver: SimulatedDriver, deploy: Deploy) -> None:
         restored_from = driver.coordinator.restored_from
         self.recoveries.deployed(driver, deploy, restored_from)
         self._complain(self.restarter.deployed(driver, deploy))

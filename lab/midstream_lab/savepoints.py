@@ -16,7 +16,7 @@ from midstream.engine.checkpoint.metadata import decode_metadata
 from midstream.engine.checkpoint.store import is_metadata_path
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import ClientRequest, DoSavepoint, DoStop, Reply
-from midstream.simulation.cluster import Driver
+from midstream.simulation.cluster import SimulatedDriver
 from midstream.simulation.disk import Disk, Folder
 from midstream.simulation.failure_causes import THERE
 from midstream.simulation.network import SIM
@@ -79,7 +79,7 @@ class Savepoints:
         """The number of requests for each directory."""
         self._requests: dict[tuple[str, int], str | None] = {}
         """The requested directory, by driver and client."""
-        self._refused: list[tuple[Driver, str]] = []
+        self._refused: list[tuple[SimulatedDriver, str]] = []
         self._late: set[str] = set()
         """The directories of savepoints that were completed when a later start of the job had taken over."""
 
@@ -137,7 +137,9 @@ class Savepoints:
 
     # ---- requests and answers
 
-    def request(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+    def request(
+        self, driver: SimulatedDriver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0
+    ) -> None:
         """Request a savepoint at a new directory, below the job's directory, or at a directory that was requested before.
 
         `slow_us`: at a new directory whose disk takes so long to write a file.
@@ -184,7 +186,7 @@ class Savepoints:
         disk.is_gone = True
         self._world.schedule(away_us, None, Kind.FAULT, partial(_there_again, disk), "a directory is back")
 
-    def answered(self, driver: Driver, client: int, request: ClientRequest, reply: Reply) -> None:
+    def answered(self, driver: SimulatedDriver, client: int, request: ClientRequest, reply: Reply) -> None:
         key = driver.process.name, client
         if key not in self._requests:
             self._check_complete(driver, request, reply)
@@ -225,7 +227,7 @@ class Savepoints:
         else:
             self._keep(saved, isinstance(request, DoStop))
 
-    def _check_complete(self, driver: Driver, request: ClientRequest, reply: Reply) -> None:
+    def _check_complete(self, driver: SimulatedDriver, request: ClientRequest, reply: Reply) -> None:
         """Check that the checkpoint in an answer is complete. (A savepoint is checked with the request for it.)"""
         path = reply.checkpoint or ""
         number = path.rpartition("chk-")[2]
@@ -235,7 +237,7 @@ class Savepoints:
             if not self._checker.has_completed(None if is_of_start else driver.plan.job_id, int(number)):
                 self._world.bug(f"{request!r} is answered with {reply.checkpoint}, which is not complete")
 
-    def _was_to_be_waited_for(self, driver: Driver, client: int, reason: str) -> int | None:
+    def _was_to_be_waited_for(self, driver: SimulatedDriver, client: int, reason: str) -> int | None:
         """Return the checkpoint of a savepoint that was refused because the job has ended; None if there is none.
 
         A job that ends by itself, or by request, may refuse a savepoint if its directory is not claimed yet, or if no

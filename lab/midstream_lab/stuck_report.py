@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from midstream.engine.exchange.input_channel import RemoteChannel
 from midstream.engine.worker.task import Task
-from midstream.simulation.cluster import Cluster, Driver, Slot
+from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver, SimulatedSlot
 
 
-def who_waits(cluster: Cluster, driver: Driver) -> Iterator[str]:
+def who_waits(cluster: SimulatedCluster, driver: SimulatedDriver) -> Iterator[str]:
     yield f"{driver.process.name}: {'alive' if driver.process.alive else 'dead'}, outcome {driver.outcome}"
     if driver.process.alive and driver.outcome is None:
         status = driver.coordinator.status(driver.process.now_ms())
@@ -28,7 +28,7 @@ def who_waits(cluster: Cluster, driver: Driver) -> Iterator[str]:
     yield from (f"  {line}" for line in cluster.world.waiting()[:30])
 
 
-def _slot(slot: Slot) -> Iterator[str]:
+def _slot(slot: SimulatedSlot) -> Iterator[str]:
     machine = slot.machine
     flags = " stopped" if slot.process.paused else ""
     if machine is None:

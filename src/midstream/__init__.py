@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from midstream.engine.operators.windows.aggregates import Mean as Mean
     from midstream.engine.operators.windows.aggregates import Min as Min
     from midstream.engine.operators.windows.aggregates import Sum as Sum
-    from midstream.engine.operators.windows.windows import LATE as LATE
-    from midstream.engine.operators.windows.windows import session as session
-    from midstream.engine.operators.windows.windows import sliding as sliding
-    from midstream.engine.operators.windows.windows import tumbling as tumbling
+    from midstream.engine.operators.windows.window_factory import LATE as LATE
+    from midstream.engine.operators.windows.window_factory import session as session
+    from midstream.engine.operators.windows.window_factory import sliding as sliding
+    from midstream.engine.operators.windows.window_factory import tumbling as tumbling
     from midstream.engine.protocol.job_status import JobStatus as JobStatus
     from midstream.engine.state.keyed_states import BroadcastState as BroadcastState
     from midstream.engine.state.keyed_states import ListState as ListState
@@ -101,7 +101,7 @@ _HOME = {
     "engine.operators.sink_api": "Committer CommitterContext Sink SinkWriter WriterContext",
     "engine.operators.source_api": "Discovery DiscoveryContext Source Split SplitReader",
     "engine.operators.watermarks": "WatermarkStrategy",
-    "engine.operators.windows.windows": "LATE session sliding tumbling",
+    "engine.operators.windows.window_factory": "LATE session sliding tumbling",
     "engine.protocol.job_status": "JobStatus",
     "runtime.driver.job": "Job",
     "runtime.process.process_slots": "ProcessSlots",

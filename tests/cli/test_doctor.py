@@ -13,7 +13,7 @@ import pytest
 from pyspark import SparkConf
 
 from midstream.cli.commands import doctor
-from midstream.cli.commands.doctor import Check, Verdict, _Checks
+from midstream.cli.commands.doctor import Check, CheckResult, _Checks
 from midstream.cli.main import main
 from midstream.runtime.process.process_slots import ProcessSlots
 from midstream.runtime.storage.file_storage import FileStorage
@@ -49,7 +49,7 @@ def judged(*slots: ProbedSlot, needed: int | None = None, failure: str = "", sto
 
 
 def problems(checks: list[Check]) -> dict[str, Check]:
-    return {check.what: check for check in checks if check.verdict is not Verdict.OK}
+    return {check.what: check for check in checks if check.verdict is not CheckResult.OK}
 
 
 def test_a_cluster_without_a_fault_has_no_problem() -> None:
@@ -64,7 +64,7 @@ def test_a_pair_that_cannot_connect_is_named() -> None:
     bad = problems(judged(slot("a", 1, Tried({1: "timed out"}, "")), slot("b", 2)))
     assert list(bad) == ["connections between slots"]
     check = bad["connections between slots"]
-    assert check.verdict is Verdict.ERROR
+    assert check.verdict is CheckResult.ERROR
     assert check.found == "a (192.0.2.1, process 101) cannot connect to b (192.0.2.2, process 102): timed out"
     assert check.change.endswith(
         "between the machines of the cluster, or set spark.blockManager.port to have fixed ones"
@@ -87,10 +87,10 @@ def test_a_storage_that_some_do_not_see_names_one_of_them() -> None:
 
 def test_other_versions_and_missing_packages_are_told_apart() -> None:
     bad = problems(judged(slot("a", 1, packages={**VERSIONS, "polars": "0.1"}), slot("b", 2)))
-    assert bad["packages on the executors"].verdict is Verdict.WARNING
+    assert bad["packages on the executors"].verdict is CheckResult.WARNING
     assert f"polars 0.1 on a, {VERSIONS['polars']} here" in bad["packages on the executors"].found
     bad = problems(judged(slot("a", 1, packages={**VERSIONS, "polars": None})))
-    assert bad["packages on the executors"].verdict is Verdict.ERROR
+    assert bad["packages on the executors"].verdict is CheckResult.ERROR
     assert bad["packages on the executors"].found == "polars not installed"
 
 

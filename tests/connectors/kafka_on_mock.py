@@ -20,8 +20,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, cimpl
 
 from midstream.connectors.kafka import fetch_probe, fetched_records
-from midstream.connectors.kafka.cluster import _NO_ID, Cluster
-from midstream.connectors.kafka.kafka_source import KafkaSource, _Partition, _PartitionReader
+from midstream.connectors.kafka.cluster import _NO_ID, KafkaCluster
+from midstream.connectors.kafka.kafka_source import KafkaSource, _KafkaPartitionReader, _Partition
 from midstream.connectors.kafka.schema_registry import RegistrySilent
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
@@ -63,7 +63,7 @@ class Mock:
         self.servers: str = _call("rd_kafka_mock_cluster_bootstraps", ctypes.c_char_p, ctypes.c_void_p)(
             self._cluster
         ).decode()
-        patch.object(Cluster, "topic_id", return_value=_NO_ID).start()  # the mock does not describe topics
+        patch.object(KafkaCluster, "topic_id", return_value=_NO_ID).start()  # the mock does not describe topics
         self.create(2)
         self.produce(0, RECORDS)
         self.produce(1, RECORDS)
@@ -109,15 +109,15 @@ class Mock:
         assert send(pointer(handle), *tagged, number(of_headers), pointer(made), number(0)) == 0
         assert self.producer.flush(20) == 0
 
-    def reader(self, partition: int = 1, topic: str = TOPIC, **arguments: Any) -> _PartitionReader:
+    def reader(self, partition: int = 1, topic: str = TOPIC, **arguments: Any) -> _KafkaPartitionReader:
         source = KafkaSource(self.servers, topic, format="bytes", options=OPTIONS, **arguments)
         payload = msgspec.msgpack.encode(_Partition(topic, partition, 0, None, False, _NO_ID))
         reader = source.open_split(Split(f"{topic}:{partition}", payload))
-        assert isinstance(reader, _PartitionReader)
+        assert isinstance(reader, _KafkaPartitionReader)
         return reader
 
 
-def taken(reader: _PartitionReader, count: int) -> list[int]:
+def taken(reader: _KafkaPartitionReader, count: int) -> list[int]:
     rows: list[Any] = []
 
     def enough() -> bool:
@@ -130,7 +130,7 @@ def taken(reader: _PartitionReader, count: int) -> list[int]:
     return rows
 
 
-def hears(reader: _PartitionReader, text: str) -> None:
+def hears(reader: _KafkaPartitionReader, text: str) -> None:
     """And continues to look for a while, as it does while it waits for brokers."""
 
     def has_heard() -> bool:
@@ -143,7 +143,7 @@ def hears(reader: _PartitionReader, text: str) -> None:
         time.sleep(0.005)
 
 
-def with_records_out(reader: _PartitionReader) -> fetched_records.Fetched:
+def with_records_out(reader: _KafkaPartitionReader) -> fetched_records.Fetched:
     """Beside them the partition's queue has others."""
     found: list[fetched_records.Fetched] = []
 
@@ -155,7 +155,7 @@ def with_records_out(reader: _PartitionReader) -> fetched_records.Fetched:
     return found[0]
 
 
-def queued(reader: _PartitionReader) -> int:
+def queued(reader: _KafkaPartitionReader) -> int:
     """How many records, and reports beside them, wait in the client for the reader of partition 1. None is taken."""
     handle = ctypes.c_void_p.from_address(id(reader._consumer) + object.__basicsize__).value
     pointer = ctypes.c_void_p
@@ -451,7 +451,7 @@ CASES = {
 
 if __name__ == "__main__":
     faulthandler.enable()
-    read_by = None if sys.argv[2] == "objects" else fetched_records.Client(cimpl.__file__)
+    read_by = None if sys.argv[2] == "objects" else fetched_records.FetchClient(cimpl.__file__)
     fetch_probe.probed_client = lambda: read_by
     cluster = Mock()
     CASES[sys.argv[1]](cluster)

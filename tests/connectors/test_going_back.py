@@ -23,7 +23,7 @@ from midstream.engine.coordinator.events import NewerOutput
 from midstream.engine.coordinator.restore import open_directory as opening
 from midstream.engine.coordinator.restore.open_directory import check_start, find_start, open_checkpoints
 from midstream.engine.core.errors import ConfigError, StorageError
-from midstream.engine.operators.sink_api import Output
+from midstream.engine.operators.sink_api import CommittedOutput
 
 pytestmark = pytest.mark.usefixtures("few_attempts")
 
@@ -265,7 +265,7 @@ def test_what_a_sink_shows_of_one_start_only_is_never_newer(tmp_path: Path, says
 
 def test_who_cannot_roll_back_and_had_nothing_newer_is_not_asked_to_when_that_is_repeated(tmp_path: Path) -> None:
     class Immutable(FileSink):
-        def check_rollback(self, output: Output, after: int) -> None:
+        def check_rollback(self, output: CommittedOutput, after: int) -> None:
             raise ConfigError("it cannot")
 
     world = World(tmp_path, only="out", others={"still": Immutable(tmp_path / "still")})

@@ -19,7 +19,7 @@ from midstream.connectors.delta.delta_sink import DeltaSink, WrittenFile
 from midstream.connectors.files.file_sink import FileSink
 from midstream.connectors.postgres.postgres_sink import PostgresSink
 from midstream.engine.core.errors import ConfigError
-from midstream.engine.operators.sink_api import Output
+from midstream.engine.operators.sink_api import CommittedOutput
 
 pytestmark = pytest.mark.usefixtures("few_attempts")
 
@@ -49,7 +49,7 @@ def delta_of(table: Path, jobs: dict[str, Iterable[int]]) -> DeltaSink:
 def test_a_delta_table_rolls_back_what_was_committed_after_a_checkpoint(tmp_path: Path) -> None:
     table = tmp_path / "table"
     sink = delta_of(table, {"a": range(1, 6), "b": (6, 7)})
-    output = Output("out", frozenset("ab"))
+    output = CommittedOutput("out", frozenset("ab"))
     assert sink.newest_committed(output) == 7
     sink.check_rollback(output, 6)
     sink.roll_back(output, 6, ())
@@ -63,7 +63,7 @@ def test_a_delta_table_rolls_back_what_was_committed_after_a_checkpoint(tmp_path
     assert committer is not None
     committer.commit(8, written(sink, batch(8), 8, job_id="c"))
     assert delta_rows(table) == [1, 2, 8]
-    sink.roll_back(Output("out", frozenset("abc")), 0, ())
+    sink.roll_back(CommittedOutput("out", frozenset("abc")), 0, ())
     assert delta_rows(table) == []
 
 
@@ -72,7 +72,7 @@ def test_after_that_a_driver_that_wakes_up_commits_nothing_more(tmp_path: Path, 
     """Not even if nothing newer was committed yet, or nothing at all."""
     sink = delta_of(tmp_path / "table", {"a": range(1, before + 1)})
     late = written(sink, batch(4), 4, job_id="a", attempt=9)
-    output = Output("out", frozenset("a"))
+    output = CommittedOutput("out", frozenset("a"))
     sink.check_rollback(output, after)
     sink.roll_back(output, after, ())
     committer = committer_of(sink, "a")
@@ -84,7 +84,7 @@ def test_after_that_a_driver_that_wakes_up_commits_nothing_more(tmp_path: Path, 
 
 def test_a_delta_table_that_others_have_written_to_since_is_left_alone(tmp_path: Path) -> None:
     table = tmp_path / "table"
-    sink, output = delta_of(table, {"a": range(1, 4)}), Output("out", frozenset("a"))
+    sink, output = delta_of(table, {"a": range(1, 4)}), CommittedOutput("out", frozenset("a"))
     write_deltalake(table, pa.table({"n": [100]}), mode="append")
     with pytest.raises(ConfigError, match=r"other writers have changed the table since: version 4 is WRITE"):
         sink.check_rollback(output, 2)
@@ -92,13 +92,13 @@ def test_a_delta_table_that_others_have_written_to_since_is_left_alone(tmp_path:
     with pytest.raises(ConfigError, match="other writers have changed the table since"):
         sink.roll_back(output, 2, ())
     assert delta_rows(table) == [1, 2, 3, 100]
-    assert sink.newest_committed(Output("out", frozenset("b"))) == 0
+    assert sink.newest_committed(CommittedOutput("out", frozenset("b"))) == 0
     sink.check_rollback(output, 3)
 
 
 def test_a_delta_log_that_no_longer_goes_back_so_far_says_so(tmp_path: Path) -> None:
     table = tmp_path / "table"
-    sink, output = delta_of(table, {"a": range(1, 4)}), Output("out", frozenset("a"))
+    sink, output = delta_of(table, {"a": range(1, 4)}), CommittedOutput("out", frozenset("a"))
     DeltaTable(table).create_checkpoint()
     for version in range(3):
         (table / "_delta_log" / f"{version:020d}.json").unlink()
@@ -116,11 +116,11 @@ def test_postgres_says_what_is_committed_and_that_it_cannot_be_rolled_back(datab
         committer.commit(
             checkpoint_id, written(sink, batch(checkpoint_id), checkpoint_id, job_id="a", attempt=checkpoint_id)
         )
-    assert sink.newest_committed(Output("out", frozenset("ab"))) == 2
-    assert sink.newest_committed(Output("out", frozenset("b"))) == 0
-    assert sink.newest_committed(Output("other", frozenset("a"))) == 0
+    assert sink.newest_committed(CommittedOutput("out", frozenset("ab"))) == 2
+    assert sink.newest_committed(CommittedOutput("out", frozenset("b"))) == 0
+    assert sink.newest_committed(CommittedOutput("other", frozenset("a"))) == 0
     with pytest.raises(ConfigError, match="do not show which commit wrote them"):
-        sink.check_rollback(Output("out", frozenset("a")), 1)
+        sink.check_rollback(CommittedOutput("out", frozenset("a")), 1)
 
 
 def test_output_that_was_committed_elsewhere_is_newer_too_and_is_not_rolled_back(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_output_that_was_moved_with_its_directory_is_rolled_back(tmp_path: Path)
 
 
 def test_a_delta_table_that_the_sink_wrote_to_before_is_newer_too(tmp_path: Path) -> None:
-    table, output = tmp_path / "table", Output("out", frozenset("a"))
+    table, output = tmp_path / "table", CommittedOutput("out", frozenset("a"))
     delta_of(table, {"a": range(1, 4)})
     other = delta_of(tmp_path / "other", {})
     place = DeltaSink(table).location
@@ -167,7 +167,7 @@ def test_a_delta_table_that_the_sink_wrote_to_before_is_newer_too(tmp_path: Path
         WrittenFile("a", "out", "part-0001-0000-000000-0123456789abcdef.parquet", 1, 1, {}, "{}", place)
     )
     assert other.newest_committed(output) == 0
-    newer = Output("out", frozenset("a"), ((3, held),))
+    newer = CommittedOutput("out", frozenset("a"), ((3, held),))
     assert other.newest_committed(newer) == 3
     with pytest.raises(
         ConfigError, match=r"rows of checkpoint 3 were written to .*/table, and the sink now writes to .*/other"

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from midstream.connectors.common.external_waits import ExternalWait, waits
-from midstream.connectors.kafka.client import Silence
+from midstream.connectors.kafka.client import BrokerSilence
 from midstream.engine.core.errors import StorageError
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
@@ -18,7 +18,7 @@ class Listener:
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.now_s = 1000.0
-        self.silence = Silence("topic 't', partition 0", "10.0.0.1:9092", lambda: self.now_s)
+        self.silence = BrokerSilence("topic 't', partition 0", "10.0.0.1:9092", lambda: self.now_s)
         self._caplog = caplog
 
     def after(self, seconds: float, *errors: KafkaError, heard: bool = False) -> list[str]:
@@ -96,10 +96,10 @@ def test_what_a_silence_keeps_from_being_done_is_said_while_it_lasts():
         return [wait for wait in waits(now_s) if "b:9092" in wait[0]]
 
     now_s = 1000.0
-    silences = [Silence("here", "b:9092", lambda: now_s, what_for="of topic 't'") for _ in range(3)]
+    silences = [BrokerSilence("here", "b:9092", lambda: now_s, what_for="of topic 't'") for _ in range(3)]
     silences[0].on_error(DOWN)
     now_s += 2
-    for silence in (*silences, Silence("on the driver", "b:9092", lambda: now_s)):
+    for silence in (*silences, BrokerSilence("on the driver", "b:9092", lambda: now_s)):
         silence.on_error(DOWN)
     now_s += 4
     assert said(now_s) == [("brokers b:9092 of topic 't'", 6000)]

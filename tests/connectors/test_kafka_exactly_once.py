@@ -21,7 +21,7 @@ from machine import limit_s
 from midstream import ConfigError, Environment, JobError, SchemaError, StorageError
 from midstream.connectors.kafka import committer as kafka_committer
 from midstream.connectors.kafka import staged_writer
-from midstream.connectors.kafka.commit_protocol import Step
+from midstream.connectors.kafka.commit_protocol import CommitStep
 from midstream.connectors.kafka.committer import KafkaCommitter
 from midstream.connectors.kafka.kafka_sink import KafkaSink
 from midstream.connectors.kafka.staged_records import StagedRecords, decode
@@ -35,8 +35,15 @@ from waiting import until
 own_broker_only = pytest.mark.skipif(
     "KAFKA_BOOTSTRAP" in os.environ, reason="KAFKA_BOOTSTRAP names a broker that tests may not stop"
 )
-AT_THE_BROKERS = [Step.FENCE, Step.READ, Step.BEGIN, Step.PRODUCE, Step.MARK, Step.COMMIT]
-STEPS = [Step.LOOK_UP, *AT_THE_BROKERS, Step.NOTE, Step.CLEAN]
+AT_THE_BROKERS = [
+    CommitStep.FENCE,
+    CommitStep.READ,
+    CommitStep.BEGIN,
+    CommitStep.PRODUCE,
+    CommitStep.MARK,
+    CommitStep.COMMIT,
+]
+STEPS = [CommitStep.LOOK_UP, *AT_THE_BROKERS, CommitStep.NOTE, CommitStep.CLEAN]
 HEADERS = pa.large_list(pa.struct([("name", pa.large_string()), ("value", pa.large_binary())]))
 
 
@@ -195,9 +202,9 @@ class Killed(BaseException):
 @pytest.mark.parametrize("at", STEPS, ids=lambda step: step.name)
 def test_a_commit_that_dies_at_any_step_is_done_by_the_next_and_by_no_other(kafka, staging, monkeypatch, at):
     staged = [staging.staged(numbers(n, n + 10), subtask=n) for n in (0, 1)]
-    real = kafka_committer._Lane._do
+    real = kafka_committer._LaneTransaction._do
 
-    def dying(self: Any, step: Step) -> int | None:
+    def dying(self: Any, step: CommitStep) -> int | None:
         if step is not at:
             return real(self, step)
         if self._staged.subtask == 1:
@@ -206,7 +213,7 @@ def test_a_commit_that_dies_at_any_step_is_done_by_the_next_and_by_no_other(kafk
 
     dead = [staging.committer(), staging.committer()]
     with monkeypatch.context() as patch:
-        patch.setattr(kafka_committer._Lane, "_do", dying)
+        patch.setattr(kafka_committer._LaneTransaction, "_do", dying)
         patch.setattr(KafkaCommitter, "_forget", lambda *_: None)
         for committer, items in zip(dead, staged, strict=True):
             with pytest.raises(Killed):
@@ -225,16 +232,16 @@ def test_a_committer_that_sleeps_at_any_step_while_another_does_its_work_changes
     kafka, staging, monkeypatch, at
 ):
     items = staging.staged(numbers(1, 2, 3))
-    other, real = staging.committer("job-b"), kafka_committer._Lane._do
+    other, real = staging.committer("job-b"), kafka_committer._LaneTransaction._do
     slept = []
 
-    def sleeping(self: Any, step: Step) -> int | None:
+    def sleeping(self: Any, step: CommitStep) -> int | None:
         if step is at and not slept:
             slept.append(step)
             other.commit(1, items)
         return real(self, step)
 
-    monkeypatch.setattr(kafka_committer._Lane, "_do", sleeping)
+    monkeypatch.setattr(kafka_committer._LaneTransaction, "_do", sleeping)
     committer = staging.committer()
     committer.commit(1, items)
     assert slept == [at]
@@ -244,14 +251,14 @@ def test_a_committer_that_sleeps_at_any_step_while_another_does_its_work_changes
 @own_broker_only
 def test_a_commit_waits_for_a_broker_that_is_gone(kafka, kafka_broker: Broker, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("midstream.connectors.kafka.client._SILENCE_S", 0.5)
-    begun: list[Step] = []
-    real = kafka_committer._Lane._do
+    begun: list[CommitStep] = []
+    real = kafka_committer._LaneTransaction._do
 
-    def noted(self: kafka_committer._Lane, step: Step) -> int | None:
+    def noted(self: kafka_committer._LaneTransaction, step: CommitStep) -> int | None:
         begun.append(step)
         return real(self, step)
 
-    monkeypatch.setattr(kafka_committer._Lane, "_do", noted)
+    monkeypatch.setattr(kafka_committer._LaneTransaction, "_do", noted)
     options = {"transaction.timeout.ms": 2000, **BACK_SOON}
     staging = Staging(kafka.servers, kafka.topic(partitions=2), tmp_path, options=options)
     writer = staging.writer(numbers(1).schema)
@@ -266,8 +273,8 @@ def test_a_commit_waits_for_a_broker_that_is_gone(kafka, kafka_broker: Broker, t
         thread.start()
         until("it is said", lambda: "does not answer; waiting" in caplog.text)
         # Its records are given up with the transaction, which is not taken for a word of the broker.
-        until("a new producer tries", lambda: Step.FENCE in begun)
-        assert Step.PRODUCE in begun and not done
+        until("a new producer tries", lambda: CommitStep.FENCE in begun)
+        assert CommitStep.PRODUCE in begun and not done
         assert "answers again" not in caplog.text
     finally:
         kafka_broker.start()
@@ -445,18 +452,18 @@ def test_what_dead_attempts_have_left_goes_with_the_first_commit_of_a_newer_one(
 def test_a_committer_that_did_not_commit_itself_deletes_nothing_of_others(kafka, staging, monkeypatch):
     """A driver that was thought dead must not take its successor's rows for leftovers."""
     items = staging.staged(numbers(1))
-    real = kafka_committer._Lane._do
+    real = kafka_committer._LaneTransaction._do
     successors: list[list[bytes]] = []
 
-    def sleeping(self: Any, step: Step) -> int | None:
-        if step is Step.FENCE and not successors:
+    def sleeping(self: Any, step: CommitStep) -> int | None:
+        if step is CommitStep.FENCE and not successors:
             successors.append([])
             staging.committer("job-b").commit(1, items)
             successors[0] = staging.staged(numbers(2), 2, job_id="job-b")
         return real(self, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kafka_committer._Lane, "_do", sleeping)
+        patch.setattr(kafka_committer._LaneTransaction, "_do", sleeping)
         staging.committer().commit(1, items)
     staging.committer("job-b").commit(2, successors[0])
     assert in_any_order(kafka, staging) == [1, 2]

@@ -22,7 +22,7 @@ from kafka_broker import Kafka
 from machine import limit_s
 from midstream import SchemaError
 from midstream.connectors.kafka import fetch_probe, fetched_records
-from midstream.connectors.kafka.kafka_source import _PartitionReader
+from midstream.connectors.kafka.kafka_source import _KafkaPartitionReader
 from midstream.connectors.kafka.schema_registry import RegistrySilent
 from waiting import until
 
@@ -40,10 +40,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def taker_of(source: Any) -> tuple[Taker, _PartitionReader]:
+def taker_of(source: Any) -> tuple[Taker, _KafkaPartitionReader]:
     """Of a topic with one partition."""
     taker = Taker(source, all_splits(source)[0])
-    assert isinstance(taker.reader, _PartitionReader)
+    assert isinstance(taker.reader, _KafkaPartitionReader)
     return taker, taker.reader
 
 

@@ -36,7 +36,7 @@ OTHERWISE = {
 
 def test_the_installed_client_is_read_from_memory() -> None:
     assert fetch_probe.refusal() is None
-    assert isinstance(fetch_probe.probed_client(), fetched_records.Client)
+    assert isinstance(fetch_probe.probed_client(), fetched_records.FetchClient)
 
 
 @pytest.mark.systems

@@ -13,7 +13,7 @@ from kafka_broker import Kafka
 from midstream import ConfigError, StorageError
 from midstream.connectors.kafka import fetch_probe
 from midstream.connectors.kafka import kafka_source as kafka_module
-from midstream.connectors.kafka.cluster import Cluster
+from midstream.connectors.kafka.cluster import KafkaCluster
 from midstream.connectors.kafka.kafka_source import _Partition
 from midstream.engine.operators.source_api import Split
 from waiting import until
@@ -130,7 +130,7 @@ def test_a_partition_is_not_at_its_end_while_no_broker_names_the_topic(kafka, mo
         raise StorageError("no answer, on purpose")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Cluster, "topic_id", silent)
+        patch.setattr(KafkaCluster, "topic_id", silent)
         until("it has asked twice", lambda: taker.look() or len(asked) >= 2)
         assert values(taker.rows) == [*range(10)] and not taker.has_ended
     until("the end of the split", taker.look)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from midstream.connectors.kafka.commit_protocol import LaneCommit, LaneState, Step
+from midstream.connectors.kafka.commit_protocol import CommitStep, LaneCommit, LaneState
 from midstream.engine.core.errors import InvariantError
 
 CHECKPOINTS = (1, 2)
@@ -102,7 +102,7 @@ class Committer:
 
     def step(self, cluster: Cluster, fault: str = "") -> None:
         assert self.call is not None
-        at_storage = self.call.step in (Step.LOOK_UP, Step.NOTE, Step.CLEAN)
+        at_storage = self.call.step in (CommitStep.LOOK_UP, CommitStep.NOTE, CommitStep.CLEAN)
         try:
             found = None if fault == "before" else self.do(cluster, self.call)
             if fault:
@@ -122,39 +122,39 @@ class Committer:
     def _ended(self, cluster: Cluster) -> None:
         assert self.call is not None
         match self.call.step:
-            case Step.DONE:
+            case CommitStep.DONE:
                 if self.left[0] not in cluster.log:
                     raise Wrong(f"{self.left[0]} is taken for committed")
                 del self.left[0]
                 self._begin()
-            case Step.LOST:
+            case CommitStep.LOST:
                 if not cluster.forgotten:
                     raise Wrong("a marker is missed that is there")
                 self.is_lost, self.call = True, None
-            case Step.TOO_EARLY:
+            case CommitStep.TOO_EARLY:
                 raise Wrong("in order, and yet too early")
 
     def do(self, cluster: Cluster, call: LaneCommit) -> int | None:
         match call.step:
-            case Step.LOOK_UP:
+            case CommitStep.LOOK_UP:
                 return cluster.note
-            case Step.FENCE:
+            case CommitStep.FENCE:
                 self.epoch = cluster.init()
-            case Step.READ:
+            case CommitStep.READ:
                 return cluster.marker
-            case Step.BEGIN:
+            case CommitStep.BEGIN:
                 pass
-            case Step.PRODUCE:
+            case CommitStep.PRODUCE:
                 if call.checkpoint_id not in cluster.files:
                     raise FileGone
                 cluster.produce(self.epoch, call.checkpoint_id)
-            case Step.MARK:
+            case CommitStep.MARK:
                 cluster.mark(self.epoch, call.checkpoint_id)
-            case Step.COMMIT:
+            case CommitStep.COMMIT:
                 cluster.commit(self.epoch)
-            case Step.NOTE:
+            case CommitStep.NOTE:
                 cluster.note = call.checkpoint_id
-            case Step.CLEAN:
+            case CommitStep.CLEAN:
                 cluster.files -= {call.checkpoint_id}
         return None
 
@@ -270,7 +270,7 @@ class MarkerNotReadAgain(LaneCommit):
 
     def succeeded(self, found: int | None = None) -> None:
         super().succeeded(found)
-        if self.step is Step.READ and getattr(self, "known", None) is not None:
+        if self.step is CommitStep.READ and getattr(self, "known", None) is not None:
             self.lane.marker = self.known
             self._decide(self.known)
 
@@ -278,13 +278,13 @@ class MarkerNotReadAgain(LaneCommit):
 class MarkerReadBeforeTheFence(LaneCommit):
     def succeeded(self, found: int | None = None) -> None:
         match self.step:
-            case Step.LOOK_UP:
+            case CommitStep.LOOK_UP:
                 super().succeeded(found)
-                self.step = Step.READ if self.step is Step.FENCE else self.step  # type: ignore[comparison-overlap]  # which that has set
-            case Step.READ:
+                self.step = CommitStep.READ if self.step is CommitStep.FENCE else self.step  # type: ignore[comparison-overlap]  # which that has set
+            case CommitStep.READ:
                 self.early = found
-                self.step = Step.FENCE
-            case Step.FENCE:
+                self.step = CommitStep.FENCE
+            case CommitStep.FENCE:
                 self.lane.marker = self.early
                 self._decide(self.early)
             case _:
@@ -292,7 +292,7 @@ class MarkerReadBeforeTheFence(LaneCommit):
 
     def failed(self) -> None:
         super().failed()
-        self.step = Step.READ
+        self.step = CommitStep.READ
 
 
 class ProducerKeptAfterAFailure(LaneCommit):
@@ -300,28 +300,28 @@ class ProducerKeptAfterAFailure(LaneCommit):
         marker = self.lane.marker
         super().failed()
         if marker is not None:
-            self.lane.marker, self.step = marker, Step.BEGIN
+            self.lane.marker, self.step = marker, CommitStep.BEGIN
 
 
 class LostAnswerTakenForDone(LaneCommit):
     def failed(self) -> None:
         was = self.step
         super().failed()
-        if was is Step.COMMIT:
-            self.lane.marker, self.step = self.checkpoint_id, Step.NOTE
+        if was is CommitStep.COMMIT:
+            self.lane.marker, self.step = self.checkpoint_id, CommitStep.NOTE
 
 
 class DeletedBeforeTheCommit(LaneCommit):
     def succeeded(self, found: int | None = None) -> None:
         match self.step:
-            case Step.MARK:
-                self.step = Step.CLEAN
-            case Step.CLEAN if (
+            case CommitStep.MARK:
+                self.step = CommitStep.CLEAN
+            case CommitStep.CLEAN if (
                 not self.was_ours and self.lane.marker is not None and self.lane.marker < self.checkpoint_id
             ):
-                self.step = Step.COMMIT
-            case Step.NOTE:
-                self.step = Step.DONE
+                self.step = CommitStep.COMMIT
+            case CommitStep.NOTE:
+                self.step = CommitStep.DONE
             case _:
                 super().succeeded(found)
 
@@ -329,10 +329,10 @@ class DeletedBeforeTheCommit(LaneCommit):
 class NotedBeforeTheCommit(LaneCommit):
     def succeeded(self, found: int | None = None) -> None:
         match self.step:
-            case Step.MARK:
-                self.step = Step.NOTE
-            case Step.NOTE if self.lane.marker is not None and self.lane.marker < self.checkpoint_id:
-                self.step = Step.COMMIT
+            case CommitStep.MARK:
+                self.step = CommitStep.NOTE
+            case CommitStep.NOTE if self.lane.marker is not None and self.lane.marker < self.checkpoint_id:
+                self.step = CommitStep.COMMIT
             case _:
                 super().succeeded(found)
 
@@ -359,7 +359,7 @@ class OwnMarkerIsNotEnough(LaneCommit):
 
 class MarkerOutsideOfTheTransaction(Committer):
     def do(self, cluster: Cluster, call: LaneCommit) -> int | None:
-        if call.step is Step.MARK:
+        if call.step is CommitStep.MARK:
             cluster.check(self.epoch)
             cluster.marker = call.checkpoint_id
             return None
@@ -368,11 +368,11 @@ class MarkerOutsideOfTheTransaction(Committer):
 
 class MarkerWrittenAfterTheTransaction(Committer):
     def do(self, cluster: Cluster, call: LaneCommit) -> int | None:
-        if call.step is Step.MARK:
+        if call.step is CommitStep.MARK:
             cluster.check(self.epoch)
             cluster.commit(self.epoch)
             return None
-        if call.step is Step.COMMIT:
+        if call.step is CommitStep.COMMIT:
             cluster.check(self.epoch)
             cluster.marker = call.checkpoint_id
             return None
@@ -417,7 +417,7 @@ def test_a_checkpoint_is_not_committed_before_the_one_before_it():
     call = LaneCommit(LaneState(), checkpoint_id=7, after=5)
     for found in (None, None, 3):
         call.succeeded(found)
-    assert call.step is Step.TOO_EARLY
+    assert call.step is CommitStep.TOO_EARLY
 
 
 def test_a_producer_that_was_not_fenced_needs_no_second_look():
@@ -426,7 +426,7 @@ def test_a_producer_that_was_not_fenced_needs_no_second_look():
     taken = []
     while not first.is_over:
         taken.append(first.step)
-        first.succeeded(0 if first.step is Step.READ else None)
+        first.succeeded(0 if first.step is CommitStep.READ else None)
     assert [step.name for step in taken] == [
         "LOOK_UP",
         "FENCE",
@@ -438,7 +438,7 @@ def test_a_producer_that_was_not_fenced_needs_no_second_look():
         "NOTE",
         "CLEAN",
     ]
-    assert LaneCommit(lane, 2, 1).step is Step.BEGIN
+    assert LaneCommit(lane, 2, 1).step is CommitStep.BEGIN
 
 
 @pytest.mark.parametrize(("checkpoint_id", "after"), [(3, 3), (3, 4), (3, -1)], ids=["same", "later", "negative"])

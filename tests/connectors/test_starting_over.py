@@ -11,7 +11,7 @@ from midstream.engine.coordinator.events import JobPlan, NewerOutput
 from midstream.engine.coordinator.restore import open_directory as opening
 from midstream.engine.coordinator.restore.open_directory import check_start, find_start, open_checkpoints
 from midstream.engine.core.errors import ConfigError, StorageError
-from midstream.engine.operators.sink_api import Output
+from midstream.engine.operators.sink_api import CommittedOutput
 
 pytestmark = pytest.mark.usefixtures("few_attempts")
 
@@ -206,10 +206,10 @@ def test_the_beginning_is_said_at_once(world: World) -> None:
 def test_what_is_newer_is_of_these_jobs_only(world: World) -> None:
     committed(world)
     sink = world.files["shared"]
-    assert sink.newest_committed(Output("shared", frozenset(["start1"]))) == 5
-    assert sink.newest_committed(Output("shared", frozenset(["foreign1"]))) == 900
-    assert sink.newest_committed(Output("shared", frozenset(["another-job"]))) == 0
-    assert world.files["out"].newest_committed(Output("out", frozenset(["another-job"]))) == 5, (
+    assert sink.newest_committed(CommittedOutput("shared", frozenset(["start1"]))) == 5
+    assert sink.newest_committed(CommittedOutput("shared", frozenset(["foreign1"]))) == 900
+    assert sink.newest_committed(CommittedOutput("shared", frozenset(["another-job"]))) == 0
+    assert world.files["out"].newest_committed(CommittedOutput("out", frozenset(["another-job"]))) == 5, (
         "the directory is one job's"
     )
 

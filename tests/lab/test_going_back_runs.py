@@ -23,7 +23,7 @@ from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.requests import savepoints
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import DoStop
-from midstream.simulation.cluster import Driver
+from midstream.simulation.cluster import SimulatedDriver
 from midstream.simulation.disk import Disk
 from midstream.simulation.fault_kinds import HANGS, Fault
 from midstream_lab.checkers.directory_checker import TRIES
@@ -68,7 +68,7 @@ def test_a_job_that_goes_back_and_is_stopped_before_its_tasks_are_deployed_has_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It stands for that, although newer checkpoints are complete, and whether or not any output is newer."""
-    stopped: list[Driver] = []
+    stopped: list[SimulatedDriver] = []
     launch = Restarter.launch
 
     def launch_and_stop(self: Restarter, *given: Any) -> None:
@@ -99,7 +99,7 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_and_nothing
     refused: list[str] = []
     begins, after_end = Restarter.begins, Restarter.after_end
 
-    def count(self: Restarter, driver: Driver) -> Iterator[str]:
+    def count(self: Restarter, driver: SimulatedDriver) -> Iterator[str]:
         begun = self._begun(driver.plan.job_id) if driver.plan.resume and driver is self.driver else None
         if begun is not None and not self._checker.lineage.has_begun(driver.plan.job_id):
             resumed["fresh" if begun.fresh else str(begun.newer_output)] += 1

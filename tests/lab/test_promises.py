@@ -8,7 +8,7 @@ from midstream.engine.checkpoint.metadata import OperatorState, VertexLayout
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.ids import TaskId
-from midstream.engine.graph.idleness import Origin
+from midstream.engine.graph.idleness import IdleOrigin
 from midstream.engine.protocol import messages as m
 from midstream.simulation.message_checker import NOT_OPENED, MessageChecker, OwedCommits
 from midstream.simulation.world import Tempo, World
@@ -117,7 +117,7 @@ def test_a_storage_that_could_not_be_opened_is_tried_again_with_the_next_commit(
 
 def test_event_time_of_a_task_is_that_of_its_channel_furthest_behind() -> None:
     world = World(0, Tempo())
-    valve = CheckedWatermarkValve(world, [Origin(one=frozenset((0,)), subtask=subtask) for subtask in range(2)])
+    valve = CheckedWatermarkValve(world, [IdleOrigin(one=frozenset((0,)), subtask=subtask) for subtask in range(2)])
     assert valve.advance(0, 5) is None
     assert valve.set_idle(1, True) == 5
     assert valve.set_idle(1, False) is None

@@ -11,7 +11,7 @@ import pytest
 from effort import some
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.protocol.messages import DoStop
-from midstream.simulation.cluster import Driver
+from midstream.simulation.cluster import SimulatedDriver
 from midstream.simulation.fault_kinds import SAVEPOINTS, Fault
 from midstream_lab.restarter import Restarter
 from midstream_lab.run import Run, run
@@ -112,7 +112,7 @@ def test_a_fork_that_is_stopped_before_its_tasks_are_deployed_has_what_its_savep
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It stands for that, although the last start of the job that it was forked from has finished with more."""
-    stopped: list[Driver] = []
+    stopped: list[SimulatedDriver] = []
     fork = Restarter.fork
 
     def fork_and_stop(self: Restarter, saved: Saved) -> None:

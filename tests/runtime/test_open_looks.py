@@ -15,7 +15,7 @@ from midstream.engine.operators.base import Operator
 from midstream.engine.operators.sink_api import Sink
 from midstream.engine.protocol.live_rows import GetRows, LiveRows, RowsShown, ShowRows
 from midstream.engine.protocol.messages import Reply
-from midstream.runtime.driver.live_rows import EVERY_S, REQUESTS_MAX, LiveRowRequests, meant_by
+from midstream.runtime.driver.live_row_requests import EVERY_S, REQUESTS_MAX, LiveRowRequests, meant_by
 from midstream.runtime.event_loop import EventLoop
 
 

@@ -96,7 +96,7 @@ def test_a_driver_that_cannot_be_reached_is_why_none_come(spark: Any) -> None:
 
 
 def test_strangers_do_not_count() -> None:
-    lines: list[surveys._Connection] = []
+    lines: list[surveys._ProbeConnection] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         strangers = []
         for said in (b"", b"\n", b"x" * 65 + b"\n", TOKEN.encode() + b"\nnot json\n", TOKEN.encode() + b"\n{}\n"):

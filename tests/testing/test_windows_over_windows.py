@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from effort import examples
 from midstream import Count, Environment, Sum, WatermarkStrategy, session, sliding, testing, tumbling
 from midstream.engine.operators.windows import window_operator as window_base
-from midstream.engine.operators.windows.windows import Window
+from midstream.engine.operators.windows.window_factory import Window
 
 START = datetime(2024, 1, 1)
 COLUMNS = {"k": int, "at": datetime}

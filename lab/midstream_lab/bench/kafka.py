@@ -29,7 +29,7 @@ from midstream.connectors.common.optional_packages import require as require_ext
 from midstream.engine.core.errors import ConfigError, InvariantError
 from midstream.engine.operators.watermarks import WatermarkStrategy
 from midstream.engine.operators.windows.aggregates import Count, Sum
-from midstream.engine.operators.windows.windows import tumbling
+from midstream.engine.operators.windows.window_factory import tumbling
 from midstream_lab.bench.events import WINDOW_MS, Events
 from midstream_lab.bench.measuring import Measured, Slots, measure, require, start_on
 

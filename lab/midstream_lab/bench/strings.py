@@ -15,7 +15,7 @@ from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.batches import to_polars
 from midstream.engine.operators.watermarks import WatermarkStrategy
 from midstream.engine.operators.windows.aggregates import Count, Max, Sum
-from midstream.engine.operators.windows.windows import tumbling
+from midstream.engine.operators.windows.window_factory import tumbling
 from midstream_lab.bench.events import KEYS, WINDOW_MS, Events
 from midstream_lab.bench.measuring import Measured, Slots, measure, require
 from midstream_lab.bench.summing_sink import SummingSink, Vector, column_sum

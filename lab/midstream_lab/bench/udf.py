@@ -12,7 +12,7 @@ from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.operators.watermarks import WatermarkStrategy
 from midstream.engine.operators.windows.aggregates import Count, Sum
-from midstream.engine.operators.windows.windows import tumbling
+from midstream.engine.operators.windows.window_factory import tumbling
 from midstream_lab.bench.events import VALUES, WINDOW_MS, Events
 from midstream_lab.bench.measuring import Measured, Slots, measure, require
 from midstream_lab.bench.summing_sink import summing

@@ -24,7 +24,7 @@ from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.checkpoint.store import is_metadata_path, is_superseded, jobs_of
 from midstream.engine.graph.job_graph import Edge, JobGraph, Partitioning, Vertex
 from midstream.engine.graph.unaligned_edges import unaligned_edges
-from midstream.simulation.cluster import Driver
+from midstream.simulation.cluster import SimulatedDriver
 from midstream.simulation.disk import Disk
 from midstream.simulation.world import World
 
@@ -129,7 +129,7 @@ class DirectoryChecker:
 
     # ---- when the run has settled
 
-    def check_settled(self, drivers: Sequence[Driver], retained: int) -> Iterator[str]:
+    def check_settled(self, drivers: Sequence[SimulatedDriver], retained: int) -> Iterator[str]:
         """Yield complaints about files that are left when the job has ended and nothing runs any more."""
         if not self._began:
             return
@@ -156,7 +156,7 @@ class DirectoryChecker:
         if torn:
             yield f"files that were never finished are left: {_some(torn)}"
 
-    def _check_number(self, head: int, driver: Driver, retained: int) -> Iterator[str]:
+    def _check_number(self, head: int, driver: SimulatedDriver, retained: int) -> Iterator[str]:
         counted = [
             metadata.checkpoint_id
             for path, metadata in self._metadata.items()
@@ -173,7 +173,7 @@ class DirectoryChecker:
         if len(counted) > retained:
             yield f"checkpoints {counted} are left, {retained} must be retained"
 
-    def _check_files(self, head: int, driver: Driver) -> Iterator[str]:
+    def _check_files(self, head: int, driver: SimulatedDriver) -> Iterator[str]:
         refer = [frozenset(metadata.files) for metadata in self._metadata.values()]
         needed = frozenset[str]().union(*refer, *driver.uncertain.values())
         newest_uncertain = max(driver.uncertain, default=0)
@@ -197,7 +197,7 @@ class DirectoryChecker:
         if left:
             yield f"claims of checkpoints that were never completed are left: {_some(left)}"
 
-    def _is_settled(self, path: str, head: int, driver: Driver, written_in: int) -> bool:
+    def _is_settled(self, path: str, head: int, driver: SimulatedDriver, written_in: int) -> bool:
         """Whether a state file of this name, written in this step, must be deleted if no checkpoint refers to it."""
         file = StateFile.parse(path)
         if file is None or file.epoch > head:

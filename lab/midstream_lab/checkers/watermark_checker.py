@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Event, Watermark
 from midstream.engine.exchange.result_partition import ResultPartition
-from midstream.engine.graph.idleness import Origin
+from midstream.engine.graph.idleness import IdleOrigin
 from midstream.engine.worker import task_input
 from midstream.engine.worker.watermark_valve import WatermarkValve
 from midstream.simulation.world import World
@@ -25,7 +25,7 @@ class CheckedWatermarkValve(WatermarkValve):
     origins together do. Channels without an origin, where others have one, count for the end only. Event time never decreases, and begins where a restore puts it.
     """
 
-    def __init__(self, world: World, origins: Sequence[Origin]) -> None:
+    def __init__(self, world: World, origins: Sequence[IdleOrigin]) -> None:
         super().__init__(origins)
         self._world = world
         self._origins = origins
@@ -83,7 +83,7 @@ class CheckedWatermarkValve(WatermarkValve):
             for origin, before_the_end_us in zip(origins, self._reported_before_the_end_us, strict=True)
         )
 
-    def _is_waited_for(self, channel: int, active: set[Origin]) -> bool:
+    def _is_waited_for(self, channel: int, active: set[IdleOrigin]) -> bool:
         """Whether an open channel is waited for while the channels of these origins are active."""
         origin, siblings = self._origins[channel], self._siblings[channel]
         if any(other.is_within(origin) for other in active):
@@ -110,7 +110,7 @@ class CheckedWatermarkValve(WatermarkValve):
         return reported_us
 
 
-def _siblings(origin: Origin, origins: Sequence[Origin]) -> list[int]:
+def _siblings(origin: IdleOrigin, origins: Sequence[IdleOrigin]) -> list[int]:
     alike = [c for c, other in enumerate(origins) if (origin.every, origin.one) == (other.every, other.one)]
     return alike if len({origins[c].subtask for c in alike}) > 1 else []
 

@@ -20,9 +20,9 @@ from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.windows.sliding_windows import PANE
 from midstream.engine.operators.windows.window_combiner import ROWS
+from midstream.engine.operators.windows.window_factory import LATE
 from midstream.engine.operators.windows.window_operator import END, PARTS, PROGRESS, START, WindowOperator
 from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
-from midstream.engine.operators.windows.windows import LATE
 from midstream.engine.state.state_parts import KEY_GROUP, StatePart
 from midstream.simulation.recorded_rows import SCHEMA, Int64s, Outside, time_ms
 from midstream_lab.jobs.timed import GAP_MS, HIGHEST, IDS, LOWEST, SIZE_MS, SLIDE_MS, TUMBLING_MS, due_us, window

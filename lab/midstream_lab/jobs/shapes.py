@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from midstream.engine.graph.job_graph import Partitioning
-from midstream.engine.operators.windows.windows import LATE
+from midstream.engine.operators.windows.window_factory import LATE
 from midstream_lab.jobs.states import BRIEF
 
 SIDE: Final = "side"

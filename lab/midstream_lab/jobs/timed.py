@@ -23,8 +23,8 @@ from midstream.engine.operators.functions.process_operator import ProcessOperato
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 from midstream.engine.operators.windows.aggregates import Aggregate, Columns, Max, Min
+from midstream.engine.operators.windows.window_factory import Window, session, sliding, tumbling, window_operator
 from midstream.engine.operators.windows.window_operator import WindowOperator
-from midstream.engine.operators.windows.windows import Window, session, sliding, tumbling, window_operator
 from midstream.engine.state.keyed_states import MapState
 from midstream.engine.worker.source_driver import SourceDriver, SplitRequestState
 from midstream.simulation.recorded_rows import SCHEMA, Outside

@@ -15,9 +15,9 @@ from typing import Final
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.engine.operators.base import Combiner, Operator
 from midstream.engine.operators.sink_operator import SinkOperator
-from midstream.engine.operators.windows.windows import LATE
+from midstream.engine.operators.windows.window_factory import LATE
 from midstream.simulation.ledger_sink import LedgerSink
-from midstream.simulation.recorded_rows import SCHEMA, Count, Outside, Pass, Sieve, SimSource
+from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass, Sieve, SimSource
 from midstream_lab.jobs import clocks, end_operators, joins, lateness, states, tables, timed
 from midstream_lab.jobs.joins import Joined
 from midstream_lab.jobs.key_types import KEY_LAYOUTS, PLAIN, KeyLayout, Plain, Rekey
@@ -527,9 +527,9 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
         case "side":
             return Pass(outside, SIDE)
         case "count":
-            return Count(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
+            return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
         case "share":
-            return Count(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
+            return KeyCounter(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
         case "times" | "tight" | "idle":
             return timed.timestamps(uid, kind, outside)
         case "timer":

@@ -9,9 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
-from midstream.engine.coordinator.checkpoints import committers, metadata_builder
+from midstream.engine.coordinator.checkpoints import driver_committers, metadata_builder
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
-from midstream.engine.coordinator.checkpoints.commits import Commits
+from midstream.engine.coordinator.checkpoints.commit_queue import CommitQueue
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.core.interfaces import Done
 from midstream.engine.operators.base import Snapshot, SnapshotResult
@@ -106,7 +106,7 @@ def output_of_finished_is_forgotten() -> Replacements:
 
 def uncommitted_is_left_out() -> Replacements:
     """A checkpoint does not hold what was prepared for earlier ones and is not committed yet."""
-    return [(Commits, "uncommitted", ())]
+    return [(CommitQueue, "uncommitted", ())]
 
 
 def failed_commit_counts() -> Replacements:
@@ -115,8 +115,8 @@ def failed_commit_counts() -> Replacements:
     def committed(self: Any, what: Any, outcome: Any) -> None:
         original(self, what, Done(None))
 
-    original = Commits._committed
-    return [(Commits, "_committed", committed)]
+    original = CommitQueue._committed
+    return [(CommitQueue, "_committed", committed)]
 
 
 def given_up_after_failures() -> Replacements:
@@ -126,8 +126,8 @@ def given_up_after_failures() -> Replacements:
         self._commits.popleft()
         original(self)
 
-    original = Commits.resume
-    return [(Commits, "resume", resume)]
+    original = CommitQueue.resume
+    return [(CommitQueue, "resume", resume)]
 
 
 def ended_before_committed() -> Replacements:
@@ -210,7 +210,7 @@ def settled_stays_unsettled() -> Replacements:
 
 def zombie_driver_commits() -> Replacements:
     """A driver that was considered dead continues to commit, although another one has taken over."""
-    return [(committers, "check_epoch", lambda storage, epoch: None)]
+    return [(driver_committers, "check_epoch", lambda storage, epoch: None)]
 
 
 # ---- where they are searched

@@ -12,15 +12,15 @@ import msgspec
 from midstream.engine.checkpoint import redistribute_state, store
 from midstream.engine.coordinator import coordinator as machine
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
-from midstream.engine.coordinator.checkpoints import commits, metadata_builder
+from midstream.engine.coordinator.checkpoints import commit_queue, metadata_builder
 from midstream.engine.coordinator.checkpoints import trigger as triggering
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import CheckpointProgress
-from midstream.engine.coordinator.failover import Failover
 from midstream.engine.coordinator.placement import split_assignment
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
 from midstream.engine.coordinator.placement.slots import Slots
 from midstream.engine.coordinator.requests.client_requests import ClientRequests
+from midstream.engine.coordinator.restart_backoff import RestartBackoff
 from midstream.engine.core.elements import MAX_WATERMARK_US, EndOfData, Watermark
 from midstream.engine.core.ids import TaskId
 from midstream.engine.operators import watermarks
@@ -67,7 +67,7 @@ def late_metadata_completes() -> Replacements:
 
 def checkpoints_do_not_count() -> Replacements:
     """The same failure ends the job though checkpoints completed in between."""
-    return [(Failover, "checkpoint_completed", nothing)]
+    return [(RestartBackoff, "checkpoint_completed", nothing)]
 
 
 def savepoints_count() -> Replacements:
@@ -336,7 +336,7 @@ def commit_before_completion() -> Replacements:
     def publish(self: Any, pending: Any) -> None:
         own = metadata_builder.committables_of(pending.acks, self._names, self._newest_id)
         owner = owner_of(self)
-        owner.commits._commits.extend(commits._Commit(what, pending.checkpoint_id) for what in own)
+        owner.commits._commits.extend(commit_queue._Commit(what, pending.checkpoint_id) for what in own)
         owner.commits._next()
         original(self, pending)
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from midstream.engine.coordinator.checkpoints import commits
-from midstream.engine.coordinator.checkpoints import commits_on_slots as lanes
-from midstream.engine.coordinator.checkpoints.commits import Commits
-from midstream.engine.coordinator.checkpoints.commits_on_slots import CommitLanes
+from midstream.engine.coordinator.checkpoints import commit_queue
+from midstream.engine.coordinator.checkpoints import lane_dispatcher as lanes
+from midstream.engine.coordinator.checkpoints.commit_queue import CommitQueue
+from midstream.engine.coordinator.checkpoints.lane_dispatcher import LaneDispatcher
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker import slot_commits
-from midstream.engine.worker.slot_commits import SlotCommits
+from midstream.engine.worker import lane_executor
+from midstream.engine.worker.lane_executor import LaneExecutor
 from midstream.simulation.fault_kinds import KILL_ANOTHER
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.targeted_at_rest import loaded_again, struck_committing
@@ -26,7 +26,7 @@ def lanes_are_split() -> Replacements:
     def lanes_of(sink: Any, items: Any) -> Any:
         return {number: (item,) for number, item in enumerate(items)}
 
-    return [(commits, "lanes_of", lanes_of)]
+    return [(commit_queue, "lanes_of", lanes_of)]
 
 
 def lane_is_backwards() -> Replacements:
@@ -36,7 +36,7 @@ def lane_is_backwards() -> Replacements:
         return original(sink, items[::-1])
 
     original = lanes.lanes_of
-    return [(commits, "lanes_of", lanes_of)]
+    return [(commit_queue, "lanes_of", lanes_of)]
 
 
 def lane_moves() -> Replacements:
@@ -46,8 +46,8 @@ def lane_moves() -> Replacements:
         turn = self._request_count % len(slots)
         original(self, (*slots[turn:], *slots[:turn]))
 
-    original = CommitLanes.request
-    return [(CommitLanes, "request", request)]
+    original = LaneDispatcher.request
+    return [(LaneDispatcher, "request", request)]
 
 
 def done_when_asked() -> Replacements:
@@ -60,8 +60,8 @@ def done_when_asked() -> Replacements:
             if number not in before:
                 self.handle_answer(pending.slot, m.CommitDone(number))
 
-    original = CommitLanes.request
-    return [(CommitLanes, "request", request)]
+    original = LaneDispatcher.request
+    return [(LaneDispatcher, "request", request)]
 
 
 def answer_of_another_lane() -> Replacements:
@@ -75,8 +75,8 @@ def answer_of_another_lane() -> Replacements:
             self._unanswered[request] = replace(self._unanswered[request], lane=pending.lane)
         original(self, slot, answer)
 
-    original = CommitLanes.handle_answer
-    return [(CommitLanes, "handle_answer", handle_answer)]
+    original = LaneDispatcher.handle_answer
+    return [(LaneDispatcher, "handle_answer", handle_answer)]
 
 
 def stopped_counts() -> Replacements:
@@ -87,8 +87,8 @@ def stopped_counts() -> Replacements:
             answer = m.CommitDone(answer.request)
         original(self, slot, answer)
 
-    original = CommitLanes.handle_answer
-    return [(CommitLanes, "handle_answer", handle_answer)]
+    original = LaneDispatcher.handle_answer
+    return [(LaneDispatcher, "handle_answer", handle_answer)]
 
 
 def failed_lane_counts() -> Replacements:
@@ -100,8 +100,8 @@ def failed_lane_counts() -> Replacements:
         if pending is not None and self.failed is not None and len(self.work.left) > 1:
             self.work.left.pop(pending.lane, None)
 
-    original = CommitLanes.handle_answer
-    return [(CommitLanes, "handle_answer", handle_answer)]
+    original = LaneDispatcher.handle_answer
+    return [(LaneDispatcher, "handle_answer", handle_answer)]
 
 
 def lost_with_the_slot() -> Replacements:
@@ -113,8 +113,8 @@ def lost_with_the_slot() -> Replacements:
                 del self.work.left[pending.lane]
         original(self, live)
 
-    original = CommitLanes.forget_lost
-    return [(CommitLanes, "forget_lost", forget_lost)]
+    original = LaneDispatcher.forget_lost
+    return [(LaneDispatcher, "forget_lost", forget_lost)]
 
 
 def _not_waiting(method: str) -> Replacements:
@@ -132,8 +132,8 @@ def _not_waiting(method: str) -> Replacements:
             return True
         return bool(original_idle(self))
 
-    original, original_idle = getattr(Coordinator, method), inspect.getattr_static(Commits, "idle").fget
-    return [(Coordinator, method, pretending), (Commits, "idle", property(idle))]
+    original, original_idle = getattr(Coordinator, method), inspect.getattr_static(CommitQueue, "idle").fget
+    return [(Coordinator, method, pretending), (CommitQueue, "idle", property(idle))]
 
 
 def deployed_while_committing() -> Replacements:
@@ -148,7 +148,7 @@ def ended_while_committing() -> Replacements:
 
 def let_go_while_committing() -> Replacements:
     """A rescale lets slots go that are committing."""
-    return [(Commits, "on_slots", False)]
+    return [(CommitQueue, "on_slots", False)]
 
 
 def aborted_is_committed() -> Replacements:
@@ -159,8 +159,8 @@ def aborted_is_committed() -> Replacements:
             self, m.Commit(message.request, message.uid, message.lane, message.checkpoint_id, message.committables)
         )
 
-    original = SlotCommits.commit
-    return [(SlotCommits, "commit", commit)]
+    original = LaneExecutor.commit
+    return [(LaneExecutor, "commit", commit)]
 
 
 def driver_commits() -> Replacements:
@@ -169,7 +169,7 @@ def driver_commits() -> Replacements:
     def commit_slots(job: Any) -> Any:
         return original(job) or None
 
-    original = lanes.commit_slots
+    original = lanes.eligible_slots
     return [(lanes, "commit_slots", commit_slots)]
 
 
@@ -181,13 +181,13 @@ def not_told_to_stop() -> Replacements:
         original(self)
         self._stopped = before
 
-    original = SlotCommits.end_attempt
-    return [(SlotCommits, "end_attempt", end_attempt)]
+    original = LaneExecutor.end_attempt
+    return [(LaneExecutor, "end_attempt", end_attempt)]
 
 
 def committers_stay_open() -> Replacements:
     """The committer of an attempt that is over continues in the next one."""
-    return [(SlotCommits, "_close", lambda self, lane, outcome: None)]
+    return [(LaneExecutor, "_close", lambda self, lane, outcome: None)]
 
 
 def never_loaded_again() -> Replacements:
@@ -198,13 +198,13 @@ def never_loaded_again() -> Replacements:
         original(self, message)
         self._sinks = sinks
 
-    original = SlotCommits.commit
-    return [(SlotCommits, "commit", commit)]
+    original = LaneExecutor.commit
+    return [(LaneExecutor, "commit", commit)]
 
 
 def zombie_has_slots_commit() -> Replacements:
     """A driver that was considered dead has its slots continue to commit, although another one has taken over."""
-    return [(slot_commits, "check_epoch", lambda storage, epoch: None)]
+    return [(lane_executor, "check_epoch", lambda storage, epoch: None)]
 
 
 # ---- where they are searched

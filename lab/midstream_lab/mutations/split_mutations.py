@@ -11,7 +11,7 @@ from typing import Any, Final
 from midstream.engine.checkpoint.metadata import SourcePosition
 from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
 from midstream.engine.core.interfaces import Done
-from midstream.engine.graph.idleness import Origin
+from midstream.engine.graph.idleness import IdleOrigin
 from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.worker import task
 from midstream.engine.worker.source_driver import Reading, SourceDriver
@@ -225,7 +225,7 @@ def time_waits_for_rows_without_it() -> Replacements:
     original = WatermarkValve.__init__
 
     def init(self: Any, origins: Any) -> None:
-        original(self, [Origin(frozenset((-1,))) if origin.is_empty else origin for origin in origins])
+        original(self, [IdleOrigin(frozenset((-1,))) if origin.is_empty else origin for origin in origins])
 
     return [(WatermarkValve, "__init__", init)]
 

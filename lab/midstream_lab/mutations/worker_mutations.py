@@ -12,7 +12,7 @@ from midstream.engine.core.elements import MIN_WATERMARK_US, CheckpointBarrier, 
 from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.element_queue import ElementQueue
 from midstream.engine.exchange.subpartition import Subpartition
-from midstream.engine.graph.idleness import Origin
+from midstream.engine.graph.idleness import IdleOrigin
 from midstream.engine.operators.windows import fired_upto
 from midstream.engine.worker import operator_chain as chain
 from midstream.engine.worker import task, task_snapshots
@@ -234,7 +234,7 @@ def idle_subtask_is_passed() -> Replacements:
     original = WatermarkValve.__init__
 
     def init(self: Any, origins: Any) -> None:
-        original(self, [Origin(one=frozenset((0,)), subtask=channel) for channel in range(len(origins))])
+        original(self, [IdleOrigin(one=frozenset((0,)), subtask=channel) for channel in range(len(origins))])
 
     return [(WatermarkValve, "__init__", init)]
 

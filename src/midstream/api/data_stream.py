@@ -35,7 +35,7 @@ from midstream.engine.operators.stateless import (
     ProjectOperator,
 )
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
-from midstream.engine.operators.windows.windows import Window
+from midstream.engine.operators.windows.window_factory import Window
 
 if TYPE_CHECKING:
     from midstream.api.connected_streams import BroadcastConnectedStreams, ConnectedStreams

@@ -24,7 +24,7 @@ from midstream.engine.operators.functions.function_operator import Function, Por
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
-from midstream.engine.operators.windows.windows import Session, Sliding, Window, window_operator
+from midstream.engine.operators.windows.window_factory import Session, Sliding, Window, window_operator
 from midstream.engine.state.declared_state import DeclaredState
 
 if TYPE_CHECKING:

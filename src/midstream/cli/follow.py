@@ -37,7 +37,7 @@ class Display(Protocol):
     def log(self, message: str) -> None: ...
 
 
-class Silence:
+class NoDisplay:
     """The display for `--json`: nothing before the answer."""
 
     def show(self, status: JobStatus) -> None: ...
@@ -83,7 +83,7 @@ class TableDisplay:
 @contextmanager
 def display(console: Console, silent: bool) -> Iterator[Display]:
     if silent:
-        yield Silence()
+        yield NoDisplay()
     elif console.is_terminal and not console.is_dumb_terminal:
         live = Live(
             console=console,

@@ -11,8 +11,8 @@ import msgspec
 from midstream.cli.commands.doctor import Doctored
 from midstream.cli.commands.inspect_checkpoint import CheckpointReport
 from midstream.cli.json_types import (
+    CommandFailed,
     DroppedLines,
-    Failed,
     ListedJobs,
     MadeCheckpoint,
     MadeSavepoint,
@@ -58,14 +58,14 @@ def _structs(shape: Any) -> list[Any]:
 def schema() -> bytes:
     """Return the JSON Schema of each command, as `#/$defs/COMMAND`; docs/json.schema.json holds it."""
     structs = {command: _structs(shape) for command, shape in SHAPES.items()}
-    every = list(dict.fromkeys([FormatVersion, Failed, *(each for some in structs.values() for each in some)]))
+    every = list(dict.fromkeys([FormatVersion, CommandFailed, *(each for some in structs.values() for each in some)]))
     _, defined = components(every, "#/$defs/{name}")
     reference = {each: {"$ref": f"#/$defs/{each.__name__}"} for each in every}
     commands = {
         command: {
             "allOf": [
                 reference[FormatVersion],
-                {"anyOf": [reference[Failed], *(reference[each] for each in some)]},
+                {"anyOf": [reference[CommandFailed], *(reference[each] for each in some)]},
             ]
         }
         for command, some in structs.items()

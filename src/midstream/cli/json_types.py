@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from midstream.engine.protocol.job_status import JobStatus
 
 
-class Failed(msgspec.Struct, frozen=True):
+class CommandFailed(msgspec.Struct, frozen=True):
     """A command failed."""
 
     error: str

@@ -39,7 +39,7 @@ from midstream.engine.worker.slot_machine import SlotMachine
 from midstream.engine.worker.task import Task
 from midstream.inprocess.endpoints import Fed, FedSource, MarksOperator, TakingSink
 from midstream.inprocess.own_modules import by_value, own_modules
-from midstream.inprocess.virtual_loop import Loop, MemoryStorage
+from midstream.inprocess.virtual_loop import MemoryStorage, VirtualLoop
 
 STORAGE: Final = "memory"
 POOL_BYTES: Final = 64 * 2**20
@@ -67,7 +67,7 @@ class InProcessFailure(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class EngineSnapshot:
     """The state and event time of a job between two rows. Any number of runs can be started from it.
 
     For example:
@@ -87,7 +87,7 @@ class Engine:
     """Runs a job. `logical` has sources that are fed (`FedSource`) or the job's own, and sinks that keep their rows.
 
     `on_split_request` is called when a subtask of one of the job's own sources requests a split, `copied` with each subtask's copy
-    of the graph. `passed_s`: see `Loop`.
+    of the graph. `passed_s`: see `VirtualLoop`.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class Engine:
         logical: LogicalGraph,
         config: JobConfig,
         now_us: int,
-        restore: Snapshot | None = None,
+        restore: EngineSnapshot | None = None,
         on_split_request: Callable[[m.RequestSplit], None] = lambda request: None,
         copied: Callable[[JobGraph], None] = lambda graph: None,
         passed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.loop = Loop(now_us, passed_s)
+        self.loop = VirtualLoop(now_us, passed_s)
         self.storage = restore.storage if restore is not None else MemoryStorage()
         self._logical = logical
         self.on_split_request = on_split_request
@@ -379,7 +379,7 @@ class Engine:
             for spec in task.vertex.operators:
                 yield task, spec
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> EngineSnapshot:
         """Take a checkpoint of everything, as the job would, and complete it."""
         self._check_not_broken()
         if self._ended:
@@ -412,9 +412,9 @@ class Engine:
             state_bytes=0,
             files=(),
         )
-        return Snapshot(metadata, self.storage, self.loop.now_us)
+        return EngineSnapshot(metadata, self.storage, self.loop.now_us)
 
-    def restore(self, snapshot: Snapshot, parallelism: int) -> None:
+    def restore(self, snapshot: EngineSnapshot, parallelism: int) -> None:
         """Begin a new attempt with the state of `snapshot`; rows taken so far remain."""
         self._slot.handle(m.Cancel(self.attempt))
         self._settle()

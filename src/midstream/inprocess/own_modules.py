@@ -59,12 +59,12 @@ def user_code(item: object, *, brought_along: bool = True) -> list[FunctionType 
     `brought_along`: include all of the job's classes that an operator only has because its state may hold instances of
     them.
     """
-    recorder = _Recorder(io.BytesIO(), brought_along)
+    recorder = _ImportRecorder(io.BytesIO(), brought_along)
     recorder.dump(item)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
     return list(recorder.found.values())
 
 
-class _Recorder(JobPickler):
+class _ImportRecorder(JobPickler):
     def __init__(self, buffer: io.BytesIO, brought_along: bool) -> None:
         super().__init__(buffer)
         self.found: dict[int, FunctionType | type] = {}

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from midstream.engine.coordinator.effects import Effects
 from midstream.engine.coordinator.events import CancelTimer, RunIo, Send, SetTimer
-from midstream.engine.coordinator.failover import Failure
+from midstream.engine.coordinator.failures import Failure
 from midstream.engine.coordinator.notifications import Notification
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
@@ -35,7 +35,7 @@ from midstream.engine.operators.source_api import Source, Split, SplitReader
 from midstream.engine.protocol import messages as m
 from midstream.inprocess.endpoints import table_rows
 from midstream.inprocess.engine import Engine, InProcessFailure, noted, surfaced
-from midstream.inprocess.rewrite import End, Output, rewritten
+from midstream.inprocess.rewrite import End, KeptOutput, rewritten
 
 TIME_S: Final = 10.0
 """The largest virtual time that passes in one step when there is nothing else to do."""
@@ -129,7 +129,7 @@ def _own_source(uid: str, node: Node) -> Source:
 
 
 def _previews(
-    logical: LogicalGraph, outputs: Sequence[Output], config: JobConfig, rows: int, seconds: float, now_us: int
+    logical: LogicalGraph, outputs: Sequence[KeptOutput], config: JobConfig, rows: int, seconds: float, now_us: int
 ) -> list[Preview]:
     requests: list[m.RequestSplit] = []
     engine = Engine(
@@ -184,7 +184,7 @@ def _why(is_over: bool, seconds: float) -> str:
     return f"since {seconds:g} s have passed" if is_over else "since there are no more at present"
 
 
-def _count(engine: Engine, output: Output) -> int:
+def _count(engine: Engine, output: KeptOutput) -> int:
     return sum(batch.num_rows for batch in engine.taken[output.id])
 
 

@@ -21,7 +21,7 @@ from midstream.inprocess.endpoints import TakingSink
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class KeptOutput:
     """An output of the program that is kept."""
 
     id: str
@@ -45,7 +45,7 @@ class Output:
 @dataclass(frozen=True, slots=True)
 class Rewritten:
     graph: LogicalGraph
-    outputs: tuple[Output, ...]
+    outputs: tuple[KeptOutput, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def rewritten(
     uids = assign_uids(program.nodes)
     kept = _needed(program, ends)
     numbers = {node.id: number for number, node in enumerate(kept)}
-    outputs: list[Output] = []
+    outputs: list[KeptOutput] = []
     nodes: list[Node] = []
     for node in kept:
         made = replace(
@@ -84,7 +84,7 @@ def rewritten(
         if node.source is not None:
             made = replace(made, source=source_of(uids[node.id], node))
         if node.sink is not None:
-            output = Output(
+            output = KeptOutput(
                 uids[node.id], node.id, None, uids[node.id], node.name, node.inputs[0].schema, node.sink, True
             )
             sink = TakingSink(output.id)
@@ -130,7 +130,7 @@ def _loose_ends(program: LogicalGraph, kept: Sequence[Node]) -> list[End]:
 
 def _take(
     nodes: list[Node],
-    outputs: list[Output],
+    outputs: list[KeptOutput],
     numbers: Mapping[int, int],
     program: LogicalGraph,
     uids: Mapping[int, str],
@@ -140,7 +140,7 @@ def _take(
 ) -> None:
     node_id, tag = end.origins[0]
     node = program.nodes[node_id]
-    output = Output(
+    output = KeptOutput(
         f"taken:{len(outputs)}:{uids[node_id]}", node_id, tag, uids[node_id], node.name, end.schema, None, is_end
     )
     outputs.append(output)

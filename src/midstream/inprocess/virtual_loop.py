@@ -19,7 +19,7 @@ from midstream.engine.core.interfaces import Done, Failed, Mail
 T = TypeVar("T")
 
 
-class LoopTimer:
+class VirtualTimer:
     """core.interfaces.Timer."""
 
     __slots__ = ("due_us", "mail")
@@ -32,7 +32,7 @@ class LoopTimer:
         self.mail = None
 
 
-class Loop:
+class VirtualLoop:
     """core.interfaces.Clock, Executor and Ids."""
 
     def __init__(self, now_us: int, passed_s: Callable[[], float] = lambda: 0.0) -> None:
@@ -44,7 +44,7 @@ class Loop:
         self._passed_s = passed_s
         self._began_us = now_us
         self._mails: deque[Mail] = deque()
-        self._timers: list[tuple[int, int, LoopTimer]] = []
+        self._timers: list[tuple[int, int, VirtualTimer]] = []
         self._numbers = count()
 
     def now_ms(self) -> int:
@@ -62,14 +62,14 @@ class Loop:
     def post(self, mail: Mail) -> None:
         self._mails.append(mail)
 
-    def call_later(self, delay_s: float, mail: Mail) -> LoopTimer:
+    def call_later(self, delay_s: float, mail: Mail) -> VirtualTimer:
         return self._call(self.now_us + ceil(max(0.0, delay_s) * 1e6), mail)  # never before it is due
 
-    def call_at(self, time_ms: int, mail: Mail) -> LoopTimer:
+    def call_at(self, time_ms: int, mail: Mail) -> VirtualTimer:
         return self._call(max(self.now_us, time_ms * 1000), mail)
 
-    def _call(self, due_us: int, mail: Mail) -> LoopTimer:
-        timer = LoopTimer(due_us, mail)
+    def _call(self, due_us: int, mail: Mail) -> VirtualTimer:
+        timer = VirtualTimer(due_us, mail)
         heapq.heappush(self._timers, (timer.due_us, next(self._numbers), timer))
         return timer
 

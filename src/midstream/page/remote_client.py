@@ -35,7 +35,16 @@ from midstream.engine.protocol.messages import (
     Reply,
 )
 from midstream.page.address import TOKEN_VARIABLE
-from midstream.page.request_types import ActionState, Checkpoint, Drain, LiveRowsRequest, Logs, Rescale, Savepoint, Stop
+from midstream.page.request_types import (
+    ActionState,
+    Checkpoint,
+    Drain,
+    LiveRowsRequest,
+    Logs,
+    Rescale,
+    Savepoint,
+    StopRequest,
+)
 from midstream.page.routes import ACTIONS, JSON, LOGS, ROWS, STATUS
 
 ANSWER_BYTES_MAX: Final = 64 * 2**20
@@ -132,7 +141,7 @@ class RemoteClient:
             case DoRescale(parallelism):
                 return self._act(Rescale(parallelism), timeout_s)
             case DoStop(drain, savepoint):
-                return self._act(Drain() if drain else Stop(savepoint), timeout_s)
+                return self._act(Drain() if drain else StopRequest(savepoint), timeout_s)
             case _:
                 assert_never(request)
 
@@ -152,7 +161,7 @@ class RemoteClient:
             )
         )
 
-    def _act(self, action: Checkpoint | Savepoint | Rescale | Stop | Drain, timeout_s: float | None) -> Reply:
+    def _act(self, action: Checkpoint | Savepoint | Rescale | StopRequest | Drain, timeout_s: float | None) -> Reply:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         status, body = self._send("POST", ACTIONS.path, action)
         state = self._document(status, body, ActionState)

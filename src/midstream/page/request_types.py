@@ -68,7 +68,7 @@ class Rescale(_Action, frozen=True, tag="rescale"):
     parallelism: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARALLELISM_MAX)]
 
 
-class Stop(_Action, frozen=True, tag="stop"):
+class StopRequest(_Action, frozen=True, tag="stop"):
     """Stop at a checkpoint, from which the job can resume.
 
     `savepoint`: the directory of a savepoint with which to stop; if it cannot be made, the job does not stop.
@@ -81,7 +81,7 @@ class Drain(_Action, frozen=True, tag="drain"):
     """End the sources and process everything in flight."""
 
 
-Action: TypeAlias = Checkpoint | Savepoint | Rescale | Stop | Drain
+Action: TypeAlias = Checkpoint | Savepoint | Rescale | StopRequest | Drain
 
 
 class LiveRowsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -54,7 +54,7 @@ from midstream.page.request_types import (
     MetricsQuery,
     Rescale,
     Savepoint,
-    Stop,
+    StopRequest,
     components,
     document,
     logs_of,
@@ -132,7 +132,7 @@ class EndedJob:
         return refused
 
 
-class Loop(Protocol):
+class PageLoop(Protocol):
     """The page's own loop."""
 
     def now_ms(self) -> int: ...
@@ -149,7 +149,7 @@ class Site:
     answer too.
     """
 
-    def __init__(self, loop: Loop, job: Served, address: PageAddress, token: str) -> None:
+    def __init__(self, loop: PageLoop, job: Served, address: PageAddress, token: str) -> None:
         self._loop = loop
         self._job = job
         self._address = address
@@ -400,7 +400,7 @@ def _request_of(action: Action) -> ClientRequest:
             return DoSavepoint(None if action.directory is None else absolute(action.directory))
         case Rescale():
             return DoRescale(action.parallelism)
-        case Stop():
+        case StopRequest():
             return DoStop(savepoint=None if action.savepoint is None else absolute(action.savepoint))
         case Drain():
             return DoStop(drain=True)

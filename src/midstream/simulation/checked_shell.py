@@ -24,7 +24,7 @@ from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.rescale import Rescaling
 from midstream.engine.coordinator.placement.slots import Slots
 from midstream.engine.coordinator.requests.savepoints import Savepoints
-from midstream.engine.coordinator.shell import Connections, CoordinatorMachine, Host, Loop, Shell
+from midstream.engine.coordinator.shell import Connections, CoordinatorMachine, Host, Shell, ShellLoop
 from midstream.engine.core.errors import MidstreamError
 from midstream.engine.core.interfaces import Done, Failed
 
@@ -77,7 +77,7 @@ class Observer(Protocol):
 
 class CheckedShell(Shell):
     def __init__(
-        self, coordinator: CheckedMachine, loop: Loop, connections: Connections, host: Host, observer: Observer
+        self, coordinator: CheckedMachine, loop: ShellLoop, connections: Connections, host: Host, observer: Observer
     ) -> None:
         super().__init__(coordinator, loop, connections, host)
         self._check: Callable[[], None] = coordinator.check

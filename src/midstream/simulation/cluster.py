@@ -28,7 +28,7 @@ from midstream.engine.protocol import messages as m
 from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_machine import SlotMachine
 from midstream.simulation.checked_shell import CheckedMachine, CheckedShell
-from midstream.simulation.control_connection import Connection
+from midstream.simulation.control_connection import ControlConnection
 from midstream.simulation.failure_causes import FailureCauses
 from midstream.simulation.graph_pickle import Pickler
 from midstream.simulation.liveness_checker import CANCEL_ENDS, LivenessChecker, owed_at_the_end
@@ -56,7 +56,7 @@ _IN_A_ROW: Final = re.compile(r"the same failure(?:, of the same row,)? (\d+) ti
 MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage], Signal], CheckedMachine]
 
 
-class Cluster:
+class SimulatedCluster:
     """All drivers and slots of a world. `externals` are pickled by reference."""
 
     def __init__(
@@ -69,17 +69,17 @@ class Cluster:
     ) -> None:
         self.world = world
         self.open_storage = open_storage
-        self.answered: Callable[[Driver, int, m.ClientRequest, m.Reply], None] | None = None
-        self.deployed: Callable[[Driver, m.Deploy], None] = lambda driver, deploy: None
+        self.answered: Callable[[SimulatedDriver, int, m.ClientRequest, m.Reply], None] | None = None
+        self.deployed: Callable[[SimulatedDriver, m.Deploy], None] = lambda driver, deploy: None
         """Called with each message that deploys an attempt on a slot."""
-        self.released: Callable[[Driver, Slot], None] = lambda driver, slot: None
+        self.released: Callable[[SimulatedDriver, SimulatedSlot], None] = lambda driver, slot: None
         """Called when a driver releases a slot."""
-        self.failed: Callable[[Driver], None] = lambda driver: None
+        self.failed: Callable[[SimulatedDriver], None] = lambda driver: None
         """Called when an attempt has failed and another one will follow."""
         self.network = network
         self.make_coordinator = make_coordinator
-        self.drivers: list[Driver] = []
-        self.slots: list[Slot] = []
+        self.drivers: list[SimulatedDriver] = []
+        self.slots: list[SimulatedSlot] = []
         self.struck_us: list[int] = []
         """The times at which faults have struck."""
         self.patience_s = self.bound_s = math.inf
@@ -97,9 +97,9 @@ class Cluster:
         self._externals = dict(externals)
         self._names = {id(value): name for name, value in externals.items()}
 
-    def submit(self, plan: JobPlan) -> Driver:
+    def submit(self, plan: JobPlan) -> SimulatedDriver:
         """Start a driver for the job."""
-        driver = Driver(self, plan, f"driver{len(self.drivers)}")
+        driver = SimulatedDriver(self, plan, f"driver{len(self.drivers)}")
         self.drivers.append(driver)
         return driver
 
@@ -118,14 +118,14 @@ class Cluster:
         return sum(driver.coordinator.slots.late.counts()[uid] for driver in self.drivers)
 
     @property
-    def live_slots(self) -> list[Slot]:
+    def live_slots(self) -> list[SimulatedSlot]:
         return [slot for slot in self.slots if slot.process.alive]
 
 
-class Driver:
+class SimulatedDriver:
     """One run of one job: a coordinator in its shell, with the connections and the host of a simulated world."""
 
-    def __init__(self, cluster: Cluster, plan: JobPlan, name: str) -> None:
+    def __init__(self, cluster: SimulatedCluster, plan: JobPlan, name: str) -> None:
         world = cluster.world
         self.cluster = cluster
         self.plan = plan
@@ -160,13 +160,13 @@ class Driver:
         """The length of `triggered` when the directory of a client's savepoint was claimed, by client."""
         self._requests: dict[int, m.ClientRequest] = {}
         """The unanswered requests, by client."""
-        self.connections: dict[int, Connection] = {}
+        self.connections: dict[int, ControlConnection] = {}
         """The open connections, by slot number."""
         self.message_checker = MessageChecker(
             plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._unexplained
         )
         self._slot_count = self._clients = 0
-        self._processes: dict[str, list[Slot]] = {}
+        self._processes: dict[str, list[SimulatedSlot]] = {}
         """The processes that were started for each request: its task may be run more than once."""
         self.process.on_death.append(self._died)
         self.process.post(self._begin)
@@ -285,7 +285,7 @@ class Driver:
         if self.slots_gone:
             self.process.post(partial(self.shell.slot_failed, request, self.slots_gone))
             return
-        slot = Slot(self.cluster, self, request)
+        slot = SimulatedSlot(self.cluster, self, request)
         self.cluster.slots.append(slot)
         self._processes.setdefault(request, []).append(slot)
 
@@ -297,7 +297,7 @@ class Driver:
                 world.delay(REPORT_US_MAX), slot.process, Kind.CLUSTER, slot.process.crash, f"{request} is abandoned"
             )
 
-    def process_died(self, slot: Slot, reason: str) -> None:
+    def process_died(self, slot: SimulatedSlot, reason: str) -> None:
         """Run the task again, or report its end to the driver, before or after the connection is found closed."""
         processes, world = self._processes.get(slot.request, []), self.cluster.world
         if self.is_over or slot not in processes:
@@ -421,11 +421,11 @@ class Driver:
 
     # ---- slots
 
-    def register(self, slot: Slot, register: m.Register) -> None:
+    def register(self, slot: SimulatedSlot, register: m.Register) -> None:
         """Accept or refuse a slot process that has connected and authenticated."""
         if not slot.process.alive:
             return
-        connection = slot.connection = Connection(self, slot)
+        connection = slot.connection = ControlConnection(self, slot)
         reason = self.shell.refusal(register)
         if reason:
             self.slots_refused += 1
@@ -438,7 +438,7 @@ class Driver:
         connection.to_slot.send(m.Welcome(number, HEARTBEAT_S, self.plan.config.heartbeat_timeout_s))
         self.shell.slot_registered(number, register)
 
-    def received(self, connection: Connection, message: m.FromSlot) -> None:
+    def received(self, connection: ControlConnection, message: m.FromSlot) -> None:
         if connection.is_open:
             connection.received_us = self.cluster.world.now_us
             pending = self.coordinator.checkpoints.pending
@@ -447,7 +447,7 @@ class Driver:
             self.shell.slot_message(connection.number, message)
             self.liveness.on_message(message, self.coordinator.attempt)
 
-    def connection_lost(self, connection: Connection, reason: str) -> None:
+    def connection_lost(self, connection: ControlConnection, reason: str) -> None:
         """Report that a slot's process, or the connection to it, is gone."""
         if connection.is_open and self.drop(connection.number):
             self.shell.slot_lost(connection.number, reason)
@@ -484,17 +484,17 @@ class Driver:
                 slot.lose_driver(f"{SIM} the driver is gone")
 
 
-class Slot:
+class SimulatedSlot:
     """A slot process: it registers, runs a SlotMachine, and ends when it is released or loses its driver."""
 
-    def __init__(self, cluster: Cluster, driver: Driver, request: str) -> None:
+    def __init__(self, cluster: SimulatedCluster, driver: SimulatedDriver, request: str) -> None:
         world = self._world = cluster.world
         self.cluster = cluster
         self.driver = driver
         self.request = request
         self.process = Process(world, f"slot{len(cluster.slots)}")
         self.transport = SimTransport(cluster.network, self.process, driver.plan.job_id)
-        self.connection: Connection | None = None
+        self.connection: ControlConnection | None = None
         self.is_released = False
         self.calls_since_us: int | None = None
         """The time since which its loop has been in one call; None if it is not."""

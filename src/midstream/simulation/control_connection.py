@@ -9,13 +9,13 @@ from midstream.engine.protocol import messages as m
 from midstream.simulation.network import Pipe
 
 if TYPE_CHECKING:
-    from midstream.simulation.cluster import Driver, Slot
+    from midstream.simulation.cluster import SimulatedDriver, SimulatedSlot
 
 
-class Connection:
+class ControlConnection:
     """The connection from the driver's side."""
 
-    def __init__(self, driver: Driver, slot: Slot) -> None:
+    def __init__(self, driver: SimulatedDriver, slot: SimulatedSlot) -> None:
         world = driver.cluster.world
         self.number = -1
         """The slot's number, once it has been accepted; -1 before."""

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from midstream.engine.protocol.messages import DoCheckpoint, DoRescale, DoStop, GetStatus
 from midstream.simulation import storage_faults
-from midstream.simulation.cluster import Cluster, Driver, Slot
+from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver, SimulatedSlot
 from midstream.simulation.disk import Disk
 from midstream.simulation.fault_kinds import (
     AT_IT,
@@ -45,7 +45,9 @@ from midstream.simulation.world import World
 
 
 class SavepointRequests(Protocol):
-    def request(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+    def request(
+        self, driver: SimulatedDriver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0
+    ) -> None:
         """Request a savepoint in a directory chosen by `victim`. `stop`: the job stops with it. `fails`: the disk there
         fails. `slow_us`: how long the disk there takes to write a file.
         """
@@ -66,7 +68,7 @@ class FaultTarget(Protocol):
     def has_checkpoints(self) -> bool: ...
 
     @property
-    def cluster(self) -> Cluster: ...
+    def cluster(self) -> SimulatedCluster: ...
 
     @property
     def sources(self) -> Mapping[str, SimSource]: ...
@@ -75,7 +77,7 @@ class FaultTarget(Protocol):
     def savepoints(self) -> SavepointRequests: ...
 
     @property
-    def driver(self) -> Driver: ...
+    def driver(self) -> SimulatedDriver: ...
 
     @property
     def disk(self) -> Disk: ...
@@ -335,12 +337,12 @@ def _slot_leaves(stage: FaultTarget, victim: int) -> bool:
     first, count = victim % len(slots), (1, 1, 1, 2, len(slots))[victim // 3 % 5]
     grace_us = (2_000_000, 20_000 + victim % 200_000, 1 + victim % 20_000)[victim // 17 % 3]
 
-    def leave(slot: Slot) -> None:
+    def leave(slot: SimulatedSlot) -> None:
         if slot.connection is not None:
             driver.message_checker.leaves(slot.connection.number)
         driver.shell.slot_leaving(slot.request, f"{SIM} its node is drained")
 
-    def killed(slot: Slot) -> None:
+    def killed(slot: SimulatedSlot) -> None:
         if slot.process.alive:
             _strikes_now(stage)
             slot.process.crash()

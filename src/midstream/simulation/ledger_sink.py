@@ -12,7 +12,14 @@ from midstream.engine.checkpoint.directory_files import EpochFile, unsealed
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.batches import concat
 from midstream.engine.core.errors import StorageError
-from midstream.engine.operators.sink_api import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
+from midstream.engine.operators.sink_api import (
+    CommittedOutput,
+    Committer,
+    CommitterContext,
+    Sink,
+    SinkWriter,
+    WriterContext,
+)
 from midstream.simulation.disk import Disk
 from midstream.simulation.network import SIM
 from midstream.simulation.recorded_rows import Outside, Staged
@@ -38,14 +45,14 @@ class LedgerSink(Sink):
     def committer(self, context: CommitterContext) -> Committer:
         return LedgerCommitter(self.outside, context)
 
-    def newest_committed(self, output: Output) -> int:
+    def newest_committed(self, output: CommittedOutput) -> int:
         self.outside.world.io_point()
         return max((self.outside.staged[name].checkpoint_id for name in self._committed(output)), default=0)
 
-    def check_rollback(self, output: Output, after: int) -> None:
+    def check_rollback(self, output: CommittedOutput, after: int) -> None:
         self.outside.world.io_point()
 
-    def roll_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+    def roll_back(self, output: CommittedOutput, after: int, kept: Sequence[bytes]) -> None:
         """Roll back output that waits to be committed first, so that it cannot be committed meanwhile."""
         outside = self.outside
         if outside.before_rollback is not None:
@@ -59,10 +66,10 @@ class LedgerSink(Sink):
                 outside.committed.pop(name, None)
                 outside.world.note(("rolled back", name))
 
-    def _committed(self, output: Output) -> list[str]:
+    def _committed(self, output: CommittedOutput) -> list[str]:
         return [name for name in self.outside.committed if self._is_of(output, self.outside.staged[name])]
 
-    def _is_of(self, output: Output, staged: Staged) -> bool:
+    def _is_of(self, output: CommittedOutput, staged: Staged) -> bool:
         return staged.sink == output.uid and staged.job_id in output.jobs
 
 

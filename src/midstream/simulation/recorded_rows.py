@@ -244,7 +244,7 @@ class SimSource(Source):
 
     def open_split(self, split: Split) -> SplitReader:
         plan = msgspec.msgpack.decode(split.payload, type=_Plan)
-        return _Reader(self, plan, split.offset)
+        return _RecordedReader(self, plan, split.offset)
 
     def batch(self, split: int, start: int, stop: int) -> pa.RecordBatch:
         """Return rows `start` to `stop` of a split."""
@@ -323,7 +323,7 @@ CHAFF: Final = pa.RecordBatch.from_pylist(
 """Rows that a filter removes."""
 
 
-class _Reader(SplitReader):
+class _RecordedReader(SplitReader):
     def __init__(self, source: SimSource, plan: _Plan, offset: int) -> None:
         self._source = source
         self._plan = plan
@@ -412,7 +412,7 @@ _NONE_YET: Final = (0, 0)
 _BROADCAST_STATE: Final = pa.schema([("id", pa.int64())])
 
 
-class Count(Operator):
+class KeyCounter(Operator):
     """Counts the rows of each key over both ports and puts the count in column `n`.
 
     `is_ordered`: rows of one key and split must come in their order, without gaps.

@@ -12,17 +12,17 @@ from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.protocol.messages import ChannelState, Deploy
-from midstream.simulation.cluster import Driver, Slot
+from midstream.simulation.cluster import SimulatedDriver, SimulatedSlot
 
 
-def gates_of(slots: Iterable[Slot]) -> Iterator[InputGate]:
+def gates_of(slots: Iterable[SimulatedSlot]) -> Iterator[InputGate]:
     for slot in slots:
         if slot.machine is not None:
             for task in slot.machine.tasks.values():
                 yield from task.gates
 
 
-def is_recovering(slots: Iterable[Slot]) -> bool:
+def is_recovering(slots: Iterable[SimulatedSlot]) -> bool:
     """Whether some task still has recovered rows to process."""
     return any(gate.recovered is not None and not gate.recovered.is_over for gate in gates_of(slots))
 
@@ -52,7 +52,7 @@ class Recoveries:
         self._deployed: dict[str, int] = {}
         """The newest attempt, by job id."""
 
-    def completed(self, root: str, metadata: CheckpointMetadata, slots: Iterable[Slot]) -> None:
+    def completed(self, root: str, metadata: CheckpointMetadata, slots: Iterable[SimulatedSlot]) -> None:
         self.in_flight += bool(metadata.channels)
         running = (op.subtasks[index] for op in metadata.operators for index in op.running)
         self.ending += any(subtask.watermark_out_us == MAX_WATERMARK_US for subtask in running)
@@ -65,7 +65,7 @@ class Recoveries:
             parallelism = {op.uid: op.parallelism for op in metadata.operators}
             self._taken[f"{root}/chk-{metadata.checkpoint_id}"] = parallelism
 
-    def deployed(self, driver: Driver, deploy: Deploy, restored_from: str | None) -> None:
+    def deployed(self, driver: SimulatedDriver, deploy: Deploy, restored_from: str | None) -> None:
         if self._deployed.get(deploy.job_id) == deploy.attempt:
             return
         self._deployed[deploy.job_id] = deploy.attempt
@@ -76,7 +76,7 @@ class Recoveries:
             now = {spec.uid: vertex.parallelism for vertex in graph.vertices for spec in vertex.specs}
             self.rescaled_restores += any(before.get(uid, now[uid]) != now[uid] for uid in now)
 
-    def failed(self, driver: Driver) -> None:
+    def failed(self, driver: SimulatedDriver) -> None:
         """Count the failure of the driver's attempt, or of the driver. Slots that have died still have their last
         state.
         """

@@ -23,7 +23,7 @@ from midstream.simulation.network import SIM
 from midstream.simulation.recorded_rows import Outside
 
 if TYPE_CHECKING:
-    from midstream.simulation.cluster import Cluster, Driver, Slot
+    from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver, SimulatedSlot
     from midstream.simulation.world import Process
 
 LANES: Final = (1, 2, 3, 100)
@@ -33,7 +33,7 @@ WAIT_US_MAX: Final = (5_000, 50_000, 3_000_000)
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class CommitCall:
     """A commit, or an abort, that is under way."""
 
     job_id: str
@@ -52,29 +52,29 @@ class Calls:
         self.has_storage = has_storage
         self._world = outside.world
         self._outside = outside
-        self._clusters: list[Cluster] = []
+        self._clusters: list[SimulatedCluster] = []
         """The only cluster; empty until it exists."""
-        self._under_way: dict[Call, None] = {}
-        self._committers: dict[tuple[str, str, int, int], Slot] = {}
+        self._under_way: dict[CommitCall, None] = {}
+        self._committers: dict[tuple[str, str, int, int], SimulatedSlot] = {}
         """The slot that commits each lane, by job id, sink, lane and attempt."""
         self._committed: dict[tuple[str, str, int, int], tuple[bytes, ...]] = {}
         """The committables of each completed call, by job id, sink, lane and checkpoint."""
 
-    def watch(self, cluster: Cluster) -> None:
+    def watch(self, cluster: SimulatedCluster) -> None:
         self._clusters.append(cluster)
         cluster.released = self._released
 
     @property
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> SimulatedCluster:
         return self._clusters[0]
 
     @property
-    def victims(self) -> list[Slot]:
+    def victims(self) -> list[SimulatedSlot]:
         """The slots that are in the middle of a call."""
         at_it = [call.process for call in self._under_way]
         return [slot for slot in self._cluster.live_slots if slot.process in at_it]
 
-    def _slot_of(self, process: Process) -> Slot | None:
+    def _slot_of(self, process: Process) -> SimulatedSlot | None:
         return next((slot for slot in self._cluster.slots if slot.process is process), None)
 
     def is_counted_on(self, process: Process) -> bool:
@@ -85,7 +85,7 @@ class Calls:
         return slot.connection is not None and slot.connection.is_open
 
     @contextmanager
-    def call(self, context: CommitterContext, lane: int, aborts: bool) -> Iterator[Call]:
+    def call(self, context: CommitterContext, lane: int, aborts: bool) -> Iterator[CommitCall]:
         world, process = self._world, self._world.writer
         assert process is not None, "a commit on a loop thread"
         slot = self._slot_of(process)
@@ -103,7 +103,7 @@ class Calls:
                     f"{context.uid}, lane {lane}: {process.name} commits it, and {before.process.name}, "
                     "which is there, did before in the same attempt"
                 )
-        call = Call(context.job_id, context.uid, lane, process, attempt, aborts)
+        call = CommitCall(context.job_id, context.uid, lane, process, attempt, aborts)
         for other in self._under_way:
             if (other.job_id, other.uid, other.lane) == (call.job_id, call.uid, call.lane) and (
                 other.process is process or (self.is_counted_on(other.process) and self.is_counted_on(process))
@@ -120,7 +120,7 @@ class Calls:
         if driver.had_slots:
             self._world.bug(f"{context.uid}: {process.name} commits, and has slots to do that")
 
-    def check_told(self, call: Call) -> None:
+    def check_told(self, call: CommitCall) -> None:
         """Check, between two parts of a commit that was not stopped, that its attempt is not over."""
         slot = self._slot_of(call.process)
         if slot is None or slot.machine is None or call.attempt == -1:
@@ -130,7 +130,7 @@ class Calls:
                 f"{call.uid}, lane {call.lane}: {slot.process.name} did not get the request to stop committing"
             )
 
-    def ended(self, call: Call, checkpoint_id: int, items: Sequence[bytes]) -> None:
+    def ended(self, call: CommitCall, checkpoint_id: int, items: Sequence[bytes]) -> None:
         """Note a completed commit, and check that a repeated one has exactly the same committables."""
         key = call.job_id, call.uid, call.lane, checkpoint_id
         before = self._committed.setdefault(key, tuple(items))
@@ -141,7 +141,7 @@ class Calls:
 
     # ---- events of the cluster
 
-    def deployed(self, driver: Driver, metadata: CheckpointMetadata | None) -> None:
+    def deployed(self, driver: SimulatedDriver, metadata: CheckpointMetadata | None) -> None:
         """Check that everything before has been committed when tasks are deployed."""
         world, outside, job_id = self._world, self._outside, driver.plan.job_id
         for call in self._under_way:
@@ -153,7 +153,7 @@ class Calls:
             if name not in outside.committed and name not in outside.rolled_back:
                 world.bug(f"tasks are deployed, and {name} of checkpoint {metadata.checkpoint_id} is not committed")
 
-    def _released(self, driver: Driver, slot: Slot) -> None:
+    def _released(self, driver: SimulatedDriver, slot: SimulatedSlot) -> None:
         """Check that a slot is not released in the middle of a commit when the job has ended or continues with fewer
         slots.
         """
@@ -241,7 +241,7 @@ class LaneCommitter(LedgerCommitter):
         self._lane = lanes[0]
         return lanes[0]
 
-    def _takes_time(self, call: Call) -> None:
+    def _takes_time(self, call: CommitCall) -> None:
         """Take some time, like a commit that waits for a server."""
         world = self._outside.world
         if world.chance() < 0.5:

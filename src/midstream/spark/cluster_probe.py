@@ -140,7 +140,7 @@ def survey(
             target=_run, args=(context, group, slots, request, failures, ended), name=group, daemon=True
         )
         running.start()
-        connections: list[_Connection] = []
+        connections: list[_ProbeConnection] = []
         try:
             _gather(server, connections, slots, timeout_s, token, ended)
             peers = [[connection.found.host, connection.found.port] for connection in connections]
@@ -174,7 +174,7 @@ def _run(
         ended.set()
 
 
-class _Connection:
+class _ProbeConnection:
     """The connection of one authenticated task."""
 
     def __init__(self, connection: socket.socket, token: str) -> None:
@@ -206,7 +206,7 @@ class _Connection:
 
 def _gather(
     server: socket.socket,
-    connections: list[_Connection],
+    connections: list[_ProbeConnection],
     slots: int,
     timeout_s: float,
     token: str,
@@ -220,7 +220,7 @@ def _gather(
         except TimeoutError:
             continue
         try:
-            connections.append(_Connection(connection, token))
+            connections.append(_ProbeConnection(connection, token))
         except (OSError, ValueError):  # a stranger, or a task that has ended
             connection.close()
 

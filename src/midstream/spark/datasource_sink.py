@@ -36,7 +36,7 @@ _ARROW_WRITERS = tuple(
 )
 
 
-class Written(msgspec.Struct, frozen=True, array_like=True):
+class WrittenPartition(msgspec.Struct, frozen=True, array_like=True):
     """A committable: the WriterCommitMessage of one subtask for one checkpoint, pickled (it is the user's)."""
 
     checkpoint_id: int
@@ -51,10 +51,10 @@ class _Messages:
         self._what = f"{where}: a commit message"
 
     def encode(self, checkpoint_id: int, message: Any) -> bytes:
-        return msgspec.msgpack.encode(Written(checkpoint_id, self._pickles.dumps(message, self._what)))
+        return msgspec.msgpack.encode(WrittenPartition(checkpoint_id, self._pickles.dumps(message, self._what)))
 
     def decode(self, committable: bytes) -> tuple[int, Any]:
-        written = msgspec.msgpack.decode(committable, type=Written)
+        written = msgspec.msgpack.decode(committable, type=WrittenPartition)
         return written.checkpoint_id, self._pickles.loads(written.message, self._what)
 
 
@@ -100,7 +100,7 @@ class DataSourceSink(Sink):
         The content of the messages, and where it belongs, is only known to the writers that send and receive them.
         """
         for committable in committables:
-            decoded(committable, Written, "a data source", self._where)
+            decoded(committable, WrittenPartition, "a data source", self._where)
 
     def writer(self, context: WriterContext) -> SinkWriter:
         if self._struct is None:

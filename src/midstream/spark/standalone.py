@@ -21,7 +21,7 @@ class _Application(msgspec.Struct):
     cores: int = 0
 
 
-class _Answer(msgspec.Struct):
+class _MasterState(msgspec.Struct):
     """What the page of a master has at /json/."""
 
     status: str
@@ -60,10 +60,10 @@ def registered(context: SparkContext) -> int:
     return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1  # the driver is among them
 
 
-def _page_of(host: str, port: int) -> _Answer:
+def _page_of(host: str, port: int) -> _MasterState:
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", "/json/")
-        return msgspec.json.decode(connection.getresponse().read(), type=_Answer)
+        return msgspec.json.decode(connection.getresponse().read(), type=_MasterState)
     finally:
         connection.close()

@@ -15,7 +15,7 @@ from midstream.engine.core.errors import ConfigError
 from midstream.engine.operators.sink_api import Sink
 from midstream.engine.operators.windows.window_specs import LATE
 from midstream.inprocess.endpoints import table_rows
-from midstream.inprocess.rewrite import Output
+from midstream.inprocess.rewrite import KeptOutput
 
 Name: TypeAlias = "str | tuple[str, str] | DataStream | StreamSink | Sink"
 """The name of an output: the uid or name of a sink or of the operator at the end of a stream, the tag of a side output
@@ -39,7 +39,7 @@ class Result:
         )
     """
 
-    def __init__(self, outputs: Sequence[Output], taken: Mapping[str, Sequence[pa.RecordBatch]]) -> None:
+    def __init__(self, outputs: Sequence[KeptOutput], taken: Mapping[str, Sequence[pa.RecordBatch]]) -> None:
         self._outputs = tuple(outputs)
         self._tables = {
             output.id: pa.Table.from_batches(list(taken.get(output.id, ())), schema=output.schema) for output in outputs
@@ -113,7 +113,7 @@ def rows_text(rows: Sequence[Row], rows_max: int = 10) -> str:
     return f"{len(rows)} row{'s' * (len(rows) > 1)}\n" + "\n".join(shown)
 
 
-def only(outputs: Sequence[Output]) -> Output:
+def only(outputs: Sequence[KeptOutput]) -> KeptOutput:
     """Return the only output that is an end of the job."""
     ends = [output for output in outputs if output.is_end]
     if len(ends) != 1:
@@ -121,11 +121,11 @@ def only(outputs: Sequence[Output]) -> Output:
     return ends[0]
 
 
-def find(outputs: Sequence[Output], name: Name) -> Output:
+def find(outputs: Sequence[KeptOutput], name: Name) -> KeptOutput:
     """Return the output of that name. A uid takes precedence over a name, and a name over a side output's tag."""
     first = name.core.origins[0] if isinstance(name, DataStream) else None
     node = (name.node, None) if isinstance(name, StreamSink) else (first.node, first.tag) if first else None
-    ways: list[Callable[[Output], bool]] = [
+    ways: list[Callable[[KeptOutput], bool]] = [
         lambda output: isinstance(name, Sink) and output.sink is name,
         lambda output: (output.node, output.tag) == node and output.is_end,
         lambda output: (output.node, output.tag) == node,
@@ -146,5 +146,5 @@ def find(outputs: Sequence[Output], name: Name) -> Output:
     raise ConfigError(f"output {name!r}: the job has none of that name; it has: {_known(outputs)}")
 
 
-def _known(outputs: Sequence[Output]) -> str:
+def _known(outputs: Sequence[KeptOutput]) -> str:
     return ", ".join(repr(o.uid) if o.tag is None else repr((o.uid, o.tag)) for o in outputs) or "none"

@@ -15,7 +15,7 @@ from midstream.engine.core.interfaces import Storage
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.inprocess.endpoints import table_rows
-from midstream.inprocess.virtual_loop import Loop, MemoryStorage
+from midstream.inprocess.virtual_loop import MemoryStorage, VirtualLoop
 from midstream.testing.inputs import as_batch, as_sent
 
 Target: TypeAlias = "tuple[Sink, Callable[[], Iterable[Mapping[str, Any]]]]"
@@ -99,8 +99,8 @@ class _TestedSink:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def writer(self, subtask: int = 0, attempt: int = 0) -> _Writer:
-        return _Writer(self.copy(), self.batch.schema, self.name, subtask, attempt, self.storage)
+    def writer(self, subtask: int = 0, attempt: int = 0) -> _TestWriter:
+        return _TestWriter(self.copy(), self.batch.schema, self.name, subtask, attempt, self.storage)
 
     def committer(self) -> Committer | None:
         return self.copy().committer(CommitterContext(UID, UID, JOB, self.storage, threading.Event()))
@@ -133,11 +133,11 @@ class _TestedSink:
             raise AssertionError(f"{self.name}: {when}, {'; '.join(parts)}")
 
 
-class _Writer:
+class _TestWriter:
     """A writer with its own event loop; every wait runs to its end."""
 
     def __init__(self, sink: Sink, schema: pa.Schema, name: str, subtask: int, attempt: int, storage: Storage) -> None:
-        self._loop = Loop(1_700_000_000_000_000)
+        self._loop = VirtualLoop(1_700_000_000_000_000)
         self._name = name
         self._failures: list[BaseException] = []
         fail = self._failures.append
@@ -146,7 +146,7 @@ class _Writer:
         if not isinstance(self._writer, SinkWriter):
             raise AssertionError(f"{name}.writer returned {self._writer!r}, not a SinkWriter")
 
-    def write(self, batch: pa.RecordBatch) -> _Writer:
+    def write(self, batch: pa.RecordBatch) -> _TestWriter:
         for row in range(batch.num_rows):
             if not self._writer.ready():
                 self._writer.on_ready(lambda: None)

@@ -22,7 +22,7 @@ from midstream.engine.operators.functions.function_operator import two_ports
 from midstream.engine.operators.functions.process_functions import CoProcessFunction, KeyedProcessFunction
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.windows.aggregates import Count, Max, Sum
-from midstream.engine.operators.windows.windows import session, sliding, tumbling, window_operator
+from midstream.engine.operators.windows.window_factory import session, sliding, tumbling, window_operator
 from midstream.engine.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
 from midstream.engine.state.keyed_states import ListState, MapState, ValueState
 from midstream.engine.state.table_state import TableState

@@ -16,7 +16,7 @@ from midstream.engine.graph.graph_builder import assign_uids, build_job_graph
 from midstream.engine.graph.job_graph import JobGraph, Partitioning
 from midstream.engine.graph.logical_graph import Input, LogicalGraph, Node
 from midstream.engine.operators.windows.aggregates import Accumulator, AnyAggregate, Count, Last
-from midstream.engine.operators.windows.windows import LATE, tumbling, window_operator
+from midstream.engine.operators.windows.window_factory import LATE, tumbling, window_operator
 
 SCHEMA = schema_of([("k", pa.large_string()), ("v", pa.int64())])
 CONFIG = JobConfig(parallelism=2)

@@ -22,7 +22,7 @@ from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.interval_join import interval_join_operator
 from midstream.engine.operators.stateless import ColumnsOperator, FilterOperator, ProjectOperator
 from midstream.engine.operators.windows.aggregates import Accumulator, Count, First, Last
-from midstream.engine.operators.windows.windows import session, sliding, tumbling, window_operator
+from midstream.engine.operators.windows.window_factory import session, sliding, tumbling, window_operator
 from midstream.engine.state.table_state import TableState
 
 UNHELD = {

@@ -21,7 +21,7 @@ from midstream.engine.operators.windows import dense_groupby as folds
 from midstream.engine.operators.windows.aggregates import Count, Max, Mean, Min, Sum
 from midstream.engine.operators.windows.dense_groupby import DenseGroupBy, fold
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
-from midstream.engine.operators.windows.windows import Window, session, sliding, tumbling, window_operator
+from midstream.engine.operators.windows.window_factory import Window, session, sliding, tumbling, window_operator
 
 KEYS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
 ODD = (0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, 0.1, 1e300)

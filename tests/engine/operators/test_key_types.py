@@ -28,7 +28,7 @@ from midstream.engine.operators.functions.process_functions import (
 )
 from midstream.engine.operators.windows import window_operator as window_base
 from midstream.engine.operators.windows.aggregates import Count, Max, Min
-from midstream.engine.operators.windows.windows import LATE, Window, session, sliding, tumbling, window_operator
+from midstream.engine.operators.windows.window_factory import LATE, Window, session, sliding, tumbling, window_operator
 from midstream.engine.state.keyed_states import BroadcastState, ListState, MapState, ReducingState, ValueState
 from midstream.engine.state.table_state import TableState
 from process_operators import broadcast_process_operator, process_operator

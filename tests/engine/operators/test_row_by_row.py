@@ -29,7 +29,7 @@ from midstream.engine.operators.expressions import EXPRESSION_ERRORS
 from midstream.engine.operators.probe_values import ROWS, probe
 from midstream.engine.operators.stateless import FilterOperator, ProjectOperator
 from midstream.engine.operators.windows.aggregates import Aggregate, Columns
-from midstream.engine.operators.windows.windows import tumbling, window_operator
+from midstream.engine.operators.windows.window_factory import tumbling, window_operator
 
 TABLE = read_table()
 ACCEPTED = [call for calls in TABLE.values() for call in calls.get("accepted", ())]

@@ -16,7 +16,14 @@ from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.errors import JobError
 from midstream.engine.operators.windows.aggregates import Max, Mean, Min, Sum
-from midstream.engine.operators.windows.windows import Session, Sliding, session, sliding, tumbling, window_operator
+from midstream.engine.operators.windows.window_factory import (
+    Session,
+    Sliding,
+    session,
+    sliding,
+    tumbling,
+    window_operator,
+)
 
 LARGEST = 10**38 - 1
 

@@ -26,7 +26,7 @@ from midstream.engine.operators.expressions import EXPRESSION_ERRORS, infer_sche
 from midstream.engine.operators.probe_values import ROW, probe, probe_frame
 from midstream.engine.operators.stateless import FilterOperator, ProjectOperator
 from midstream.engine.operators.windows.aggregates import Aggregate, Columns
-from midstream.engine.operators.windows.windows import tumbling, window_operator
+from midstream.engine.operators.windows.window_factory import tumbling, window_operator
 
 CALLS: Final = {
     verdict: [call for calls in read_table().values() for call in calls.get(verdict, ())]

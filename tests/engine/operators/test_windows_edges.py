@@ -36,7 +36,7 @@ from midstream.engine.operators.windows.aggregates import (
     Min,
     Sum,
 )
-from midstream.engine.operators.windows.windows import LATE, session, sliding, tumbling, window_operator
+from midstream.engine.operators.windows.window_factory import LATE, session, sliding, tumbling, window_operator
 
 EPOCH = datetime(1970, 1, 1)
 

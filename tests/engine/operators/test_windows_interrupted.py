@@ -19,7 +19,14 @@ from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.key_groups import key_groups, subtask_of
 from midstream.engine.operators.windows import window_operator as window_base
 from midstream.engine.operators.windows.aggregates import Count, First, Last, Max, Mean, Min, Sum
-from midstream.engine.operators.windows.windows import LATE, WINDOW_END, WINDOW_START, Session, Sliding, window_operator
+from midstream.engine.operators.windows.window_factory import (
+    LATE,
+    WINDOW_END,
+    WINDOW_START,
+    Session,
+    Sliding,
+    window_operator,
+)
 from midstream.engine.state.state_parts import KEY_GROUP
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.timestamp("ms")), ("v", pa.int64())])

@@ -22,7 +22,14 @@ from midstream.engine.core.key_groups import key_groups, subtask_of
 from midstream.engine.operators.windows import window_operator as window_base
 from midstream.engine.operators.windows.aggregates import Count, First, Last, Max, Mean, Min, Sum
 from midstream.engine.operators.windows.window_combiner import ROWS
-from midstream.engine.operators.windows.windows import LATE, WINDOW_END, WINDOW_START, Session, Sliding, window_operator
+from midstream.engine.operators.windows.window_factory import (
+    LATE,
+    WINDOW_END,
+    WINDOW_START,
+    Session,
+    Sliding,
+    window_operator,
+)
 
 SCHEMA = schema_of([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
 MAX_PARALLELISM = 8

@@ -13,7 +13,7 @@ import pytest
 from midstream.engine.core.ids import TaskId
 from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.input_gate import InputGate
-from midstream.engine.graph.idleness import Origin
+from midstream.engine.graph.idleness import IdleOrigin
 from midstream.engine.graph.job_graph import Edge, Partitioning
 from midstream.engine.worker.operator_chain import OperatorChain
 from midstream.engine.worker.task_input import PRIORITY_MAX, SLICE_S, TaskInput
@@ -80,7 +80,7 @@ def task_input(
     gates = cast("list[InputGate]", [Gate(SLOW, *slow), Gate(RULES, *rules)])
     chain = cast(OperatorChain, rows)
     return TaskInput(
-        TaskId(2, 0), gates, [Origin()] * 2, chain, rows, lambda event: None, lambda: None, rows_max=10
+        TaskId(2, 0), gates, [IdleOrigin()] * 2, chain, rows, lambda event: None, lambda: None, rows_max=10
     ), rows
 
 

@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 
 from effort import examples
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.engine.graph.idleness import Origin
+from midstream.engine.graph.idleness import IdleOrigin
 from midstream.engine.worker.watermark_valve import WatermarkValve
 from midstream.simulation.world import Tempo, World
 from midstream_lab.checkers.watermark_checker import CheckedWatermarkValve
 
 
-def apart(channels: int) -> list[Origin]:
+def apart(channels: int) -> list[IdleOrigin]:
     """As from a source: each subtask is idle on its own."""
-    return [Origin(frozenset(), frozenset((0,)), subtask) for subtask in range(channels)]
+    return [IdleOrigin(frozenset(), frozenset((0,)), subtask) for subtask in range(channels)]
 
 
-def together(vertex: int, channels: int) -> list[Origin]:
+def together(vertex: int, channels: int) -> list[IdleOrigin]:
     """As from subtasks that all read every subtask of one source."""
-    return [Origin(frozenset((vertex,)))] * channels
+    return [IdleOrigin(frozenset((vertex,)))] * channels
 
 
 def test_time_is_that_of_the_slowest_channel() -> None:
@@ -191,7 +191,7 @@ def test_subtasks_that_have_ended_say_how_far_an_operator_may_have_come_that_rea
 
 
 def test_subtasks_that_read_one_subtask_each_are_idle_on_their_own() -> None:
-    valve = WatermarkValve([Origin(frozenset((0,)), frozenset((1,)), subtask) for subtask in range(2)])
+    valve = WatermarkValve([IdleOrigin(frozenset((0,)), frozenset((1,)), subtask) for subtask in range(2)])
     valve.advance(0, 10)
     assert valve.set_idle(1, True) == 10
     assert valve.advance(0, 15) == 15
@@ -258,7 +258,7 @@ def test_time_never_goes_back_nor_past_an_active_channel(channels: int, events: 
 
 
 ORIGINS = st.builds(
-    lambda every, one, subtask: Origin(every, one - every, subtask if one - every else 0),
+    lambda every, one, subtask: IdleOrigin(every, one - every, subtask if one - every else 0),
     st.frozensets(st.integers(0, 2)),
     st.frozensets(st.integers(0, 2), min_size=1),
     st.integers(0, 2),
@@ -273,7 +273,7 @@ ORIGINS = st.builds(
     ),
 )
 def test_time_is_what_is_said_of_it_whatever_the_origins(
-    origins: list[Origin], events: list[tuple[int, bool | int | None]]
+    origins: list[IdleOrigin], events: list[tuple[int, bool | int | None]]
 ) -> None:
     world = World(0, Tempo())
     valve = CheckedWatermarkValve(world, origins)

@@ -9,7 +9,7 @@ import polars as pl
 
 from midstream.api.data_stream import DataStream
 from midstream.engine.operators.windows.aggregates import Aggregate, Columns, Count, Last, Max, Min, Sum
-from midstream.engine.operators.windows.windows import tumbling
+from midstream.engine.operators.windows.window_factory import tumbling
 from midstream_lab.bench.nexmark.streams import bids
 
 DAY: Final = "1 d"

@@ -14,7 +14,7 @@ import pyarrow as pa
 from midstream.api.data_stream import DataStream
 from midstream.engine.operators.watermarks import WatermarkStrategy
 from midstream.engine.operators.windows.aggregates import Aggregate, Columns, Count, Max
-from midstream.engine.operators.windows.windows import session, sliding, tumbling
+from midstream.engine.operators.windows.window_factory import session, sliding, tumbling
 from midstream_lab.bench.nexmark.generator import AUCTION, PERSON
 from midstream_lab.bench.nexmark.streams import TIME, bids, only
 from midstream_lab.bench.summing_sink import Vector

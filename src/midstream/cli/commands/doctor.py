@@ -46,19 +46,19 @@ clocks.
 NAMED_MAX: Final = 4
 
 
-class Verdict(Enum):
+class CheckResult(Enum):
     OK = "ok"
     WARNING = "warning"
     ERROR = "error"
 
 
-STYLE: Final = {Verdict.OK: "green", Verdict.WARNING: "bold yellow", Verdict.ERROR: "bold red"}
+STYLE: Final = {CheckResult.OK: "green", CheckResult.WARNING: "bold yellow", CheckResult.ERROR: "bold red"}
 
 
 class Check(msgspec.Struct, frozen=True):
     what: str
     """The subject of the check."""
-    verdict: Verdict
+    verdict: CheckResult
     found: str
     change: str = ""
     """The remedy; "" if none is needed."""
@@ -74,13 +74,13 @@ class _Checks:
     made: list[Check]
 
     def ok(self, what: str, found: str) -> None:
-        self.made.append(Check(what, Verdict.OK, found))
+        self.made.append(Check(what, CheckResult.OK, found))
 
     def warn(self, what: str, found: str, change: str) -> None:
-        self.made.append(Check(what, Verdict.WARNING, found, change))
+        self.made.append(Check(what, CheckResult.WARNING, found, change))
 
     def fail(self, what: str, found: str, change: str = "") -> None:
-        self.made.append(Check(what, Verdict.ERROR, found, change))
+        self.made.append(Check(what, CheckResult.ERROR, found, change))
 
     @contextlib.contextmanager
     def of(self, what: str) -> Iterator[None]:
@@ -102,7 +102,7 @@ def run_doctor(path: Path | None, overrides: Overrides, json: bool) -> Answer:
     else:
         with busy_with("starting Spark, and a process on each core that the job needs", silent=json):
             _check_spark(checks, submission, overrides, storage)
-    failed = any(check.verdict is Verdict.ERROR for check in checks.made)
+    failed = any(check.verdict is CheckResult.ERROR for check in checks.made)
     return Answer(Doctored(not failed, tuple(checks.made)), _view(checks.made), Exit.JOB_FAILED if failed else Exit.OK)
 
 
@@ -114,7 +114,7 @@ def _view(checks: Sequence[Check]) -> Text:
         if check.change:
             view.append(f"        {formatting.printable(check.change)}\n", style="dim")
     problems = Counter(check.verdict for check in checks)
-    errors, warnings = problems[Verdict.ERROR], problems[Verdict.WARNING]
+    errors, warnings = problems[CheckResult.ERROR], problems[CheckResult.WARNING]
     view.append(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}", style="bold")
     return view
 

@@ -65,9 +65,9 @@ from midstream.engine.core.config import Size
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.core.python_values import shown
 from midstream.engine.operators.sink_api import (
+    CommittedOutput,
     Committer,
     CommitterContext,
-    Output,
     Sink,
     SinkWriter,
     WriterContext,
@@ -206,12 +206,12 @@ class DeltaSink(Sink):
         def next_name() -> str:
             return f"part-{context.attempt:04d}-{context.subtask:04d}-{next(numbers):06d}-{token}.parquet"
 
-        return AsyncWriter(context, lambda: _FilesPart(self, context, schema, next_name))
+        return AsyncWriter(context, lambda: _TablePart(self, context, schema, next_name))
 
     def committer(self, context: CommitterContext) -> _DeltaCommitter:
         return _DeltaCommitter(self, context.job_id)
 
-    def newest_committed(self, output: Output) -> int:
+    def newest_committed(self, output: CommittedOutput) -> int:
         marks = self._marks(self._opened_to_read(), output)
         newest = [_checkpoint_of(mark) for mark in marks.values()]
         for checkpoint_id, committable in output.held:
@@ -225,7 +225,7 @@ class DeltaSink(Sink):
                     newest += map(_checkpoint_of, at._marks(at._opened_to_read(), output).values())
         return max(newest, default=0)
 
-    def check_rollback(self, output: Output, after: int) -> None:
+    def check_rollback(self, output: CommittedOutput, after: int) -> None:
         """Raise ConfigError if rows are in another table, if this one has other writers, or if its log is too short."""
         for checkpoint_id, committable in output.held:
             for _, _, location in _grouped([committable]):
@@ -236,7 +236,7 @@ class DeltaSink(Sink):
                     )
         self._version_before(self._opened_to_read(), output, after)
 
-    def roll_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+    def roll_back(self, output: CommittedOutput, after: int, kept: Sequence[bytes]) -> None:
         """Restore the table to its earlier state and mark these jobs as unable to commit more, in one transaction."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
@@ -267,12 +267,12 @@ class DeltaSink(Sink):
         except (DeltaError, OSError) as error:
             raise StorageError(f"{self._where}: cannot be read: {error}") from error
 
-    def _marks(self, table: DeltaTable, output: Output) -> dict[str, int]:
+    def _marks(self, table: DeltaTable, output: CommittedOutput) -> dict[str, int]:
         """Return the last commit of each application of `output` that has committed something."""
         found = {app: table.transaction_version(app) for app in _applications(output)}
         return {app: mark for app, mark in found.items() if mark is not None}
 
-    def _version_before(self, table: DeltaTable, output: Output, after: int) -> int:
+    def _version_before(self, table: DeltaTable, output: CommittedOutput, after: int) -> int:
         """Return the newest version with nothing newer than `after`. Raises ConfigError, see `check_rollback`."""
         if all(_checkpoint_of(mark) <= after for mark in self._marks(table, output).values()):
             return table.version()
@@ -356,7 +356,7 @@ class DeltaSink(Sink):
             )
 
 
-def _applications(output: Output) -> list[str]:
+def _applications(output: CommittedOutput) -> list[str]:
     return [_application(job, output.uid) for job in sorted(output.jobs)]
 
 
@@ -368,7 +368,7 @@ def _checkpoint_of(mark: int) -> int:
     return mark - _SUPERSEDED if mark >= _SUPERSEDED else mark
 
 
-class _FilesPart(AsyncPart):
+class _TablePart(AsyncPart):
     def __init__(
         self, sink: DeltaSink, context: WriterContext, schema: pa.Schema, next_name: Callable[[], str]
     ) -> None:

@@ -54,9 +54,9 @@ from midstream.connectors.files.rolling_files import OpenFile, RollingFiles, exp
 from midstream.engine.core.config import Size
 from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.operators.sink_api import (
+    CommittedOutput,
     Committer,
     CommitterContext,
-    Output,
     Sink,
     SinkWriter,
     WriterContext,
@@ -187,12 +187,12 @@ class FileSink(Sink):
                 f"both, and the directory they are in, must be writable and on one filesystem: {error}"
             ) from error
 
-    def newest_committed(self, output: Output) -> int:
+    def newest_committed(self, output: CommittedOutput) -> int:
         """Return the newest committed checkpoint. Raises StorageError if the directory cannot be read."""
         with explained(f"cannot look into {self.directory}"):
             return max([self._files_of(output).newest(), *self._committed_of(output.held)])
 
-    def check_rollback(self, output: Output, after: int) -> None:
+    def check_rollback(self, output: CommittedOutput, after: int) -> None:
         """Raise ConfigError if newer files are elsewhere, or have been removed, possibly after being read."""
         own = _OutputDirectory(self.filesystem, self.directory)
         with explained(f"cannot look into {self.directory}"):
@@ -207,7 +207,7 @@ class FileSink(Sink):
                     )
             self._files_of(output).check(after)
 
-    def roll_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+    def roll_back(self, output: CommittedOutput, after: int, kept: Sequence[bytes]) -> None:
         files = map(_decoded, kept)
         with explained(f"cannot delete from {self.directory}"):
             self._files_of(output).roll_back(after, {file.pending for file in files})
@@ -220,7 +220,7 @@ class FileSink(Sink):
             if not any(location.is_file(location.pending(file)) for location in committer.locations(file)):
                 yield checkpoint_id
 
-    def _files_of(self, output: Output) -> CommittedFiles:
+    def _files_of(self, output: CommittedOutput) -> CommittedFiles:
         return CommittedFiles(self.filesystem, self.directory, self.hidden, _folder(output.uid), output, self.append)
 
 

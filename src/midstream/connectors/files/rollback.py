@@ -20,7 +20,7 @@ import xxhash
 
 from midstream.connectors.common.filesystem import delete_if_there, make_directory, make_durable, names_in
 from midstream.engine.core.errors import ConfigError, StorageError
-from midstream.engine.operators.sink_api import Output
+from midstream.engine.operators.sink_api import CommittedOutput
 
 JOURNAL: Final = "committed"
 _LOWERED: Final = "lowered"
@@ -53,7 +53,7 @@ class CommittedFiles:
         directory: str,
         hidden: str,
         folder: str,
-        output: Output,
+        output: CommittedOutput,
         is_shared: bool,
     ) -> None:
         self._filesystem = filesystem

@@ -51,14 +51,14 @@ _OURS: Final = {
 }
 _log = logging.getLogger(__name__)
 _client_log = logging.getLogger(f"{__name__}.librdkafka")
-"""The log of the clients themselves, except each failed connection: `Silence` receives those, and reports less.
+"""The log of the clients themselves, except each failed connection: `BrokerSilence` receives those, and reports less.
 
 It also omits each request to try again for a transactional id: a failure that persists is raised.
 """
 _client_log.addFilter(lambda record: not record.getMessage().startswith(("FAIL ", "ERROR ", "GETPID ")))
 
 
-class Connection:
+class ClientConfig:
     """The address of a cluster, and the credentials. Pickles; its repr does not show the options."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Connection:
         return f"Connection({self.servers!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Connection) and (self.servers, self._options) == (other.servers, other._options)
+        return isinstance(other, ClientConfig) and (self.servers, self._options) == (other.servers, other._options)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -151,7 +151,7 @@ def resolved_option(what: str, value: OptionValue, who: str) -> OptionValue:
         ) from None
 
 
-class Silence:
+class BrokerSilence:
     """Receives errors of silent brokers (`error_cb`), and logs one message per silence.
 
     librdkafka calls it from inside calls made here, so there is only one thread.

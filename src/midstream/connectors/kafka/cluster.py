@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from midstream.connectors.kafka.client import ANSWER_S, Connection, Silence, explained, made, topic_error
+from midstream.connectors.kafka.client import ANSWER_S, BrokerSilence, ClientConfig, explained, made, topic_error
 from midstream.engine.core.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ def are_two_topics(before: str, now: str) -> bool:
     return before != now and _NO_ID not in (before, now)
 
 
-class Cluster:
+class KafkaCluster:
     """Blocking queries of one caller, one call at a time. Raises ConfigError, and StorageError if no broker answers."""
 
-    def __init__(self, connection: Connection, where: str) -> None:
+    def __init__(self, connection: ClientConfig, where: str) -> None:
         self._connection = connection
         self._where = where
-        self._silence = Silence(where, connection.servers)
+        self._silence = BrokerSilence(where, connection.servers)
         self._admin: AdminClient | None = None
         self._groups: dict[str, Consumer] = {}
 

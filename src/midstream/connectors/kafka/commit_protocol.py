@@ -25,7 +25,7 @@ from typing import Final
 from midstream.engine.core.errors import InvariantError
 
 
-class Step(Enum):
+class CommitStep(Enum):
     LOOK_UP = auto()
     FENCE = auto()
     READ = auto()
@@ -42,15 +42,22 @@ class Step(Enum):
     """Rows that the lane has staged for an earlier checkpoint have not been committed."""
 
 
-_AT_THE_BROKERS: Final = (Step.FENCE, Step.READ, Step.BEGIN, Step.PRODUCE, Step.MARK, Step.COMMIT)
-_ENDS: Final = (Step.DONE, Step.LOST, Step.TOO_EARLY)
+_AT_THE_BROKERS: Final = (
+    CommitStep.FENCE,
+    CommitStep.READ,
+    CommitStep.BEGIN,
+    CommitStep.PRODUCE,
+    CommitStep.MARK,
+    CommitStep.COMMIT,
+)
+_ENDS: Final = (CommitStep.DONE, CommitStep.LOST, CommitStep.TOO_EARLY)
 _NEXT: Final = {
-    Step.FENCE: Step.READ,
-    Step.BEGIN: Step.PRODUCE,
-    Step.PRODUCE: Step.MARK,
-    Step.MARK: Step.COMMIT,
-    Step.NOTE: Step.CLEAN,
-    Step.CLEAN: Step.DONE,
+    CommitStep.FENCE: CommitStep.READ,
+    CommitStep.BEGIN: CommitStep.PRODUCE,
+    CommitStep.PRODUCE: CommitStep.MARK,
+    CommitStep.MARK: CommitStep.COMMIT,
+    CommitStep.NOTE: CommitStep.CLEAN,
+    CommitStep.CLEAN: CommitStep.DONE,
 }
 
 
@@ -76,7 +83,7 @@ class LaneCommit:
         self.after = after
         self.was_ours = False
         """Whether a transaction of this commit committed the rows, rather than an earlier one."""
-        self.step = Step.LOOK_UP
+        self.step = CommitStep.LOOK_UP
         if lane.marker is not None:
             self._decide(lane.marker)
 
@@ -87,15 +94,15 @@ class LaneCommit:
     def succeeded(self, found: int | None = None) -> None:
         """Record the success of the step. `found`: the checkpoint id from LOOK_UP or READ; None without a note or marker."""
         match self.step:
-            case Step.LOOK_UP:
-                self.step = Step.CLEAN if found is not None and found >= self.checkpoint_id else Step.FENCE
-            case Step.READ:
+            case CommitStep.LOOK_UP:
+                self.step = CommitStep.CLEAN if found is not None and found >= self.checkpoint_id else CommitStep.FENCE
+            case CommitStep.READ:
                 self.lane.marker = found
                 self._decide(found)
-            case Step.COMMIT:
+            case CommitStep.COMMIT:
                 self.lane.marker = self.checkpoint_id
                 self.was_ours = True
-                self.step = Step.NOTE
+                self.step = CommitStep.NOTE
             case step if step in _NEXT:
                 self.step = _NEXT[step]
             case step:
@@ -108,14 +115,14 @@ class LaneCommit:
         if self.step not in _AT_THE_BROKERS:
             raise InvariantError(f"{self.step} requests nothing from the brokers")
         self.lane.marker = None
-        self.step = Step.FENCE
+        self.step = CommitStep.FENCE
 
     def _decide(self, marker: int | None) -> None:
         if marker is None:
-            self.step = Step.LOST
+            self.step = CommitStep.LOST
         elif marker >= self.checkpoint_id:
-            self.step = Step.NOTE
+            self.step = CommitStep.NOTE
         elif marker < self.after:
-            self.step = Step.TOO_EARLY
+            self.step = CommitStep.TOO_EARLY
         else:
-            self.step = Step.BEGIN
+            self.step = CommitStep.BEGIN

@@ -13,9 +13,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from midstream.connectors.common.external_waits import ExternalWait
-from midstream.connectors.kafka.client import ANSWER_S, Connection, Silence, explained, is_for_the_user, made, send_all
+from midstream.connectors.kafka.client import (
+    ANSWER_S,
+    BrokerSilence,
+    ClientConfig,
+    explained,
+    is_for_the_user,
+    made,
+    send_all,
+)
 from midstream.connectors.kafka.cluster import PartitionId
-from midstream.connectors.kafka.commit_protocol import LaneCommit, LaneState, Step
+from midstream.connectors.kafka.commit_protocol import CommitStep, LaneCommit, LaneState
 from midstream.connectors.kafka.staged_records import (
     Leftovers,
     StagedRecords,
@@ -63,12 +71,12 @@ class TransactionalProducer:
     """A producer of one transactional id, used until its first failure. Every call may raise KafkaException.
 
     Blocks in short steps; raises StorageError once `stopped` is set. `options`: the sink's options for its producers.
-    `what_for`: see `Silence`.
+    `what_for`: see `BrokerSilence`.
     """
 
     def __init__(
         self,
-        connection: Connection,
+        connection: ClientConfig,
         options: Mapping[str, Any],
         transactional_id: str,
         timeout_ms: int,
@@ -83,7 +91,7 @@ class TransactionalProducer:
         self._where = where
         self._connection = connection
         self._id = transactional_id
-        self._silence = Silence(where, connection.servers, what_for=what_for)
+        self._silence = BrokerSilence(where, connection.servers, what_for=what_for)
         self._refused: KafkaError | None = None
         self._is_cut = False
         self._is_stuck = False
@@ -194,7 +202,7 @@ class TransactionalProducer:
 
         deadline_s = time.monotonic() + ANSWER_S
         while True:
-            answer = _Answer()
+            answer = _CallResult()
             threading.Thread(target=answer.of, args=(call, *args, ANSWER_S), name="kafka-commit", daemon=True).start()
             while not answer.is_there.wait(_STEP_S):
                 self._silence.polled(False)
@@ -237,7 +245,7 @@ class TransactionalProducer:
             raise StorageError(f"{self._where}: the attempt ended before the commit was done")
 
 
-class _Answer:
+class _CallResult:
     """The result of a call on another thread."""
 
     def __init__(self) -> None:
@@ -258,7 +266,7 @@ class KafkaCommitter(Committer):
     """
 
     def __init__(
-        self, connection: Connection, options: Mapping[str, Any], context: CommitterContext, where: str
+        self, connection: ClientConfig, options: Mapping[str, Any], context: CommitterContext, where: str
     ) -> None:
         self._connection = connection
         self._options = options
@@ -299,7 +307,7 @@ class KafkaCommitter(Committer):
             self._forget(transactional_id)
 
     def _commit(self, staged: StagedRecords) -> None:
-        lane = _Lane(self, staged)
+        lane = _LaneTransaction(self, staged)
         leftovers = None
         if staged.job == self._context.job_id and self._swept != (staged.job, staged.attempt):
             leftovers = Leftovers.of(self._storage, staged)
@@ -314,7 +322,7 @@ class KafkaCommitter(Committer):
         self._states.pop(transactional_id, None)
 
 
-class _Lane:
+class _LaneTransaction:
     """One commit of what one subtask has staged for one checkpoint."""
 
     def __init__(self, committer: KafkaCommitter, staged: StagedRecords) -> None:
@@ -360,40 +368,40 @@ class _Lane:
                 is_unreadable = True
                 commit.failed()  # the marker shows whether another process has committed it
             except BaseException:
-                if commit.step is not Step.LOOK_UP:
+                if commit.step is not CommitStep.LOOK_UP:
                     self._committer._forget(self._id)  # its open transaction is aborted after the next fence
                 raise
-        if commit.step is Step.LOST:
+        if commit.step is CommitStep.LOST:
             self._committer._forget(self._id)
             raise self._lost()
-        if commit.step is Step.TOO_EARLY:
+        if commit.step is CommitStep.TOO_EARLY:
             raise InvariantError(
                 f"{self._where}: its rows for checkpoint {self._staged.after} are not in topic {self._staged.topic!r} yet, and "
                 f"the marker of group {self._id!r} says {commit.lane.marker}"
             )
         return commit.was_ours
 
-    def _do(self, step: Step) -> int | None:
+    def _do(self, step: CommitStep) -> int | None:
         staged, storage = self._staged, self._committer._storage
         match step:
-            case Step.LOOK_UP:
+            case CommitStep.LOOK_UP:
                 return noted(storage, staged)
-            case Step.FENCE:
+            case CommitStep.FENCE:
                 self._renewed().fence(staged.topic)
-            case Step.READ:
+            case CommitStep.READ:
                 return self._producer.marker(staged.topic)
-            case Step.BEGIN:
+            case CommitStep.BEGIN:
                 self._began_s = time.monotonic()
                 self._producer.begin()
-            case Step.PRODUCE:
+            case CommitStep.PRODUCE:
                 self._producer.produce(storage, staged)
-            case Step.MARK:
+            case CommitStep.MARK:
                 self._producer.mark(staged.topic, staged.checkpoint)
-            case Step.COMMIT:
+            case CommitStep.COMMIT:
                 self._producer.commit()
-            case Step.NOTE:
+            case CommitStep.NOTE:
                 note(storage, staged)
-            case Step.CLEAN:
+            case CommitStep.CLEAN:
                 delete_staged(storage, [staged])
             case _:
                 raise InvariantError(f"{step} requires no action")
@@ -442,7 +450,7 @@ class _Lane:
         )
 
 
-def transaction_timeout_ms(connection: Connection, rows: int) -> int:
+def transaction_timeout_ms(connection: ClientConfig, rows: int) -> int:
     """Return the user's timeout, or a short one that suffices for these rows: an abandoned transaction blocks readers."""
     value = connection.option(TIMEOUT)
     if value is not None:
@@ -456,7 +464,7 @@ def transaction_timeout_ms(connection: Connection, rows: int) -> int:
 
 
 def check_transactions(
-    connection: Connection, options: Mapping[str, Any], topic: str, check_id: str, where: str
+    connection: ClientConfig, options: Mapping[str, Any], topic: str, check_id: str, where: str
 ) -> None:
     """Try everything a commit needs except writing rows. Raises ConfigError or StorageError.
 

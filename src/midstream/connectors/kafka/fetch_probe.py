@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from midstream.connectors.common import external_waits as outside
 from midstream.connectors.common.external_waits import ExternalWait
-from midstream.connectors.kafka.fetched_records import Client, Fetcher, MemoryFetcher, ObjectFetcher
+from midstream.connectors.kafka.fetched_records import FetchClient, Fetcher, MemoryFetcher, ObjectFetcher
 from midstream.engine.core.errors import InvariantError, StorageError
 
 if TYPE_CHECKING:
@@ -60,19 +60,19 @@ def new_fetcher(
     )
 
 
-def probed_client() -> Client | None:
+def probed_client() -> FetchClient | None:
     """Return the calls for reading from memory; None if that is not right here, which the log and the status report."""
     with _lock:  # several threads open partitions
         return _probed()
 
 
 @cache
-def _probed() -> Client | None:
+def _probed() -> FetchClient | None:
     import confluent_kafka
 
     why = refusal()
     if why is None:
-        return Client(confluent_kafka.cimpl.__file__)
+        return FetchClient(confluent_kafka.cimpl.__file__)
     text = (
         f"records of Kafka are read as Python objects, which takes about twice the processor time: confluent-kafka "
         f"{confluent_kafka.__version__} with librdkafka {confluent_kafka.libversion()[0]} was probed, and {why}"
@@ -134,7 +134,7 @@ def probe() -> None:
     import confluent_kafka
     from confluent_kafka import KafkaError, Producer
 
-    client = Client(confluent_kafka.cimpl.__file__)
+    client = FetchClient(confluent_kafka.cimpl.__file__)
     if client.version() != confluent_kafka.libversion()[1]:
         raise InvariantError("there is another librdkafka as well as that of confluent-kafka")
     cluster = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "linger.ms": 1})
@@ -178,7 +178,7 @@ def _write(producer: Any) -> list[dict[str, Any]]:
 class _Ways:
     """One way to read: from memory with a client, as objects without."""
 
-    def __init__(self, servers: str, client: Client | None) -> None:
+    def __init__(self, servers: str, client: FetchClient | None) -> None:
         self._servers = servers
         self._client = client
 

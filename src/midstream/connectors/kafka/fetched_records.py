@@ -179,7 +179,7 @@ def _reports(messages: Sequence[Message]) -> list[Report]:
 # ---- from the client's memory ----
 
 
-class Client:
+class FetchClient:
     """The calls of librdkafka that are needed. Raises OSError or AttributeError where they are not found."""
 
     def __init__(self, path: str) -> None:
@@ -215,7 +215,7 @@ def _typed(call: Any, returns: Any, *takes: Any) -> Any:
 
 
 class _MemoryRecords:
-    def __init__(self, client: Client, topic: str, partition: int, records_max: int) -> None:
+    def __init__(self, client: FetchClient, topic: str, partition: int, records_max: int) -> None:
         self._client = client
         self._topic = topic
         self._partition = partition
@@ -309,7 +309,7 @@ class MemoryFetcher:
     def __init__(
         self,
         consumer: Consumer,
-        client: Client,
+        client: FetchClient,
         topic: str,
         partition: int,
         report_error: Callable[[KafkaError], None],

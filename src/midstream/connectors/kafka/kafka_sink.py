@@ -27,16 +27,16 @@ from midstream.connectors.common.optional_packages import require
 from midstream.connectors.files.encoders import check_encodable, new_encoder
 from midstream.connectors.kafka.client import (
     NO_PARTITION,
-    Connection,
+    BrokerSilence,
+    ClientConfig,
     OptionValue,
     Record,
-    Silence,
     as_headers,
     explained,
     made,
     send_all,
 )
-from midstream.connectors.kafka.cluster import Cluster
+from midstream.connectors.kafka.cluster import KafkaCluster
 from midstream.connectors.kafka.committer import TIMEOUT, KafkaCommitter, check_transactions
 from midstream.connectors.kafka.record_parser import HEADERS, KafkaFormat, check_written_format
 from midstream.connectors.kafka.staged_records import decode
@@ -44,7 +44,14 @@ from midstream.connectors.kafka.staged_writer import StagedWriter
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.operators.row_conversion import require_columns
-from midstream.engine.operators.sink_api import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
+from midstream.engine.operators.sink_api import (
+    CommittedOutput,
+    Committer,
+    CommitterContext,
+    Sink,
+    SinkWriter,
+    WriterContext,
+)
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -137,7 +144,7 @@ class KafkaSink(Sink):
         self._key = key
         self._headers = headers
         self._partition = partition
-        self._connection = Connection(servers, options, _OURS, self._where)
+        self._connection = ClientConfig(servers, options, _OURS, self._where)
         if not self._is_exactly_once and self._connection.option(TIMEOUT) is not None:
             raise ConfigError(f"{self._where}: option {TIMEOUT!r} requires guarantee='exactly_once'")
 
@@ -156,8 +163,8 @@ class KafkaSink(Sink):
         StorageError if it does not answer.
         """
         Encoding(self, schema, self._where).register()
-        self._producer(Silence(self._where, self._connection.servers), _nobody)  # checks the options
-        with closing(Cluster(self._connection, self._where)) as cluster:
+        self._producer(BrokerSilence(self._where, self._connection.servers), _nobody)  # checks the options
+        with closing(KafkaCluster(self._connection, self._where)) as cluster:
             cluster.check_writable(self.topic)
             if self._is_exactly_once:
                 self._check_record_bytes(cluster)
@@ -194,7 +201,7 @@ class KafkaSink(Sink):
     def lane(self, committable: bytes) -> int:
         return decode(committable).subtask
 
-    def check_rollback(self, output: Output, after: int) -> None:
+    def check_rollback(self, output: CommittedOutput, after: int) -> None:
         raise ConfigError(f"{self._where}: rows cannot be removed from a topic")
 
     # ---- for this module
@@ -209,7 +216,7 @@ class KafkaSink(Sink):
                 f"{self._where}: option 'message.max.bytes' is {value!r}, which is not a number"
             ) from None
 
-    def _check_record_bytes(self, cluster: Cluster) -> None:
+    def _check_record_bytes(self, cluster: KafkaCluster) -> None:
         """Check that the topic accepts what the sink accepts: a refusal after the checkpoint is complete would come too
         late.
         """
@@ -222,7 +229,7 @@ class KafkaSink(Sink):
                 f"options={{'message.max.bytes': {max(limit - _OVERHEAD_BYTES, 1000)}}}"
             )
 
-    def _producer(self, silence: Silence, delivered: Callable[[KafkaError | None, Message], None]) -> Producer:
+    def _producer(self, silence: BrokerSilence, delivered: Callable[[KafkaError | None, Message], None]) -> Producer:
         from confluent_kafka import Producer
 
         ours = {
@@ -258,7 +265,7 @@ class _Records(AsyncPart):
         self._sink = sink
         self._where = f"operator {context.name!r}: {sink._where}"
         self._encoding = Encoding(sink, context.schema, self._where)
-        self._silence = Silence(
+        self._silence = BrokerSilence(
             self._where, sink._connection.servers, what_for=f"of topic {sink.topic!r}, to deliver rows"
         )
         self._producer: Producer | None = None

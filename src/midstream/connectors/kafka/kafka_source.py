@@ -31,8 +31,8 @@ from midstream.connectors.common.malformed_records import (
     reported,
 )
 from midstream.connectors.files.text_parsers import CsvOptions
-from midstream.connectors.kafka.client import ANSWER_S, Connection, OptionValue, Silence, explained, made
-from midstream.connectors.kafka.cluster import EARLIEST, LATEST, Cluster, PartitionId, Topic, are_two_topics
+from midstream.connectors.kafka.client import ANSWER_S, BrokerSilence, ClientConfig, OptionValue, explained, made
+from midstream.connectors.kafka.cluster import EARLIEST, LATEST, KafkaCluster, PartitionId, Topic, are_two_topics
 from midstream.connectors.kafka.fetch_probe import new_fetcher
 from midstream.connectors.kafka.fetched_records import Fetched, Report
 from midstream.connectors.kafka.record_parser import KafkaFormat, RecordParser
@@ -114,7 +114,7 @@ class _Partition(msgspec.Struct, frozen=True, array_like=True):
     """The id of the topic in which the offsets are."""
 
 
-class _Found(msgspec.Struct, frozen=True, array_like=True):
+class _DiscoveryPosition(msgspec.Struct, frozen=True, array_like=True):
     """The position: the partitions of each topic that are splits already. `begun`: the first discovery has been done."""
 
     begun: bool = False
@@ -185,7 +185,7 @@ class KafkaSource(Source):
     ) -> None:
         self._topics = checked_topics(topics)
         self._where = f"KafkaSource of {topics_text(self._topics)}"
-        self._connection = Connection(servers, options, _OURS, self._where)
+        self._connection = ClientConfig(servers, options, _OURS, self._where)
         check_on_bad_record(on_bad_record, bad_records_max, self._where)
         self.drops_bad_records, self.bad_records_max = on_bad_record == "drop", bad_records_max
         one = self._topics[0] if isinstance(self._topics, tuple) and len(self._topics) == 1 else None
@@ -221,7 +221,7 @@ class KafkaSource(Source):
         stop of their own. Determined once, on the driver, before the source goes to the slots; the splits of all later
         checkpoints have it.
         """
-        self._its_cluster: Cluster | None = None
+        self._its_cluster: KafkaCluster | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_first": None, "_its_cluster": None}  # they are the driver's
@@ -238,7 +238,7 @@ class KafkaSource(Source):
         or may not be read.
         """
         with made(self._where):
-            self._new_consumer(Silence(self._where, self._connection.servers)).close()
+            self._new_consumer(BrokerSilence(self._where, self._connection.servers)).close()
         self._parser.check()
         found = self._cluster.topics(self._topics)
         if not found and self.bounded:
@@ -285,7 +285,7 @@ class KafkaSource(Source):
             )
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        known = _Found() if position is None else decoded(position, _Found, self._where)
+        known = _DiscoveryPosition() if position is None else decoded(position, _DiscoveryPosition, self._where)
         try:
             if known.begun:
                 topics, found = self._newly_found(known.topics)
@@ -301,14 +301,14 @@ class KafkaSource(Source):
             for part in found
             if part.stop is None or part.start < part.stop
         )
-        after = msgspec.msgpack.encode(_Found(True, {**known.topics, **topics}))
+        after = msgspec.msgpack.encode(_DiscoveryPosition(True, {**known.topics, **topics}))
         return Discovery(splits, after, exhausted=self.bounded)
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
         if self._group is None or unfinished is None or position is None:
             return
         offsets = {}
-        if self._first is not None and decoded(position, _Found, self._where).begun:
+        if self._first is not None and decoded(position, _DiscoveryPosition, self._where).begun:
             for part in self._first[1]:
                 if part.stop is not None:
                     offsets[part.topic, part.partition] = max(part.start, part.stop)  # read to its end, if not below
@@ -324,9 +324,9 @@ class KafkaSource(Source):
             cluster.close()
 
     @property
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> KafkaCluster:
         if self._its_cluster is None:
-            self._its_cluster = Cluster(self._connection, self._where)
+            self._its_cluster = KafkaCluster(self._connection, self._where)
         return self._its_cluster
 
     def _first_found(self) -> tuple[dict[str, Topic], list[_Partition]]:
@@ -402,13 +402,13 @@ class KafkaSource(Source):
                 f"{self._where}: {_where(part)} was being read when the checkpoint was taken, and did not exist when "
                 "the job resumed with stop=; restore the topic, or start without it and with --fresh"
             )
-        return _PartitionReader(self, part, split.offset)
+        return _KafkaPartitionReader(self, part, split.offset)
 
     def place(self, split: Split, first: int, last: int) -> str:
         part = decoded(split.payload, _Partition, self._where)
         return f"{_where(part)}, one of the records from offset {split.offset or part.start} on"
 
-    def _new_consumer(self, silence: Silence) -> Consumer:
+    def _new_consumer(self, silence: BrokerSilence) -> Consumer:
         from confluent_kafka import Consumer
 
         config = {
@@ -428,7 +428,7 @@ class KafkaSource(Source):
         return Consumer(config)
 
 
-class _PartitionReader(SplitReader):
+class _KafkaPartitionReader(SplitReader):
     def __init__(self, source: KafkaSource, part: _Partition, offset: int) -> None:
         self._source = source
         self._part = part
@@ -440,7 +440,7 @@ class _PartitionReader(SplitReader):
         """The bad records of the last poll."""
         self._kept: tuple[Fetched, int] | None = None
         """Records whose schema could not be looked up yet, and the offset at which they begin."""
-        self._silence = Silence(self._where, source._connection.servers, what_for=f"of topic {part.topic!r}")
+        self._silence = BrokerSilence(self._where, source._connection.servers, what_for=f"of topic {part.topic!r}")
         self._registry_wait = ExternalWait()
         self._next_poll_s = 0.0
         self._is_checked = part.from_earliest and not offset
@@ -553,7 +553,7 @@ class _PartitionReader(SplitReader):
         there. No topic gets the id of an earlier one: if it has not changed, all that was read before is of one topic.
         """
         part = self._part
-        with closing(Cluster(self._source._connection, self._where)) as cluster:
+        with closing(KafkaCluster(self._source._connection, self._where)) as cluster:
             found = cluster.topic_id(part.topic, _CHECK_S)
         if found is None and not may_be_gone:
             raise self._gone()

@@ -69,13 +69,13 @@ class ProtobufValues:
             raise pa.ArrowInvalid(f"schema {schema_id}: {why}")
         return value[at:]
 
-    def _new_writer(self, schema_id: int) -> _Writer:
+    def _new_writer(self, schema_id: int) -> _ProtobufWriter:
         assert self._registry is not None
         data, imported = self._registry.descriptors(schema_id)
-        return _Writer(data, imported, self._type)
+        return _ProtobufWriter(data, imported, self._type)
 
 
-class _Writer:
+class _ProtobufWriter:
     """The messages of one schema of the registry, compared with the reader's message."""
 
     def __init__(self, data: bytes, imported: Mapping[str, bytes], reader: MessageType) -> None:

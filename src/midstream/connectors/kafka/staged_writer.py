@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.external_waits import ExternalWait
-from midstream.connectors.kafka.client import Connection, Silence
-from midstream.connectors.kafka.cluster import Cluster
+from midstream.connectors.kafka.client import BrokerSilence, ClientConfig
+from midstream.connectors.kafka.cluster import KafkaCluster
 from midstream.connectors.kafka.committer import marker_partition
 from midstream.connectors.kafka.staged_records import (
     VERSION,
@@ -54,7 +54,7 @@ class StagedWriter(AsyncWriter):
         self,
         context: WriterContext,
         storage: Storage,
-        connection: Connection,
+        connection: ClientConfig,
         topic: str,
         encoding: Staging,
         record_bytes_max: int,
@@ -63,7 +63,7 @@ class StagedWriter(AsyncWriter):
     ) -> None:
         self.context = context
         self.storage = storage
-        self.lane = _Lane(context, connection, topic, where)
+        self.lane = _LaneMarker(context, connection, topic, where)
         self.encoding = encoding
         self.record_bytes_max = record_bytes_max
         self.where = where
@@ -86,12 +86,12 @@ class StagedWriter(AsyncWriter):
         super().close()
 
 
-class _Lane:
+class _LaneMarker:
     """The data that the parts of one subtask share: its marker, and the topic's number of partitions. Used on the I/O
     pool only.
     """
 
-    def __init__(self, context: WriterContext, connection: Connection, topic: str, where: str) -> None:
+    def __init__(self, context: WriterContext, connection: ClientConfig, topic: str, where: str) -> None:
         self.topic = topic
         self.stopped = threading.Event()
         self._id = transactional_id(context.job_id, context.uid, context.subtask)
@@ -111,7 +111,7 @@ class _Lane:
             if not self._is_open:
                 partition_id = marker_partition(self.topic)
 
-                def ensure(cluster: Cluster) -> None:
+                def ensure(cluster: KafkaCluster) -> None:
                     if not cluster.committed(self._id, [partition_id]):
                         cluster.commit(self._id, {partition_id: 0})
 
@@ -125,17 +125,17 @@ class _Lane:
                 self._partitions = self._requested(lambda cluster: cluster.topics((self.topic,))[self.topic].partitions)
             return self._partitions
 
-    def _requested(self, request: Callable[[Cluster], int | None]) -> int:
+    def _requested(self, request: Callable[[KafkaCluster], int | None]) -> int:
         """Query the cluster, waiting for brokers that do not answer."""
         with ExternalWait() as wait:
             return self._answered(request, wait)
 
-    def _answered(self, request: Callable[[Cluster], int | None], wait: ExternalWait) -> int:
-        silence = Silence(self._where, self._connection.servers)
+    def _answered(self, request: Callable[[KafkaCluster], int | None], wait: ExternalWait) -> int:
+        silence = BrokerSilence(self._where, self._connection.servers)
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:
-                with closing(Cluster(self._connection, self._where)) as cluster:
+                with closing(KafkaCluster(self._connection, self._where)) as cluster:
                     return request(cluster) or 0
             except StorageError:
                 if time.monotonic() > deadline_s:

@@ -16,9 +16,9 @@ from midstream.engine.core.batches import batch_bytes, check_held_by_polars, to_
 from midstream.engine.core.errors import ConfigError, JobError, SchemaError, StorageError
 from midstream.engine.core.python_values import first_without_python, to_python
 from midstream.engine.operators.sink_api import (
+    CommittedOutput,
     Committer,
     CommitterContext,
-    Output,
     Sink,
     SinkWriter,
     WriterContext,
@@ -127,7 +127,7 @@ class CollectSink(Sink):
             self._job_id, self._batches = context.job_id, []
         return _CollectCommitter(self._batches)
 
-    def newest_committed(self, output: Output) -> int:
+    def newest_committed(self, output: CommittedOutput) -> int:
         """Return 0: the sink shows the rows of one start, and is empty again at the next."""
         return 0
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from midstream.connectors.postgres.postgres_tables import Column
+from midstream.connectors.postgres.postgres_tables import TableColumn
 from midstream.connectors.postgres.postgres_types import first_misfit
 from midstream.engine.core.arrow_types import is_list_of_any_length, is_text, join_texts
 from midstream.engine.core.errors import SchemaError
@@ -23,7 +23,7 @@ from midstream.engine.core.python_values import shown
 _CSV = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
 
 
-def encode(batch: pa.RecordBatch, targets: Sequence[Column], before: int, where: str) -> bytes:
+def encode(batch: pa.RecordBatch, targets: Sequence[TableColumn], before: int, where: str) -> bytes:
     """Encode the rows as CSV without a header, for the columns `targets`.
 
     Raises SchemaError if a value has no form in PostgreSQL, or would be changed by its column; `before` is the number

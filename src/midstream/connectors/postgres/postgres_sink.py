@@ -53,9 +53,9 @@ from midstream.connectors.postgres.postgres_tables import (
 )
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import (
+    CommittedOutput,
     Committer,
     CommitterContext,
-    Output,
     Sink,
     SinkWriter,
     WriterContext,
@@ -252,7 +252,7 @@ class PostgresSink(Sink):
     def committer(self, context: CommitterContext) -> Committer:
         return _PostgresCommitter(self, context.job_id, context.stopped)
 
-    def newest_committed(self, output: Output) -> int:
+    def newest_committed(self, output: CommittedOutput) -> int:
         from psycopg.sql import SQL
 
         with self._connected(self._where) as connection:
@@ -268,7 +268,7 @@ class PostgresSink(Sink):
                         newest = max(newest, checkpoint_id)  # committed, here or at an earlier target
         return max(0, newest)
 
-    def check_rollback(self, output: Output, after: int) -> None:
+    def check_rollback(self, output: CommittedOutput, after: int) -> None:
         raise ConfigError(
             f"{self._where}: rows in a table do not show which commit wrote them, and replaced rows are lost; "
             "midstream_commits shows when each checkpoint was committed, if you want to restore a backup of the table"

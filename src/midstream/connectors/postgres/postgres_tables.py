@@ -63,7 +63,7 @@ _UNIQUE_KEYS: LiteralString = """
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     name: str
     type: str
     """The type, as SQL writes it."""
@@ -81,7 +81,7 @@ class Table:
     oid: int
     schema: str
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     checks: tuple[tuple[str, frozenset[str]], ...]
     """CHECK constraints: the text of each, and the columns that it refers to."""
 
@@ -91,7 +91,7 @@ class Table:
     def sql(self) -> Composable:
         return identifier(self.schema, self.name)
 
-    def matched(self, schema: pa.Schema, where: str) -> tuple[Column, ...]:
+    def matched(self, schema: pa.Schema, where: str) -> tuple[TableColumn, ...]:
         """Return the columns that correspond to the stream's, in its order. Raises SchemaError for the first that does
         not fit.
         """
@@ -120,7 +120,7 @@ class Table:
                 )
         return tuple(columns[name] for name in schema.names)
 
-    def staging_sql(self, staged: Composable, columns: Sequence[Column], key: Sequence[str]) -> Composed:
+    def staging_sql(self, staged: Composable, columns: Sequence[TableColumn], key: Sequence[str]) -> Composed:
         """Return SQL for a staging table with the same types and constraints, so that misfits fail before they are
         prepared.
         """
@@ -158,7 +158,7 @@ class Table:
         ).format(target=self.sql(), names=names, keys=keys, staged=staged, row=Identifier(ROW_NUMBER), action=action)
 
 
-NUMBERING: Final = Column(ROW_NUMBER, "bigint", "", True, False, False, Kept("int8", -1))
+NUMBERING: Final = TableColumn(ROW_NUMBER, "bigint", "", True, False, False, Kept("int8", -1))
 
 
 def check_names(names: Sequence[str], where: str) -> None:
@@ -226,7 +226,7 @@ def find_table(connection: Connection[Any], schema: str | None, name: str) -> Ta
     if kind not in _TABLES:
         raise ConfigError(f"{schema_name}.{table_name} is not a table (pg_class.relkind {kind!r}); name a table")
     columns = tuple(
-        Column(name, kind, collation, required, default, computed, Kept(*kept))
+        TableColumn(name, kind, collation, required, default, computed, Kept(*kept))
         for name, kind, collation, required, default, computed, *kept in connection.execute(_COLUMNS, {"table": oid})
     )
     checks = tuple((text, frozenset(about)) for text, about in connection.execute(_CHECKS, [oid]))

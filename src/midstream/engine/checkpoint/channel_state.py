@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from midstream.engine.checkpoint.extents import Piece, Written, check_extent, with_extent, write_extents
+from midstream.engine.checkpoint.extents import Piece, WrittenExtent, check_extent, with_extent, write_extents
 from midstream.engine.checkpoint.segment_references import segments_left
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_batch
 from midstream.engine.core.batch_framing import PREFIX_BYTES, prefix, read_prefix
@@ -49,7 +49,7 @@ class Captured:
 
 def store_channels(
     storage: Storage, captured: Sequence[Captured], file: str, segment_bytes: int, inline_bytes_max: int = 0
-) -> tuple[tuple[ChannelState, ...], Written]:
+) -> tuple[tuple[ChannelState, ...], WrittenExtent]:
     """Write `captured` to `file`, and return its locations in this file and in older ones, in the same order.
 
     What an older checkpoint holds inline counts against `inline_bytes_max` and goes into the file if that is exceeded:

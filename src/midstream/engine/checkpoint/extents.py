@@ -49,7 +49,7 @@ def with_extent(handle: Handle, extent: Extent) -> Handle:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenExtent:
     extents: tuple[Extent, ...]
     files: tuple[str, ...]
     """The file written, if any."""
@@ -64,7 +64,9 @@ def inline_bytes_max(requested_bytes: int, tasks: int) -> int:
     return min(requested_bytes, INLINE_JOB_BYTES_MAX // (KINDS * tasks))
 
 
-def write_extents(storage: Storage, file: str, encoded: Iterable[Sequence[Piece]], inline_bytes_max: int) -> Written:
+def write_extents(
+    storage: Storage, file: str, encoded: Iterable[Sequence[Piece]], inline_bytes_max: int
+) -> WrittenExtent:
     """Store the extents of `encoded`, whose items are the pieces of one extent each. Raises StorageError or OSError."""
     source = iter(encoded)
     first: list[Sequence[Piece]] = []
@@ -76,10 +78,10 @@ def write_extents(storage: Storage, file: str, encoded: Iterable[Sequence[Piece]
             break
     else:
         inline = tuple(_inline(b"".join(pieces)) for pieces in first)
-        return Written(inline, (), waiting_bytes, waiting_bytes)
+        return WrittenExtent(inline, (), waiting_bytes, waiting_bytes)
     extents: list[Extent] = []
     storage.write(file, _recorded(chain(first, source), file, extents))
-    return Written(tuple(extents), (file,), sum(extent.length for extent in extents), 0)
+    return WrittenExtent(tuple(extents), (file,), sum(extent.length for extent in extents), 0)
 
 
 def _inline(data: bytes) -> Extent:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from midstream.engine.checkpoint.extents import Written, check_extent, with_extent, write_extents
+from midstream.engine.checkpoint.extents import WrittenExtent, check_extent, with_extent, write_extents
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_table
 from midstream.engine.core.errors import InvariantError, StorageError
 from midstream.engine.core.interfaces import Storage
@@ -79,7 +79,7 @@ def channel_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subt
 class StoredParts:
     parts: tuple[tuple[PartHandle, ...], ...]
     """The handles of each operator."""
-    written: Written
+    written: WrittenExtent
 
     @property
     def in_files(self) -> dict[str, ChunkHandle]:

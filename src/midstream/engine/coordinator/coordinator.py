@@ -22,19 +22,12 @@ from midstream.engine.checkpoint.redistribute_state import has_finished
 from midstream.engine.coordinator import events as ev
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.checkpoints.cleanup import CheckpointCleanup
-from midstream.engine.coordinator.checkpoints.commits import Commits
-from midstream.engine.coordinator.checkpoints.commits_on_slots import CommitSlots
-from midstream.engine.coordinator.checkpoints.committers import Committers
+from midstream.engine.coordinator.checkpoints.commit_queue import CommitQueue
+from midstream.engine.coordinator.checkpoints.driver_committers import DriverCommitters
+from midstream.engine.coordinator.checkpoints.lane_dispatcher import EligibleSlots
 from midstream.engine.coordinator.checkpoints.trigger import trigger_when_due
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
-from midstream.engine.coordinator.failover import (
-    Failover,
-    Failure,
-    failure_of,
-    failure_of_user_code,
-    slot_lost,
-    slots_gone,
-)
+from midstream.engine.coordinator.failures import Failure, failure_of, failure_of_user_code, slot_lost, slots_gone
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase, PhaseEvent
 from midstream.engine.coordinator.notifications import subscribe
 from midstream.engine.coordinator.placement.attempt import Attempt
@@ -46,6 +39,7 @@ from midstream.engine.coordinator.requests.client_requests import ClientRequests
 from midstream.engine.coordinator.requests.pending_waits import PendingWaits
 from midstream.engine.coordinator.requests.savepoints import Savepoints
 from midstream.engine.coordinator.requests.status_builder import job_status, state_of
+from midstream.engine.coordinator.restart_backoff import RestartBackoff
 from midstream.engine.coordinator.restore.distribute import DistributedState, StateDistribution
 from midstream.engine.coordinator.restore.open_directory import (
     HAD_FINISHED,
@@ -103,14 +97,16 @@ class Coordinator:
         self.waits = PendingWaits(self._effects, plan.config.name)
         self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, supply)
         self.attempts = Attempts(self._effects, self.slots, plan.config.heartbeat_timeout_s)
-        self.failover = Failover(self._effects, plan.config.restart)
+        self.restarts = RestartBackoff(self._effects, plan.config.restart)
         self.requests = ClientRequests(self._effects)
         self._distribution = StateDistribution(self._effects)
         self.rescaling = Rescaling(self._effects, self.slots, self.attempts, self._distribution)
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage)
         self.cleanup = CheckpointCleanup(self._effects)
         self.sources = SplitAssignment(self._effects, plan.graph)
-        self.commits = Commits(self._effects, plan, Committers(plan, stopped), self.slots, CommitSlots(self))
+        self.commits = CommitQueue(
+            self._effects, plan, DriverCommitters(plan, stopped), self.slots, EligibleSlots(self)
+        )
         self.checkpoints = CheckpointCoordinator(self._effects, plan, self.cleanup, self.commits)
         subscribe(self, self._effects.notifications)
 
@@ -379,7 +375,7 @@ class Coordinator:
         may_stop = self.attempt is not None and self.rescaling.stage is RescaleStage.NONE and self.commits.idle
         if may_stop and self._stop_immediately():
             return True
-        if self.failover.delayed:
+        if self.restarts.delayed:
             return False
         if not self._distribution.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
             return False
@@ -531,15 +527,15 @@ class Coordinator:
         # without checkpoints, a job that has committed some of its output must not restart: it would be duplicated
         final = failure.fatal or (self.commits.stalled and self.checkpoints.storage is None)
         if before is not None:  # the rescale has failed, and not the job
-            self.failover.delay(0.0)
+            self.restarts.delay(0.0)
             follows = "The job continues at its previous parallelism."
-        elif final or (after_s := self.failover.schedule_restart(failure)) is None:
-            self._end("failed", self.failover.final_error(failure), failure.summary)
+        elif final or (after_s := self.restarts.schedule_restart(failure)) is None:
+            self._end("failed", self.restarts.final_error(failure), failure.summary)
             return
         else:
             start = self.checkpoints.newest_path or "the beginning"
-            follows = f"Restart {self.failover.restart_count} in {after_s:g} s, from {start}."
-        self._effects.notify_user(self.failover.describe(failure, follows))
+            follows = f"Restart {self.restarts.restart_count} in {after_s:g} s, from {start}."
+        self._effects.notify_user(self.restarts.describe(failure, follows))
         reason = f"{failure.summary}; the job continues; the stop is cancelled"
         self.requests.attempt_failed(reason, self.commits.stalled)
         self.sources.pause()

@@ -69,7 +69,7 @@ class IoKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OpenCall:
     """I/O that has not returned, on the driver's I/O pool or on a slot."""
 
     waits_for: str
@@ -95,7 +95,7 @@ class Effects:
         self._timers: dict[str, Callable[[], None]] = {}
         self.elapsed_s = 0.0
         """The sum of all `TimePassed`: waits are measured on it, because a wall clock may be set."""
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, OpenCall] = {}
 
     # ---- instructions ----
 
@@ -146,14 +146,14 @@ class Effects:
         """
         token = self._token(kind, about)
         on_done = cast("Callable[[Done[object] | Failed], None]", done)
-        self._calls[token] = Call(waits_for, self.elapsed_s, on_done, has_limit)
+        self._calls[token] = OpenCall(waits_for, self.elapsed_s, on_done, has_limit)
         self._out.append(ev.RunIo(token, work, cause=self.cause))
 
     def wait_for_slot(self, waits_for: str) -> str:
         """Register a limited wait for something that a slot has been sent; `slot_is_done` ends it, given the token."""
         self._tokens += 1
         token = f"slot-{self._tokens}"
-        self._calls[token] = Call(waits_for, self.elapsed_s, None, has_limit=True)
+        self._calls[token] = OpenCall(waits_for, self.elapsed_s, None, has_limit=True)
         return token
 
     def slot_is_done(self, token: str) -> None:
@@ -177,7 +177,7 @@ class Effects:
             call.done(outcome)
 
     @property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[OpenCall, ...]:
         """The calls that have not returned, oldest first."""
         return tuple(self._calls.values())
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, ParamSpec
 if TYPE_CHECKING:
     from midstream.engine.coordinator.checkpoints.pending_checkpoint import AbortedCheckpoint, CompletedCheckpoint
     from midstream.engine.coordinator.coordinator import Coordinator
-    from midstream.engine.coordinator.failover import Failure
+    from midstream.engine.coordinator.failures import Failure
     from midstream.engine.coordinator.requests.client_requests import Stop
     from midstream.engine.coordinator.restore.open_directory import OpenedStorage
     from midstream.engine.core.errors import StorageError
@@ -97,7 +97,7 @@ def subscribe(job: Coordinator, notifications: Notifications) -> None:
         (job.rescaling.checkpoint_completed, "after the slots, which may have to resume their sources"),
         (job.savepoints.checkpoint_completed, "it is retained for them until its output is committed and it is copied"),
         (
-            job.failover.checkpoint_completed,
+            job.restarts.checkpoint_completed,
             "before its output is committed: if that fails, it fails for the first time",
         ),
         (job.commits.checkpoint_completed, "its output is made visible, in the order of checkpoints"),
@@ -127,7 +127,7 @@ def subscribe(job: Coordinator, notifications: Notifications) -> None:
     )
     notifications.attempt_runs = Notification(
         (job.slots.running, "from now on a slot that does not start is requested again"),
-        (job.failover.running, "the time for which the job runs is counted from now"),
+        (job.restarts.running, "the time for which the job runs is counted from now"),
         (job.checkpoints.schedule.running, "the first one comes one interval after this"),
         (job.rescaling.running, "the client that requested a rescale is answered"),
     )

@@ -39,7 +39,7 @@ class CoordinatorMachine(Protocol):
     def status(self, now_ms: int) -> JobStatus: ...
 
 
-class Loop(Clock, Executor, Protocol):
+class ShellLoop(Clock, Executor, Protocol):
     """The loop of the thread on which the shell runs."""
 
 
@@ -99,7 +99,7 @@ class Host(Protocol):
 class Shell:
     """Runs a coordinator from `start` until `outcome` is set."""
 
-    def __init__(self, coordinator: CoordinatorMachine, loop: Loop, connections: Connections, host: Host) -> None:
+    def __init__(self, coordinator: CoordinatorMachine, loop: ShellLoop, connections: Connections, host: Host) -> None:
         self.coordinator = coordinator
         self.outcome: ev.JobEnded | None = None
         self._loop = loop

@@ -64,11 +64,11 @@ class LeasedBatch:
     def rest(self, first_row: int) -> LeasedBatch:
         """The rows from `first_row` on, as a batch that a checkpoint holds."""
         held = self.hold()
-        return LeasedBatch(self.batch.slice(first_row), held.buffers, _Parts((held,)), self.layout)
+        return LeasedBatch(self.batch.slice(first_row), held.buffers, _LeasedParts((held,)), self.layout)
 
     def charged_to(self, account: Account) -> int:
         """How many of the batch's buffers are charged to `account`."""
-        if isinstance(self._account, _Parts):
+        if isinstance(self._account, _LeasedParts):
             return sum(part.charged_to(account) for part in self._account.parts)
         return self.buffers if self._account is account else 0
 
@@ -78,12 +78,12 @@ class LeasedBatch:
             raise InvariantError(
                 f"a batch of {self.batch.num_rows} rows is in use with {self.buffers} buffers and {self._holders} holders"
             )
-        if isinstance(self._account, _Parts):
+        if isinstance(self._account, _LeasedParts):
             for part in self._account.parts:
                 part.check()
 
 
-class _Parts:
+class _LeasedParts:
     """The account of a batch that was made of other batches, which are charged to accounts of their own."""
 
     __slots__ = ("parts",)
@@ -102,7 +102,7 @@ def concat_leased(parts: Sequence[LeasedBatch]) -> LeasedBatch:
     if len(parts) == 1:
         return parts[0]
     buffers = sum([part.buffers for part in parts])
-    return LeasedBatch(concat([part.batch for part in parts]), buffers, _Parts(parts), parts[0].layout)
+    return LeasedBatch(concat([part.batch for part in parts]), buffers, _LeasedParts(parts), parts[0].layout)
 
 
 def release(items: Iterable[LeasedBatch]) -> None:

@@ -14,7 +14,7 @@ from midstream.engine.graph.job_graph import JobGraph, Vertex
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class IdleOrigin:
     """All subtasks of the vertices `every`, and subtask `subtask` of the vertices `one`."""
 
     every: frozenset[int] = frozenset()
@@ -26,35 +26,36 @@ class Origin:
     def is_empty(self) -> bool:
         return not self.every and not self.one
 
-    def is_within(self, other: Origin) -> bool:
+    def is_within(self, other: IdleOrigin) -> bool:
         return self.is_within_all(other) or (self.subtask == other.subtask and self.is_within_alike(other))
 
-    def is_within_all(self, other: Origin) -> bool:
+    def is_within_all(self, other: IdleOrigin) -> bool:
         """For any subtasks of the two."""
         return self.every <= other.every and self.one <= other.every
 
-    def is_within_alike(self, other: Origin) -> bool:
+    def is_within_alike(self, other: IdleOrigin) -> bool:
         """If both belong to the same subtask."""
         return self.every <= other.every and self.one <= other.every | other.one
 
-    def is_within_together(self, other: Origin) -> bool:
+    def is_within_together(self, other: IdleOrigin) -> bool:
         """If `other` stands for the channels of all subtasks."""
         return self.every | self.one <= other.every | other.one
 
 
-def channel_origins(graph: JobGraph, ref: TaskId) -> list[Origin]:
+def channel_origins(graph: JobGraph, ref: TaskId) -> list[IdleOrigin]:
     """Return the origin of each channel into a task, in the order of its gates and their channels.
 
     If all rows of a channel come from unbounded sources and have no event time, its origin is empty.
     """
-    found: list[Origin] = []
+    found: list[IdleOrigin] = []
     for vertex in graph.vertices[: ref.vertex]:
         found.append(_origin_of(graph, vertex, found))
-    origins: list[Origin] = []
+    origins: list[IdleOrigin] = []
     for edge in graph.inputs(ref.vertex):
         each = found[edge.source]
         origins += [
-            Origin(each.every, each.one, producer if each.one else 0) for producer in graph.producers(edge, ref.subtask)
+            IdleOrigin(each.every, each.one, producer if each.one else 0)
+            for producer in graph.producers(edge, ref.subtask)
         ]
     return origins
 
@@ -70,7 +71,7 @@ def is_bounded(graph: JobGraph, vertex: int) -> bool:
     return True
 
 
-def _origin_of(graph: JobGraph, vertex: Vertex, before: list[Origin]) -> Origin:
+def _origin_of(graph: JobGraph, vertex: Vertex, before: list[IdleOrigin]) -> IdleOrigin:
     """The origins of what a vertex emits, for any one of its subtasks."""
     every, one = frozenset[int](), frozenset[int]()
     has_event_time = any(spec.operator.makes_watermarks for spec in vertex.operators)
@@ -87,4 +88,4 @@ def _origin_of(graph: JobGraph, vertex: Vertex, before: list[Origin]) -> Origin:
                 one |= read.one
     if vertex.parallelism == 1:
         every, one = every | one, frozenset()
-    return Origin(every, one - every)
+    return IdleOrigin(every, one - every)

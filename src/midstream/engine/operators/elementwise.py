@@ -37,7 +37,7 @@ from midstream.engine.operators.probe_values import ROWS, map_leaves, probe
 from midstream.engine.operators.row_differences import (
     OTHER_ROWS,
     USE_MAP,
-    Fault,
+    ExpressionFault,
     difference,
     missing_cast,
     outcome_of,
@@ -67,7 +67,7 @@ _REMEMBERED_BYTES: Final = 10_000
 class _Found(Exception):
     """Ends the search. `part` is the part with the fault, "it" for the whole expression."""
 
-    def __init__(self, fault: Fault, part: str = "it") -> None:
+    def __init__(self, fault: ExpressionFault, part: str = "it") -> None:
         super().__init__(fault, part)
         self.fault = fault.of(part)
 
@@ -97,7 +97,7 @@ def check_of_many_rows(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) 
             raise _refusal(f"{where}: {expr}", "depends on more than its rows", found.fault) from None
 
 
-def _refusal(what: str, verdict: str, fault: Fault) -> JobError | SchemaError:
+def _refusal(what: str, verdict: str, fault: ExpressionFault) -> JobError | SchemaError:
     if fault.is_of_types:
         return SchemaError(f"{what}: {fault.reason}; {fault.remedy}")
     return JobError(f"{what} {verdict}: {fault.reason}; {fault.remedy}")
@@ -108,12 +108,12 @@ def _kinds(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> pl.Schema
     return empty_frame(pa.schema([schema.field(name) for name in names]), where).schema
 
 
-def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> list[tuple[pl.Expr, Fault]]:
+def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> list[tuple[pl.Expr, ExpressionFault]]:
     """Return the expressions over rows of `schema` that do not compute each row on its own, each with the reason.
 
     One that cannot be evaluated, since a column or a type does not fit, has no fault.
     """
-    found: list[tuple[pl.Expr, Fault]] = []
+    found: list[tuple[pl.Expr, ExpressionFault]] = []
     whole: list[pl.Expr] = []
     with _quiet():
         for expr in exprs:
@@ -125,7 +125,7 @@ def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> li
         if whole and difference(whole, schema, " ".join(map(str, whole))) != ROWS:
             for expr in whole:
                 fault = difference([expr], schema, str(expr))
-                if isinstance(fault, Fault):
+                if isinstance(fault, ExpressionFault):
                     found.append((expr, fault.of("it")))
     return found
 
@@ -157,7 +157,7 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
         return True
     except EXPRESSION_ERRORS:  # it has a function that cannot be pickled, or another part that polars cannot write
         if not of_many_rows and _reported(expr) is False:
-            raise _Found(Fault("may depend on other rows", OTHER_ROWS)) from None
+            raise _Found(ExpressionFault("may depend on other rows", OTHER_ROWS)) from None
         fault = _of_no_type(_kind_of(expr, pl.DataFrame(schema=schema)))
         if fault is not None:
             raise _Found(fault) from None
@@ -209,7 +209,7 @@ class _Parts:
             if _is_one_value(constant):
                 return _kind_of(constant, pl.DataFrame())
             if tree is self._whole:
-                raise _Found(Fault("is a series of values, not one value for each row", _CONSTANT))
+                raise _Found(ExpressionFault("is a series of values, not one value for each row", _CONSTANT))
         is_range = _is_function("Range", tree)  # from a constant to a probe it may be long
         computed = [child for child in self._operands(tree) if is_range or not self._is_kept(child)]
         operands = [(child, kind) for child in computed if (kind := self.visit(child)) is not None]
@@ -258,7 +258,7 @@ class _Parts:
 
     def _judged(
         self, tree: Tree, operands: Sequence[tuple[Tree, pl.DataType]]
-    ) -> tuple[pl.DataType | None, Fault | None]:
+    ) -> tuple[pl.DataType | None, ExpressionFault | None]:
         stand_ins = []
         for index, (child, _) in enumerate(operands):
             column: Tree = {"Column": f"operand {index}"}
@@ -296,7 +296,7 @@ def _named(tree: Tree) -> Tree:
 
 def _judge(
     text: bytes, kinds: tuple[tuple[str, pl.DataType], ...], of_many_rows: bool
-) -> tuple[pl.DataType | None, Fault | None]:
+) -> tuple[pl.DataType | None, ExpressionFault | None]:
     """Return the type of an expression over operands of these types, and its fault."""
     expr = read_expr(text)
     expr = expr if expr.meta.has_multiple_outputs() else expr.alias(_OUT)
@@ -311,15 +311,15 @@ def _judge(
     if of_many_rows:
         return kind, missing_cast([expr], dict(kinds), text.decode())
     found = difference([expr], dict(kinds), text.decode())
-    if isinstance(found, Fault):
+    if isinstance(found, ExpressionFault):
         return kind, found
     if _has_function(text):
         return kind, None
     reported = _reported(expr)
     if reported is False:
-        return kind, Fault("may depend on other rows", OTHER_ROWS)
+        return kind, ExpressionFault("may depend on other rows", OTHER_ROWS)
     if reported is None and not found and kind is not None and not expr.meta.has_multiple_outputs():
-        return kind, Fault("fails for each probe row, so that nothing shows how it computes others", USE_MAP)
+        return kind, ExpressionFault("fails for each probe row, so that nothing shows how it computes others", USE_MAP)
     return kind, None
 
 
@@ -335,7 +335,7 @@ def _kind_of(expr: pl.Expr, probes: pl.DataFrame) -> pl.DataType | None:
     return None
 
 
-def _of_no_type(kind: pl.DataType | None, *, is_inferred: bool = False) -> Fault | None:
+def _of_no_type(kind: pl.DataType | None, *, is_inferred: bool = False) -> ExpressionFault | None:
     """Return a fault if a Python function has this type, which polars infers from its results if none is stated.
 
     Where it expects nulls, it makes all other values null; of a struct, it drops the fields that the first does not have.
@@ -345,7 +345,7 @@ def _of_no_type(kind: pl.DataType | None, *, is_inferred: bool = False) -> Fault
     is_vague = any(isinstance(each, pl.Null) for each in _leaves(kind)) or (is_inferred and _has_struct(kind))
     if not is_vague:
         return None
-    return Fault(f"calls a Python function whose results have the type {kind}", _RETURNED, is_of_types=True)
+    return ExpressionFault(f"calls a Python function whose results have the type {kind}", _RETURNED, is_of_types=True)
 
 
 def _is_inferred(text: bytes) -> bool:
@@ -406,19 +406,21 @@ def _check_names(tree: Tree) -> None:
     for node in nodes(tree):
         match node:
             case {"Random": _} | {"Sample": {"seed": None}} | {"Rank": {"options": {"method": "Random"}}}:
-                fault = Fault("is random", _RANDOM)
+                fault = ExpressionFault("is random", _RANDOM)
             case {"SetSortedFlag": _}:
-                fault = Fault("declares that the rows are sorted", _SORTED)
+                fault = ExpressionFault("declares that the rows are sorted", _SORTED)
             case {"Strptime": [_, {"format": None}]}:
-                fault = Fault("infers the format of texts from those in a batch", _FORMAT)
+                fault = ExpressionFault("infers the format of texts from those in a batch", _FORMAT)
             case {"JsonDecode": _}:
-                fault = Fault("parses the texts of a batch as one document, so that a bad one may shift others", _JSON)
+                fault = ExpressionFault(
+                    "parses the texts of a batch as one document, so that a bad one may shift others", _JSON
+                )
             case {"Categorical": {"To": [kind, _]}} if "'Enum'" not in str(kind):
-                fault = Fault(_NUMBERS, _CATEGORIES)
+                fault = ExpressionFault(_NUMBERS, _CATEGORIES)
             case {"PipeWithDtype": _}:
-                fault = Fault("is a function that returns an expression for each batch", _BUILD)
+                fault = ExpressionFault("is a function that returns an expression for each batch", _BUILD)
             case {"Eval": {"variant": {"Cumulative": _}}}:
-                fault = Fault("depends on the rows before", OTHER_ROWS)
+                fault = ExpressionFault("depends on the rows before", OTHER_ROWS)
             case _:  # it is judged by its results
                 continue
         raise _Found(fault)
@@ -432,7 +434,7 @@ def _check_reports(expr: pl.Expr) -> None:
         if _is_in_list(part):
             continue
         if not part.meta.is_literal() and _reported(part) is False:
-            raise _Found(Fault("may depend on other rows", OTHER_ROWS), str(part))
+            raise _Found(ExpressionFault("may depend on other rows", OTHER_ROWS), str(part))
         pending += part.meta.pop()
 
 
@@ -444,7 +446,7 @@ def _is_in_list(part: pl.Expr) -> bool:
 # ---- categories, whose numbers depend on what a process has seen ----
 
 
-def _by_category(expr: pl.Expr, kinds: Mapping[str, pl.DataType], kind: pl.DataType | None) -> Fault | None:
+def _by_category(expr: pl.Expr, kinds: Mapping[str, pl.DataType], kind: pl.DataType | None) -> ExpressionFault | None:
     """Return a fault if results depend on the numbers of categories, not only on their texts."""
     results = []
     for first in (_TEXTS, _TEXTS[::-1]):
@@ -457,10 +459,10 @@ def _by_category(expr: pl.Expr, kinds: Mapping[str, pl.DataType], kind: pl.DataT
             results.append(made.cast({name: _mapped(each, pl.String()) for name, each in made.schema.items()}))
         del numbered
     if len(results) == 2:
-        return None if results[0].equals(results[1]) else Fault(_NUMBERS, _CATEGORIES)
+        return None if results[0].equals(results[1]) else ExpressionFault(_NUMBERS, _CATEGORIES)
     if kind is None or not any(each.is_numeric() for each in _leaves(kind)):
         return None  # it has a literal of the same categories; what comes out has texts
-    return Fault(_NUMBERS, _CATEGORIES)
+    return ExpressionFault(_NUMBERS, _CATEGORIES)
 
 
 def _has_categories(kind: pl.DataType) -> bool:

@@ -30,7 +30,7 @@ _HAS_NO_CAST: Final = re.compile(
 
 
 @dataclass(frozen=True)
-class Fault:
+class ExpressionFault:
     """Why an expression does not compute each row on its own, and what to write instead."""
 
     reason: str
@@ -38,7 +38,7 @@ class Fault:
     is_of_types: bool = False
     """Whether it computes no row instead, since a type does not fit."""
 
-    def of(self, part: str) -> Fault:
+    def of(self, part: str) -> ExpressionFault:
         return replace(self, reason=f"{part} {self.reason}")
 
 
@@ -95,19 +95,19 @@ def _in_orders(rows: _Arrangements, chosen: list[int]) -> Iterable[tuple[list[in
     return ((order, found[order]) for order in _orders(len(chosen)))
 
 
-def difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text: str) -> Fault | int:
+def difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text: str) -> ExpressionFault | int:
     """Return how results of rows together differ from those of each row alone; else how many rows have a result."""
     probed = tuple(schema.items()), _is_range(text)
     rows = _arrangements(*probed)
     alone = [outcome_of(exprs, row) for row in rows.alone]
     together = outcome_of(exprs, rows.all)
     for found in (*alone, together, _missing_cast(alone, *probed)):
-        if isinstance(found, Fault):
+        if isinstance(found, ExpressionFault):
             return found
     results = {row: outcome for row, outcome in enumerate(alone) if isinstance(outcome, pl.DataFrame)}
     if len(results) < ROWS and isinstance(together, pl.DataFrame):
         error = next(_first_line(outcome) for outcome in alone if isinstance(outcome, BaseException))
-        return Fault(f"has a result for rows together although one of them fails alone: {error}", USE_MAP)
+        return ExpressionFault(f"has a result for rows together although one of them fails alone: {error}", USE_MAP)
     if not results:
         return 0
     expected = [*results.values()]
@@ -121,11 +121,11 @@ def difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text
     whole = pl.concat([_cast(result, kinds) for result in expected])
     for order, arranged in _in_orders(rows, list(results)):
         outcome = together if arranged is rows.all else outcome_of(exprs, arranged)
-        if isinstance(outcome, Fault):
+        if isinstance(outcome, ExpressionFault):
             return outcome
         if not isinstance(outcome, pl.DataFrame):
             error = _first_line(outcome)
-            return Fault(f"fails for rows together, each of which has a result alone: {error}", USE_MAP)
+            return ExpressionFault(f"fails for rows together, each of which has a result alone: {error}", USE_MAP)
         fault = _add_types(dict(kinds), outcome.schema)
         if fault is not None:
             return fault
@@ -135,27 +135,27 @@ def difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text
     return len(results)
 
 
-def missing_cast(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text: str) -> Fault | None:
+def missing_cast(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text: str) -> ExpressionFault | None:
     """Return a fault if no row without nulls has a result, since polars lacks a cast from one type to another."""
     probed = tuple(schema.items()), _is_range(text)
     return _missing_cast([outcome_of(exprs, row) for row in _arrangements(*probed).alone], *probed)
 
 
 def _missing_cast(
-    alone: Sequence[pl.DataFrame | BaseException | Fault],
+    alone: Sequence[pl.DataFrame | BaseException | ExpressionFault],
     kinds: tuple[tuple[str, pl.DataType], ...],
     close_together: bool,
-) -> Fault | None:
+) -> ExpressionFault | None:
     if not any(isinstance(outcome, BaseException) for outcome in alone):
         return None
     outcomes = [alone[row] for row in _rows_of_values(kinds, close_together)]  # nulls have every cast
     errors = [_first_line(outcome) for outcome in outcomes if isinstance(outcome, BaseException)]
     if errors and len(errors) == len(outcomes) and all(map(_HAS_NO_CAST.match, errors)):
-        return Fault(f"fails for every value: {errors[0]}", _NO_CAST, is_of_types=True)
+        return ExpressionFault(f"fails for every value: {errors[0]}", _NO_CAST, is_of_types=True)
     return None
 
 
-def outcome_of(exprs: Sequence[pl.Expr], rows: pl.DataFrame) -> pl.DataFrame | BaseException | Fault:
+def outcome_of(exprs: Sequence[pl.Expr], rows: pl.DataFrame) -> pl.DataFrame | BaseException | ExpressionFault:
     try:
         return rows.with_columns(*exprs)
     except (pl.exceptions.ShapeError, pl.exceptions.InvalidOperationError) as error:  # or a type does not fit
@@ -163,7 +163,11 @@ def outcome_of(exprs: Sequence[pl.Expr], rows: pl.DataFrame) -> pl.DataFrame | B
             height = rows.select(*exprs).height
         except EXPRESSION_ERRORS:
             return error
-        return error if height == rows.height else Fault(f"returned {_count(height)} for {rows.height}", _ANY_ROWS)
+        return (
+            error
+            if height == rows.height
+            else ExpressionFault(f"returned {_count(height)} for {rows.height}", _ANY_ROWS)
+        )
     except EXPRESSION_ERRORS as error:
         return error
 
@@ -176,7 +180,7 @@ def _count(rows: int) -> str:
     return f"{rows} row{'s' if rows != 1 else ''}"
 
 
-def _add_types(kinds: dict[str, pl.DataType], others: Mapping[str, pl.DataType]) -> Fault | None:
+def _add_types(kinds: dict[str, pl.DataType], others: Mapping[str, pl.DataType]) -> ExpressionFault | None:
     """Add what `others` have for the columns' types. A fault, if values have several types; nulls may have any."""
     for name, other in others.items():
         kind = kinds.setdefault(name, other)
@@ -185,7 +189,7 @@ def _add_types(kinds: dict[str, pl.DataType], others: Mapping[str, pl.DataType])
         if _is_of(kind, other):
             kinds[name] = other
         elif not _is_of(other, kind):
-            return Fault(f"returned {kind} for some rows and {other} for others", _TYPE)
+            return ExpressionFault(f"returned {kind} for some rows and {other} for others", _TYPE)
     return None
 
 
@@ -200,13 +204,15 @@ def _is_of(kind: pl.DataType, other: pl.DataType) -> bool:
     return kind == other or isinstance(kind, pl.Null)
 
 
-def _values(rows: pl.DataFrame, alone: pl.DataFrame, together: pl.DataFrame) -> Fault:
+def _values(rows: pl.DataFrame, alone: pl.DataFrame, together: pl.DataFrame) -> ExpressionFault:
     name = next(name for name in alone.columns if not alone.get_column(name).equals(together.get_column(name)))
     one, other = alone.get_column(name), together.get_column(name)
     row = next(row for row in range(rows.height) if not one[row : row + 1].equals(other[row : row + 1]))
     values = ", ".join(_text(column, row) for column in rows.drop(ROW).iter_columns())
     of = f" of {values}" if values else ""
-    return Fault(f"returned {_text(one, row)} for a row{of} alone, and {_text(other, row)} among others", OTHER_ROWS)
+    return ExpressionFault(
+        f"returned {_text(one, row)} for a row{of} alone, and {_text(other, row)} among others", OTHER_ROWS
+    )
 
 
 def _text(column: pl.Series, row: int) -> str:

@@ -193,7 +193,7 @@ class Committer(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CommittedOutput:
     """The output that several starts of one job have written through one sink.
 
     `uid`: that of the sink.
@@ -293,7 +293,7 @@ class Sink(ABC):
                         raise StorageError(f"{name} of checkpoint {checkpoint_id} is gone")
         """
 
-    def newest_committed(self, output: Output) -> int | None:
+    def newest_committed(self, output: CommittedOutput) -> int | None:
         """Return the newest checkpoint of which any of these jobs has committed something here; 0 if none has. Runs on
         the driver.
 
@@ -307,7 +307,7 @@ class Sink(ABC):
         """
         return None
 
-    def check_rollback(self, output: Output, after: int) -> None:
+    def check_rollback(self, output: CommittedOutput, after: int) -> None:
         """Raise ConfigError with the reason if `roll_back` cannot do its work. Runs on the driver; changes nothing.
 
         `output`: the starts of the job.
@@ -321,7 +321,7 @@ class Sink(ABC):
         """
         raise ConfigError("it cannot roll back what it has committed")
 
-    def roll_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+    def roll_back(self, output: CommittedOutput, after: int, kept: Sequence[bytes]) -> None:
         """Remove what these jobs have committed of checkpoints newer than one of them, and nothing else. Runs on the
         driver.
 

@@ -23,12 +23,12 @@ def own_code(shipped: object, modules: Iterable[str] = (), trusted: Iterable[str
     `shipped`, which refers to their contents by name. A package in `shipped` is the user's if it is not installed,
     or if a function, source, sink or accumulator is defined in it. Raises whatever pickling `shipped` raises.
     """
-    recorder = _Recorder(io.BytesIO())
+    recorder = _ModuleRecorder(io.BytesIO())
     recorder.dump(shipped)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
     return OwnCode(tuple(recorder.named_classes()), frozenset(recorder.packages.union(modules)), frozenset(trusted))
 
 
-class _Recorder(JobPickler):
+class _ModuleRecorder(JobPickler):
     def __init__(self, buffer: io.BytesIO) -> None:
         super().__init__(buffer)
         self.classes: dict[int, type] = {}

@@ -28,7 +28,7 @@ from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.worker.deployment import Deployment, Loaded, load
 from midstream.engine.worker.failure_reports import deploy_failed
 from midstream.engine.worker.interfaces import SlotServices, TaskServices
-from midstream.engine.worker.slot_commits import SlotCommits
+from midstream.engine.worker.lane_executor import LaneExecutor
 from midstream.engine.worker.task import Task
 from midstream.engine.worker.task_scheduler import TaskScheduler
 
@@ -94,7 +94,7 @@ class SlotMachine:
 
     def __init__(self, services: SlotServices) -> None:
         self._services = services
-        self._commits = SlotCommits(services)
+        self._commits = LaneExecutor(services)
         self.slot_id = -1
         self.state = SlotState.IDLE
         self._story: Story[SlotState] = new_story()

@@ -43,7 +43,7 @@ from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.protocol.task_metrics import TaskMetrics
 from midstream.engine.worker.failure_reports import position_of_failure, task_failed
 from midstream.engine.worker.interfaces import TaskServices
-from midstream.engine.worker.live_rows import show_next
+from midstream.engine.worker.row_sampling import show_next
 from midstream.engine.worker.source_driver import ReadProgress, SourceDriver
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
 from midstream.engine.worker.task_input import TaskInput

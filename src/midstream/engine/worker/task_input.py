@@ -30,7 +30,7 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Clock
 from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.input_gate import InputGate
-from midstream.engine.graph.idleness import Origin
+from midstream.engine.graph.idleness import IdleOrigin
 from midstream.engine.protocol.task_metrics import InputMetrics
 from midstream.engine.worker.batch_sizer import BatchSizer
 from midstream.engine.worker.gate_recovery import GateRecovery
@@ -49,7 +49,7 @@ PRIORITY_MAX = 64
 
 
 @dataclass(slots=True, eq=False)
-class _Reader:
+class _GateReading:
     """The reading of one gate: how far its current batch has been processed, and how fast its rows are processed."""
 
     gate: InputGate
@@ -70,7 +70,7 @@ class TaskInput:
         self,
         ref: TaskId,
         gates: Sequence[InputGate],
-        origins: Sequence[Origin],
+        origins: Sequence[IdleOrigin],
         chain: OperatorChain,
         clock: Clock,
         handle: Callable[[BarrierEvent], None],
@@ -95,7 +95,7 @@ class TaskInput:
         """How many channels of each port have not ended their data."""
         for gate in gates:
             self._unended_channels[gate.edge.port] += len(gate.channels)
-        self._readers = [_Reader(gate, BatchSizer(SLICE_S, SHORT_SLICE_S)) for gate in gates]
+        self._readers = [_GateReading(gate, BatchSizer(SLICE_S, SHORT_SLICE_S)) for gate in gates]
         self._next_gate = 0
         self._priority_in_a_row = 0
         self.rows_in = 0
@@ -177,7 +177,7 @@ class TaskInput:
         self._process_slice(reader)
         return True
 
-    def _slice_rows(self, reader: _Reader) -> int:
+    def _slice_rows(self, reader: _GateReading) -> int:
         return reader.sizer.rows(FIRST_ROWS // 2, self._clock.core_share)
 
     def _on_batch(self, gate: int, batch: pa.RecordBatch) -> None:
@@ -209,7 +209,7 @@ class TaskInput:
             case _:
                 assert_never(event)
 
-    def _process_slice(self, reader: _Reader) -> None:
+    def _process_slice(self, reader: _GateReading) -> None:
         """Process as many rows of the current batch as fit the budget, according to the previous rows of this gate.
 
         The rest of the batch is divided into slices of about the same size: a short last slice would pay a whole call

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.engine.graph.idleness import Origin
+from midstream.engine.graph.idleness import IdleOrigin
 
 
 class WatermarkValve:
@@ -25,7 +25,7 @@ class WatermarkValve:
     only; when they have ended, the task is idle until the channels without an origin have ended, too.
     """
 
-    def __init__(self, origins: Sequence[Origin]) -> None:
+    def __init__(self, origins: Sequence[IdleOrigin]) -> None:
         """`origins` has the origin of each channel."""
         self.watermarks = [MIN_WATERMARK_US] * len(origins)
         self._idle = [False] * len(origins)
@@ -174,9 +174,9 @@ class _Family:
         return {subtask: mark for subtask, mark in marks.items() if mark != MAX_WATERMARK_US}
 
 
-def _families(origins: Sequence[Origin]) -> list[_Family]:
+def _families(origins: Sequence[IdleOrigin]) -> list[_Family]:
     found: dict[tuple[frozenset[int], frozenset[int]], _Family] = {}
-    example: list[Origin] = []
+    example: list[IdleOrigin] = []
     for channel, origin in enumerate(origins):
         kind = origin.every, origin.one
         if kind not in found:

@@ -37,7 +37,7 @@ from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.control_server import ClientConnection, ControlServer, Question
 from midstream.runtime.driver.job_history import KEEP_EVERY_S, HistoryWriter
 from midstream.runtime.driver.job_logs import JobLogs
-from midstream.runtime.driver.live_rows import LiveRowRequests
+from midstream.runtime.driver.live_row_requests import LiveRowRequests
 from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.tls import keys_for, tls_shown
 from midstream.runtime.process.descriptors import DRIVER_OWN, PER_SLOT, allow

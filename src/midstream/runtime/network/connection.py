@@ -49,7 +49,7 @@ _KEEPALIVE: Final = [
 """Keepalives, by which even an idle side notices within a minute that the host is gone; see also `unanswered`."""
 
 
-class State(Enum):
+class ConnectionState(Enum):
     CONNECTING = auto()
     SECURING = auto()
     """TLS is being negotiated."""
@@ -110,7 +110,7 @@ class Connection:
         """The loop thread is sending. A signal handler or a `__del__` that prints in the meantime sends nothing in
         between.
         """
-        self._state = State.CONNECTING if connecting or tls is not None else State.HANDSHAKE
+        self._state = ConnectionState.CONNECTING if connecting or tls is not None else ConnectionState.HANDSHAKE
         self._timer = loop.call_later(handshake_timeout_s, self._handshake_late)
         _prepare(sock)
         if connecting:
@@ -119,7 +119,7 @@ class Connection:
             self._begin()
 
     @property
-    def state(self) -> State:
+    def state(self) -> ConnectionState:
         return self._state
 
     @property
@@ -130,7 +130,7 @@ class Connection:
 
     def check_answers(self, timeout_s: float) -> None:
         """Give up the connection if the peer's machine has left data unanswered for longer than `timeout_s`."""
-        if self._state is not State.OPEN:
+        if self._state is not ConnectionState.OPEN:
             return
         overdue_s = self._unanswered.overdue_s(self._loop.monotonic_s())
         if overdue_s <= timeout_s:
@@ -146,7 +146,7 @@ class Connection:
 
     def carry(self, end: ConnectionEnd) -> None:
         """Start passing frames to and from `end`, but not from inside this call."""
-        assert self._state is State.OPEN and self._end is None, (self._state, self._end)
+        assert self._state is ConnectionState.OPEN and self._end is None, (self._state, self._end)
         self._end = end
         self._loop.post(self._start_traffic)
 
@@ -167,7 +167,7 @@ class Connection:
                     self._sending = False
 
     def _send_some(self) -> None:
-        if self._state is not State.OPEN or self._blocked or self._end is None:
+        if self._state is not ConnectionState.OPEN or self._blocked or self._end is None:
             return
         for _ in range(PULLS_PER_TURN_MAX):
             self._out = self._out or self._end.pull(PULL_BYTES_MAX)
@@ -182,20 +182,20 @@ class Connection:
 
     def finish(self, finished: Callable[[], None] | None = None) -> None:
         """Send what the end still has, then close; `finished` is called when that is done or has failed."""
-        if self._state is not State.OPEN:
+        if self._state is not ConnectionState.OPEN:
             self.close()
             if finished is not None:
                 finished()
             return
         self._finished = finished
-        self._state = State.FINISHING
+        self._state = ConnectionState.FINISHING
         self._timer = self._loop.call_later(FLUSH_TIMEOUT_S, self._finish_late)
         self._watch()
         self.wake()
 
     def close(self) -> None:
         """Close immediately, without any call. May be called again."""
-        if self._state is State.CLOSED:
+        if self._state is ConnectionState.CLOSED:
             return
         if self._guard is None:
             self._close()
@@ -204,7 +204,7 @@ class Connection:
                 self._close()
 
     def _close(self) -> None:
-        self._state = State.CLOSED
+        self._state = ConnectionState.CLOSED
         self._timer.cancel()
         self._loop.unwatch(self._sock)
         self._sock.close()
@@ -221,7 +221,7 @@ class Connection:
         """Send a frame while the loop is busy, or the rest of one. The frame is dropped if the kernel accepts nothing."""
         assert self._guard is not None
         with self._guard:
-            if self._state is not State.OPEN:
+            if self._state is not ConnectionState.OPEN:
                 return
             if not self._out:
                 self._out = frame
@@ -246,7 +246,7 @@ class Connection:
         if self._tls is None:
             self._begin_handshake()
             return
-        self._state = State.SECURING
+        self._state = ConnectionState.SECURING
         self._loop.unwatch(self._sock)
         try:
             self._sock = self._tls.wrap(self._sock, accepted=isinstance(self.handshake, Acceptor))
@@ -280,7 +280,7 @@ class Connection:
         if not self.is_judged or not isinstance(self.handshake, Acceptor):
             self._give_up(reason)
             return
-        self._state = State.FINISHING
+        self._state = ConnectionState.FINISHING
         self._finished = partial(self._failed, self, reason)
         try:
             self._sock.shutdown(socket.SHUT_WR)
@@ -290,7 +290,7 @@ class Connection:
             self._loop.watch(self._sock, READ, self._ready)
 
     def _begin_handshake(self) -> None:
-        self._state = State.HANDSHAKE
+        self._state = ConnectionState.HANDSHAKE
         self._out.append(self.handshake.start())
         self._watch()
         self._flush()
@@ -306,10 +306,10 @@ class Connection:
     def _greet(self, frame: memoryview) -> None:
         self._out.append(self.handshake.receive(frame))
         self._flush()
-        if not self.handshake.done or self._state is not State.HANDSHAKE:
+        if not self.handshake.done or self._state is not ConnectionState.HANDSHAKE:
             return
         self._timer.cancel()
-        self._state = State.OPEN
+        self._state = ConnectionState.OPEN
         self._decoder.allow(self._frame_bytes_max, lent=self._loop.receive_buffer(self._buffer_bytes))
         if isinstance(self.handshake, Acceptor) and self.handshake.refusal:
             self._failed(self, self.handshake.refusal)
@@ -319,7 +319,7 @@ class Connection:
         self._opened(self)
 
     def _start_traffic(self) -> None:
-        if self._state is not State.OPEN:
+        if self._state is not ConnectionState.OPEN:
             return
         self._watch()
         try:
@@ -340,15 +340,15 @@ class Connection:
         self._give_up(f"{took_too_long} took too long")
 
     def _open(self) -> bool:
-        return self._state is not State.CLOSED
+        return self._state is not ConnectionState.CLOSED
 
     # ---- reading
 
     def _ready(self, mask: int) -> None:
-        if self._state is State.CONNECTING:
+        if self._state is ConnectionState.CONNECTING:
             self._connected()
             return
-        if self._state is State.SECURING:
+        if self._state is ConnectionState.SECURING:
             self._secure()
             return
         if mask & WRITE and self._open():
@@ -385,11 +385,11 @@ class Connection:
                 self._give_up("the peer closed the connection")
                 return
             self.received_s = self._loop.monotonic_s()
-            if self._state is State.FINISHING:
+            if self._state is ConnectionState.FINISHING:
                 continue
             decoder.received(count)
             self._hand_on()
-            if self._state is State.CLOSED or self._end is None:
+            if self._state is ConnectionState.CLOSED or self._end is None:
                 return
             if count < len(space):
                 return
@@ -398,13 +398,13 @@ class Connection:
     def _hand_on(self) -> None:
         """Pass every complete frame to the handshake or to the end."""
         decoder = self._decoder
-        while self._state is State.HANDSHAKE:
+        while self._state is ConnectionState.HANDSHAKE:
             frame = decoder.next_frame()
             if frame is None:
                 return
             self._greet(frame)
         end = self._end
-        while end is not None and self._state is State.OPEN:
+        while end is not None and self._state is ConnectionState.OPEN:
             frame = decoder.next_frame()
             if frame is None:
                 return
@@ -425,14 +425,14 @@ class Connection:
 
     def _send_all(self) -> None:
         self._flush_posted = False
-        if self._state in (State.CLOSED, State.CONNECTING, State.SECURING):
+        if self._state in (ConnectionState.CLOSED, ConnectionState.CONNECTING, ConnectionState.SECURING):
             return
         for _ in range(PULLS_PER_TURN_MAX):
             if not self._out:
                 if self._end is not None:
                     self._out = self._end.pull(PULL_BYTES_MAX)
                 if not self._out:
-                    if self._state is State.FINISHING:
+                    if self._state is ConnectionState.FINISHING:
                         self._all_sent()
                     return
             if not self._send():
@@ -491,10 +491,10 @@ class Connection:
 
     def _give_up(self, reason: str) -> None:
         state, end, finished = self._state, self._end, self._finished
-        if state is State.CLOSED:
+        if state is ConnectionState.CLOSED:
             return
         self.close()
-        if state is State.FINISHING:
+        if state is ConnectionState.FINISHING:
             if finished is not None:
                 finished()
         elif end is not None:

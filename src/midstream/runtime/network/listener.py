@@ -18,7 +18,7 @@ from typing import Final
 
 from midstream.engine.protocol.handshake import NONCE_BYTES, Acceptor, Identity
 from midstream.runtime.event_loop import READ, EventLoop
-from midstream.runtime.network.connection import HANDSHAKE_TIMEOUT_S, Connection, State
+from midstream.runtime.network.connection import HANDSHAKE_TIMEOUT_S, Connection, ConnectionState
 from midstream.runtime.network.ports import ANY_PORT, Ports, listen
 from midstream.runtime.network.tls import JobKeys, tls_of
 
@@ -133,7 +133,7 @@ class Listener:
             tls=tls_of(self._keys),
             handshake_timeout_s=self._handshake_timeout_s,
         )
-        if connection.state is not State.CLOSED:
+        if connection.state is not ConnectionState.CLOSED:
             self._strangers[connection] = host
 
     def _authenticated(self, connection: Connection) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from midstream.engine.graph.logical_graph import Input, LogicalGraph
 from midstream.engine.operators.base import Operator, OperatorContext, Output
-from midstream.engine.operators.windows.windows import LATE
+from midstream.engine.operators.windows.window_factory import LATE
 from midstream.testing.simulation.output_compare import rows_of
 from midstream.testing.simulation.simulated_job import SimulatedJob
 

@@ -23,8 +23,8 @@ from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
+from midstream.engine.operators.windows.window_factory import LATE
 from midstream.engine.operators.windows.window_operator import WindowOperator
-from midstream.engine.operators.windows.windows import LATE
 from midstream.engine.state.job_code import own_code
 from midstream.inprocess.own_modules import by_value, own_modules, user_code
 from midstream.testing.inputs import as_batch

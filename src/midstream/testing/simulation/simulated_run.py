@@ -32,7 +32,7 @@ from midstream.engine.operators.source_api import Discovery, DiscoveryContext, S
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.messages import ClientRequest, DoSavepoint, DoStop, Reply
 from midstream.simulation.chunk_sizes import are_small, least_buffers, small_sizes
-from midstream.simulation.cluster import Cluster, Driver
+from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver
 from midstream.simulation.disk import Disk, Folder
 from midstream.simulation.failure_causes import FailureCauses
 from midstream.simulation.faults import strike
@@ -142,7 +142,7 @@ class RecordedSource(SimSource):
     def open_split(self, split: Split) -> SplitReader:
         number = int(split.id.partition("-")[2])
         self.read[number] = split.offset
-        return _Reader(self, number, split.offset)
+        return _RowReader(self, number, split.offset)
 
     def batch(self, split: int, start: int, stop: int) -> pa.RecordBatch:
         return self._batches[split].slice(start, stop - start)
@@ -167,7 +167,7 @@ def _batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else empty_batch(table.schema)
 
 
-class _Reader(SplitReader):
+class _RowReader(SplitReader):
     def __init__(self, source: RecordedSource, split: int, offset: int) -> None:
         self._source = source
         self._split = split
@@ -252,14 +252,14 @@ class _RecordingWriter(SinkWriter):
 # ---- the run
 
 
-class _JobCluster(Cluster):
+class _JobCluster(SimulatedCluster):
     """Ships the job's graph, and does not treat failures of users' functions as the engine's."""
 
     job: SimulatedJob
     sink: RecordingSink
     sources: Mapping[str, RecordedSource]
 
-    def submit(self, plan: JobPlan) -> Driver:
+    def submit(self, plan: JobPlan) -> SimulatedDriver:
         driver = super().submit(plan)
         driver.causes = _NoReasons([], self.patience_s, self.denied, driver.bug)
         return driver
@@ -311,7 +311,9 @@ class _Savepoints:
         disk = self._disks[root] = Disk(self._world)
         return disk
 
-    def request(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+    def request(
+        self, driver: SimulatedDriver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0
+    ) -> None:
         """Request a savepoint in a new directory; `fails`: its disk refuses the first writes; `slow_us`: each takes so long."""
         self._requested += 1
         url = f"sim://saved/{self._requested}"
@@ -321,7 +323,7 @@ class _Savepoints:
             self._disks[url].failing_writes.update(range(1, 5))
         driver.request(DoStop(savepoint=url) if stop else DoSavepoint(url))
 
-    def answered(self, driver: Driver, client: int, request: ClientRequest, reply: Reply) -> None:
+    def answered(self, driver: SimulatedDriver, client: int, request: ClientRequest, reply: Reply) -> None:
         if isinstance(request, (DoStop, DoSavepoint)) and reply.checkpoint and not reply.error:
             self.made.append(reply.checkpoint)
 
@@ -362,7 +364,7 @@ class _Run:
         self.calls = Calls(self.outside, has_storage=True)
         self.calls.watch(self.cluster)
         self.polls = 0
-        self._driver: Driver
+        self._driver: SimulatedDriver
         self._launches = 0
         self._launch_is_due = False
         self._is_given_up = False
@@ -376,7 +378,7 @@ class _Run:
     # ---- for faults
 
     @property
-    def driver(self) -> Driver:
+    def driver(self) -> SimulatedDriver:
         return self._driver
 
     @property

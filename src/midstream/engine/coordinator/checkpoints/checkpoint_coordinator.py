@@ -28,7 +28,7 @@ from midstream.engine.checkpoint.store import (
 )
 from midstream.engine.coordinator.checkpoints.checkpoint_history import CheckpointHistory, phases_of
 from midstream.engine.coordinator.checkpoints.cleanup import CheckpointCleanup
-from midstream.engine.coordinator.checkpoints.commits import Commits
+from midstream.engine.coordinator.checkpoints.commit_queue import CommitQueue
 from midstream.engine.coordinator.checkpoints.metadata_builder import (
     build_metadata,
     committables_of,
@@ -49,7 +49,7 @@ from midstream.engine.coordinator.checkpoints.schedule import CheckpointSchedule
 from midstream.engine.coordinator.checkpoints.state_sizes import StateSizes
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.events import JobPlan
-from midstream.engine.coordinator.failover import Failure
+from midstream.engine.coordinator.failures import Failure
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.restore.open_directory import OpenedStorage
 from midstream.engine.core.errors import InvariantError, StorageError
@@ -64,7 +64,7 @@ IDS_KEPT: Final = 1_000
 
 
 class CheckpointCoordinator:
-    def __init__(self, effects: Effects, plan: JobPlan, cleanup: CheckpointCleanup, commits: Commits) -> None:
+    def __init__(self, effects: Effects, plan: JobPlan, cleanup: CheckpointCleanup, commits: CommitQueue) -> None:
         self.storage: Storage | None = None
         self.epoch = 0
         self.pending: PendingCheckpoint | None = None

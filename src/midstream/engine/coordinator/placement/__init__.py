@@ -5,5 +5,5 @@
 `split_assignment` assigns splits to tasks; `rescale` takes the job to another parallelism, or off slots that have to
 leave. `dropped_rows` counts the rows, timers and records that tasks drop.
 
-May import `restore`, and `events`, `effects`, `failover` and `job_phase` of the coordinator.
+May import `restore`, and `events`, `effects`, `failures` and `job_phase` of the coordinator.
 """

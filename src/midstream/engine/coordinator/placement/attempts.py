@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from midstream.engine.coordinator.effects import Effects, TimerKind
 from midstream.engine.coordinator.events import JobPlan
-from midstream.engine.coordinator.failover import Failure
+from midstream.engine.coordinator.failures import Failure
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.deploy_messages import deployments
 from midstream.engine.coordinator.placement.slots import Slots

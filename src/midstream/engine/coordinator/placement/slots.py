@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
-from midstream.engine.coordinator.failover import Failure
+from midstream.engine.coordinator.failures import Failure
 from midstream.engine.coordinator.placement.dropped_rows import DroppedRows, bad_records, late_rows, late_timers
 from midstream.engine.core.errors import ClusterError, UnavailableError
 from midstream.engine.core.ids import TaskId

@@ -26,7 +26,7 @@ import msgspec
 from midstream.engine.checkpoint.metadata import SourcePosition
 from midstream.engine.checkpoint.state_files import read_parts
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
-from midstream.engine.coordinator.failover import failure_of, warn_if_failed
+from midstream.engine.coordinator.failures import failure_of, warn_if_failed
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.restore.open_directory import OpenedStorage
 from midstream.engine.core.ids import TaskId

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from midstream.engine.coordinator.effects import Effects
-from midstream.engine.coordinator.failover import Failure
+from midstream.engine.coordinator.failures import Failure
 from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import ClusterError, UnavailableError, assert_never
@@ -138,7 +138,7 @@ class PendingWaits:
             case Phase.CANCELLING if attempt is not None and attempt.unanswered:
                 what = f"{_slots(attempt.unanswered)} to cancel the tasks"
                 yield WaitStatus(what, for_ms, round(config.heartbeat_timeout_s * 1000))
-            case Phase.GATHERING if job.requests.draining and job.failover.delayed:
+            case Phase.GATHERING if job.requests.draining and job.restarts.delayed:
                 what = "the restart after a failure, since a drain ends once the job processes everything"
                 yield WaitStatus(f"{what}; cancel the job to end it without", for_ms)
             case Phase.GATHERING | Phase.DEPLOYING | Phase.CANCELLING:

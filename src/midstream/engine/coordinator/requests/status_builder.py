@@ -61,7 +61,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         last_checkpoint=checkpoints.history.last_completed,
         checkpoints=(*([in_progress] if in_progress else []), *checkpoints.history.newest_first),
         failures=tuple(job.failures),
-        restarts=job.failover.restart_count,
+        restarts=job.restarts.restart_count,
         restored_from=job.restored_from,
         had_finished=job.had_finished,
         checkpoint_dir=config.checkpoint_dir,
@@ -87,7 +87,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
 
 
 def state_of(job: Coordinator) -> str:
-    again = job.failover.restart_count > 0
+    again = job.restarts.restart_count > 0
     if job.rescaling.stage is RescaleStage.SWITCHING:
         return "moving" if job.rescaling.is_move else "rescaling"
     match job.phase:

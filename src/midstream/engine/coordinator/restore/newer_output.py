@@ -23,10 +23,10 @@ from midstream.engine.checkpoint.store import Begun
 from midstream.engine.coordinator.events import JobPlan, NewerOutput
 from midstream.engine.core.errors import ConfigError, MidstreamError
 from midstream.engine.graph.job_graph import JobGraph, OperatorSpec
-from midstream.engine.operators.sink_api import Output, Sink
+from midstream.engine.operators.sink_api import CommittedOutput, Sink
 
 Held = Mapping[str, tuple[tuple[int, bytes], ...]]
-"""What newer checkpoints hold for each sink, by its uid, see `Output.held`."""
+"""What newer checkpoints hold for each sink, by its uid, see `CommittedOutput.held`."""
 
 UNDER_WAY: Final = "a driver that was presumed dead may be committing it"
 BEGINNING: Final = 0
@@ -63,7 +63,7 @@ class Newer:
     """A sink whose output is newer than the checkpoint, or may be."""
 
     spec: OperatorSpec
-    output: Output
+    output: CommittedOutput
     committed: int
     """The newest checkpoint of that output."""
     doubt: str = ""
@@ -108,7 +108,7 @@ def find_committed(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[st
     for spec in transactional(graph):
         assert spec.sink is not None
         try:
-            answers[spec.uid] = spec.sink.newest_committed(Output(spec.uid, jobs, held.get(spec.uid, ())))
+            answers[spec.uid] = spec.sink.newest_committed(CommittedOutput(spec.uid, jobs, held.get(spec.uid, ())))
         except MidstreamError as error:
             raise type(error)(f"sink {spec.name!r}: finding what it has committed: {error}") from error
     return answers
@@ -176,7 +176,7 @@ def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str,
             continue
         known, held = committed[spec.uid], start.held.get(spec.uid, ())
         until = start.newest_known if known is None else known
-        output = Output(spec.uid, start.jobs, held)
+        output = CommittedOutput(spec.uid, start.jobs, held)
         if until > after:
             yield Newer(spec, output, until, "" if known is not None else "it cannot determine this")
         elif held:

@@ -49,7 +49,7 @@ class Calendar:
             return (datetime.max if time_us > 0 else datetime.min).replace(tzinfo=self._epoch.tzinfo)
 
 
-class Timers:
+class ContextTimers:
     """See `process_functions.Timers`. `changed` is called when a processing-time timer is set.
 
     After the end of processing time (`has_ended`) no processing-time timer is set; attempts to set one are counted in
@@ -112,7 +112,7 @@ class Context(TimeContext):
         self,
         scope: KeyScope,
         shown: Callable[[Any], Any],
-        timers: Timers,
+        timers: ContextTimers,
         calendar: Calendar,
         clock: Clock,
         metrics: UserMetrics,

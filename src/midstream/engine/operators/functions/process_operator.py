@@ -18,7 +18,7 @@ from midstream.engine.core.interfaces import Timer
 from midstream.engine.core.python_values import kind_of
 from midstream.engine.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.functions.function_operator import FunctionOperator, Port
-from midstream.engine.operators.functions.process_context import Context, Timers
+from midstream.engine.operators.functions.process_context import Context, ContextTimers
 from midstream.engine.operators.row_conversion import (
     USER_ERRORS,
     Origin,
@@ -69,7 +69,7 @@ class ProcessOperator(FunctionOperator):
         self._origin: list[Origin] = []
         self._side_rows: dict[str, list[Row]] = {}
         self._encoding: KeyEncoding
-        self._timers: Timers
+        self._timers: ContextTimers
         self._logs: list[Changelog] = []
         self._context: Context
 
@@ -108,7 +108,7 @@ class ProcessOperator(FunctionOperator):
             bound = state.bound(name, self._scope if state.is_keyed else self._broadcast_scope)
             self._states[name] = bound
             bound.bind(self._function, name)
-        self._timers = Timers(self._scope, self._arm)
+        self._timers = ContextTimers(self._scope, self._arm)
         self._logs = [state.log for state in self._states.values()] + [queue.log for queue in self._queues().values()]
         self._context = Context(
             self._scope,

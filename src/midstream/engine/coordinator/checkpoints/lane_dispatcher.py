@@ -28,7 +28,7 @@ RUNNING_LANES_MAX: Final = 8
 _LANE_LIMIT: Final = 2**63
 
 
-def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
+def eligible_slots(job: Coordinator) -> tuple[int, ...] | None:
     """Return the slots on which commits can run now: () while there are none, None if there will not be any.
 
     They are ordered so that lanes stay on their slots: the slot of subtask i has index i. None of them is used while
@@ -63,8 +63,8 @@ def in_place_of_lost(slots: Sequence[int], live: Collection[int]) -> tuple[int, 
     return tuple(reversed(found))
 
 
-class CommitSlots:
-    """Caches the result of `commit_slots`, which is called again only if something it depends on has changed."""
+class EligibleSlots:
+    """Caches the result of `eligible_slots`, which is called again only if something it depends on has changed."""
 
     def __init__(self, job: Coordinator) -> None:
         self.now: tuple[int, ...] | None = ()
@@ -79,7 +79,7 @@ class CommitSlots:
         if key == self._key:
             return False
         self._key = key
-        self.now = commit_slots(job)
+        self.now = eligible_slots(job)
         return True
 
 
@@ -116,7 +116,7 @@ class _LaneRequest:
     """The token that ends the wait for the answer, see `Effects.slot_is_done`."""
 
 
-class CommitLanes:
+class LaneDispatcher:
     """Does one piece of work at a time, on slots."""
 
     def __init__(self, effects: Effects, plan: JobPlan, slots: Slots) -> None:

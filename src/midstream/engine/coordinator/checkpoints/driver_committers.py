@@ -14,7 +14,7 @@ from midstream.engine.core.interfaces import Signal, Storage
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink
 
 
-class Committers:
+class DriverCommitters:
     """Makes the committers when they are needed, and calls them. Once `stopped` is set, they end long calls."""
 
     def __init__(self, plan: JobPlan, stopped: Signal) -> None:
