@@ -381,6 +381,16 @@ def _large_classes(file: Path) -> Iterator[str]:
                 yield f"{name_of(file)} {node.name}"
 
 
+def test_each_class_of_the_product_has_a_name_of_its_own() -> None:
+    files: dict[str, list[str]] = {}
+    for file in all_files():
+        if "midstream_lab" not in name_of(file):
+            for node in tree_of(file).body:
+                if isinstance(node, ast.ClassDef):
+                    files.setdefault(node.name, []).append(name_of(file))
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}
+
+
 def test_long_functions_and_large_classes_have_a_reason() -> None:
     assert {name for file in all_files() for name in _long_functions(file)} == LONG_FUNCTIONS.keys()
     assert {name for file in all_files() for name in _large_classes(file)} == LARGE_CLASSES.keys()

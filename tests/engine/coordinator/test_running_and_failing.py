@@ -8,7 +8,7 @@ import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
 from in_memory import MemoryStorage
-from midstream.engine.checkpoint.directory_files import JobRecord, sealed
+from midstream.engine.checkpoint.directory_files import JobDescriptor, sealed
 from midstream.engine.coordinator.events import (
     CancelRequested,
     JobEnded,
@@ -476,7 +476,7 @@ def test_restoring_without_a_checkpoint_directory_says_what_to_pass() -> None:
 
 def test_another_jobs_checkpoint_directory_is_refused() -> None:
     storage = MemoryStorage()
-    storage.files["_job"] = sealed("_job", JobRecord("other"))
+    storage.files["_job"] = sealed("_job", JobDescriptor("other"))
     bench = Bench(storage=storage).start()
     assert "of another job" in bench.error
     assert not bench.requests

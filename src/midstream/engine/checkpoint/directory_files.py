@@ -16,7 +16,7 @@ import xxhash
 from midstream.engine.core.errors import StorageError
 
 
-class JobRecord(msgspec.Struct, frozen=True):
+class JobDescriptor(msgspec.Struct, frozen=True):
     job: str
 
 
@@ -56,11 +56,11 @@ class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sinks roll back output newer than `source`. This is recorded before the first of them does."""
 
 
-_Record = TypeVar("_Record", JobRecord, EpochFile, OwnerFile, FromFile)
+_Record = TypeVar("_Record", JobDescriptor, EpochFile, OwnerFile, FromFile)
 _SEALED: Final = re.compile(rb'(\{.+),"checksum":"([0-9a-f]{16})"\}', re.DOTALL)
 
 _REMEDIES: Final = {
-    JobRecord: "It records to which job the directory belongs. If that is this job, delete the file: the next start "
+    JobDescriptor: "It records to which job the directory belongs. If that is this job, delete the file: the next start "
     "writes it again",
     EpochFile: "It records which start of the job this was. Restore it from a copy of the directory; or delete it, but "
     "then the output of that start is ignored when the job is rewound to an older checkpoint",

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from midstream.engine.checkpoint.directory_files import EpochFile, FromFile, JobRecord, OwnerFile, sealed, unsealed
+from midstream.engine.checkpoint.directory_files import EpochFile, FromFile, JobDescriptor, OwnerFile, sealed, unsealed
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, check_job, decode_metadata, encode_metadata
 from midstream.engine.checkpoint.state_files import SHARED, StateFile
 from midstream.engine.core.errors import StorageError
@@ -196,7 +196,7 @@ def next_checkpoint_id(storage: Storage, newest_seen: int) -> int:
 
 def claim_directory(storage: Storage, job_name: str) -> None:
     """Claim the directory for one job name. Raises StorageError if it is another job's."""
-    storage.create(_JOB, sealed(_JOB, JobRecord(job_name)))
+    storage.create(_JOB, sealed(_JOB, JobDescriptor(job_name)))
     check_owner(storage, job_name)
 
 
@@ -212,7 +212,7 @@ def check_owner(storage: Storage, job_name: str) -> None:
 
 def _job_name(storage: Storage) -> str | None:
     data = _read_if_there(storage, _JOB)
-    return None if data is None else unsealed(data, JobRecord, _JOB).job
+    return None if data is None else unsealed(data, JobDescriptor, _JOB).job
 
 
 def take_epoch(storage: Storage, job_id: str) -> int:
