@@ -165,7 +165,7 @@ def test_event_time_stays_as_long_as_its_column_holds_timestamps():
 def test_windows_add_their_bounds_and_offer_late_rows():
     made = timed().key_by("k").window(tumbling("1 h")).allowed_lateness("5 min").aggregate(n=Count(), total=Sum("v"))
     assert made.schema.names == ["k", "window_start", "window_end", "n", "total"]
-    assert made.event_time is None
+    assert made.event_time == "window_end"
     late = made.side_output(LATE)
     assert late.schema == stream().schema
     assert late.event_time == "t"

@@ -9,12 +9,26 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream import Count, Environment, Sum, WatermarkStrategy, session, sliding, testing, tumbling
+from midstream import (
+    Count,
+    Environment,
+    KeyedProcessFunction,
+    Last,
+    ProcessContext,
+    Sum,
+    WatermarkStrategy,
+    session,
+    sliding,
+    testing,
+    tumbling,
+)
+from midstream.engine.core.errors import JobError
 from midstream.engine.operators.windows import window_operator as window_base
 from midstream.engine.operators.windows.window_factory import Window
 
@@ -25,11 +39,11 @@ TIMES_IN = {"tumbling": 1, "sliding": 3, "session": 1}
 """In how many windows a row is."""
 
 
-def counted(rows: list[dict[str, Any]], column: str) -> Counter[tuple[int, datetime]]:
-    """The rows of each key and each window of 10 s, of results with an end in it."""
+def counted(rows: list[dict[str, Any]], column: str, less_s: float = 0) -> Counter[tuple[int, datetime]]:
+    """The rows of each key and each window of 10 s, of results with an end, or a time `less_s` before it, in it."""
     found: Counter[tuple[int, datetime]] = Counter()
     for row in rows:
-        seconds = int((row[column] - START).total_seconds())
+        seconds = int((row[column] - START).total_seconds() - less_s)
         found[row["k"], START + timedelta(seconds=seconds // 10 * 10)] += row["n"]
     return found
 
@@ -43,13 +57,16 @@ def counted(rows: list[dict[str, Any]], column: str) -> Counter[tuple[int, datet
     cut=st.sampled_from([1, 2, 7, "whole", [8, 1, 3]]),
     parallelism=st.sampled_from([1, 2, 3]),
     piece_rows=st.sampled_from([1, 3, 65_536]),
+    marked=st.booleans(),
 )
-def test_no_result_is_late_for_the_windows_after_it(first, second, rows, bound, cut, parallelism, piece_rows) -> None:
+def test_no_result_is_late_for_the_windows_after_it(
+    first, second, rows, bound, cut, parallelism, piece_rows, marked
+) -> None:
     given_rows = [{"k": key, "at": START + timedelta(seconds=s)} for key, s in sorted(rows, key=lambda row: row[1])]
     source = Environment().from_collection([], schema=COLUMNS)
     timed = source.with_watermarks("at", WatermarkStrategy.bounded(bound))
     results = timed.key_by("k").window(WINDOWS[first]).aggregate(n=Count())
-    again = results.with_watermarks("window_end", WatermarkStrategy.monotonous()).key_by("k")
+    again = (results.with_watermarks("window_end", WatermarkStrategy.monotonous()) if marked else results).key_by("k")
     per_ten = again.window(tumbling(10)).aggregate(n=Sum("n"))
     other = again.window(WINDOWS[second]).aggregate(n=Sum("n"))
     with pytest.MonkeyPatch.context() as patch:
@@ -59,5 +76,47 @@ def test_no_result_is_late_for_the_windows_after_it(first, second, rows, bound, 
     assert not any(found.late.values())
     made = found[results]
     assert sum(row["n"] for row in made) == TIMES_IN[first] * len(rows)
-    assert counted(found[per_ten], "window_start") == counted(made, "window_end")
+    assert counted(found[per_ten], "window_start") == counted(
+        made, "window_end", 0 if marked or first == "session" else 0.5
+    )
     assert sum(row["n"] for row in found[other]) == TIMES_IN[first] * TIMES_IN[second] * len(rows)
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_a_result_has_the_event_time_of_its_window_for_whatever_follows(unit) -> None:
+    """One unit before the end: for windows, functions, joins, and aggregates that look at the time."""
+    kind = pa.timestamp(unit)
+    source = Environment().from_collection([], schema={"k": int, "at": kind})
+    timed = source.with_watermarks("at", WatermarkStrategy.monotonous()).key_by("k")
+    minutes = timed.window(tumbling("1 min")).aggregate(n=Count())
+    assert minutes.event_time == "window_end"
+    hours = minutes.key_by("k").window(tumbling("1 h")).aggregate(n=Sum("n"), last=Last("n"))
+    stamped = minutes.key_by("k").process(Stamped(), {"window_end": kind, "time": kind})
+    renamed = minutes.select("k", other="window_end").rename({"other": "ended"})
+    assert renamed.event_time is None
+    kept = minutes.rename({"window_end": "ended"}).select("k", "ended")
+    assert kept.event_time == "ended"
+    pairs = timed.connect(kept.key_by("k")).interval_join(0, "59999 ms")
+    begin = datetime(2024, 1, 1, 10)
+    rows: list[dict[str, Any]] = [{"k": 1, "at": begin + timedelta(minutes=minute)} for minute in range(120)]
+    found = testing.run([hours, stamped, pairs], rows)
+    assert [(row["window_start"].hour, row["n"], row["last"]) for row in found[hours]] == [(10, 60, 1), (11, 60, 1)]
+    least = timedelta(milliseconds=1) if unit == "ms" else timedelta(microseconds=1)
+    assert len(found[stamped]) == 120
+    assert all(row["window_end"] - row["time"] == least for row in found[stamped])
+    expected = {row["at"] + timedelta(minutes=1): row["at"] for row in rows} if unit == "ms" else {}
+    assert {row["ended"]: row["at"] for row in found[pairs]} == expected, "a minute less one unit is within 59,999 ms"
+
+
+class Stamped(KeyedProcessFunction):
+    def process(self, row: dict[str, Any], ctx: ProcessContext) -> dict[str, Any]:
+        assert ctx.timestamp is not None
+        return {"window_end": row["window_end"], "time": ctx.timestamp}
+
+
+def test_results_of_two_units_of_time_are_not_one_stream() -> None:
+    timed = Environment().from_collection([], schema={"window_end": datetime}).uid("in")
+    marked = timed.with_watermarks("window_end", WatermarkStrategy.monotonous())
+    results = marked.window_all(tumbling("1 min")).aggregate(n=Count()).select("window_end")
+    with pytest.raises(JobError, match=r"union: one stream has event time 'window_end'.*, another 'window_end'"):
+        marked.union(results)

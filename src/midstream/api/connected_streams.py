@@ -152,7 +152,8 @@ class ConnectedStreams:
             "interval_join", lambda name: interval_join_operator(name, self._ports, lower_us, upper_us), second=second
         )
         # a pair is emitted when its later row arrives, so that row's time is not late downstream
-        of_second = dict(zip(second.keys, first.keys, strict=True)).get(second.event_time, second.event_time)
+        names = dict(zip(second.keys, first.keys, strict=True))
+        of_second = replace(second.event_time, name=names.get(second.event_time.name, second.event_time.name))
         event_time = first.event_time if upper_us <= 0 else of_second if lower_us >= 0 else None
         return main_output(replace(result, event_time=event_time))
 

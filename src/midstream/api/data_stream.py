@@ -25,6 +25,7 @@ from midstream.engine.core.key_groups import key_cast, key_type_supported
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.operators.bad_records import BAD_RECORDS
+from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.operators.stateless import (
     ColumnsOperator,
@@ -64,7 +65,7 @@ class DataStream(Handle, Writable, Hinted):
     def __init__(self, core: StreamCore, node: int | None = None) -> None:
         Handle.__init__(self, core.program, node)
         Writable.__init__(self, core)
-        self.event_time = core.event_time
+        self.event_time = core.event_time_name
         """The event-time column; None before with_watermarks() and after a window."""
 
     # ---- rows to rows
@@ -142,8 +143,9 @@ class DataStream(Handle, Writable, Hinted):
         """
         names = renamed(self.schema, mapping)
         made = self._then("rename", lambda name: ColumnsOperator(name, names, self.schema))
-        event_time = None if self.event_time is None else names[self.event_time]
-        return main_output(replace(made.core, event_time=event_time))
+        time = self.core.event_time
+        renamed_time = None if time is None else replace(time, name=names[time.name])
+        return main_output(replace(made.core, event_time=renamed_time))
 
     @located
     def with_columns(self, *columns: Columns, **named: pl.Expr | Constant) -> DataStream:
@@ -251,7 +253,7 @@ class DataStream(Handle, Writable, Hinted):
             )
         require_column(self.schema, column, "with_watermarks", "column", "Name a timestamp column.")
         made = self.core.then("watermarks", lambda name: TimestampsOperator(name, column, strategy, self.schema))
-        return main_output(replace(made, event_time=column, overwritten=""))
+        return main_output(replace(made, event_time=TimeColumn(column), overwritten=""))
 
     # ---- several streams
 
@@ -277,7 +279,7 @@ class DataStream(Handle, Writable, Hinted):
                     f"union: the streams differ: {_difference(self.schema, other.schema)}; "
                     "use select() to give them the same columns in the same order"
                 )
-            if other.event_time != self.event_time:
+            if other.core.event_time != self.core.event_time:
                 raise JobError(
                     f"union: one stream has event time {self.event_time!r}, another {other.event_time!r}; "
                     "call with_watermarks() after the union, or on each of its streams"

@@ -19,12 +19,13 @@ from midstream.engine.core.errors import JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.operators.base import Operator
+from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, KeyedBatchFunction
 from midstream.engine.operators.functions.function_operator import Function, Port
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
-from midstream.engine.operators.windows.window_factory import Session, Sliding, Window, window_operator
+from midstream.engine.operators.windows.window_factory import WINDOW_END, Session, Sliding, Window, window_operator
 from midstream.engine.state.declared_state import DeclaredState
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class KeyedStream(Writable, Hinted):
     def __init__(self, core: StreamCore) -> None:
         super().__init__(core)
         self.keys = core.keys
-        self.event_time = core.event_time
+        self.event_time = core.event_time_name
 
     @located
     def window(self, window: Window) -> WindowedStream:
@@ -92,7 +93,7 @@ class KeyedStream(Writable, Hinted):
         """
         require_function(function, KeyedProcessFunction, "process")
         self.core.check_not_overwritten("process")
-        port = Port("process", self.keys, self.event_time, self.schema)
+        port = Port("process", self.keys, self.core.event_time, self.schema)
         return processed("process", function, [port], schema, side_outputs, self.core)
 
     @located
@@ -120,7 +121,7 @@ class KeyedStream(Writable, Hinted):
         require_function(function, KeyedBatchFunction, "process_batches")
         self.core.check_not_overwritten("process_batches")
         made = as_schema(schema, "process_batches")
-        port = Port("process", self.keys, self.event_time, self.schema)
+        port = Port("process", self.keys, self.core.event_time, self.schema)
         return main_output(
             self.core.then("process_batches", lambda name: BatchFunctionOperator(name, function, [port], made))
         )
@@ -228,9 +229,9 @@ class WindowedStream(Hinted):
         `unnamed`: nothing; an aggregate without the name of its column is refused.
 
         Returns a stream of the key columns, `window_start`, `window_end`, and a column per aggregate. Rows that came
-        too late are in its `side_output(LATE)`, unchanged. It has no event time; to window it again, declare one:
-        `with_watermarks("window_start", WatermarkStrategy.bounded(window_size))`, or after sessions
-        `with_watermarks("window_end", WatermarkStrategy.monotonous())`. Raises JobError for an argument that
+        too late are in its `side_output(LATE)`, unchanged. The event time of a row is one unit of the column before
+        `window_end`, the last time in the window; for sessions it is `window_end`. So windows, joins and functions may
+        follow. Raises JobError for an argument that
         is not an aggregate, and if there is none, SchemaError for a column that is missing or does not fit, ConfigError
         for two columns of one name.
 
@@ -271,7 +272,9 @@ class WindowedStream(Hinted):
             result = core.then("window", make)
         else:
             result = core.toward(Partitioning.GLOBAL).then("window_all", make, parallelism=1)
-        return main_output(replace(result, event_time=None))
+        # a row at the very end of a session would continue it, so a session fires one unit later than other windows
+        time = TimeColumn(WINDOW_END, is_end=not isinstance(self._window, Session))
+        return main_output(replace(result, event_time=time))
 
 
 def require_function(function: object, kind: type, method: str) -> None:

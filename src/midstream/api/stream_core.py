@@ -11,6 +11,7 @@ from midstream.api.program import MakeOperator, Program
 from midstream.engine.core.errors import JobError
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.graph.logical_graph import Input
+from midstream.engine.operators.event_time_column import TimeColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,15 @@ class StreamCore:
     program: Program
     origins: tuple[Origin, ...]
     schema: pa.Schema
-    event_time: str | None = None
-    side_outputs: Mapping[str, tuple[pa.Schema, str | None]] = field(default_factory=dict)
+    event_time: TimeColumn | None = None
+    side_outputs: Mapping[str, tuple[pa.Schema, TimeColumn | None]] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
     partitioning: Partitioning | None = None
     overwritten: str = ""
+
+    @property
+    def event_time_name(self) -> str | None:
+        return None if self.event_time is None else self.event_time.name
 
     def inputs(self, port: int = 0) -> list[Input]:
         """These rows as input `port` of an operator."""
@@ -90,11 +95,11 @@ class StreamCore:
             raise JobError(f"{method}: the streams are of two Environments; build a job from one")
 
 
-def _surviving(event_times: Iterable[str | None], schema: pa.Schema) -> str | None:
+def _surviving(event_times: Iterable[TimeColumn | None], schema: pa.Schema) -> TimeColumn | None:
     """Return the first of these event-time columns that is still a timestamp column of `schema`."""
-    for name in event_times:
-        if name is not None:
-            index = schema.get_field_index(name)
+    for time in event_times:
+        if time is not None:
+            index = schema.get_field_index(time.name)
             if index >= 0 and pa.types.is_timestamp(schema.field(index).type):
-                return name
+                return time
     return None

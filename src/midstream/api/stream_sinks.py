@@ -61,7 +61,7 @@ class Writable:
 
     def __repr__(self) -> str:
         parts = [f"{field.name}: {field.type}" for field in self.schema]
-        parts += [f"event_time={self.core.event_time!r}"] if self.core.event_time is not None else []
+        parts += [f"event_time={self.core.event_time_name!r}"] if self.core.event_time is not None else []
         parts += [f"keys={list(self.core.keys)!r}"] if self.core.keys else []
         return f"{type(self).__name__}({', '.join(parts)})"
 

@@ -17,6 +17,7 @@ from midstream.api.program import located
 from midstream.engine.core.config import Duration
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.schemas import SchemaLike, as_schema
+from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.batch_functions import CoBatchFunction, KeyedBatchFunction
 from midstream.engine.operators.functions.process_functions import (
     BroadcastProcessFunction,
@@ -115,7 +116,7 @@ def _input(env: Environment, uid: str, columns: SchemaLike, event_time: str | No
     marked = stream.core.then("marks", lambda name: MarksOperator(stream.schema))
     if event_time is not None:
         require_column(schema, event_time, "harness", "event_time", "Name a timestamp column.")
-        marked = replace(marked, event_time=event_time)
+        marked = replace(marked, event_time=TimeColumn(event_time))
     return main_output(marked)
 
 

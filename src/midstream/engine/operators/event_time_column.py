@@ -5,15 +5,20 @@ only its extremes and its window bounds are.
 
 Times must be in the years 1 to 9999, the range of watermarks and timers. A time far outside stands for something else,
 such as a missing value, and int64 would wrap around as soon as a window is added.
+
+The result of a window has the last time of the window: one unit before its end, which is not part of it. So the result
+of the last minute of an hour belongs to that hour. A session has its end: a row at that time would still continue it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.batches import first_null
@@ -30,10 +35,25 @@ _LAST_US: Final = (datetime.max - _EPOCH) // _MICROSECOND
 _NAMES: Final = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
+@dataclass(frozen=True, slots=True)
+class TimeColumn:
+    """The column that is a stream's event time. `is_end`: it has the ends of windows, and a row's time is one unit before."""
+
+    name: str
+    is_end: bool = False
+
+    def times(self, kind: Any) -> pl.Expr:
+        """Return the expression of the rows' times; `kind` is the column's timestamp type."""
+        column = pl.col(self.name)
+        return column.dt.offset_by(f"-1{kind.unit}") if self.is_end else column
+
+
 class EventTime:
     """The event-time column `column` of `schema`; `kind` is its timestamp type, with unit and time zone."""
 
-    def __init__(self, column: str, schema: pa.Schema, where: str) -> None:
+    def __init__(self, column: str | TimeColumn, schema: pa.Schema, where: str) -> None:
+        marked = TimeColumn(column) if isinstance(column, str) else column
+        column = marked.name
         require_columns(schema, [column], where, "event-time column")
         kind = schema.field(column).type
         if not pa.types.is_timestamp(kind):
@@ -43,6 +63,9 @@ class EventTime:
             )
         self.column = column
         self.kind = kind
+        self.expr = marked.times(kind)
+        """The rows' times, as an expression."""
+        self._is_end = marked.is_end
         self._where = where
 
     def native(self, batch: pa.RecordBatch, room: int = 0) -> Int64s:
@@ -58,11 +81,11 @@ class EventTime:
             raise null_error(f"{self._where}: event-time column {self.column!r}", batch, row, cure)
         times: Int64s = column.view(pa.int64()).to_numpy(zero_copy_only=True)
         if len(times):
-            first = max(self.from_us(_FIRST_US), MIN_WATERMARK_US + room)
+            first = max(self.from_us(_FIRST_US), MIN_WATERMARK_US + room) + self._is_end
             last = min(self.from_us(_LAST_US), MAX_WATERMARK_US - room)
             if not (first <= times.min() and times.max() <= last):
                 raise self._outside(batch, times, first, last)
-        return times
+        return times - 1 if self._is_end else times
 
     def _outside(self, batch: pa.RecordBatch, times: Int64s, first: int, last: int) -> JobError:
         row = int(np.flatnonzero((times < first) | (times > last))[0])

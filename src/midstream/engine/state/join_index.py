@@ -101,13 +101,13 @@ class TimedRun(FrameRun):
 class JoinIndex(TableState):
     """The rows of one stream.
 
-    A row is held until event time is `held_us` past the row's own time, in column `event_time`.
+    A row is held until event time is `held_us` past the row's own time, which `times` computes from column `event_time`.
     """
 
-    def __init__(self, schema: SchemaLike, event_time: str, held_us: int) -> None:
+    def __init__(self, schema: SchemaLike, event_time: str, held_us: int, times: pl.Expr) -> None:
         super().__init__(schema)
         self._event_time = event_time
-        self._time_us = pl.col(event_time).dt.epoch("us")
+        self._time_us = times.dt.epoch("us")
         self._held_us = held_us
         self._dead_until = MIN_WATERMARK_US
         """The latest time up to which rows have been dropped."""

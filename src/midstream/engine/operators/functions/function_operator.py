@@ -12,7 +12,7 @@ from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import JobError, MidstreamError, SchemaError
 from midstream.engine.operators.base import KEY, Operator, OperatorContext, Output
-from midstream.engine.operators.event_time_column import EventTime
+from midstream.engine.operators.event_time_column import EventTime, TimeColumn
 from midstream.engine.operators.functions.process_context import Calendar, TimeContext
 from midstream.engine.operators.row_conversion import USER_ERRORS, at_row, fields_text, require_keys, user_error
 from midstream.engine.state.declared_state import DeclaredState, declared_states
@@ -52,14 +52,14 @@ class Port:
 
     method: str
     keys: tuple[str, ...]
-    event_time: str | None
+    event_time: str | TimeColumn | None
     schema: pa.Schema
     broadcast: bool = False
 
 
 def two_ports(
     keys: tuple[Sequence[str], Sequence[str]],
-    event_times: tuple[str | None, str | None],
+    event_times: tuple[str | TimeColumn | None, str | TimeColumn | None],
     input_schemas: tuple[pa.Schema, pa.Schema],
 ) -> list[Port]:
     """Return the ports of connected streams, for `process1` and `process2`.

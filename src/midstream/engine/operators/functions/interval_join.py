@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import polars as pl
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from midstream.engine.core.errors import JobError
 from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.windows.fired_upto import FiredUpTo
@@ -41,15 +43,18 @@ def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, uppe
     added = [field for field in renamed if field.name not in keys]
     schema = pa.schema([*first.schema, *added])
     assert first.event_time is not None and second.event_time is not None
-    first_time, second_time = first.event_time, names.get(second.event_time, second.event_time)
+    first_time, second_time = (
+        TimeColumn(time) if isinstance(time, str) else time for time in (first.event_time, second.event_time)
+    )
+    second_time = replace(second_time, name=names.get(second_time.name, second_time.name))
     second_names = [field.name for field in added]
 
     def side_by_side(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
         return left.hstack(right.select(second_names))
 
     class IntervalJoin(CoBatchFunction):
-        left = JoinIndex(first.schema, first_time, upper_us)
-        right = JoinIndex(renamed, second_time, -lower_us)
+        left = _index(first.schema, first_time, upper_us)
+        right = _index(renamed, second_time, -lower_us)
 
         def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame | None:
             pairs = self.right.pairs(self.left.append(rows), lower_us, upper_us)
@@ -60,6 +65,10 @@ def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, uppe
             return None if pairs is None else side_by_side(*reversed(pairs))
 
     return IntervalJoinOperator(name, IntervalJoin(), ports, schema)
+
+
+def _index(schema: pa.Schema, time: TimeColumn, held_us: int) -> JoinIndex:
+    return JoinIndex(schema, time.name, held_us, time.times(schema.field(time.name).type))
 
 
 class IntervalJoinOperator(BatchFunctionOperator):

@@ -11,7 +11,7 @@ import pyarrow as pa
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.engine.operators.elementwise import check_of_many_rows, check_row_by_row
-from midstream.engine.operators.event_time_column import EventTime
+from midstream.engine.operators.event_time_column import EventTime, TimeColumn
 from midstream.engine.operators.expressions import EXPRESSION_ERRORS, computed_schema, empty_frame
 from midstream.engine.operators.row_conversion import require_columns, require_keys, user_error
 from midstream.engine.operators.windows.accumulators import AccumulatorAggregate
@@ -33,7 +33,12 @@ class WindowAggregation:
     """
 
     def __init__(
-        self, name: str, keys: Sequence[str], event_time: str, aggregates: Mapping[str, AnyAggregate], schema: pa.Schema
+        self,
+        name: str,
+        keys: Sequence[str],
+        event_time: str | TimeColumn,
+        aggregates: Mapping[str, AnyAggregate],
+        schema: pa.Schema,
     ) -> None:
         self._arguments = (name, tuple(keys), event_time, dict(aggregates), schema)
         self.where = f"operator {name!r}"
@@ -52,7 +57,7 @@ class WindowAggregation:
         """All columns of a part if they are all folds; otherwise some of them."""
         for output, aggregate in self._aggregates.items():
             self._compile(output, aggregate)
-        needed = {root for expr in self._partial for root in expr.meta.root_names()} | {*self.keys, event_time}
+        needed = {root for expr in self._partial for root in expr.meta.root_names()} | {*self.keys, self.time.column}
         self.columns = [name for name in self.input_schema.names if name in needed]
         """The input columns that are needed at all."""
         self._check_inputs()
@@ -137,7 +142,7 @@ class WindowAggregation:
             return pl.col(name(part))
 
         part: Columns = column
-        partial = dict(aggregate.partial(pl.col(self.time.column)))
+        partial = dict(aggregate.partial(self.time.expr))
         merge = dict(aggregate.merge(part))
         if partial.keys() != merge.keys():
             raise JobError(

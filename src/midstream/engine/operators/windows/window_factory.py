@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from midstream.engine.core.config import Duration, duration_us
+from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.windows.aggregates import AnyAggregate
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
 from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
@@ -43,7 +44,7 @@ def window_operator(
     *,
     window: Window,
     keys: Sequence[str],
-    event_time: str,
+    event_time: str | TimeColumn,
     aggregates: Mapping[str, AnyAggregate],
     schema: pa.Schema,
     allowed_lateness: Duration = 0,
