@@ -47,15 +47,15 @@ NOT_FOR_USERS = {
         midstream.engine.state.declared_state.DeclaredState.bind
         midstream.engine.state.declared_state.DeclaredState.type_text
         midstream.engine.state.keyed_states.State.bound
-        midstream.engine.state.keyed_states.State.freeze
+        midstream.engine.state.keyed_states.State.snapshot
         midstream.engine.state.keyed_states.State.entries
         midstream.engine.state.keyed_states.State.columns_of
-        midstream.engine.state.keyed_states.State.thaw
+        midstream.engine.state.keyed_states.State.restore
         midstream.engine.state.keyed_states.State.forget
         midstream.engine.state.table_state.TableState.check_keys
         midstream.engine.state.table_state.TableState.bound
-        midstream.engine.state.table_state.TableState.freeze
-        midstream.engine.state.table_state.TableState.thaw
+        midstream.engine.state.table_state.TableState.snapshot
+        midstream.engine.state.table_state.TableState.restore
         midstream.engine.state.changelog.Changelog
         """,
     "the driver starts and ends slots with it": """

@@ -121,14 +121,14 @@ def held_without_text() -> Patches:
 
 
 def table_with_another_time() -> Patches:
-    original = TableState.thaw
+    original = TableState.restore
 
-    def thaw(self: Any, chunks: Any, where: str) -> None:
+    def restore(self: Any, chunks: Any, where: str) -> None:
         original(self, chunks, where)
         if "ts" in self.frame.columns:
             self.frame = self.frame.with_columns(pl.col("ts") + pl.duration(milliseconds=1))
 
-    return [(TableState, "thaw", thaw)]
+    return [(TableState, "restore", restore)]
 
 
 def under_another_group() -> Patches:
@@ -165,13 +165,13 @@ def a_session_begins_before_its_rows() -> Patches:
 
 
 def without_the_last_part(operator: type) -> Patches:
-    original = operator._freeze  # type: ignore[attr-defined]
+    original = operator._snapshot_chunks  # type: ignore[attr-defined]
 
-    def freeze(self: Any) -> Any:
+    def snapshot(self: Any) -> Any:
         chunks = original(self)
         return lambda: chunks()[:-1]
 
-    return [(operator, "_freeze", freeze)]
+    return [(operator, "_snapshot_chunks", snapshot)]
 
 
 def fired_twice() -> Patches:

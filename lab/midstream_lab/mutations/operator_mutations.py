@@ -73,11 +73,11 @@ def map_of_the_last() -> Replacements:
 
 
 def lists_are_restored_backwards() -> Replacements:
-    def thaw(self: Any, rows: Any) -> None:
+    def restore(self: Any, rows: Any) -> None:
         for key, _, value in rows:
             self._entries.setdefault(key, []).insert(0, value)
 
-    return [(ListState, "thaw", thaw)]
+    return [(ListState, "restore", restore)]
 
 
 # ---- broadcast state
@@ -138,7 +138,7 @@ def clock_timers_as_event_timers() -> Replacements:
         for chunk in () if clock is None else clock.chunks:
             named, timers = heap_snapshot.timer_rows(chunk.table, self._encoding)
             self._timers.event.forget(named)
-            self._timers.event.thaw(timers)
+            self._timers.event.restore(timers)
 
     return [(ProcessOperator, "restore", restore)]
 
@@ -147,8 +147,8 @@ def clock_timers_as_event_timers() -> Replacements:
 
 
 def tables_are_restored_twice() -> Replacements:
-    original = TableState._thawed
-    return [(TableState, "_thawed", lambda self, chunks, where: original(self, [*chunks, *chunks[:1]], where))]
+    original = TableState._restored_rows
+    return [(TableState, "_restored_rows", lambda self, chunks, where: original(self, [*chunks, *chunks[:1]], where))]
 
 
 def forgotten_before_their_time() -> Replacements:
@@ -276,7 +276,7 @@ def state_by_the_first_key() -> Replacements:
 
 def shared_chunk_keeps_its_id() -> Replacements:
     """What small frames share counts as stored though it has changed."""
-    original = columnar.freeze
+    original = columnar.snapshot_runs
 
     class Same:
         """Each chunk of a state has the same id."""
@@ -288,12 +288,12 @@ def shared_chunk_keeps_its_id() -> Replacements:
             found: str = vars(self._encoding).setdefault("_id", self._ids.new_id())
             return found
 
-    def freeze(logs: Any, encoding: Any, ids: Any) -> Any:
+    def snapshot(logs: Any, encoding: Any, ids: Any) -> Any:
         runs = [run for _, each in logs for run in each]
         are_small = all(run.frame.height < columnar.OWN_CHUNK_ROWS for run in runs)
         return original(logs, encoding, Same(encoding, ids) if are_small else ids)
 
-    return [(table, "freeze", freeze)]
+    return [(table, "snapshot_runs", snapshot)]
 
 
 def last_piece_is_dropped() -> Replacements:

@@ -35,16 +35,16 @@ from midstream_lab.scenarios.targeted_at_rest import dealt_anew
 def map_is_shared() -> Replacements:
     """The dict of a key is changed in place though a snapshot refers to it."""
 
-    def freeze(self: Any, *how: Any) -> Any:
+    def snapshot(self: Any, *how: Any) -> Any:
         self._own_values = set()
-        return self.log.freeze(*how)
+        return self.log.snapshot(*how)
 
-    return [(MapState, "freeze", freeze)]
+    return [(MapState, "snapshot", snapshot)]
 
 
 def map_values_are_shared() -> Replacements:
     """A value that was fetched before a snapshot is changed in place after it."""
-    return [(MapState, "freeze", State.freeze)]
+    return [(MapState, "snapshot", State.snapshot)]
 
 
 def list_is_shared() -> Replacements:
@@ -66,14 +66,14 @@ def value_is_shared() -> Replacements:
 def removed_keys_stay() -> Replacements:
     """A chunk does not record which keys have no entry any more: those of older chunks stay."""
 
-    def freeze(self: Any, *how: Any) -> Any:
+    def snapshot(self: Any, *how: Any) -> Any:
         frozen = original(self, *how)
         if frozen is None:
             return None
         return replace(frozen, entries={key: entry for key, entry in frozen.entries.items() if entry is not GONE})
 
-    original = Changelog.freeze
-    return [(Changelog, "freeze", freeze)]
+    original = Changelog.snapshot
+    return [(Changelog, "snapshot", snapshot)]
 
 
 def cleared_keys_stay() -> Replacements:
@@ -115,12 +115,12 @@ def merged_entries_are_forgotten() -> Replacements:
 def older_chunks_win() -> Replacements:
     """Chunks are referred to newest first."""
 
-    def freeze(self: Any, *how: Any) -> Any:
+    def snapshot(self: Any, *how: Any) -> Any:
         frozen = original(self, *how)
         return frozen and replace(frozen, stored=frozen.stored[::-1])
 
-    original = Changelog.freeze
-    return [(Changelog, "freeze", freeze)]
+    original = Changelog.snapshot
+    return [(Changelog, "snapshot", snapshot)]
 
 
 def restored_keys_are_forgotten() -> Replacements:

@@ -28,8 +28,8 @@ def snapshot_of_before() -> Replacements:
 
 def last_subtask_only() -> Replacements:
     """Of the tables of several old subtasks only the last is restored."""
-    original = TableState.thaw
-    return [(TableState, "thaw", lambda self, chunks, where: original(self, chunks[-1:], where))]
+    original = TableState.restore
+    return [(TableState, "restore", lambda self, chunks, where: original(self, chunks[-1:], where))]
 
 
 def upsert_adds() -> Replacements:

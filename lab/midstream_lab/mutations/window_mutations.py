@@ -199,30 +199,30 @@ def panes_are_restored_twice() -> Replacements:
     """Of the chunks of a pane each one brings back those before it once more."""
 
     def restore(self: Any, parts: Any) -> None:
-        self._thawed = []
+        self._restored_rows = []
         original(self, parts)
 
-    def thaw(self: Any, table: pa.Table) -> None:
-        self._thawed.append(table)
-        for each in self._thawed:
-            original_thaw(self, each)
+    def restore_table(self: Any, table: pa.Table) -> None:
+        self._restored_rows.append(table)
+        for each in self._restored_rows:
+            original_table(self, each)
 
-    original, original_thaw = SlidingWindowOperator.restore, SlidingWindowOperator._thaw
-    return [(SlidingWindowOperator, "restore", restore), (SlidingWindowOperator, "_thaw", thaw)]
+    original, original_table = SlidingWindowOperator.restore, SlidingWindowOperator._restore_table
+    return [(SlidingWindowOperator, "restore", restore), (SlidingWindowOperator, "_restore_table", restore_table)]
 
 
 def panes_of_the_first_chunk() -> Replacements:
     """A pane that is there already is not restored from another chunk."""
 
-    def thaw(self: Any, table: pa.Table) -> None:
+    def restore(self: Any, table: pa.Table) -> None:
         before = dict(self._logs)
         runs = {pane: list(log.runs) for pane, log in before.items()}
         original(self, table)
         for pane, log in before.items():
             log.replace([run.frame for run in runs[pane]])
 
-    original = SlidingWindowOperator._thaw
-    return [(SlidingWindowOperator, "_thaw", thaw)]
+    original = SlidingWindowOperator._restore_table
+    return [(SlidingWindowOperator, "_restore_table", restore)]
 
 
 def last_pane_is_lost() -> Replacements:
@@ -296,13 +296,13 @@ def third_part_is_lost() -> Replacements:
 def restored_sessions_never_end() -> Replacements:
     """After a restore sessions wait until a row comes that ends before them."""
 
-    def thaw(self: Any, table: pa.Table) -> None:
+    def restore(self: Any, table: pa.Table) -> None:
         original(self, table)
         for run in self._parts.runs:
             run.first_end = MAX_WATERMARK_US
 
-    original = SessionWindowOperator._thaw
-    return [(SessionWindowOperator, "_thaw", thaw)]
+    original = SessionWindowOperator._restore_table
+    return [(SessionWindowOperator, "_restore_table", restore)]
 
 
 def parts_that_went_are_stored() -> Replacements:

@@ -180,7 +180,7 @@ def test_what_was_stored_as_tables_is_restored() -> None:
     ):
         table = TableState(schema).bound(name, ["k"], range(MAX_PARALLELISM), MAX_PARALLELISM)
         table.append(pl.DataFrame(pa.Table.from_pylist(rows, schema=schema)))
-        chunks = table.freeze(CountingIds(), "here")
+        chunks = table.snapshot(CountingIds(), "here")
         if chunks is not None:
             parts[table.part_name] = StatePart(Redistribute.KEYED, chunks())
     worlds = restored(lambda: operator_of(0, 10), [parts], 3, MAX_PARALLELISM)

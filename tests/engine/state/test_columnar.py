@@ -9,7 +9,14 @@ import pyarrow as pa
 
 from in_memory import CountingIds
 from midstream.engine.core.key_groups import key_groups
-from midstream.engine.state.columnar import OWN_CHUNK_ROWS, STAGED_ROWS, STAGED_RUNS, PartLog, StateLayout, freeze
+from midstream.engine.state.columnar import (
+    OWN_CHUNK_ROWS,
+    STAGED_ROWS,
+    STAGED_RUNS,
+    PartLog,
+    StateLayout,
+    snapshot_runs,
+)
 from midstream.engine.state.state_parts import KEY_GROUP
 
 SCHEMA = pa.schema([("k", pa.int64()), ("first", pa.int64()), ("n", pa.int64())])
@@ -50,7 +57,7 @@ def test_chunks_carry_the_key_groups_of_their_rows_and_keep_the_order_of_parts()
     log = PartLog(merge)
     for number, keys in enumerate((range(3), range(OWN_CHUNK_ROWS), range(2))):
         log.append(part(keys, number))
-    chunks = freeze([(7, log.runs)], layout, CountingIds())()
+    chunks = snapshot_runs([(7, log.runs)], layout, CountingIds())()
     assert [chunk.table.num_rows for chunk in chunks] == [3, OWN_CHUNK_ROWS, 2]
     for chunk in chunks:
         key_rows = chunk.table.select(["k"]).combine_chunks().to_batches()[0]
@@ -72,7 +79,7 @@ def test_small_frames_of_many_logs_share_one_table_that_distinguishes_them() -> 
         for keys in (range(number % 3), range(number, number + 4)):
             log.append(part(keys, number))
         logs.append((1000 * number - 7000, log.runs))
-    (chunk,) = freeze(logs, layout, CountingIds())()
+    (chunk,) = snapshot_runs(logs, layout, CountingIds())()
     assert chunk.table.schema.types[:2] == [pa.int32(), pa.timestamp("ms")]
     assert chunk.table.select(SCHEMA.names).to_pylist() == [
         row for _, runs in logs for run in runs for row in run.frame.to_dicts()
@@ -85,5 +92,5 @@ def test_small_frames_of_many_logs_share_one_table_that_distinguishes_them() -> 
     apart = [group for _, runs in logs for run in runs for group in layout.groups_of(run).tolist()]
     assert apart == groups
     logs[0][1][1].groups = None  # known of all frames but one
-    (again,) = freeze(logs, layout, CountingIds())()
+    (again,) = snapshot_runs(logs, layout, CountingIds())()
     assert again.table.equals(chunk.table)

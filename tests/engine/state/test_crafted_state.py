@@ -52,7 +52,7 @@ def test_a_key_of_a_map_that_cannot_be_one_is_refused() -> None:
     state = MapState[Any, Any]()
     state.name, state._entries = "s", {}
     with pytest.raises(StorageError, match=r"cannot be one: TypeError: .*unhashable type: 'list'"):
-        state.thaw([(1, [], 2)])
+        state.restore([(1, [], 2)])
 
 
 @pytest.mark.parametrize("times", [pa.nulls(1, pa.int64()), pa.array(["a"])])

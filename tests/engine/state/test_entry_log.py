@@ -19,7 +19,7 @@ from effort import examples
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.operators.base import never_stored
 from midstream.engine.state import changelog as entry_log
-from midstream.engine.state.changelog import GONE, Changelog, Frozen
+from midstream.engine.state.changelog import GONE, Changelog, ChangelogSnapshot
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, ListState, MapState, State, ValueState
 from midstream.engine.state.safe_pickle import OwnCode
@@ -49,13 +49,13 @@ class Keeper:
     def states(self) -> list[State]:
         return [self.value, self.any, self.list, self.map]
 
-    def freeze(self, stored_bytes: Any, ids: Iterator[int]) -> dict[str, tuple[Frozen, pa.Table] | None]:
+    def snapshot(self, stored_bytes: Any, ids: Iterator[int]) -> dict[str, tuple[ChangelogSnapshot, pa.Table] | None]:
         new_id = lambda: f"chunk {next(ids)}"  # noqa: E731
-        found: dict[str, tuple[Frozen, pa.Table] | None] = {}
+        found: dict[str, tuple[ChangelogSnapshot, pa.Table] | None] = {}
         for state in self.states:
-            frozen = state.freeze(new_id, stored_bytes)
+            frozen = state.snapshot(new_id, stored_bytes)
             found[state.name] = None if frozen is None else (frozen, state_table(state, frozen, ENCODING, OWN, "test"))
-        timers = self.timers.log.freeze(new_id, stored_bytes)
+        timers = self.timers.log.snapshot(new_id, stored_bytes)
         found["timers"] = None if timers is None else (timers, timers_table(timers, ENCODING))
         return found
 
@@ -64,12 +64,12 @@ class Keeper:
             for chunk_id in parts.get(state.name, ()):
                 keys, rows = state_rows(state, tables[chunk_id], ENCODING, OWN, "test")
                 state.forget(keys)
-                state.thaw(rows)
+                state.restore(rows)
                 state.log.restored(chunk_id, dict.fromkeys(keys), len(keys))
         for chunk_id in parts.get("timers", ()):
             named, rows_of_timers = timer_rows(tables[chunk_id], ENCODING)
             self.timers.forget(named)
-            self.timers.thaw(rows_of_timers)
+            self.timers.restore(rows_of_timers)
             self.timers.log.restored(chunk_id, named, len(named))
 
     def contents(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Checkpoints(RuleBasedStateMachine):
 
     @rule(outcome=st.sampled_from(["in a file", "in a file", "in a file", "in the metadata", "fails"]))
     def checkpoint(self, outcome: str) -> None:
-        frozen = self.now.freeze(self.stored_bytes, self.ids)
+        frozen = self.now.snapshot(self.stored_bytes, self.ids)
         parts: Parts = {}
         new: dict[str, pa.Table] = {}
         for name, found in frozen.items():
@@ -231,7 +231,7 @@ TestCheckpoints.settings = settings(max_examples=examples(150), stateful_step_co
 
 def written(log: Changelog, stored: set[str], ids: Iterator[int]) -> int:
     """The entries that a checkpoint writes, which completes."""
-    frozen = log.freeze(lambda: str(next(ids)), lambda chunk_id: 1000 if chunk_id in stored else None)
+    frozen = log.snapshot(lambda: str(next(ids)), lambda chunk_id: 1000 if chunk_id in stored else None)
     assert frozen is not None
     stored.intersection_update(frozen.stored)
     if frozen.entries:
@@ -264,7 +264,7 @@ def test_keys_that_come_and_go_between_two_checkpoints_take_no_memory() -> None:
             log.settle()
     assert len(log.changed) <= entry_log.LEAST_ROWS + 100
     entries[7] = log.changed[7] = 1
-    frozen = log.freeze(lambda: "chunk", never_stored)
+    frozen = log.snapshot(lambda: "chunk", never_stored)
     assert frozen is not None and (frozen.stored, frozen.entries) == ((), {7: 1})
 
 
@@ -289,7 +289,7 @@ def most_bytes(first: dict[int, int], rounds: Iterator[dict[int, int]]) -> float
         entries |= sets
         log.changed.update(sets)
         log.settle()
-        frozen = log.freeze(lambda: str(next(ids)), sizes.get)
+        frozen = log.snapshot(lambda: str(next(ids)), sizes.get)
         assert frozen is not None
         sizes = {chunk_id: sizes[chunk_id] for chunk_id in frozen.stored}
         sizes[frozen.chunk_id] = sum(frozen.entries.values())
@@ -318,11 +318,11 @@ def test_a_chunk_with_keys_that_are_gone_comes_back_in_any_type(kind: pa.DataTyp
             now.value = values.get(kind, [b"b"])
             if key in clears:
                 now.clear()
-        frozen = now.freeze(lambda: str(next(ids)), lambda chunk_id: 1)
+        frozen = now.snapshot(lambda: str(next(ids)), lambda chunk_id: 1)
         assert frozen is not None
         keys, rows = state_rows(back, state_table(now, frozen, ENCODING, OWN, "test"), ENCODING, OWN, "test")
         back.forget(keys)
-        back.thaw(rows)
+        back.restore(rows)
     assert back.entries() == now.entries() and back.entries().keys() == {1, 4}
 
 

@@ -32,7 +32,7 @@ ENCODING = KeyEncoding([pa.field("k", pa.large_string())], 8)
 
 def stored(state: State, encoding: KeyEncoding, where: str) -> pa.Table:
     """All of it at rest."""
-    frozen = state.freeze(lambda: "chunk", never_stored)
+    frozen = state.snapshot(lambda: "chunk", never_stored)
     assert frozen is not None
     return state_table(state, frozen, encoding, OWN, where)
 
@@ -95,7 +95,7 @@ class States(RuleBasedStateMachine):
 
     @rule()
     def snapshot(self) -> None:
-        frozen = {s.name: s.freeze(lambda: "chunk", never_stored) for s in self.states}
+        frozen = {s.name: s.snapshot(lambda: "chunk", never_stored) for s in self.states}
         self.snapshots.append(
             ({name: found.entries if found else {} for name, found in frozen.items()}, copy.deepcopy(self.plain))
         )
@@ -105,7 +105,7 @@ class States(RuleBasedStateMachine):
         for state in self.states:
             bound = type(state).bound(state, state.name, self.scope)
             if state.entries():
-                bound.thaw(state_rows(bound, stored(state, ENCODING, "test"), ENCODING, OWN, "test")[1])
+                bound.restore(state_rows(bound, stored(state, ENCODING, "test"), ENCODING, OWN, "test")[1])
             setattr(self, state.name, bound)
 
     @invariant()
@@ -198,7 +198,7 @@ def test_timers_come_in_order_of_time_and_each_once() -> None:
     order = [queue.pop(ALL) for _ in range(5)]
     assert order == [(-7, "a"), (3, "b"), (3, "a"), (5, "a"), None]
     restored = TimerQueue()
-    restored.thaw(frozen)
+    restored.restore(frozen)
     assert [restored.pop(ALL) for _ in range(5)] == order
 
 

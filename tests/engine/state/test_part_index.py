@@ -17,7 +17,7 @@ from effort import examples
 from in_memory import CountingIds
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.key_groups import key_groups
-from midstream.engine.state.columnar import StateLayout, freeze
+from midstream.engine.state.columnar import StateLayout, snapshot_runs
 from midstream.engine.state.session_index import RUNS_MAX, SessionIndex
 from midstream.engine.state.state_parts import KEY_GROUP
 
@@ -164,9 +164,9 @@ def test_a_snapshot_that_is_written_when_parts_have_gone_leaves_the_key_groups_o
     index = SessionIndex(["k"], "end", merge)
     index.append(frame_of([(f"first {at}", 1, (at,)) for at in range(3)]))
     index.append(frame_of([(f"second {at}", 5, (at,)) for at in range(20)]))
-    write = freeze([(0, index.living)], layout, ids)
+    write = snapshot_runs([(0, index.living)], layout, ids)
     index.remove_ended(1)
     write()
-    (chunk,) = freeze([(0, index.living)], layout, ids)()
+    (chunk,) = snapshot_runs([(0, index.living)], layout, ids)()
     keys = pa.record_batch([chunk.table.column("k").combine_chunks()], ["k"])
     assert chunk.table.column(KEY_GROUP).to_pylist() == key_groups(keys, ("k",), 16).tolist()

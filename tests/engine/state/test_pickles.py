@@ -60,7 +60,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Frozen:
+class ChangelogSnapshot:
     n: int
 
 
@@ -115,7 +115,7 @@ class Outer:
             return 0
 
 
-OWN = (Color, Flags, Price, Frozen, Unreadable, Sentinel, Known, Point, Names, Wrong, Outer, Outer.Inner)
+OWN = (Color, Flags, Price, ChangelogSnapshot, Unreadable, Sentinel, Known, Point, Names, Wrong, Outer, Outer.Inner)
 BY_VALUE = Pickles(OwnCode(classes=OWN))
 BY_NAME = Pickles(OwnCode(packages=frozenset({__name__.partition(".")[0]})))
 
@@ -141,7 +141,7 @@ LEAVES = st.one_of(
     st.uuids(),
     st.ip_addresses(),
     st.sampled_from([Color.RED, Color.PAIR, Flags.A | Flags.B, Outer.Inner(), Outer.Inner, int, list]),
-    st.builds(Frozen, st.integers()),
+    st.builds(ChangelogSnapshot, st.integers()),
     st.builds(Point, st.integers(), st.integers()),
     st.builds(np.float64, st.floats(allow_nan=False)),
     st.builds(np.datetime64, st.datetimes()),

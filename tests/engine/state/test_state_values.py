@@ -44,11 +44,11 @@ def bound(state: State) -> tuple[State, KeyEncoding]:
 
 
 def restored(declared: State, state: State, encoding: KeyEncoding) -> Any:
-    frozen = state.freeze(lambda: "chunk", never_stored)
+    frozen = state.snapshot(lambda: "chunk", never_stored)
     again, _ = bound(declared)
     if frozen is not None:
         table = state_table(state, frozen, encoding, OwnCode(), "here")
-        again.thaw(state_rows(again, table, encoding, OwnCode(), "here")[1])
+        again.restore(state_rows(again, table, encoding, OwnCode(), "here")[1])
     return again
 
 

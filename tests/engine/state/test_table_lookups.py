@@ -110,27 +110,27 @@ class Beside:
                 self.state.frame = self.state.frame.filter(pl.col("id") % 3 != argument)
                 self.rows = [row for row in self.rows if row[2] % 3 != argument]
             case "restore":
-                chunks, there = self.freeze()
+                chunks, there = self.snapshot()
                 self.state = self._new()
                 if chunks is not None:
-                    self.state.thaw(chunks(), "here")
+                    self.state.restore(chunks(), "here")
                 assert numbers(self.state.frame) == there
         self.check()
 
-    def freeze(self) -> tuple[Callable[[], tuple[Chunk, ...]] | None, list[int]]:
-        return self.state.freeze(self.ids, "here"), [row[2] for row in self.rows]
+    def snapshot(self) -> tuple[Callable[[], tuple[Chunk, ...]] | None, list[int]]:
+        return self.state.snapshot(self.ids, "here"), [row[2] for row in self.rows]
 
     def check(self) -> None:
         assert numbers(self.state.frame) == [row[2] for row in self.rows]
         expected = self.frame_of(self.rows)
         assert self.state.frame.equals(expected), (self.state.frame, expected)
-        self.stored.append(self.freeze())
+        self.stored.append(self.snapshot())
 
     def check_stored(self) -> None:
         """Snapshots are written late, and hold what was there when they were taken. One id stands for one content."""
         seen: dict[str, pa.Table] = {}
-        for freeze, there in self.stored:
-            chunks = () if freeze is None else freeze()
+        for snapshot, there in self.stored:
+            chunks = () if snapshot is None else snapshot()
             assert [number for chunk in chunks for number in chunk.table.column("id").to_pylist()] == there
             for chunk in chunks:
                 keys = pa.record_batch([chunk.table.column("k").combine_chunks()], ["k"])
@@ -289,9 +289,9 @@ def test_to_look_changes_no_chunk_and_rows_that_go_change_only_theirs() -> None:
     ids, state = CountingIds(), table({"k": int, "id": int})
 
     def chunks() -> list[str]:
-        freeze = state.freeze(ids, "here")
-        assert freeze is not None
-        return [chunk.id for chunk in freeze()]
+        snapshot = state.snapshot(ids, "here")
+        assert snapshot is not None
+        return [chunk.id for chunk in snapshot()]
 
     old = pl.DataFrame({"k": np.arange(4 * OWN_CHUNK_ROWS), "id": 0})
     state.append(old)

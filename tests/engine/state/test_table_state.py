@@ -45,7 +45,7 @@ def test_a_table_is_empty_at_first_and_then_what_it_was_given() -> None:
     assert state.frame.equals(rows((2, 20)))
     state.frame = state.frame.clear()
     assert state.frame.equals(rows())
-    assert state.freeze(CountingIds(), "here") is None
+    assert state.snapshot(CountingIds(), "here") is None
 
 
 def test_columns_may_come_in_any_order_and_in_types_that_lose_nothing() -> None:
@@ -95,8 +95,8 @@ def test_what_polars_holds_more_finely_than_declared_is_refused_immediately_and_
     state.frame = pl.select(k=pl.lit(1, pl.Int64)).with_columns(n=fitting.cast(polars_kind))
     with pytest.raises(SchemaError, match=r"state 'rows': column 'n' is .* would lose data"):
         state.append(pl.select(k=pl.lit(1, pl.Int64)).with_columns(n=other.cast(polars_kind)))
-    freeze = state.freeze(CountingIds(), "here")
-    assert freeze is not None and freeze()[0].table.num_rows == 1
+    snapshot = state.snapshot(CountingIds(), "here")
+    assert snapshot is not None and snapshot()[0].table.num_rows == 1
 
 
 def test_a_row_without_its_key_is_refused() -> None:
@@ -122,8 +122,8 @@ def test_a_snapshot_stays_what_it_was_whatever_is_done_to_the_table_and_its_fram
     state = table()
     given = rows((1, 10), (2, 20))
     state.frame = given
-    freeze = state.freeze(CountingIds(), "here")
-    assert freeze is not None
+    snapshot = state.snapshot(CountingIds(), "here")
+    assert snapshot is not None
     given.extend(rows((3, 30)))
     state.frame.extend(rows((4, 40)))
     handed_out = state.frame
@@ -131,7 +131,7 @@ def test_a_snapshot_stays_what_it_was_whatever_is_done_to_the_table_and_its_fram
     assert state.frame.equals(rows((1, 10), (2, 20)))
     state.append(rows((5, 50)))
     state.frame = rows()
-    (chunk,) = freeze()
+    (chunk,) = snapshot()
     assert chunk.table.select(["k", "n"]).to_pylist() == [{"k": 1, "n": 10}, {"k": 2, "n": 20}]
     keys = pa.record_batch({"k": pa.array([1, 2])})
     assert chunk.table.column(KEY_GROUP).to_pylist() == key_groups(keys, ("k",), GROUPS).tolist()
@@ -141,9 +141,9 @@ def test_a_table_that_has_not_changed_is_the_same_chunks_and_one_that_has_is_oth
     ids, state = CountingIds(), table()
 
     def chunks() -> list[str]:
-        freeze = state.freeze(ids, "here")
-        assert freeze is not None
-        return [chunk.id for chunk in freeze()]
+        snapshot = state.snapshot(ids, "here")
+        assert snapshot is not None
+        return [chunk.id for chunk in snapshot()]
 
     state.frame = many(10)
     first = chunks()
@@ -160,9 +160,9 @@ def test_what_is_appended_to_a_large_table_leaves_its_chunks_alone() -> None:
     written = 0
     for step in range(200):
         state.append(many(100, start=step))
-        freeze = state.freeze(ids, "here")
-        assert freeze is not None
-        made = freeze()
+        snapshot = state.snapshot(ids, "here")
+        assert snapshot is not None
+        made = snapshot()
         assert len(made) <= 5
         written += sum(chunk.table.num_rows for chunk in made if chunk.id not in stored)
         stored |= {chunk.id for chunk in made}
@@ -189,16 +189,16 @@ def test_a_row_of_another_subtasks_key_is_an_error_of_the_snapshot() -> None:
     foreign = [k for k in range(100) if groups[k] >= 8]
     state = table(range(8))
     state.frame = rows(*((k, 0) for k in mine))
-    freeze = state.freeze(CountingIds(), "operator 'x'")
-    assert freeze is not None and freeze()
+    snapshot = state.snapshot(CountingIds(), "operator 'x'")
+    assert snapshot is not None and snapshot()
     state.append(rows((mine[0], 1), (foreign[0], 1), (foreign[1], 1)))
-    freeze = state.freeze(CountingIds(), "operator 'x'")
-    assert freeze is not None
+    snapshot = state.snapshot(CountingIds(), "operator 'x'")
+    assert snapshot is not None
     message = (
         rf"operator 'x': state 'rows' holds 2 rows of keys .* the first with k={foreign[0]}: at another parallelism"
     )
     with pytest.raises(JobError, match=message):
-        freeze()
+        snapshot()
 
 
 def test_tables_of_several_subtasks_come_back_as_one() -> None:
@@ -207,15 +207,15 @@ def test_tables_of_several_subtasks_come_back_as_one() -> None:
         state = table()
         state.frame = many(3, start)
         state.append(many(OWN_CHUNK_ROWS, start + 1000))
-        freeze = state.freeze(CountingIds(), "here")
-        assert freeze is not None
-        parts.extend(freeze())
+        snapshot = state.snapshot(CountingIds(), "here")
+        assert snapshot is not None
+        parts.extend(snapshot())
     back = table()
-    back.thaw(parts, "here")
+    back.restore(parts, "here")
     expected = [k for s in (0, 100) for k in (*range(s, s + 3), *range(s + 1000, s + 1000 + OWN_CHUNK_ROWS))]
     assert back.frame["k"].to_list() == expected
     other = table(schema={"k": int, "n": str})
     with pytest.raises(
         StorageError, match=r"here: state 'rows' in .* columns k int64, n int64; .*k int64, n large_string"
     ):
-        other.thaw(parts, "here")
+        other.restore(parts, "here")

@@ -34,7 +34,7 @@ GONE: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
+class ChangelogSnapshot:
     """The entries of a snapshot."""
 
     stored: tuple[str, ...]
@@ -86,25 +86,27 @@ class Changelog:
         self._rows_of_each = None
         self.changed.clear()
 
-    def freeze(self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]) -> Frozen | None:
+    def snapshot(
+        self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]
+    ) -> ChangelogSnapshot | None:
         """Return what a snapshot has to hold, or None if that is nothing.
 
         `stored_bytes`: returns the size of a chunk in a file of a completed checkpoint, None if it is in none.
         """
         entries = self._entries
         older = self._older(stored_bytes) if entries and not self._is_whole else []
-        frozen = self.changed if older else dict(entries)
+        taken = self.changed if older else dict(entries)
         self._chunks, self._is_whole, self.changed = older, not entries, {}
         if not entries:
             return None
-        found = Frozen(tuple(chunk.chunk_id for chunk in older), new_id(), frozen)
-        if frozen:
-            rows = len(frozen)
+        found = ChangelogSnapshot(tuple(chunk.chunk_id for chunk in older), new_id(), taken)
+        if taken:
+            rows = len(taken)
             if self._is_many_rows:
-                rows = max(rows, self._rows([value for value in frozen.values() if value is not GONE]))
+                rows = max(rows, self._rows([value for value in taken.values() if value is not GONE]))
             if not older:
                 self._rows_of_each = self._rows(entries.values()) / len(entries)
-            self._chunks.append(_Kept(found.chunk_id, list(frozen), rows))
+            self._chunks.append(_Kept(found.chunk_id, list(taken), rows))
         return found
 
     def _older(self, stored_bytes: Callable[[str], int | None]) -> list[_Kept]:

@@ -74,7 +74,7 @@ class PartLog:
             self.merged()
 
     def restore(self, frame: pl.DataFrame) -> None:
-        """Append a frame that holds several runs, as `freeze` writes them."""
+        """Append a frame that holds several runs, as `snapshot` writes them."""
         self.append(self._merge([frame]))
 
     def merged(self) -> pl.DataFrame:
@@ -168,7 +168,7 @@ class StateLayout:
         return groups
 
 
-def freeze(
+def snapshot_runs(
     logs: Sequence[tuple[int, Sequence[FrameRun]]], layout: StateLayout, ids: Ids
 ) -> Callable[[], tuple[Chunk, ...]]:
     """Return a function that turns the runs of all logs into chunks on the I/O pool.

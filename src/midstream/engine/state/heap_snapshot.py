@@ -18,7 +18,7 @@ from midstream.engine.core.arrow_types import TimestampType, is_struct_array, to
 from midstream.engine.core.errors import JobError, StorageError
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.core.python_values import ValueMisfit, to_array, to_python, zone_of
-from midstream.engine.state.changelog import GONE, Frozen
+from midstream.engine.state.changelog import GONE, ChangelogSnapshot
 from midstream.engine.state.keyed_states import ListState, MapState, State, StateRow
 from midstream.engine.state.safe_pickle import OwnCode, Pickles
 from midstream.engine.state.state_parts import KEY_GROUP, check_columns
@@ -129,10 +129,10 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def state_table(state: State, frozen: Frozen, encoding: KeyEncoding, own: OwnCode, where: str) -> pa.Table:
-    """Convert a frozen state to a table. Raises JobError naming a value that cannot be stored. Any thread."""
-    entries, gone = frozen.entries, []
-    if frozen.stored:
+def state_table(state: State, taken: ChangelogSnapshot, encoding: KeyEncoding, own: OwnCode, where: str) -> pa.Table:
+    """Convert what a snapshot has of a state to a table. Raises JobError naming a value that cannot be stored. Any thread."""
+    entries, gone = taken.entries, []
+    if taken.stored:
         gone = [key for key, entry in entries.items() if entry is GONE or (state.is_many_rows and not entry)]
         entries = {key: entry for key, entry in entries.items() if entry is not GONE} if gone else entries
     keys, names, values = state.columns_of(entries)
@@ -166,10 +166,10 @@ def state_rows(
     return keys, zip(live_keys, named, values, strict=True)
 
 
-def timers_table(frozen: Frozen, encoding: KeyEncoding) -> pa.Table:
-    """Convert frozen timers to a table: those that are set in the order in which they were set, then the removed ones."""
-    timers = list(frozen.entries)
-    numbers = [_LAST if number is GONE else number for number in frozen.entries.values()]
+def timers_table(taken: ChangelogSnapshot, encoding: KeyEncoding) -> pa.Table:
+    """Convert what a snapshot has of timers to a table: those that are set in the order in which they were set, then the removed ones."""
+    timers = list(taken.entries)
+    numbers = [_LAST if number is GONE else number for number in taken.entries.values()]
     in_order = pa.array(numbers, pa.int64()).to_numpy()
     columns = encoding.columns([key for _, key in timers])
     columns["time_us"] = pa.array([time_us for time_us, _ in timers], pa.int64())

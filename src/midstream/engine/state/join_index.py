@@ -215,6 +215,6 @@ class JoinIndex(TableState):
     def _never_null(self) -> Sequence[str]:
         return *self._layout.keys, self._event_time
 
-    def thaw(self, chunks: Sequence[Chunk], where: str) -> None:
-        rows = self._thawed(chunks, where).sort(self._time_us)
+    def restore(self, chunks: Sequence[Chunk], where: str) -> None:
+        rows = self._restored_rows(chunks, where).sort(self._time_us)
         self._hold([self._run(rows.slice(start, RUN_ROWS)) for start in range(0, rows.height, RUN_ROWS)])

@@ -26,7 +26,7 @@ from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.python_values import ValueConverter, ValueMisfit, converter_of, is_fixed_zone, is_nan
 from midstream.engine.core.schemas import TypeLike, as_type
 from midstream.engine.core.value_converters import LEAST_DIGIT, ONE_DIGIT
-from midstream.engine.state.changelog import GONE, Changelog, Frozen
+from midstream.engine.state.changelog import GONE, Changelog, ChangelogSnapshot
 from midstream.engine.state.declared_state import DeclaredState
 
 T = TypeVar("T")
@@ -135,10 +135,12 @@ class State(DeclaredState):
     def type_text(self) -> str:
         return "pickled" if self.type is None else str(self.type)
 
-    def freeze(self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]) -> Frozen | None:
+    def snapshot(
+        self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]
+    ) -> ChangelogSnapshot | None:
         """Return what a snapshot has to hold, or None if that is nothing. None of it changes afterwards."""
         self._own = set()
-        return self.log.freeze(new_id, stored_bytes)
+        return self.log.snapshot(new_id, stored_bytes)
 
     def entries(self) -> dict[Any, Any]:
         """Return all entries by key, which must not be changed."""
@@ -149,7 +151,7 @@ class State(DeclaredState):
         """Return entries as rows: their keys, namespaces (if there are any) and values. Any thread."""
         return list(entries), [], list(entries.values())
 
-    def thaw(self, rows: Iterable[StateRow]) -> None:
+    def restore(self, rows: Iterable[StateRow]) -> None:
         """Restore rows as `columns_of` returns them, for keys that have no entry."""
         assert self._entries is not None
         self._entries.update((key, value) for key, _, value in rows)
@@ -358,7 +360,7 @@ class ListState(State, Generic[T]):
         keys = [key for key, values in entries.items() for _ in values]
         return keys, [at for each in entries.values() for at in range(len(each))], [*chain(*entries.values())]
 
-    def thaw(self, rows: Iterable[StateRow]) -> None:
+    def restore(self, rows: Iterable[StateRow]) -> None:
         assert self._entries is not None
         for key, _, value in rows:
             self._entries.setdefault(key, []).append(value)
@@ -417,9 +419,11 @@ class MapState(State, MutableMapping[K, V]):
 
     is_many_rows = True
 
-    def freeze(self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]) -> Frozen | None:
+    def snapshot(
+        self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]
+    ) -> ChangelogSnapshot | None:
         self._own_values = set()
-        return super().freeze(new_id, stored_bytes)
+        return super().snapshot(new_id, stored_bytes)
 
     def _read(self) -> dict[K, V]:
         entries, key = self._here()
@@ -518,7 +522,7 @@ class MapState(State, MutableMapping[K, V]):
         values = [value for each in entries.values() for value in each.values()]
         return keys, [*chain(*entries.values())], values
 
-    def thaw(self, rows: Iterable[StateRow]) -> None:
+    def restore(self, rows: Iterable[StateRow]) -> None:
         assert self._entries is not None
         try:
             for key, name, value in rows:

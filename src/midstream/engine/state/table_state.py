@@ -20,7 +20,7 @@ from midstream.engine.core.batches import empty_batch, frame_schema, from_polars
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.interfaces import Ids
 from midstream.engine.core.schemas import SchemaLike, as_schema
-from midstream.engine.state.columnar import FrameRun, StateLayout, freeze
+from midstream.engine.state.columnar import FrameRun, StateLayout, snapshot_runs
 from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, check_columns
 from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
@@ -292,7 +292,7 @@ class TableState(DeclaredState):
         state._hold([])
         return state
 
-    def freeze(self, ids: Ids, where: str) -> Callable[[], tuple[Chunk, ...]] | None:
+    def snapshot(self, ids: Ids, where: str) -> Callable[[], tuple[Chunk, ...]] | None:
         """Return a function that makes chunks of all rows on the I/O pool; None if there are none.
 
         It raises JobError for a row whose key belongs to another subtask.
@@ -301,7 +301,7 @@ class TableState(DeclaredState):
         if not runs:
             return None
         if self._frozen is None:
-            chunks = freeze([(0, [run.living for run in runs])], layout, ids)
+            chunks = snapshot_runs([(0, [run.living for run in runs])], layout, ids)
 
             def owned_chunks() -> tuple[Chunk, ...]:
                 made = chunks()
@@ -312,15 +312,15 @@ class TableState(DeclaredState):
             self._frozen = owned_chunks
         return self._frozen
 
-    def thaw(self, chunks: Sequence[Chunk], where: str) -> None:
+    def restore(self, chunks: Sequence[Chunk], where: str) -> None:
         """Restore such chunks, of one old subtask or several. Raises StorageError if they have other columns."""
-        whole = self._thawed(chunks, where)
+        whole = self._restored_rows(chunks, where)
         self._hold([TableRun(whole)] if whole.height else [], whole)
 
     def _never_null(self) -> Sequence[str]:
         return self._layout.keys
 
-    def _thawed(self, chunks: Sequence[Chunk], where: str) -> pl.DataFrame:
+    def _restored_rows(self, chunks: Sequence[Chunk], where: str) -> pl.DataFrame:
         frames = []
         for chunk in chunks:
             table = chunk.table.drop_columns([KEY_GROUP])

@@ -123,7 +123,7 @@ class TimerQueue:
         """Return all timers that are set, in the order in which they were set."""
         return list(self._live)
 
-    def thaw(self, rows: Iterable[TimerRow]) -> None:
+    def restore(self, rows: Iterable[TimerRow]) -> None:
         for time_us, key in rows:
             self.add(time_us, key)
 

@@ -200,7 +200,7 @@ class BatchFunctionOperator(FunctionOperator):
         for name, part in parts.items():
             if name not in self._states:
                 raise self._undeclared(name)
-            self._states[name].thaw(part.chunks, self._where)
+            self._states[name].restore(part.chunks, self._where)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         spec = self._ports[port]
@@ -229,7 +229,7 @@ class BatchFunctionOperator(FunctionOperator):
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         """Take references now; key groups and tables are computed later."""
         ids, where = self._runtime.ids, self._where
-        frozen = {name: chunks for name, state in self._states.items() if (chunks := state.freeze(ids, where))}
+        frozen = {name: chunks for name, state in self._states.items() if (chunks := state.snapshot(ids, where))}
         if not frozen:
             return NOTHING
         return Snapshot(

@@ -30,7 +30,7 @@ from midstream.engine.operators.row_conversion import (
     to_rows,
     yielded,
 )
-from midstream.engine.state.changelog import Changelog, Frozen
+from midstream.engine.state.changelog import Changelog, ChangelogSnapshot
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, State
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
@@ -128,7 +128,7 @@ class ProcessOperator(FunctionOperator):
             for chunk in parts[name].chunks:
                 named, rows = timer_rows(chunk.table, self._encoding)
                 queue.forget(named)
-                queue.thaw(rows)
+                queue.restore(rows)
                 queue.log.restored(chunk.id, named, len(named))
         for name in (name for name in parts if name not in timers):
             state = expected.get(name)
@@ -137,7 +137,7 @@ class ProcessOperator(FunctionOperator):
             for chunk in parts[name].chunks:
                 keys, found = state_rows(state, chunk.table, self._encoding_of(state), self.own, self._where)
                 state.forget(keys)
-                state.thaw(found)
+                state.restore(found)
                 state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
         self._arm()
 
@@ -292,22 +292,22 @@ class ProcessOperator(FunctionOperator):
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         """Take references now and make tables later; engine.state.keyed_states explains why that is safe."""
         new_id, stored_bytes, encoding = self._runtime.ids.new_id, self._runtime.stored_bytes, self._encoding
-        of_states = [(state, state.freeze(new_id, stored_bytes)) for state in self._states.values()]
-        of_timers = [(name, queue.log.freeze(new_id, stored_bytes)) for name, queue in self._queues().items()]
-        if not any(frozen for _, frozen in (*of_states, *of_timers)):
+        of_states = [(state, state.snapshot(new_id, stored_bytes)) for state in self._states.values()]
+        of_timers = [(name, queue.log.snapshot(new_id, stored_bytes)) for name, queue in self._queues().items()]
+        if not any(taken for _, taken in (*of_states, *of_timers)):
             return NOTHING
         own, where = self.own, self._where
 
         def later() -> SnapshotResult:
             parts = {}
-            for state, frozen in of_states:
-                if frozen is not None:
+            for state, taken in of_states:
+                if taken is not None:
                     rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
-                    table = state_table(state, frozen, self._encoding_of(state), own, where)
-                    parts[state.part_name] = StatePart(rule, _chunks(frozen, table))
-            for name, frozen in of_timers:
-                if frozen is not None:
-                    parts[name] = StatePart(Redistribute.KEYED, _chunks(frozen, timers_table(frozen, encoding)))
+                    table = state_table(state, taken, self._encoding_of(state), own, where)
+                    parts[state.part_name] = StatePart(rule, _chunks(taken, table))
+            for name, taken in of_timers:
+                if taken is not None:
+                    parts[name] = StatePart(Redistribute.KEYED, _chunks(taken, timers_table(taken, encoding)))
             return SnapshotResult({name: part for name, part in parts.items() if part.chunks})
 
         return Snapshot(later=later)
@@ -352,6 +352,6 @@ class ProcessOperator(FunctionOperator):
         return super()._user_error(f"{what}{key}", error, at)
 
 
-def _chunks(frozen: Frozen, table: pa.Table) -> tuple[Chunk, ...]:
-    chunks = tuple(Chunk(chunk_id) for chunk_id in frozen.stored)
-    return (*chunks, Chunk(frozen.chunk_id, table)) if table.num_rows else chunks
+def _chunks(taken: ChangelogSnapshot, table: pa.Table) -> tuple[Chunk, ...]:
+    chunks = tuple(Chunk(chunk_id) for chunk_id in taken.stored)
+    return (*chunks, Chunk(taken.chunk_id, table)) if table.num_rows else chunks

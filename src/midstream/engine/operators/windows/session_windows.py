@@ -35,7 +35,7 @@ from midstream.engine.operators.windows.window_operator import (
     room_for,
 )
 from midstream.engine.operators.windows.window_specs import Session
-from midstream.engine.state.columnar import by_group, freeze
+from midstream.engine.state.columnar import by_group, snapshot_runs
 from midstream.engine.state.session_index import SessionIndex
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 
@@ -196,10 +196,10 @@ class SessionWindowOperator(WindowOperator):
 
     # ---- snapshot ----
 
-    def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
-        return freeze([(0, self._parts.living)], self._layout, self._context.ids)
+    def _snapshot_chunks(self) -> Callable[[], tuple[Chunk, ...]]:
+        return snapshot_runs([(0, self._parts.living)], self._layout, self._context.ids)
 
-    def _thaw(self, table: pa.Table) -> None:
+    def _restore_table(self, table: pa.Table) -> None:
         frame = self._frame_of(table)
         groups = table.column(KEY_GROUP).to_numpy()
         # A snapshot between two slices holds parts that have expired in key groups that had already fired.

@@ -35,7 +35,7 @@ from midstream.engine.operators.windows.window_operator import (
     room_for,
 )
 from midstream.engine.operators.windows.window_specs import Sliding
-from midstream.engine.state.columnar import Ordered, PartLog, freeze
+from midstream.engine.state.columnar import Ordered, PartLog, snapshot_runs
 from midstream.engine.state.state_parts import Chunk
 
 PANE: Final = "__pane"
@@ -225,10 +225,10 @@ class SlidingWindowOperator(WindowOperator):
 
     # ---- snapshot ----
 
-    def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
-        return freeze([(pane, self._logs[pane].runs) for pane in self._starts], self._layout, self._context.ids)
+    def _snapshot_chunks(self) -> Callable[[], tuple[Chunk, ...]]:
+        return snapshot_runs([(pane, self._logs[pane].runs) for pane in self._starts], self._layout, self._context.ids)
 
-    def _thaw(self, table: pa.Table) -> None:
+    def _restore_table(self, table: pa.Table) -> None:
         panes = table.column(PANE).combine_chunks().cast(pa.int64()).to_numpy()
         if ((panes - self._offset) % self._pane).any():
             raise StorageError(

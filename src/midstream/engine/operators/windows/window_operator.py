@@ -104,10 +104,10 @@ class WindowOperator(Operator):
     def _combiner(self) -> WindowCombiner: ...
 
     @abstractmethod
-    def _freeze(self) -> Callable[[], tuple[Chunk, ...]]: ...
+    def _snapshot_chunks(self) -> Callable[[], tuple[Chunk, ...]]: ...
 
     @abstractmethod
-    def _thaw(self, table: pa.Table) -> None: ...
+    def _restore_table(self, table: pa.Table) -> None: ...
 
     @abstractmethod
     def _state_schema(self) -> pa.Schema: ...
@@ -271,7 +271,7 @@ class WindowOperator(Operator):
     # ---- snapshot ----
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
-        chunks = self._freeze()
+        chunks = self._snapshot_chunks()
         progress = self._fired_upto.table()
         progress_id = self._context.ids.new_id()
 
@@ -300,7 +300,7 @@ class WindowOperator(Operator):
                             "needs a new uid to start without state"
                         )
                 check_columns(chunk.table, self._state_times(), self._aggregation.where)
-                self._thaw(chunk.table)
+                self._restore_table(chunk.table)
 
     def _frame_of(self, table: pa.Table) -> pl.DataFrame:
         return to_polars(table.select(self._layout.schema.names))
