@@ -1,4 +1,4 @@
-"""Who is notified of what: every notification of the exchange is a method of one of two interfaces.
+"""Who is notified of what: the exchange notifies tasks, and the readers of queues, through two interfaces.
 
     ElementQueue     --QueueListener-->  its reader: the `InputGate` of the consumer in this slot, or the `PeerLink`
     InputGate        --TaskListener--->  the consumer task
@@ -6,7 +6,8 @@
 
 An `InputGate` connects itself to its channels' queues, and a `PeerLink` to the queue of each subpartition that it
 sends. A `Task` registers itself with all its gates and partitions when it is created (`listen`). A task that had
-finished registers nowhere.
+finished registers nowhere. What concerns neither is a function that a constructor is given: a lost connection is
+reported to the deployment (`PeerLink`), and a request for rows to the partition (`Subpartition`).
 
 Everything is called on the slot's loop thread, within a step of another task, a call of the transport, or the completion
 of a write. So a listener only notes what it must do, and schedules it: it neither reads nor emits before it returns.
