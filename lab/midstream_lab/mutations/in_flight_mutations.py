@@ -165,10 +165,8 @@ def unannounced_barrier() -> Replacements:
     original = Subpartition.overtake
 
     def overtake(self: Any, barrier: Any) -> Any:
-        before, self._on_data = self._on_data, None
-        captured = original(self, barrier)
-        self._on_data = before
-        return captured
+        with patch.object(self.queue, "_listener", None):
+            return original(self, barrier)
 
     return [(Subpartition, "overtake", overtake)]
 

@@ -29,6 +29,7 @@ from midstream.engine.exchange.peer_link import PeerLink
 from midstream.engine.exchange.result_partition import ResultPartition, split_rows
 from midstream.engine.exchange.wire import FrameKind, header
 from midstream.engine.graph.job_graph import Edge, Partitioning
+from notified import NotedTask
 
 SCHEMA = schema_of([("k", pa.int64()), ("text", pa.large_string())])
 
@@ -69,18 +70,16 @@ class TwoSlots:
         self.partition = ResultPartition(edge, 0, range(1), 128, self.sending_pool, 16, queue_time)
         self.left = PeerLink(1, buffer_bytes, rows_max, pytest.fail)
         self.right = PeerLink(0, buffer_bytes, rows_max, pytest.fail)
-        self.gate = InputGate(edge, 0, lambda: None)
         quota = self.receiving_pool.quota("in", window)
         self.channel = RemoteChannel(
             ChannelId(0, 0, 0),
             edge.layouts,
             quota,
             window,
-            lambda: self.gate.on_data(0),
             self.right.grant,
             queue_time,
         )
-        self.gate.set_channels([self.channel])
+        self.gate = InputGate(edge, 0, [self.channel])
         self.pipes = Pipe(), Pipe()
         self.left.attach(self.pipes[0])
         self.right.attach(self.pipes[1])
@@ -198,7 +197,6 @@ def test_rows_and_combined_batches_arrive_as_what_they_are_and_only_equals_are_j
     world = TwoSlots(buffer_bytes=4096, window=9, combiner=Longest())
     if is_local:
         channel = LocalChannel(world.partition.subpartitions[0])
-        channel.connect(lambda: None)
         channel.request_rows()
     few, many = [batch(at, 5) for at in (0, 5, 10)], [batch(at, 20) for at in (100, 200, 300)]
     for rows in (*few[:2], *many[:2], few[2], many[2]):
@@ -256,18 +254,19 @@ def test_a_consumer_that_does_not_read_stops_the_producer_within_the_pool() -> N
         world.carry(world.left, world.right, 1 << 20)
         world.carry(world.right, world.left, 1 << 20)
         assert emitted < 1_000_000
-    woken = []
-    world.partition.wake_when_available(lambda: woken.append(True))
+    task = NotedTask()
+    world.partition.listen(task)
+    world.partition.wake_when_available()
     assert world.sending_pool.in_use <= 32 + 4
     assert world.receiving_pool.in_use <= 4 + 4
-    while not woken:
+    while not task.woken:
         moved = world.carry(world.left, world.right, 1 << 20)
         if world.gate.poll(1000) is not None:
             world.gate.processed()
             moved = True
         assert world.carry(world.right, world.left, 1 << 20) or moved, "stuck"
         world.check()
-    assert woken == [True]
+    assert task.woken == [True]
 
 
 def test_watermarks_that_wait_are_joined() -> None:
@@ -303,16 +302,17 @@ def test_small_batches_that_wait_are_joined_up_to_the_limit() -> None:
 def test_a_producer_waits_until_every_consumer_has_asked_for_rows() -> None:
     pool = BufferPool(1 << 20, 4096)
     partition = ResultPartition(Edge(0, 0, 1, Partitioning.REBALANCE, SCHEMA), 0, range(2), 128, pool, 100)
-    woken: list[bool] = []
-    partition.wake_when_available(lambda: woken.append(True))
+    task = NotedTask()
+    partition.listen(task)
+    partition.wake_when_available()
     first, second = partition.subpartitions
     first.request_rows()
     first.request_rows()
-    assert not partition.is_available() and not woken
+    assert not partition.is_available() and not task.woken
     partition.broadcast(Watermark(1))
     assert not first.is_empty, "events need not be asked for"
     second.request_rows()
-    assert partition.is_available() and woken == [True]
+    assert partition.is_available() and task.woken == [True]
 
 
 def test_a_remote_consumer_asks_by_its_first_credit() -> None:

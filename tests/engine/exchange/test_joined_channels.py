@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -37,11 +36,8 @@ class World:
         self.partitions = [
             ResultPartition(edge, producer, range(1), 128, self.pool, 64) for producer in range(producers)
         ]
-        self.gate = InputGate(edge, 0, lambda: None)
         channels = [LocalChannel(partition.subpartitions[0]) for partition in self.partitions]
-        self.gate.set_channels(channels)
-        for index, channel in enumerate(channels):
-            channel.connect(partial(self.gate.on_data, index))
+        self.gate = InputGate(edge, 0, channels)
         self.gate.request_rows()
         self._emitted = [0] * producers
 

@@ -27,6 +27,7 @@ from midstream.engine.exchange.input_channel import LocalChannel
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Edge, Partitioning
+from notified import NotedReader, NotedTask
 
 
 def barrier(checkpoint_id: int) -> CheckpointBarrier:
@@ -49,8 +50,8 @@ class Queue(ElementQueue):
     def __init__(self) -> None:
         super().__init__(1000)
         self.freed = Freed()
-        self.heard: list[Event] = []
-        self.on_event = self.heard.append
+        self.reader = NotedReader()
+        self.connect(self.reader, 3)
 
     def put(self, *items: int | Event) -> None:
         for item in items:
@@ -75,8 +76,22 @@ def numbers(items: list[LeasedBatch]) -> list[int]:
 def test_barriers_and_the_end_are_told_when_they_arrive() -> None:
     queue = Queue()
     queue.put(1, barrier(1), 2, Watermark(5), EndOfData(), EndOfPartition())
-    assert queue.heard == [barrier(1), EndOfPartition()]
+    assert queue.reader.arrived == [barrier(1), EndOfPartition()]
     assert queue.read() == [1, barrier(1), 2, Watermark(5), EndOfData(), EndOfPartition()]
+
+
+def test_a_reader_is_notified_of_what_it_can_take_and_before_that_of_a_barrier_that_arrives() -> None:
+    queue = Queue()
+    queue.put(1)
+    queue.capture(1)
+    queue.read()
+    queue.put(barrier(1))
+    assert queue.reader.noted == [3, (3, barrier(1))], "the barrier completed the capture: there is nothing to take"
+    queue.put(Watermark(1), Watermark(2), barrier(2))
+    assert queue.reader.noted[2:] == [3, 3, (3, barrier(2)), 3]
+    another = NotedReader()
+    queue.connect(another, 0)
+    assert another.noted == [0], "there were elements already"
 
 
 def test_what_lies_before_a_barrier_that_is_there_is_captured_and_the_barrier_is_gone() -> None:
@@ -96,7 +111,7 @@ def test_what_still_comes_before_the_barrier_is_captured_too() -> None:
     assert queue.read() == [1]
     queue.put(2, EndOfData(), barrier(1), 3)
     assert numbers(captured) == [1, 2]
-    assert queue.heard == [barrier(1)], "somebody counts the barriers"
+    assert queue.reader.arrived == [barrier(1)], "somebody counts the barriers"
     assert queue.read() == [2, EndOfData(), 3], "nobody waits for the barrier any more"
 
 
@@ -185,9 +200,7 @@ def test_a_local_channel_captures_at_the_consumer_and_the_producer_captures_noth
     partition = forward(pool)
     sub = partition.subpartitions[0]
     channel = LocalChannel(sub)
-    gate = InputGate(partition.edge, 0, lambda: None)
-    gate.set_channels([channel])
-    channel.connect(lambda: gate.on_data(0))
+    gate = InputGate(partition.edge, 0, [channel])
     gate.request_rows()
     for n in range(4):
         partition.emit(batch(n, 1))
@@ -233,9 +246,7 @@ def test_a_gate_whose_only_element_was_the_barrier_has_nothing_to_give() -> None
     pool = BufferPool(1 << 20, 4096)
     partition = forward(pool)
     channel = LocalChannel(partition.subpartitions[0])
-    gate = InputGate(partition.edge, 0, lambda: None)
-    gate.set_channels([channel])
-    channel.connect(lambda: gate.on_data(0))
+    gate = InputGate(partition.edge, 0, [channel])
     partition.broadcast(barrier(1))
     assert gate.capture(0, 1) == []
     gate.check()
@@ -250,8 +261,9 @@ class Overtaking(TwoSlots):
 
     def __init__(self, window: int) -> None:
         super().__init__(buffer_bytes=64, window=window, pool_buffers=512)
-        self.heard: list[Event] = []
-        self.channel.queue.on_event = self.heard.append
+        self.task = NotedTask()
+        self.gate.listen(self.task)
+        self.partition.listen(self.task)
 
     def carry_all(self) -> None:
         while self.carry(self.left, self.right, 64) or self.carry(self.right, self.left, 64):
@@ -281,7 +293,7 @@ def test_a_barrier_overtakes_the_rest_of_an_element_without_credit() -> None:
     world.carry(world.right, world.left, 64)
     while world.carry(world.left, world.right, 1):
         pass
-    (sender,) = world.left._senders.values()
+    (sender,) = world.left._senders
     assert sender._credit == 0 and not sender.can_send()
     assert world.channel._partial is not None, "the first parts are with the consumer, as many as it gave credit for"
     ((channel, captured),) = world.partition.overtake(barrier(1))
@@ -289,7 +301,7 @@ def test_a_barrier_overtakes_the_rest_of_an_element_without_credit() -> None:
     assert numbers(captured) == [*range(30), *range(100, 105)], "whole batches, the partly sent one too"
     for _ in range(4):
         world.carry(world.left, world.right, 64)
-    assert world.heard == [barrier(1)], "it came without a single credit"
+    assert world.task.arrived == [(0, barrier(1))], "it came without a single credit"
     assert numbers(world.gate.capture(0, 1)) == [], "the part that has come is the producer's to store"
     assert world.read() == [*range(30), *range(100, 105)]
     world.carry_all()
@@ -308,7 +320,7 @@ def test_a_barrier_that_waits_its_turn_can_overtake_later_and_leaves_what_is_beh
     assert numbers(captured) == list(range(30))
     assert not world.partition.has_queued_barrier(1) and world.partition.overtake_queued(barrier(1)) == []
     world.carry_all()
-    assert world.heard == [barrier(1)]
+    assert world.task.arrived == [(0, barrier(1))]
     assert world.gate.poll(1) == (0, barrier(1))
     assert world.read() == [*range(30), 100]
     release(captured)
@@ -317,24 +329,23 @@ def test_a_barrier_that_waits_its_turn_can_overtake_later_and_leaves_what_is_beh
 
 def test_a_barrier_that_has_left_in_its_turn_is_told_and_overtakes_nothing() -> None:
     world = Overtaking(window=8)
-    sent: list[int] = []
-    world.partition.subpartitions[0].on_barrier_sent = sent.append
     world.partition.broadcast(barrier(7))
     assert world.partition.has_queued_barrier(7)
     world.carry_all()
-    assert sent == [7] and not world.partition.has_queued_barrier(7)
+    assert world.task.sent == [7] and not world.partition.has_queued_barrier(7)
     assert world.partition.overtake_queued(barrier(7)) == []
 
 
 def test_a_producer_hears_when_its_last_element_has_left_be_it_a_barrier_that_overtook() -> None:
     world = Overtaking(window=8)
     world.carry_all()
-    woken: list[bool] = []
+    task = NotedTask(lambda: world.partition.is_sent)
+    world.partition.listen(task)
     world.partition.overtake(barrier(1))
     assert not world.partition.is_sent
-    world.partition.wake_when_sent(lambda: woken.append(world.partition.is_sent))
+    world.partition.wake_when_sent()
     world.carry_all()
-    assert woken == [True]
+    assert task.woken == [True] and not task.sent
 
 
 def test_an_event_inside_an_element_must_be_a_barrier() -> None:
@@ -382,7 +393,7 @@ def test_every_row_is_before_the_snapshot_or_captured_once_or_behind_the_barrier
                 else:
                     unsent, cut = world.partition.overtake(barrier(1))[0][1], start
             case "read":
-                if before is None and barrier(1) in world.heard and world.channel.queue.head_is_event():
+                if before is None and world.task.arrived and world.channel.queue.head_is_event():
                     before = list(read)  # received in its turn
                     world.gate.poll(1)
                     continue

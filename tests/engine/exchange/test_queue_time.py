@@ -15,6 +15,7 @@ from midstream.engine.exchange.input_channel import LocalChannel
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Edge, Partitioning
+from notified import NotedTask
 from scarce_cores import Machine
 
 WANTED_S = 0.025
@@ -154,24 +155,23 @@ def test_a_producer_gets_on_when_its_rows_are_read_even_if_a_checkpoint_still_ho
     edge = Edge(0, 0, 1, Partitioning.FORWARD, SCHEMA)
     partition = ResultPartition(edge, 0, range(1), 128, pool, 64, QueueTime(WANTED_S, now))
     channel = LocalChannel(partition.subpartitions[0])
-    gate = InputGate(edge, 0, lambda: None)
-    gate.set_channels([channel])
-    channel.connect(lambda: gate.on_data(0))
+    gate = InputGate(edge, 0, [channel])
     gate.request_rows()
     for n in range(FIRST_BUFFERS):
         partition.emit(batch(n, 1))
-    woken: list[bool] = []
+    task = NotedTask(partition.is_available)
+    partition.listen(task)
     assert not partition.is_available()
-    partition.wake_when_available(lambda: woken.append(partition.is_available()))
+    partition.wake_when_available()
     partition.overtake(CheckpointBarrier(1, 0, 0))
     captured = gate.capture(0, 1)
     now.s += 10
     assert gate.poll(1) is not None
     gate.processed()
-    assert woken == [False], "one still waits, and one is all that such a reader gets"
-    partition.wake_when_available(lambda: woken.append(partition.is_available()))
+    assert task.woken == [False], "one still waits, and one is all that such a reader gets"
+    partition.wake_when_available()
     assert gate.poll(1) is not None
-    assert woken == [False, True], "nobody else would wake it before the checkpoint is written"
+    assert task.woken == [False, True], "nobody else would wake it before the checkpoint is written"
     gate.processed()
     release(captured)
     assert pool.in_use == 0

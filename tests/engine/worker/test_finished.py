@@ -18,10 +18,7 @@ def test_a_finished_task_passes_on_its_end_without_waiting_for_that_of_its_produ
     pool = BufferPool(100 * 4096, 4096)
     into = ResultPartition(Edge(0, 0, 1, Partitioning.FORWARD, SCHEMA), 0, range(1), 16, pool, 1000)
     out = ResultPartition(Edge(1, 1, 2, Partitioning.KEYED, SCHEMA, ("key",)), 0, range(2), 16, pool, 1000)
-    gate = InputGate(into.edge, 0, lambda: None)
-    channel = LocalChannel(into.subpartitions[0])
-    gate.set_channels([channel])
-    channel.connect(lambda: gate.on_data(0))
+    gate = InputGate(into.edge, 0, [LocalChannel(into.subpartitions[0])])
     readers = [LocalChannel(subpartition) for subpartition in out.subpartitions]
     sent: list[m.FromSlot] = []
     task = FinishedTask(TaskId(1, 0), 3, [gate], [out], sent.append)

@@ -17,12 +17,14 @@ from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.exchange.input_channel import LocalChannel
 from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.listeners import Arrival
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Edge, Partitioning
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.task import Task
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
 from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
+from notified import NotedTask
 from recovering import SCHEMA, Steps, batch, rows_in, store, task_seams
 
 
@@ -73,11 +75,7 @@ class World:
         edge = Edge(0, 0, 1, Partitioning(kind), SCHEMA)
         self.inputs = [ResultPartition(edge, i, range(1), 16, self.pool, 1000) for i in range(producers)]
         self.output = ResultPartition(Edge(1, 1, 2, Partitioning.REBALANCE, SCHEMA), 0, range(1), 16, self.pool, 1000)
-        self.gate = InputGate(edge, 0, lambda: None)
-        channels = [LocalChannel(partition.subpartitions[0]) for partition in self.inputs]
-        self.gate.set_channels(channels)
-        for index, channel in enumerate(channels):
-            channel.connect(lambda index=index: self.gate.on_data(index))  # type: ignore[misc]
+        self.gate = InputGate(edge, 0, [LocalChannel(partition.subpartitions[0]) for partition in self.inputs])
         services = task_seams(
             self.steps,
             self.storage,
@@ -102,6 +100,17 @@ class World:
         self.output.subpartitions[0].request_rows()
         self.ref, self.gates, self.partitions, self.input = TaskId(1, 0), [self.gate], [self.output], self
         self.checkpoints = TaskCheckpoints(cast(Task, self), services, cast(TaskSnapshots, self.snapshots))
+        self.gate.listen(self)
+        self.output.listen(self)
+
+    def wake(self) -> None:
+        """Do nothing: the tests poll the gate."""
+
+    def on_arrival(self, channel: int, event: Arrival) -> None:
+        self.checkpoints.on_arrival(channel, event)
+
+    def on_barrier_sent(self, checkpoint_id: int) -> None:
+        self.checkpoints.on_barrier_sent(checkpoint_id)
 
     def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         self.taken.append(barrier.checkpoint_id)
@@ -278,14 +287,15 @@ def test_over_an_edge_that_cannot_be_overtaken_a_barrier_with_no_row_before_it_d
 
 def test_producers_are_not_asked_for_rows_before_the_last_recovered_one_is_taken() -> None:
     world = World(recovered=True)
-    woken: list[bool] = []
-    world.inputs[0].wake_when_available(lambda: woken.append(True))
+    producer = NotedTask()
+    world.inputs[0].listen(producer)
+    world.inputs[0].wake_when_available()
     for left in (1, 0):
-        assert not world.inputs[0].is_available() and not woken
+        assert not world.inputs[0].is_available() and not producer.woken
         assert isinstance(world.gate.poll(1), LeasedBatch) and not world.gate.read_from
         assert world.inputs[0].is_available() == (left == 0)
         world.gate.processed()
-    assert woken == [True] and world.inputs[1].is_available()
+    assert producer.woken == [True] and world.inputs[1].is_available()
     world.put(0, 5)
     assert world.gate.poll(1) is not None
     world.gate.processed()

@@ -18,6 +18,7 @@ from typing import Final
 from midstream.engine.core.elements import MAX_WATERMARK_US, CheckpointBarrier, EndOfPartition, Event, Watermark
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
+from midstream.engine.exchange.listeners import QueueListener
 
 FIRST_BUFFERS: Final = 2
 """The limit of a queue before its consumer's speed has been measured."""
@@ -34,9 +35,8 @@ class QueueTime:
 class ElementQueue:
     """The queue of one channel, or of one subpartition.
 
-        `on_event` is called with barriers and with the end as they arrive, before the elements ahead of them are read. The
-    producer must stop at `limit` buffers: at `buffers_max`, or with `queue_time` at a limit that adapts to how long the
-    last batch waited. One batch always fits.
+    The producer must stop at `limit` buffers: at `buffers_max`, or with `queue_time` at a limit that adapts to how long
+    the last batch waited. One batch always fits.
     """
 
     def __init__(self, buffers_max: int, queue_time: QueueTime | None = None) -> None:
@@ -51,7 +51,20 @@ class ElementQueue:
         self._capture: list[LeasedBatch] | None = None
         """The list for batches that arrive before barrier `_capture_id`. None if none are captured."""
         self._capture_id = -1
-        self.on_event: Callable[[CheckpointBarrier | EndOfPartition], None] | None = None
+        self._listener: QueueListener | None = None
+        self._channel = 0
+        """The listener's index for this queue."""
+
+    def connect(self, listener: QueueListener, channel: int) -> None:
+        """From now on, notify `listener`, which reads the queue as its channel `channel`."""
+        self._listener, self._channel = listener, channel
+        if self._items:
+            self.notify()
+
+    def notify(self) -> None:
+        """Notify the reader that it may take an element."""
+        if self._listener is not None:
+            self._listener.on_data(self._channel)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -75,13 +88,17 @@ class ElementQueue:
         elif isinstance(item, (CheckpointBarrier, EndOfPartition)):
             if not self._ends_capture(item):
                 self._items.append(item)
-            if self.on_event is not None:
-                self.on_event(item)
+            if self._listener is not None:
+                self._listener.on_arrival(self._channel, item)
+            if self._items:
+                self.notify()
             return
         elif isinstance(item, Watermark) and item.timestamp_us != MAX_WATERMARK_US:
             if self._items and isinstance(self._items[-1], Watermark):
                 self._items.pop()
         self._items.append(item)
+        if self._listener is not None:  # as in `notify`, without a call for each element
+            self._listener.on_data(self._channel)
 
     def _ends_capture(self, event: CheckpointBarrier | EndOfPartition) -> bool:
         """End the capture if no batch after `event` belongs to it.
@@ -202,4 +219,3 @@ class ElementQueue:
         self._items.clear()
         self.queued_buffers = 0
         self._capture = None
-        self.on_event = None

@@ -31,9 +31,7 @@ class LocalChannel:
         self.queue = subpartition.queue
         """The elements that have not been taken. They are captured here when a barrier overtakes them."""
         self._subpartition = subpartition
-
-    def connect(self, on_data: Callable[[], None]) -> None:
-        self._subpartition.connect(on_data, local=True)
+        subpartition.is_local = True
 
     def request_rows(self) -> None:
         """Request rows from the producer. Events arrive without a request."""
@@ -62,7 +60,7 @@ class RemoteChannel:
     granted credit for its remainder. If the channel holds nothing else, that may even overdraw the quota, because these
     buffers become free only after the remainder has arrived.
 
-    `layouts` are the schemas that batches may have (`Edge.layouts`).
+    `layouts` are the schemas that batches may have (`Edge.layouts`). `grant` is that of the link to the producer's slot.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class RemoteChannel:
         layouts: Sequence[pa.Schema],
         quota: Quota,
         window: int,
-        on_data: Callable[[], None],
         grant: Callable[[ChannelId, int], None],
         queue_time: QueueTime | None = None,
     ) -> None:
@@ -80,7 +77,6 @@ class RemoteChannel:
         self._buffer_bytes = quota.pool.buffer_bytes
         self._quota = quota
         self._window = window
-        self._on_data = on_data
         self._grant = grant
         self.queue = ElementQueue(window, queue_time)
         """The elements that have arrived and not been taken. They are captured here when a barrier overtakes them."""
@@ -121,8 +117,6 @@ class RemoteChannel:
         if (self._partial is not None) != inside or (inside and not isinstance(event, CheckpointBarrier)):
             raise InvariantError(f"{self.id}: {type(event).__name__} inside a batch")
         self.queue.append(event)
-        if len(self.queue):
-            self._on_data()
 
     def _next_sequence(self, sequence: int) -> None:
         if sequence != self._sequence:
@@ -153,7 +147,6 @@ class RemoteChannel:
             self.queue.append(LeasedBatch(batch, self._partial_buffers, self, self._partial_layout))
             self._partial = None
             self._partial_buffers = 0
-            self._on_data()
 
     # ---- to the task ----
 

@@ -10,16 +10,15 @@ shrink during recovery; channels that must align carry none, so checkpoints neve
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from midstream.engine.core.elements import CheckpointBarrier, EndOfPartition, Event
+from midstream.engine.core.elements import Event
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
 from midstream.engine.exchange.input_channel import InputChannel
+from midstream.engine.exchange.listeners import Arrival, TaskListener
 from midstream.engine.graph.job_graph import Edge
-
-Arrival = CheckpointBarrier | EndOfPartition
 
 
 class Recovered(Protocol):
@@ -36,26 +35,29 @@ class Recovered(Protocol):
 
 
 class InputGate:
-    """All channels of one input of a task. `wake` is called whenever a channel has data that `poll` can return."""
+    """All channels of one input of a task. It implements `QueueListener`, for the queues of its channels."""
 
-    def __init__(self, edge: Edge, consumer: int, wake: Callable[[], None]) -> None:
+    def __init__(self, edge: Edge, consumer: int, channels: Sequence[InputChannel]) -> None:
         self.edge = edge
         self.consumer = consumer
-        self._wake = wake
+        self.channels = channels
+        self._listener: TaskListener | None = None
+        self._first_channel = 0
         self.recovered: Recovered | None = None
-        self.channels: Sequence[InputChannel] = ()
         self._has_requested = False
         self._ready: deque[int] = deque()
-        self._is_ready: list[bool] = []
+        self._is_ready = [False] * len(channels)
         self.current_batch: LeasedBatch | None = None
         """The batch that was polled last, until `processed` is called."""
         self.read_from: list[int] = []
         """The channels from which the current batch was read. Empty if its rows are recovered."""
         self._blocked: set[int] = set()
+        for index, channel in enumerate(channels):
+            channel.queue.connect(self, index)
 
-    def set_channels(self, channels: Sequence[InputChannel]) -> None:
-        self.channels = channels
-        self._is_ready = [False] * len(channels)
+    def listen(self, listener: TaskListener, first_channel: int = 0) -> None:
+        """Notify `listener`, which reads this gate. `first_channel` is its number for the gate's first channel."""
+        self._listener, self._first_channel = listener, first_channel
 
     def request_rows(self) -> None:
         """Request rows from the producers, if nothing remains to be recovered."""
@@ -69,7 +71,12 @@ class InputGate:
         if not self._is_ready[channel] and channel not in self._blocked:
             self._is_ready[channel] = True
             self._ready.append(channel)
-            self._wake()
+            if self._listener is not None:
+                self._listener.wake()
+
+    def on_arrival(self, channel: int, event: Arrival) -> None:
+        if self._listener is not None:
+            self._listener.on_arrival(self._first_channel + channel, event)
 
     def poll(self, rows_max: int) -> LeasedBatch | tuple[int, Event] | None:
         """The next batch, or the next event with its channel's index, or None when nothing can be read now.
@@ -147,7 +154,7 @@ class InputGate:
 
     @property
     def may_have_data(self) -> bool:
-        """Whether `poll` may return an element now, or has to request rows. If not, `wake` will be called."""
+        """Whether `poll` may return an element now, or has to request rows. If not, the task will be woken."""
         return bool(self._ready) or self.recovered is not None or not self._has_requested
 
     def block(self, channel: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 
@@ -20,6 +19,7 @@ from midstream.engine.core.ids import ChannelId
 from midstream.engine.core.interfaces import DataConnection
 from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.input_channel import RemoteChannel
+from midstream.engine.exchange.listeners import Arrival
 from midstream.engine.exchange.subpartition import Subpartition
 from midstream.engine.exchange.wire import HEADER, FrameKind, header
 
@@ -94,7 +94,11 @@ class Sender:
 
 
 class PeerLink:
-    """This slot's end of the connection to one peer slot. It implements `engine.core.interfaces.ConnectionEnd`."""
+    """This slot's end of the connection to one peer slot. It implements `engine.core.interfaces.ConnectionEnd`, and
+    `QueueListener` for the queues of the subpartitions that it sends.
+
+    `on_lost` is called with the reason when the connection is lost, but not after `close`.
+    """
 
     def __init__(self, peer: int, buffer_bytes: int, rows_max: int, on_lost: Callable[[str], None]) -> None:
         self.peer = peer
@@ -102,7 +106,8 @@ class PeerLink:
         self._rows_max = rows_max
         self._on_lost = on_lost
         self._link: DataConnection | None = None
-        self._senders: dict[ChannelId, Sender] = {}
+        self._senders: list[Sender] = []
+        self._sender_indices: dict[ChannelId, int] = {}
         self._receivers: dict[ChannelId, RemoteChannel] = {}
         self._ready: deque[Sender] = deque()
         self._in_ready: set[Sender] = set()
@@ -114,9 +119,9 @@ class PeerLink:
             link.wake()
 
     def add_sender(self, subpartition: Subpartition) -> None:
-        sender = Sender(subpartition, self._buffer_bytes, self._rows_max)
-        self._senders[subpartition.channel] = sender
-        subpartition.connect(partial(self._schedule, sender))
+        index = self._sender_indices[subpartition.channel] = len(self._senders)
+        self._senders.append(Sender(subpartition, self._buffer_bytes, self._rows_max))
+        subpartition.queue.connect(self, index)
 
     def add_receiver(self, channel: RemoteChannel) -> None:
         self._receivers[channel.id] = channel
@@ -124,6 +129,24 @@ class PeerLink:
     def grant(self, channel: ChannelId, credits: int) -> None:
         self._credits[channel] = self._credits.get(channel, 0) + credits
         self._wake()
+
+    @property
+    def edges(self) -> set[int]:
+        """The ids of the edges of which it carries channels."""
+        return {channel.edge for channel in (*self._sender_indices, *self._receivers)}
+
+    # ---- from the queues ----
+
+    def on_data(self, channel: int) -> None:
+        """Have the channel's sender take its turn, if it can send."""
+        sender = self._senders[channel]
+        if sender not in self._in_ready and sender.can_send():
+            self._in_ready.add(sender)
+            self._ready.append(sender)
+            self._wake()
+
+    def on_arrival(self, channel: int, event: Arrival) -> None:
+        """Do nothing: the event has not arrived at the consumer."""
 
     # ---- called by the transport ----
 
@@ -150,11 +173,11 @@ class PeerLink:
         channel = ChannelId(edge, producer, consumer)
         payload = frame[HEADER.size :]
         if kind == FrameKind.CREDIT:
-            sender = self._senders.get(channel)
-            if sender is None:
+            index = self._sender_indices.get(channel)
+            if index is None:
                 raise InvariantError(f"slot {self.peer} grants credit for {channel}, which does not exist here")
-            sender.grant(value)
-            self._schedule(sender)
+            self._senders[index].grant(value)
+            self.on_data(index)
             return
         receiver = self._receivers.get(channel)
         if receiver is None:
@@ -180,11 +203,9 @@ class PeerLink:
             link.close()
         self._ready.clear()
 
-    def _schedule(self, sender: Sender) -> None:
-        if sender not in self._in_ready and sender.can_send():
-            self._in_ready.add(sender)
-            self._ready.append(sender)
-            self._wake()
+    def check(self) -> None:
+        for receiver in self._receivers.values():
+            receiver.check()
 
     def _wake(self) -> None:
         if self._link is not None:

@@ -21,6 +21,7 @@ from midstream.engine.exchange.adaptive_combiner import AdaptiveCombiner
 from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.exchange.element_queue import ElementQueue, QueueTime
+from midstream.engine.exchange.listeners import TaskListener
 from midstream.engine.exchange.subpartition import Subpartition
 from midstream.engine.graph.job_graph import Edge, Partitioning
 
@@ -57,11 +58,18 @@ class ResultPartition:
             channel, queue = ChannelId(edge.id, producer, consumer), ElementQueue(subpartition_buffers_max, queue_time)
             self.subpartitions.append(Subpartition(channel, self._quota, queue, self._on_rows_requested, combined))
         self._not_requested = len(self.subpartitions)
-        self._wake_when_requested: Callable[[], None] | None = None
+        self._listener: TaskListener | None = None
+        self._wakes_when_requested = False
 
         self._next = producer % max(1, self._consumers)
         self._route = self._router()
         self._combiner = AdaptiveCombiner(edge.combiner) if edge.combiner is not None else None
+
+    def listen(self, listener: TaskListener) -> None:
+        """Notify `listener`, which emits here."""
+        self._listener = listener
+        for sub in self.subpartitions:
+            sub.listener = listener
 
     def is_available(self) -> bool:
         """Whether a step may start that emits here.
@@ -75,12 +83,13 @@ class ResultPartition:
                 return False
         return True
 
-    def wake_when_available(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, when `is_available` may have become true. Only one task may wait."""
+    def wake_when_available(self) -> None:
+        """Wake the listener once, when `is_available` may have become true."""
+        assert self._listener is not None, (self.edge, self.producer)
         if self._not_requested:
-            self._wake_when_requested = wake
-            return
-        self._pool.wake_when_available(self._quota, wake)
+            self._wakes_when_requested = True
+        else:
+            self._pool.wake_when_available(self._quota, self._listener.wake)
 
     @property
     def is_sent(self) -> bool:
@@ -90,16 +99,16 @@ class ResultPartition:
         """
         return all(sub.is_local or (sub.is_empty and sub.sending is None) for sub in self.subpartitions)
 
-    def wake_when_sent(self, wake: Callable[[], None]) -> None:
-        """From now on, call `wake` whenever `is_sent` may have become true."""
+    def wake_when_sent(self) -> None:
+        """From now on, wake the listener whenever `is_sent` may have become true."""
         for sub in self.subpartitions:
-            sub.on_empty = wake
+            sub.wakes_when_empty = True
 
     def _on_rows_requested(self) -> None:
         self._not_requested -= 1
-        if not self._not_requested and self._wake_when_requested is not None:
-            wake, self._wake_when_requested = self._wake_when_requested, None
-            wake()
+        if not self._not_requested and self._wakes_when_requested and self._listener is not None:
+            self._wakes_when_requested = False
+            self._listener.wake()
 
     def emit(self, batch: Batch) -> None:
         """Route the rows of `batch`, combining first when worthwhile; order is kept per consumer and per key."""

@@ -21,6 +21,7 @@ from midstream.engine.core.ids import ChannelId
 from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.buffer_pool import Quota
 from midstream.engine.exchange.element_queue import ElementQueue
+from midstream.engine.exchange.listeners import TaskListener
 
 
 class Subpartition:
@@ -47,7 +48,6 @@ class Subpartition:
         self._combined = combined
         self.rows_requested = False
         """Whether the consumer has requested rows. Events are sent without a request."""
-        self._on_data: Callable[[], None] | None = None
         self._urgent: deque[CheckpointBarrier] = deque()
         """The barriers that have overtaken every element in the queue."""
         self.sending: LeasedBatch | None = None
@@ -56,18 +56,12 @@ class Subpartition:
         self.rows_added = self.bytes_added = self.batches_added = 0
         """The rows, bytes and batches that have been added since the deployment."""
         self.is_local = False
+        """Whether the consumer is in this slot. Its `LocalChannel` sets this."""
         self.closed = False
-        self.on_empty: Callable[[], None] | None = None
-        """Called when the last element has been taken."""
-        self.on_barrier_sent: Callable[[int], None] | None = None
-        """Called with the checkpoint's id when a barrier that was queued has left for a remote consumer."""
-
-    def connect(self, on_data: Callable[[], None], *, local: bool = False) -> None:
-        """Call `on_data` whenever an element is added, and once now if the queue has elements already."""
-        self._on_data = on_data
-        self.is_local = local
-        if len(self.queue):
-            on_data()
+        self.listener: TaskListener | None = None
+        """The producer."""
+        self.wakes_when_empty = False
+        """Whether the producer is woken when the last element has been taken."""
 
     def request_rows(self) -> None:
         """Handle the consumer's request for rows, which it takes from now on."""
@@ -91,8 +85,6 @@ class Subpartition:
         else:
             self.closed = isinstance(element, EndOfPartition)
             self.queue.append(element)
-        if self._on_data is not None and len(self.queue):
-            self._on_data()
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
         """Remove the next element and return it.
@@ -109,10 +101,10 @@ class Subpartition:
                 self._pool.wake_waiting()  # the queue may be below its limit now
             elif isinstance(taken, LeasedBatch):
                 self.sending = taken
-            elif isinstance(taken, CheckpointBarrier) and self.on_barrier_sent is not None:
-                self.on_barrier_sent(taken.checkpoint_id)
-        if self.on_empty is not None and self.is_empty:
-            self.on_empty()
+            elif isinstance(taken, CheckpointBarrier) and self.listener is not None:
+                self.listener.on_barrier_sent(taken.checkpoint_id)
+        if self.wakes_when_empty and self.is_empty and self.listener is not None:
+            self.listener.wake()
         return taken
 
     def sent(self) -> None:
@@ -156,8 +148,7 @@ class Subpartition:
         captured += self.queue.capture(barrier.checkpoint_id)
         self.queue.stop_capture()
         self._urgent.append(barrier)
-        if self._on_data is not None:
-            self._on_data()
+        self.queue.notify()
         return captured
 
     def discard(self) -> None:
@@ -167,7 +158,6 @@ class Subpartition:
         self.queue.clear()
         self._urgent.clear()
         self.sending = None
-        self._on_data = self.on_empty = None
         self.closed = True
 
     def check(self, current_batch: LeasedBatch | None = None) -> None:

@@ -109,10 +109,7 @@ class Deployment:
         self._partitions: dict[tuple[int, int], ResultPartition] = {}
         """The partitions by edge and producing subtask."""
         self._links: dict[int, PeerLink] = {}
-        self._remote: dict[int, list[RemoteChannel]] = {}
-        """The channels from each peer slot."""
-        self._outgoing: list[tuple[int, ResultPartition, int]] = []
-        """For each consumer in another slot: that slot, the partition, and the index of the subpartition."""
+        """The links by peer slot. They are attached to their connections by `connect`."""
         for ref, graph in loaded.graphs.items():
             for edge in graph.outputs(ref.vertex):
                 self._add_partition(edge, ref, graph)
@@ -133,18 +130,11 @@ class Deployment:
 
     def connect(self, peers: Sequence[m.Peer], transport: Transport) -> None:
         """Open a connection to every slot that shares a channel with this one. All slots are deployed by now."""
-        config, attempt = self._services.config, self._services.attempt
-        needed = {slot for slot, _, _ in self._outgoing} | set(self._remote)
+        assert self._links.keys() <= {peer.slot for peer in peers}, (self.slot_id, self._links.keys(), peers)
         for peer in peers:
-            if peer.slot not in needed:
-                continue
-            link = PeerLink(peer.slot, config.buffer_bytes, config.batch_rows, partial(self._link_lost, peer.slot))
-            self._links[peer.slot] = link
-            link.attach(transport.open(peer.slot, peer.host, peer.port, attempt, link))
-            for channel in self._remote.get(peer.slot, ()):
-                link.add_receiver(channel)
-        for slot, partition, index in self._outgoing:
-            self._links[slot].add_sender(partition.subpartitions[index])
+            link = self._links.get(peer.slot)
+            if link is not None:
+                link.attach(transport.open(peer.slot, peer.host, peer.port, self._services.attempt, link))
 
     def close(self) -> None:
         """Close all tasks and connections. Every buffer is back in the pool afterwards."""
@@ -161,9 +151,8 @@ class Deployment:
         for task in self.tasks.values():
             if task.is_live:
                 task.check()
-        for channels in self._remote.values():
-            for channel in channels:
-                channel.check()
+        for link in self._links.values():
+            link.check()
 
     # ---- building ----
 
@@ -173,10 +162,16 @@ class Deployment:
             edge, ref.subtask, consumers, groups, self.pool, WINDOW_BUFFERS_MAX, self._queue_time
         )
         self._partitions[edge.id, ref.subtask] = partition
-        for index, sub in enumerate(partition.subpartitions):
+        for sub in partition.subpartitions:
             slot = self._slot_of[sub.channel.consumer]
             if slot != self.slot_id:
-                self._outgoing.append((slot, partition, index))
+                self._link(slot).add_sender(sub)
+
+    def _link(self, slot: int) -> PeerLink:
+        if slot not in self._links:
+            config, on_lost = self._services.config, partial(self._link_lost, slot)
+            self._links[slot] = PeerLink(slot, config.buffer_bytes, config.batch_rows, on_lost)
+        return self._links[slot]
 
     def _window(self, graphs: Mapping[TaskId, JobGraph]) -> int:
         """The credit window of each remote channel, in buffers. All windows together take at most half of the pool, and
@@ -195,24 +190,21 @@ class Deployment:
 
     def _gate(self, edge: Edge, ref: TaskId, loaded: Loaded, window: int) -> InputGate:
         """The gate of one input, with its channels. They have no data, because no task has emitted anything yet."""
-        gate = InputGate(edge, ref.subtask, partial(self._wake, ref))
         producers = loaded.graphs[ref].producers(edge, ref.subtask)
         remote = sum(self._slot_of[producer] != self.slot_id for producer in producers)
         quota = self.pool.quota(f"input e{edge.id}/{ref.subtask}", reserved=window * remote)
         channels: list[InputChannel] = []
-        for index, producer in enumerate(producers):
-            slot, on_data = self._slot_of[producer], partial(gate.on_data, index)
+        for producer in producers:
+            slot = self._slot_of[producer]
             if slot == self.slot_id:
                 position = ref.subtask if edge.partitioning.all_to_all else 0
-                local = LocalChannel(self._partitions[edge.id, producer].subpartitions[position])
-                local.connect(on_data)
-                channels.append(local)
+                channels.append(LocalChannel(self._partitions[edge.id, producer].subpartitions[position]))
             else:
-                channel, grant = ChannelId(edge.id, producer, ref.subtask), partial(self._grant, slot)
-                remote_channel = RemoteChannel(channel, edge.layouts, quota, window, on_data, grant, self._queue_time)
-                self._remote.setdefault(slot, []).append(remote_channel)
+                channel, link = ChannelId(edge.id, producer, ref.subtask), self._link(slot)
+                remote_channel = RemoteChannel(channel, edge.layouts, quota, window, link.grant, self._queue_time)
+                link.add_receiver(remote_channel)
                 channels.append(remote_channel)
-        gate.set_channels(channels)
+        gate = InputGate(edge, ref.subtask, channels)
         states = [state for state in loaded.in_flight.get(ref, ()) if state.edge == edge.id]
         if states:
             gate.recovered = GateRecovery(
@@ -226,21 +218,13 @@ class Deployment:
             )
         return gate
 
-    # ---- callbacks of gates, channels and links ----
+    # ---- callbacks of recoveries and links ----
 
     def _wake(self, ref: TaskId) -> None:
-        task = self.tasks.get(ref)
-        if task is not None:
-            self._services.schedule(task)
+        self.tasks[ref].wake()
 
     def _fail(self, ref: TaskId, error: BaseException) -> None:
-        if ref in self.tasks:
-            self.tasks[ref].fail(error)
-
-    def _grant(self, slot: int, channel: ChannelId, credits: int) -> None:
-        link = self._links.get(slot)
-        if link is not None:
-            link.grant(channel, credits)
+        self.tasks[ref].fail(error)
 
     def _link_lost(self, slot: int, reason: str) -> None:
         """Fail one of the tasks that need the connection, as a symptom of a failure elsewhere.
@@ -248,8 +232,7 @@ class Deployment:
         The connection does not call this after `close`, which closes it.
         """
         error = ClusterError(f"the connection to slot {slot} is lost: {reason}")
-        edges = {channel.id.edge for channel in self._remote.get(slot, ())}
-        edges |= {partition.edge.id for peer, partition, _ in self._outgoing if peer == slot}
+        edges = self._links[slot].edges
         for task in self.tasks.values():
             ends = {gate.edge.id for gate in task.gates} | {partition.edge.id for partition in task.partitions}
             if task.is_live and edges & ends:

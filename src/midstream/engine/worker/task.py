@@ -34,6 +34,7 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.core.state_machine import Story, Transition, TransitionTable, new_story
 from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.listeners import Arrival
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.idleness import channel_origins, is_bounded
 from midstream.engine.graph.job_graph import JobGraph
@@ -142,7 +143,7 @@ _END, _MAIL, _WAIT, _FIRE, _TIMER, _READ_GATES, _READ_SOURCE, _PAUSE, _FINISH = 
 
 
 class Task:
-    """One subtask of a vertex."""
+    """One subtask of a vertex. It implements `engine.exchange.listeners.TaskListener`."""
 
     def __init__(
         self,
@@ -190,6 +191,12 @@ class Task:
         self._backpressured_since: float | None = None
 
         self.failure: BaseException | None = None
+        channels = 0
+        for gate in gates:
+            gate.listen(self, first_channel=channels)
+            channels += len(gate.channels)
+        for partition in partitions:
+            partition.listen(self)
 
     # ---- life --------------------------------------------------------------
 
@@ -262,10 +269,18 @@ class Task:
         """Whether the task has processed all its data, and waits until that is committed."""
         return self.state in _FINISHING
 
-    # ---- mails from the slot -------------------------------------------------
+    # ---- from gates and partitions -------------------------------------------
 
     def wake(self) -> None:
         self._services.schedule(self)
+
+    def on_arrival(self, channel: int, event: Arrival) -> None:
+        self._checkpoints.on_arrival(channel, event)
+
+    def on_barrier_sent(self, checkpoint_id: int) -> None:
+        self._checkpoints.on_barrier_sent(checkpoint_id)
+
+    # ---- mails from the slot -------------------------------------------------
 
     def mail(self, work: Callable[[], None]) -> None:
         """Run `work` as a step of its own, after the mails that were posted before."""
@@ -405,7 +420,7 @@ class Task:
     def _output_available(self) -> bool:
         for partition in self.partitions:
             if not partition.is_available():
-                partition.wake_when_available(self.wake)
+                partition.wake_when_available()
                 return False
         may_be_busy = self.operators.may_be_busy
         return not may_be_busy or all(operator.ready(self.wake) for operator in may_be_busy)
@@ -461,7 +476,7 @@ class Task:
         """Whether the consumers have received everything that was emitted. If not, `wake` will be called."""
         for partition in self.partitions:
             if not partition.is_sent:
-                partition.wake_when_sent(self.wake)
+                partition.wake_when_sent()
                 return False
         return True
 

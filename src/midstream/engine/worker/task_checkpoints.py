@@ -21,7 +21,6 @@ has not left, or has left in part, by its producer, and a recovered batch by the
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from midstream.engine.checkpoint.barrier_handler import (
@@ -44,7 +43,7 @@ from midstream.engine.core.errors import InvariantError, StorageError, assert_ne
 from midstream.engine.core.ids import ChannelId
 from midstream.engine.core.interfaces import Done, Failed, Timer
 from midstream.engine.exchange.batch_lease import LeasedBatch, release
-from midstream.engine.exchange.input_gate import Arrival
+from midstream.engine.exchange.listeners import Arrival
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
@@ -101,7 +100,7 @@ class _InFlightState:
 
 
 class TaskCheckpoints:
-    """The checkpoints of one task. It is called when a barrier arrives in a channel or has left a partition."""
+    """The checkpoints of one task. The task passes on the barriers that it is notified of as a `TaskListener`."""
 
     def __init__(self, task: Task, services: TaskServices, snapshots: TaskSnapshots) -> None:
         self._task = task
@@ -123,11 +122,6 @@ class TaskCheckpoints:
         self._timers: dict[int, Timer] = {}
         self._first_barrier_s: tuple[int, float] = (-1, 0.0)
         """The newest checkpoint, and when its first barrier arrived."""
-        for number, (gate, index) in enumerate(self._channels):
-            gate.channels[index].queue.on_event = partial(self.on_arrival, number)
-        for partition in task.partitions:
-            for sub in partition.subpartitions:
-                sub.on_barrier_sent = self._barrier_sent
         self._closed = False
 
     def close(self) -> None:
@@ -147,8 +141,7 @@ class TaskCheckpoints:
     # ---- events ----
 
     def on_arrival(self, channel: int, event: Arrival) -> None:
-        """Handle a barrier, or the end of the partition, that has arrived in the channel and waits there for its
-        turn."""
+        """Announce a barrier that may overtake, or the end of the partition, to the barrier handler, by a mail."""
         if self._closed:
             return
         gate, index = self._channels[channel]
@@ -214,8 +207,9 @@ class TaskCheckpoints:
                     state.outputs += partition.overtake_queued(barrier)
             self._store_if_complete(barrier.checkpoint_id)
 
-    def _barrier_sent(self, checkpoint_id: int) -> None:
-        """Handle a barrier that has left for a remote consumer. It is still being sent, so the rest is a mail."""
+    def on_barrier_sent(self, checkpoint_id: int) -> None:
+        """Write the batches of this checkpoint if they are complete. The barrier is still being sent, so that is a
+        mail."""
         if checkpoint_id in self._in_flight:
             self._task.mail(lambda: self._store_if_complete(checkpoint_id))
 
