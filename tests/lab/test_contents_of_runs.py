@@ -23,8 +23,8 @@ from midstream.engine.operators.functions import process_operator
 from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.operators.windows import session_windows
 from midstream.engine.operators.windows.fired_upto import FiredUpTo
+from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
-from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
 from midstream.engine.operators.windows.window_operator import END, START, WindowOperator
 from midstream.engine.state import heap_snapshot as heap
 from midstream.engine.state.heap_snapshot import KeyEncoding
@@ -304,7 +304,7 @@ BUGS = {
         a_session_begins_before_its_rows(), partial(windowed, "session"), "other bounds than its rows"
     ),
     "part of the state of windows": Bug(
-        without_the_last_part(SlidingWindowOperator), partial(windowed, "sliding"), "checkpoint .* lost"
+        without_the_last_part(PaneWindowOperator), partial(windowed, "sliding"), "checkpoint .* lost"
     ),
     "part of the state of sessions": Bug(
         without_the_last_part(SessionWindowOperator), partial(windowed, "session"), "checkpoint .* lost"

@@ -18,7 +18,7 @@ from midstream.engine.core.arrow_types import is_list_array, to_list
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
-from midstream.engine.operators.windows.sliding_windows import PANE
+from midstream.engine.operators.windows.pane_windows import PANE
 from midstream.engine.operators.windows.window_combiner import ROWS
 from midstream.engine.operators.windows.window_factory import LATE
 from midstream.engine.operators.windows.window_operator import END, PARTS, PROGRESS, START, WindowOperator

@@ -15,8 +15,8 @@ from midstream.engine.core.elements import Batch
 from midstream.engine.exchange import element_queue, peer_link
 from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
 from midstream.engine.operators.windows.aggregates import Max
+from midstream.engine.operators.windows.pane_windows import PaneCombiner
 from midstream.engine.operators.windows.session_windows import SessionCombiner
-from midstream.engine.operators.windows.sliding_windows import PaneCombiner
 from midstream.engine.operators.windows.window_combiner import ROWS
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.window_specs import LATE

@@ -19,7 +19,7 @@ from midstream.engine.core.python_values import to_python
 from midstream.engine.operators.functions.interval_join import IntervalJoinOperator
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.windows import window_operator
-from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
+from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.state import columnar, heap_snapshot
 from midstream.engine.state import keyed_states as keyed
 from midstream.engine.state import table_state as table
@@ -233,7 +233,7 @@ def side_rows_are_kept() -> Replacements:
 
 def lateness_is_forgotten() -> Replacements:
     """Rows are late as soon as their last window has fired."""
-    original = SlidingWindowOperator._late_before
+    original = PaneWindowOperator._late_before
 
     def late_before(self: Any, watermark: int) -> int:
         lateness, self._lateness = self._lateness, 0
@@ -242,12 +242,12 @@ def lateness_is_forgotten() -> Replacements:
         finally:
             self._lateness = lateness
 
-    return [(SlidingWindowOperator, "_late_before", late_before)]
+    return [(PaneWindowOperator, "_late_before", late_before)]
 
 
 def updates_without_what_was_said() -> Replacements:
     """A window that is emitted again has only what has come since."""
-    original = SlidingWindowOperator._window
+    original = PaneWindowOperator._window
 
     def window(self: Any, end: int, keys: Any = None) -> Any:
         if keys is None:
@@ -255,7 +255,7 @@ def updates_without_what_was_said() -> Replacements:
         frames = [log.frames()[-1].join(keys, on=self._aggregation.by, how="semi") for log in self._logs_of(end)]
         return self._merged([frame for frame in frames if frame.height] or frames[:1], end)
 
-    return [(SlidingWindowOperator, "_window", window)]
+    return [(PaneWindowOperator, "_window", window)]
 
 
 # ---- keys

@@ -17,8 +17,8 @@ from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.operators.windows import session_windows
 from midstream.engine.operators.windows.fired_upto import FiredUpTo
+from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
-from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
 from midstream.engine.operators.windows.window_operator import END, PROGRESS, START, Piece, WindowOperator, clamp
 from midstream.engine.protocol.messages import FromSlot, TaskFinished
 from midstream.engine.state.columnar import by_group
@@ -43,8 +43,8 @@ def window_waits_for_more() -> Replacements:
     def next_firing(self: Any, watermark: int) -> Any:
         return original(self, watermark - 1)
 
-    original = SlidingWindowOperator._next_firing
-    return [(SlidingWindowOperator, "_next_firing", next_firing)]
+    original = PaneWindowOperator._next_firing
+    return [(PaneWindowOperator, "_next_firing", next_firing)]
 
 
 def window_fires_early() -> Replacements:
@@ -53,8 +53,8 @@ def window_fires_early() -> Replacements:
     def next_firing(self: Any, watermark: int) -> Any:
         return original(self, clamp(watermark + 1000))
 
-    original = SlidingWindowOperator._next_firing
-    return [(SlidingWindowOperator, "_next_firing", next_firing)]
+    original = PaneWindowOperator._next_firing
+    return [(PaneWindowOperator, "_next_firing", next_firing)]
 
 
 def session_fires_early() -> Replacements:
@@ -97,8 +97,8 @@ def late_rows_are_taken() -> Replacements:
     def late_before(self: Any, watermark: int) -> int:
         return clamp(original(self, watermark) - self._slide)
 
-    original = SlidingWindowOperator._late_before
-    return [(SlidingWindowOperator, "_late_before", late_before)]
+    original = PaneWindowOperator._late_before
+    return [(PaneWindowOperator, "_late_before", late_before)]
 
 
 def drops_wait_for_a_heartbeat() -> Replacements:
@@ -124,8 +124,8 @@ def late_in_all_windows() -> Replacements:
     def late_before(self: Any, watermark: int) -> int:
         return max(int(original(self, watermark)), int(self._fired_before(watermark)))
 
-    original = SlidingWindowOperator._late_before
-    return [(SlidingWindowOperator, "_late_before", late_before)]
+    original = PaneWindowOperator._late_before
+    return [(PaneWindowOperator, "_late_before", late_before)]
 
 
 def late_for_its_session() -> Replacements:
@@ -149,15 +149,13 @@ def forgotten_too_soon() -> Replacements:
 
         return forgetting
 
-    return [
-        (kind, "_forget", without_lateness(kind._forget)) for kind in (SlidingWindowOperator, SessionWindowOperator)
-    ]
+    return [(kind, "_forget", without_lateness(kind._forget)) for kind in (PaneWindowOperator, SessionWindowOperator)]
 
 
 def not_fired_again() -> Replacements:
     """Rows that come within the allowed lateness are in the window, which is not emitted again."""
     return [
-        (SlidingWindowOperator, "_fired_ends", lambda *_: range(0)),
+        (PaneWindowOperator, "_fired_ends", lambda *_: range(0)),
         (SessionWindowOperator, "_emit_updated", _nothing),
     ]
 
@@ -167,7 +165,7 @@ def not_fired_again() -> Replacements:
 
 def windows_are_kept() -> Replacements:
     """Windows that nothing can change any more stay in state."""
-    return [(SlidingWindowOperator, "_forget", _nothing)]
+    return [(PaneWindowOperator, "_forget", _nothing)]
 
 
 def sessions_are_kept() -> Replacements:
@@ -207,8 +205,8 @@ def panes_are_restored_twice() -> Replacements:
         for each in self._restored_rows:
             original_table(self, each)
 
-    original, original_table = SlidingWindowOperator.restore, SlidingWindowOperator._restore_table
-    return [(SlidingWindowOperator, "restore", restore), (SlidingWindowOperator, "_restore_table", restore_table)]
+    original, original_table = PaneWindowOperator.restore, PaneWindowOperator._restore_table
+    return [(PaneWindowOperator, "restore", restore), (PaneWindowOperator, "_restore_table", restore_table)]
 
 
 def panes_of_the_first_chunk() -> Replacements:
@@ -221,8 +219,8 @@ def panes_of_the_first_chunk() -> Replacements:
         for pane, log in before.items():
             log.replace([run.frame for run in runs[pane]])
 
-    original = SlidingWindowOperator._restore_table
-    return [(SlidingWindowOperator, "_restore_table", restore)]
+    original = PaneWindowOperator._restore_table
+    return [(PaneWindowOperator, "_restore_table", restore)]
 
 
 def last_pane_is_lost() -> Replacements:
@@ -232,8 +230,8 @@ def last_pane_is_lost() -> Replacements:
         found = sorted(original(self, batch, times), key=lambda part: part[0])
         yield from found[:-1] or found
 
-    original = SlidingWindowOperator._parts
-    return [(SlidingWindowOperator, "_parts", parts)]
+    original = PaneWindowOperator._parts
+    return [(PaneWindowOperator, "_parts", parts)]
 
 
 # ---- sessions

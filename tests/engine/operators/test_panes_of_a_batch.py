@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from midstream.engine.operators.windows.aggregates import Count, Last, Sum
-from midstream.engine.operators.windows.sliding_windows import _by_pane
+from midstream.engine.operators.windows.pane_windows import _by_pane
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 
 TYPES: dict[str, pa.DataType] = {"k": pa.int64(), "at": pa.timestamp("us"), "x": pa.float64()}

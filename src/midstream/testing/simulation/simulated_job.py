@@ -21,7 +21,7 @@ from midstream.engine.graph.logical_graph import Input, LogicalGraph, Node
 from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
 from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
-from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
+from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_factory import LATE
 from midstream.engine.operators.windows.window_operator import WindowOperator
@@ -216,7 +216,7 @@ def _tap_uid(node: Node, tag: str | None) -> str:
 def _reads_late_rows(logical: LogicalGraph, node: Node) -> bool:
     """Whether the node is a tumbling window, where a row is late as a whole, and the program reads its late rows."""
     operator = node.operator
-    if not isinstance(operator, SlidingWindowOperator) or not operator.is_tumbling:
+    if not isinstance(operator, PaneWindowOperator) or not operator.is_tumbling:
         return False
     readers = (n for n in logical.nodes for i in n.inputs if i.node == node.id and i.tag == LATE)
     return any(not str(reader.uid).startswith(TAP) for reader in readers)

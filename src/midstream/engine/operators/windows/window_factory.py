@@ -9,8 +9,8 @@ import pyarrow as pa
 from midstream.engine.core.config import Duration, duration_us
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.windows.aggregates import AnyAggregate
+from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
-from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.window_specs import (
@@ -69,4 +69,4 @@ def window_operator(
     lateness_us = duration_us(allowed_lateness, "allowed_lateness")
     if isinstance(window, Session):
         return SessionWindowOperator(aggregation, window, lateness_us)
-    return SlidingWindowOperator(aggregation, window, lateness_us)
+    return PaneWindowOperator(aggregation, window, lateness_us)

@@ -59,7 +59,7 @@ class PaneCombiner(WindowCombiner):
         return parts[0] if len(parts) == 1 else pl.concat(parts)
 
 
-class SlidingWindowOperator(WindowOperator):
+class PaneWindowOperator(WindowOperator):
     def __init__(self, aggregation: WindowAggregation, window: Sliding, lateness_us: int) -> None:
         super().__init__(aggregation, window, lateness_us)
         where = f"{aggregation.where}: window"
