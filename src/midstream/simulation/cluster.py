@@ -162,6 +162,8 @@ class SimulatedDriver:
         """The unanswered requests, by client."""
         self.connections: dict[int, ControlConnection] = {}
         """The open connections, by slot number."""
+        self._watched_us = cluster.world.now_us
+        """When heartbeats were last checked."""
         self.message_checker = MessageChecker(
             plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._unexplained
         )
@@ -453,10 +455,17 @@ class SimulatedDriver:
             self.shell.slot_lost(connection.number, reason)
 
     def _watch(self) -> None:
-        """Send heartbeats, and drop silent slots, as the production connections do."""
+        """Send heartbeats, and drop silent slots, as the production connections do.
+
+        The world has one clock: a step that takes longer than the limit delays the heartbeats of all slots.
+        """
         world = self.cluster.world
         limit_us = self.plan.config.heartbeat_timeout_s * 1e6
+        were_delayed = world.now_us - self._watched_us > limit_us
+        self._watched_us = world.now_us
         for connection in list(self.connections.values()):
+            if were_delayed:
+                connection.received_us = world.now_us
             if connection.slot.calls_since_us is not None:  # the slot's second thread sends heartbeats
                 connection.received_us = world.now_us
                 for_ms = (world.now_us - connection.slot.calls_since_us) // 1000

@@ -49,6 +49,8 @@ class MessageChecker:
         """Whether a task of this attempt has reached its end, so that the end of the job waits for a checkpoint."""
         self._failed: set[int] = set()
         """The checkpoints that have failed since one completed, or since the attempt began."""
+        self._aborted = -1
+        """The checkpoint that was aborted last: every slot receives a message, and late acknowledgements lead to more."""
         self._moves = False
         """Whether a slot has to leave that runs tasks of this attempt."""
         self._requests: dict[int, tuple[m.ClientRequest, int]] = {}
@@ -101,9 +103,9 @@ class MessageChecker:
                 self._ended_us = self._now_us()
                 self._failed.clear()
             case m.CheckpointAborted(checkpoint_id=number) if (
-                number in self._triggered[-1:] and number not in self._failed
+                number in self._triggered[-1:] and number != self._aborted
             ):
-                self._ended_us = self._now_us()
+                self._ended_us, self._aborted = self._now_us(), number
                 if number not in self._for_savepoints:
                     self._failed.add(number)
             case _:  # no other message is checked
