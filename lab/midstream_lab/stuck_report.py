@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from midstream.engine.exchange.input_channel import RemoteChannel
 from midstream.engine.worker.task import Task
-from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver, SimulatedSlot
+from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver
+from midstream.simulation.simulated_slot import SimulatedSlot
 
 
 def who_waits(cluster: SimulatedCluster, driver: SimulatedDriver) -> Iterator[str]:

@@ -21,25 +21,21 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.checkpoint.store import FencedError, UnknownOutcomeError
 from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.placement.rescale import RescaleStage
-from midstream.engine.coordinator.placement.slots import PYTHON
-from midstream.engine.core.errors import ClusterError, StorageError
+from midstream.engine.core.errors import ClusterError
 from midstream.engine.core.interfaces import Done, Failed, Signal, Storage
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker.interfaces import SlotServices
-from midstream.engine.worker.slot_machine import SlotMachine
 from midstream.simulation.checked_shell import CheckedMachine, CheckedShell
 from midstream.simulation.control_connection import ControlConnection
 from midstream.simulation.failure_causes import FailureCauses
 from midstream.simulation.graph_pickle import Pickler
-from midstream.simulation.liveness_checker import CANCEL_ENDS, LivenessChecker, owed_at_the_end
-from midstream.simulation.message_checker import NOT_OPENED, MessageChecker, OwedCommits
-from midstream.simulation.network import SIM, Network, SimTransport
+from midstream.simulation.liveness_checker import CANCEL_ENDS, LivenessChecker
+from midstream.simulation.message_checker import MessageChecker
+from midstream.simulation.network import SIM, Network
 from midstream.simulation.signals import SimSignal
+from midstream.simulation.simulated_slot import HEARTBEAT_S, SimulatedSlot
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import Process, World
 
-HEARTBEAT_S: Final = 0.5
-CHECK_STEPS: Final = 16
 LAUNCH_US: Final = 20_000
 """How long a slot process takes to start."""
 REPORT_US_MAX: Final = 1_000_000
@@ -47,7 +43,6 @@ REPORT_US_MAX: Final = 1_000_000
 RUN_AGAIN: Final = 0.15
 """The probability that the task of a killed slot is run again, as Spark may do, instead of being reported as ended."""
 _to_slot: Final = msgspec.msgpack.Decoder(m.ToSlot)
-_from_slot: Final = msgspec.msgpack.Decoder(m.FromSlot)
 _encoder: Final = msgspec.msgpack.Encoder()
 
 _RESTART: Final = re.compile(r"^Restart (\d+) in ", re.MULTILINE)
@@ -491,125 +486,3 @@ class SimulatedDriver:
         for slot in self.cluster.live_slots:
             if slot.driver is self:
                 slot.lose_driver(f"{SIM} the driver is gone")
-
-
-class SimulatedSlot:
-    """A slot process: it registers, runs a SlotMachine, and ends when it is released or loses its driver."""
-
-    def __init__(self, cluster: SimulatedCluster, driver: SimulatedDriver, request: str) -> None:
-        world = self._world = cluster.world
-        self.cluster = cluster
-        self.driver = driver
-        self.request = request
-        self.process = Process(world, f"slot{len(cluster.slots)}")
-        self.transport = SimTransport(cluster.network, self.process, driver.plan.job_id)
-        self.connection: ControlConnection | None = None
-        self.is_released = False
-        self.calls_since_us: int | None = None
-        """The time since which its loop has been in one call; None if it is not."""
-        self.machine: SlotMachine | None = None
-        self.owed = OwedCommits(self._world.bug, self.process.name)
-        self._opens = True
-        """Whether it can open the storage, the next time that it does."""
-        self.process.on_death.append(self._died)
-        self.process.after_step = self._check
-        register = m.Register(self.process.name, 1, len(cluster.slots), PYTHON, request)
-        world.schedule(
-            world.delay(world.tempo.control_us), self.process, Kind.CONTROL, partial(self._connect, register), register
-        )
-
-    def _connect(self, register: m.Register) -> None:
-        driver = self.driver.process
-        if driver.alive:
-            self.cluster.world.schedule(0, driver, Kind.CONTROL, partial(self.driver.register, self, register))
-        else:
-            self.end()
-
-    def received(self, message: m.ToSlot) -> None:
-        if isinstance(message, m.Release):
-            self.is_released = True
-            self.end()
-        elif isinstance(message, m.Heartbeat):
-            return
-        elif isinstance(message, m.Welcome):
-            self._begin(message)
-        else:
-            assert self.machine is not None
-            if isinstance(message, m.Commit):
-                self.owed.on_request(message.request)
-            elif isinstance(message, m.CommitSinks) and self.cluster.load_failures:
-                self.cluster.load_failures -= 1
-                self._opens = False
-            self.machine.handle(message)
-
-    def _begin(self, welcome: m.Welcome) -> None:
-        connection = self.connection
-        assert connection is not None
-        self.transport.slot = welcome.slot
-        self.machine = SlotMachine(
-            SlotServices(
-                clock=self.process,
-                executor=self.process,
-                ids=self.process,
-                transport=self.transport,
-                open_storage=self._open_storage,
-                send=self._send,
-                make_signal=partial(SimSignal, self._world),
-                unpickle=self.cluster.unpickle,
-            )
-        )
-        self.machine.handle(welcome)
-        self._beat()
-
-    def _open_storage(self, root: str) -> Storage:
-        if not self._opens:
-            self._opens = True
-            self._world.note(("it cannot be opened:", root))
-            self.owed.not_opened()
-            raise StorageError(f"{NOT_OPENED} {SIM}")
-        return self.cluster.open_storage(root)
-
-    def _send(self, message: m.FromSlot) -> None:
-        assert self.connection is not None
-        if isinstance(message, (m.CommitDone, m.CommitFailed)):
-            self.owed.on_answer(message)
-        if isinstance(message, m.TaskFinished) and self.driver.plan.config.checkpoint_dir is not None:
-            for owed in owed_at_the_end(self.machine, message.task):
-                self._world.bug(f"{message.task} ends {owed}")
-        self.connection.to_driver.send(_from_slot.decode(_encoder.encode(message)))
-
-    def _beat(self) -> None:
-        assert self.machine is not None
-        self._send(self.machine.status())
-        self.process.call_later(HEARTBEAT_S, self._beat)
-
-    def _check(self) -> None:
-        """Check the slot's invariants, but not after each step, which would take a quarter of the time."""
-        if self._world.step_number % CHECK_STEPS == 0 and self.machine is not None:
-            self.machine.check()
-
-    def lose_driver(self, reason: str) -> None:
-        """End the process soon, since the control connection is gone."""
-        if self.process.alive:
-            world = self.cluster.world
-            world.schedule(world.delay(world.tempo.control_us), self.process, Kind.CLUSTER, self.end, reason)
-
-    def end(self) -> None:
-        if self.machine is not None:
-            self.machine.close()
-        if self.connection is not None:
-            self.connection.to_slot.is_cut = True
-        self.process.end()
-
-    def _died(self) -> None:
-        """Report the end of the process to the driver, and the closed connection after everything sent on it."""
-        connection, driver = self.connection, self.driver
-        if not driver.process.alive:
-            return
-        if not self.is_released:
-            driver.process_died(self, f"{SIM} {self.process.name} died")
-        if connection is not None:
-            connection.to_slot.is_cut = True
-            if connection.is_open:
-                lost = partial(driver.connection_lost, connection, f"{SIM} {self.process.name} died")
-                connection.to_driver.close(lost)

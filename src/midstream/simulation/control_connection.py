@@ -9,7 +9,8 @@ from midstream.engine.protocol import messages as m
 from midstream.simulation.network import Pipe
 
 if TYPE_CHECKING:
-    from midstream.simulation.cluster import SimulatedDriver, SimulatedSlot
+    from midstream.simulation.cluster import SimulatedDriver
+    from midstream.simulation.simulated_slot import SimulatedSlot
 
 
 class ControlConnection:

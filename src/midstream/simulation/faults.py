@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from midstream.engine.protocol.messages import DoCheckpoint, DoRescale, DoStop, GetStatus
 from midstream.simulation import storage_faults
-from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver, SimulatedSlot
+from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver
 from midstream.simulation.disk import Disk
 from midstream.simulation.fault_kinds import (
     AT_IT,
@@ -39,6 +39,7 @@ from midstream.simulation.fault_kinds import (
 from midstream.simulation.network import SIM, stall
 from midstream.simulation.recorded_rows import Outside, SimSource
 from midstream.simulation.recoveries import Recoveries, gates_of, is_recovering
+from midstream.simulation.simulated_slot import SimulatedSlot
 from midstream.simulation.slot_ledger_sink import Calls
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import World

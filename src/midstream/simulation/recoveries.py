@@ -12,7 +12,8 @@ from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.protocol.messages import ChannelState, Deploy
-from midstream.simulation.cluster import SimulatedDriver, SimulatedSlot
+from midstream.simulation.cluster import SimulatedDriver
+from midstream.simulation.simulated_slot import SimulatedSlot
 
 
 def gates_of(slots: Iterable[SimulatedSlot]) -> Iterator[InputGate]:

@@ -23,7 +23,8 @@ from midstream.simulation.network import SIM
 from midstream.simulation.recorded_rows import Outside
 
 if TYPE_CHECKING:
-    from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver, SimulatedSlot
+    from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver
+    from midstream.simulation.simulated_slot import SimulatedSlot
     from midstream.simulation.world import Process
 
 LANES: Final = (1, 2, 3, 100)
