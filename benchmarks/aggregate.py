@@ -23,8 +23,8 @@ from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.operators.base import Operator, OperatorContext, never_stored
 from midstream.engine.operators.windows.aggregates import Count, First, Last, Max, Mean, Min, Sum
-from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.window_factory import Window, session, sliding, tumbling, window_operator
+from midstream.engine.operators.windows.window_operator import WindowOperator
 
 KEYS = 10_000
 

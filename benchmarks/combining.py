@@ -20,7 +20,7 @@ from midstream.engine.core.batches import to_polars
 from midstream.engine.core.key_groups import key_groups, subtask_of
 from midstream.engine.exchange.result_partition import split_rows
 from midstream.engine.operators.windows.aggregates import Count, Sum
-from midstream.engine.operators.windows.sliding_windows import PANE, PaneCombiner
+from midstream.engine.operators.windows.pane_windows import PANE, PaneCombiner
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 
 NARROW = pa.schema([("key", pa.int64()), ("at", pa.timestamp("us")), ("n", pa.int64())])

@@ -15,8 +15,8 @@ from aggregate import opened
 
 from midstream.engine.operators.base import SnapshotResult
 from midstream.engine.operators.windows.aggregates import Count, Sum
-from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.window_factory import tumbling, window_operator
+from midstream.engine.operators.windows.window_operator import WindowOperator
 
 SCHEMA = pa.schema([("ts", pa.timestamp("ms")), ("key", pa.int64()), ("value", pa.float64())])
 CHECKPOINTS = 200
