@@ -38,7 +38,7 @@ from midstream.api.submit import StartOptions
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.elements import CheckpointBarrier, Event, Watermark, encode_event
 from midstream.engine.core.ids import ChannelId, TaskId
-from midstream.engine.core.interfaces import Done, Failed, LinkEnd, Mail
+from midstream.engine.core.interfaces import ConnectionEnd, Done, Failed, Mail
 from midstream.engine.core.job_pickle import pickled
 from midstream.engine.exchange.wire import FrameKind, header
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
@@ -119,7 +119,7 @@ class Peers:
 
     def __init__(self) -> None:
         self.mails: deque[Mail] = deque()
-        self.ends: dict[int, LinkEnd] = {}
+        self.ends: dict[int, ConnectionEnd] = {}
         self.said: list[m.FromSlot] = []
         self._slot = -1
 
@@ -141,7 +141,7 @@ class Peers:
         found = work()
         self.mails.append(lambda: done(Done(found)))
 
-    def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> Peers:
+    def open(self, slot: int, host: str, port: int, attempt: int, end: ConnectionEnd) -> Peers:
         self.ends[slot] = end
         return self
 
