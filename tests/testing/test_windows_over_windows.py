@@ -20,6 +20,9 @@ from midstream import (
     Environment,
     KeyedProcessFunction,
     Last,
+    Max,
+    Mean,
+    Min,
     ProcessContext,
     Sum,
     WatermarkStrategy,
@@ -120,3 +123,16 @@ def test_results_of_two_units_of_time_are_not_one_stream() -> None:
     results = marked.window_all(tumbling("1 min")).aggregate(n=Count()).select("window_end")
     with pytest.raises(JobError, match=r"union: one stream has event time 'window_end'.*, another 'window_end'"):
         marked.union(results)
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()])
+@pytest.mark.parametrize("values", [[-0.0], [-0.0, -0.0], [0.0, -0.0], [-0.0, 0.0], [-0.0, None, 0.0, -0.0]])
+def test_the_zero_of_an_aggregate_has_no_sign_wherever_batches_are_cut(kind, values) -> None:
+    source = Environment().from_collection([], schema={"k": int, "f": kind, "at": datetime})
+    windows = source.with_watermarks("at", WatermarkStrategy.monotonous()).key_by("k").window(tumbling("1 min"))
+    made = windows.aggregate(least=Min("f"), most=Max("f"), total=Sum("f"), mean=Mean("f"))
+    rows = [{"k": 1, "f": value, "at": START + timedelta(seconds=second)} for second, value in enumerate(values)]
+    for parallelism in (1, 3):
+        for cut in (1, 2, "whole"):
+            [row] = testing.run(made, rows, cut=cut, parallelism=parallelism).rows
+            assert [str(row[name]) for name in ("least", "most", "total", "mean")] == ["0.0"] * 4

@@ -193,7 +193,7 @@ class Sum(_Folded):
         return {"sum": total, "rough": DenseGroupBy("sum", self.columns[0], pl.Float64(), is_estimate=True)}
 
     def finish(self, part: Columns) -> pl.Expr:
-        return part("sum")
+        return _with_one_zero(part("sum")) if self._widened == pl.Float64() else part("sum")
 
     def overflow(self, part: Columns) -> pl.Expr | None:
         if self._wraps_at is None:
@@ -259,21 +259,30 @@ class _Extreme(_OfColumn, _Folded):
 
     _kind: ClassVar[Literal["min", "max"]]
 
+    def __init__(self, column: str) -> None:
+        super().__init__(column)
+        self._has_floats = False
+
     def bind(self, schema: pa.Schema) -> Aggregate:
         _check_ordered(schema, self.columns[0], self._kind)
-        return self
+        kind = schema.field(self.columns[0]).type
+        if not pa.types.is_floating(kind):
+            return self
+        bound = copy(self)
+        bound._has_floats = True
+        return bound
 
     def _folds(self) -> Mapping[str, DenseGroupBy]:
         return {self._kind: DenseGroupBy(self._kind, self.columns[0])}
 
     def finish(self, part: Columns) -> pl.Expr:
-        return part(self._kind)
+        return _with_one_zero(part(self._kind)) if self._has_floats else part(self._kind)
 
 
 class Min(_Extreme):
     """The smallest value of a column; null if there is none.
 
-    Nulls are ignored, and NaN counts only if there is nothing else.
+    Nulls are ignored, NaN counts only if there is nothing else, and -0.0 is 0.0.
 
     `column`: the name of a column whose values have an order; lists and structs raise SchemaError.
 
@@ -287,7 +296,7 @@ class Min(_Extreme):
 class Max(_Extreme):
     """The largest value of a column; null if there is none.
 
-    Nulls are ignored, and NaN counts only if there is nothing else.
+    Nulls are ignored, NaN counts only if there is nothing else, and -0.0 is 0.0.
 
     `column`: the name of a column whose values have an order; lists and structs raise SchemaError.
 
@@ -315,7 +324,8 @@ class Mean(_OfColumn, _Folded):
         return {"sum": DenseGroupBy("sum", self.columns[0], pl.Float64()), "n": DenseGroupBy("count", self.columns[0])}
 
     def finish(self, part: Columns) -> pl.Expr:
-        return pl.when(part("n") > 0).then(part("sum") / part("n"))
+        mean = _with_one_zero(part("sum") / part("n"))
+        return pl.when(part("n") > 0).then(mean)
 
 
 class First(_OfColumn):
@@ -466,6 +476,11 @@ def _numeric_kind(schema: pa.Schema, column: str, what: str, *, durations: bool)
     if not numeric and not (durations and pa.types.is_duration(kind)):
         raise SchemaError(f"{what} of column {column!r}, which is {kind}: only numbers have a {what}; cast it first")
     return kind
+
+
+def _with_one_zero(floats: pl.Expr) -> pl.Expr:
+    """Replace -0.0 by 0.0: they are equal, so which of them a part has depends on where batches are cut."""
+    return pl.when(floats == 0).then(floats.abs()).otherwise(floats)
 
 
 def _check_ordered(schema: pa.Schema, column: str, what: str) -> None:
