@@ -24,7 +24,7 @@ OTHERWISE = {
         "of record 7",
     ),
     "the handle is elsewhere": ("k.object = type('o', (), {'__basicsize__': 24})", "has its handle in another place"),
-    "errors come to the client's own callback": ("k.Client.on_errors = lambda *_: None", "signal 6"),
+    "errors come to the client's own callback": ("k.FetchClient.on_errors = lambda *_: None", "signal 6"),
     "a call is missing": ("k._typed = lambda *_: k.ctypes.CDLL(None).rd_kafka_none", "rd_kafka_none"),
     "it hangs": (
         "import threading; k.MemoryFetcher.take = lambda *_: threading.Event().wait()",

@@ -48,6 +48,17 @@ def test_no_mutation_hides_another_of_its_name() -> None:
     assert sum(len(room.MUTATIONS) for room in rooms) == len(MUTATIONS)
 
 
+def test_what_mutations_replace_exists() -> None:
+    missing = []
+    for name, mutation in MUTATIONS.items():
+        try:
+            with applied(mutation):
+                pass
+        except AttributeError as error:
+            missing.append(f"{name}: {error}")
+    assert missing == []
+
+
 def test_every_mutation_was_measured() -> None:
     assert sorted(SEARCHES) == sorted(MUTATIONS)
 

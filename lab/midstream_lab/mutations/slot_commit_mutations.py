@@ -166,11 +166,11 @@ def aborted_is_committed() -> Replacements:
 def driver_commits() -> Replacements:
     """The driver commits what slots must commit."""
 
-    def commit_slots(job: Any) -> Any:
+    def eligible_slots(job: Any) -> Any:
         return original(job) or None
 
     original = lanes.eligible_slots
-    return [(lanes, "commit_slots", commit_slots)]
+    return [(lanes, "eligible_slots", eligible_slots)]
 
 
 def not_told_to_stop() -> Replacements:
