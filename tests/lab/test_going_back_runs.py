@@ -231,7 +231,7 @@ def test_a_start_may_name_a_checkpoint_that_the_leader_before_it_deletes_when_it
     outcome = run(back_to_the_deleted(20), keep_trace=True)
     assert not outcome.failures, outcome.failures[0]
     assert outcome.trace is not None
-    order = "".join(outcome.trace.lines(r"driver1 +mail +Driver|driver0 wakes up|deleted chk-1/|ended"))
+    order = "".join(outcome.trace.lines(r"driver1 +mail +SimulatedDriver|driver0 wakes up|deleted chk-1/|ended"))
     refused = r"job ended: failed checkpoint 1 is not in the checkpoint directory, which has: 2"
     assert re.search(rf"(?s)driver1 .*driver0 wakes up.*deleted chk-1/_metadata.*{refused}", order), order
 

@@ -53,8 +53,7 @@ def test_rows_with_such_a_time_are_in_tables_and_are_named_elsewhere():
     assert result.table(next(iter(result))).num_rows == 1
     with pytest.raises(SchemaError, match=r"column 'at', timestamp.* has a value that Python cannot represent"):
         _ = result.rows
-    with pytest.raises(SchemaError, match=r"column 'at'"):
-        testing.check_cuts(untimed(), FAR)
+    testing.check_cuts(untimed(), FAR)  # equal rows need not be Python objects
     last = [{"k": "a", "at": "9999-12-31 23:59:59.999999"}]
     with pytest.raises(SchemaError, match=r"column 'window_end'"):
         _ = testing.run(counted(), last).rows

@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from midstream import (
+    CoProcessFunction,
     Count,
     Environment,
     KeyedProcessFunction,
@@ -117,11 +119,54 @@ class Stamped(KeyedProcessFunction):
         return {"window_end": row["window_end"], "time": ctx.timestamp}
 
 
+class AtTheEnd(KeyedProcessFunction):
+    """Emits a row at the end of each window, when event time has reached it."""
+
+    def process(self, row: dict[str, Any], ctx: ProcessContext) -> None:
+        ctx.timers.event_time(row["window_end"])
+
+    def on_timer(self, time: datetime, ctx: ProcessContext) -> dict[str, Any]:
+        return {"window_end": time}
+
+
+def test_after_a_function_the_event_time_of_windows_is_declared_again() -> None:
+    """What the function emits at the end of a window would be late as a row of that window."""
+    source = Environment().from_collection([], schema={"k": int, "at": datetime})
+    timed = source.with_watermarks("at", WatermarkStrategy.monotonous()).key_by("k")
+    made = timed.window(tumbling(10)).aggregate(n=Count())
+    ends = made.key_by("k").process(AtTheEnd(), {"window_end": datetime})
+    either = made.key_by("k").connect(timed.window(session(3)).aggregate(n=Count()).key_by("k"))
+    assert ends.event_time is None and made.map(lambda row: row).event_time is None
+    assert either.process(Both(), made.schema).event_time is None
+    assert made.filter(pl.col("n") > 0).drop("window_start").event_time == "window_end"
+    with pytest.raises(JobError, match="the stream has no event time; call with_watermarks"):
+        ends.window_all(tumbling(10))
+    again = ends.with_watermarks("window_end", WatermarkStrategy.monotonous()).window_all(tumbling(10))
+    rows = [{"k": 1, "at": START + timedelta(seconds=10 * second)} for second in range(6)]
+    for cut in (1, 3, "whole"):
+        assert [row["n"] for row in testing.run(again.aggregate(n=Count()), rows, cut=cut).rows] == [1] * 6
+
+
+class Both(CoProcessFunction):
+    def process1(self, row: dict[str, Any], ctx: ProcessContext) -> dict[str, Any]:
+        return row
+
+    process2 = process1
+
+
+def test_the_last_second_that_there_is_can_be_windowed_twice() -> None:
+    source = Environment().from_collection([], schema={"at": datetime})
+    timed = source.with_watermarks("at", WatermarkStrategy.monotonous())
+    twice = timed.window_all(tumbling(1)).aggregate(n=Count()).window_all(tumbling(1)).aggregate(n=Sum("n"))
+    table, *_ = testing.run(twice.select("n"), [{"at": datetime(9999, 12, 31, 23, 59, 59)}]).tables().values()
+    assert table.to_pylist() == [{"n": 1}]
+
+
 def test_results_of_two_units_of_time_are_not_one_stream() -> None:
     timed = Environment().from_collection([], schema={"window_end": datetime}).uid("in")
     marked = timed.with_watermarks("window_end", WatermarkStrategy.monotonous())
     results = marked.window_all(tumbling("1 min")).aggregate(n=Count()).select("window_end")
-    with pytest.raises(JobError, match=r"union: one stream has event time 'window_end'.*, another 'window_end'"):
+    with pytest.raises(JobError, match=r"event time 'window_end', another one unit before 'window_end'"):
         marked.union(results)
 
 

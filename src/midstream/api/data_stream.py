@@ -66,7 +66,7 @@ class DataStream(Handle, Writable, Hinted):
         Handle.__init__(self, core.program, node)
         Writable.__init__(self, core)
         self.event_time = core.event_time_name
-        """The event-time column; None before with_watermarks() and after a window."""
+        """The event-time column; None before with_watermarks()."""
 
     # ---- rows to rows
 
@@ -281,7 +281,7 @@ class DataStream(Handle, Writable, Hinted):
                 )
             if other.core.event_time != self.core.event_time:
                 raise JobError(
-                    f"union: one stream has event time {self.event_time!r}, another {other.event_time!r}; "
+                    f"union: one stream has event time {_described(self.core)}, another {_described(other.core)}; "
                     "call with_watermarks() after the union, or on each of its streams"
                 )
             if other.core.partitioning is not self.core.partitioning:
@@ -546,6 +546,11 @@ def main_output(core: StreamCore) -> DataStream:
     """Return the stream of an operator's main output, on which the operator is named and configured."""
     [origin] = core.origins
     return DataStream(core, origin.node)
+
+
+def _described(core: StreamCore) -> str:
+    is_end = core.event_time is not None and core.event_time.is_end
+    return f"one unit before {core.event_time_name!r}" if is_end else repr(core.event_time_name)
 
 
 def _difference(first: pa.Schema, second: pa.Schema) -> str:

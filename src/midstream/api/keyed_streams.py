@@ -230,10 +230,9 @@ class WindowedStream(Hinted):
 
         Returns a stream of the key columns, `window_start`, `window_end`, and a column per aggregate. Rows that came
         too late are in its `side_output(LATE)`, unchanged. The event time of a row is one unit of the column before
-        `window_end`, the last time in the window; for sessions it is `window_end`. So windows, joins and functions may
-        follow. Raises JobError for an argument that
-        is not an aggregate, and if there is none, SchemaError for a column that is missing or does not fit, ConfigError
-        for two columns of one name.
+        `window_end`, the last time in the window; for sessions it is `window_end`. So windows and joins may follow.
+        Raises JobError for an argument that is not an aggregate, and if there is none, SchemaError for a column that is
+        missing or does not fit, ConfigError for two columns of one name.
 
             >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count(), last=Last("at"))
             >>> for row in testing.run(per_minute).rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import pyarrow as pa
 
@@ -12,6 +13,9 @@ from midstream.engine.core.errors import JobError
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.graph.logical_graph import Input
 from midstream.engine.operators.event_time_column import TimeColumn
+
+_KEEPS_ROWS: Final = frozenset({"filter", "select", "with_columns", "drop", "rename", "window", "window_all"})
+"""The kinds of operators that pass on the event-time column as it is, or state that they compute it; windows in LATE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,16 @@ class StreamCore:
     ) -> StreamCore:
         """Add an operator that reads these rows, and those of `second` as its second input; return its output.
 
-        The event time is the first of the inputs' that is still a column.
+        The event time is the first of the inputs' that is still a column. That of windows, a unit before their end, ends at
+        functions: a row that one emits at the end of a window would be late.
         """
         inputs, event_times, overwritten = self.inputs(), [self.event_time], self.overwritten
         if second is not None:
             inputs += second.inputs(1)
             event_times.append(second.event_time)
             overwritten = overwritten or second.overwritten
+        if kind not in _KEEPS_ROWS and any(time is not None and time.is_end for time in event_times):
+            event_times = []
         node = self.program.add(kind, inputs, make, parallelism=parallelism)
         assert node.schema is not None, kind
         side_outputs: Mapping[str, pa.Schema] = getattr(node.operator, "side_outputs", {})

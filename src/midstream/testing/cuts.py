@@ -77,6 +77,8 @@ def _difference(first: Result, other: Result, cut: Cut) -> str:
     is_late = False
     theirs = other.tables()
     for label, table in first.tables().items():
+        if table.equals(theirs[label]):
+            continue
         one, two = table_rows(table), table_rows(theirs[label])
         close = {field.name: close_of(field.type) for field in table.schema}
         only_one, only_two = _only_in_one(one, two, close)

@@ -73,6 +73,10 @@ class ProcessSlots:
         self._closed = False
 
     def check(self, slots: int) -> None:
+        if self._closed:
+            raise ClusterError(
+                "these ProcessSlots belong to a job that has ended; give each job its own: ProcessSlots()"
+            )
         if self._slots_max is not None and slots > self._slots_max:
             raise ClusterError(f"the job needs {slots} slots, but there are {self._slots_max}; lower its parallelism")
 

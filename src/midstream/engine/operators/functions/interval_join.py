@@ -37,8 +37,8 @@ def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, uppe
     twice = [field.name for field in second.schema if field.name not in names and field.name in first.schema.names]
     if twice:
         raise JobError(
-            f"operator {name!r}: both streams have a column {twice[0]!r}; rename it in one of them, with select() "
-            "(an event-time column before with_watermarks())"
+            f"operator {name!r}: both streams have a column {twice[0]!r}; rename it in one of them, with "
+            f"rename({{{twice[0]!r}: …}})"
         )
     added = [field for field in renamed if field.name not in keys]
     schema = pa.schema([*first.schema, *added])
