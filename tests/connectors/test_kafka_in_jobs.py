@@ -208,9 +208,9 @@ def test_brokers_that_are_gone_are_in_the_status_until_they_answer(kafka, kafka_
         waits = said()
         return reads in waits and bool(waits & writes) and waits <= {reads, *writes}
 
-    until("it is said", is_complete, 90, found=said)
+    until("the status has both brokers that are waited for", is_complete, 90, found=said)
     kafka_broker.start()
-    until("it is said no more, though there are no new records", lambda: not said(), 90, found=said)
+    until("the status has them no more, though there are no new records", lambda: not said(), 90, found=said)
     until("all is committed", lambda: len(kafka.read(sink)) == 1100, 90)
 
 

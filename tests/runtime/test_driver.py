@@ -136,6 +136,14 @@ def test_the_coordinator_is_told_when_no_slot_can_be_had_any_more() -> None:
     assert driver.ended.wait(limit_s(20))
 
 
+def test_process_slots_of_a_job_that_has_ended_are_refused_before_anything_starts():
+    slots = ProcessSlots()
+    slots.check(2)
+    slots.close()
+    with pytest.raises(ClusterError, match="belong to a job that has ended; give each job its own"):
+        slots.check(2)
+
+
 def test_more_slots_than_there_can_be_are_refused_before_anything_starts() -> None:
     with pytest.raises(ClusterError, match="needs 3 slots, but there are 2"):
         Driver(plan(slots=3), ProcessSlots(slots_max=2), Scripted)

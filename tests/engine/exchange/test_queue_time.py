@@ -171,7 +171,7 @@ def test_a_producer_gets_on_when_its_rows_are_read_even_if_a_checkpoint_still_ho
     assert task.woken == [False], "one still waits, and one is all that such a reader gets"
     partition.wake_when_available()
     assert gate.poll(1) is not None
-    assert task.woken == [False, True], "nobody else would wake it before the checkpoint is written"
+    assert task.woken == [False, True], "nothing else would wake it before the checkpoint is written"
     gate.processed()
     release(captured)
     assert pool.in_use == 0

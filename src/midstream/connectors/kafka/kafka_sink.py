@@ -163,7 +163,7 @@ class KafkaSink(Sink):
         StorageError if it does not answer.
         """
         Encoding(self, schema, self._where).register()
-        self._producer(BrokerSilence(self._where, self._connection.servers), _nobody)  # checks the options
+        self._producer(BrokerSilence(self._where, self._connection.servers), _sends_nothing)  # checks the options
         with closing(KafkaCluster(self._connection, self._where)) as cluster:
             cluster.check_writable(self.topic)
             if self._is_exactly_once:
@@ -462,7 +462,7 @@ def _bytes(column: pa.Array[Any]) -> list[bytes | None]:
     return found
 
 
-def _nobody(error: KafkaError | None, message: Message) -> None:
+def _sends_nothing(error: KafkaError | None, message: Message) -> None:
     """The delivery callback of a producer that sends nothing."""
 
 

@@ -294,20 +294,20 @@ class ProcessOperator(FunctionOperator):
         new_id, stored_bytes, encoding = self._runtime.ids.new_id, self._runtime.stored_bytes, self._encoding
         of_states = [(state, state.snapshot(new_id, stored_bytes)) for state in self._states.values()]
         of_timers = [(name, queue.log.snapshot(new_id, stored_bytes)) for name, queue in self._queues().items()]
-        if not any(taken for _, taken in (*of_states, *of_timers)):
+        if not any(part for _, part in (*of_states, *of_timers)):
             return NOTHING
         own, where = self.own, self._where
 
         def later() -> SnapshotResult:
             parts = {}
-            for state, taken in of_states:
-                if taken is not None:
+            for state, part in of_states:
+                if part is not None:
                     rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
-                    table = state_table(state, taken, self._encoding_of(state), own, where)
-                    parts[state.part_name] = StatePart(rule, _chunks(taken, table))
-            for name, taken in of_timers:
-                if taken is not None:
-                    parts[name] = StatePart(Redistribute.KEYED, _chunks(taken, timers_table(taken, encoding)))
+                    table = state_table(state, part, self._encoding_of(state), own, where)
+                    parts[state.part_name] = StatePart(rule, _chunks(part, table))
+            for name, part in of_timers:
+                if part is not None:
+                    parts[name] = StatePart(Redistribute.KEYED, _chunks(part, timers_table(part, encoding)))
             return SnapshotResult({name: part for name, part in parts.items() if part.chunks})
 
         return Snapshot(later=later)
