@@ -11,13 +11,13 @@ import msgspec
 from midstream.engine.checkpoint import store
 from midstream.engine.checkpoint.directory_files import FromFile, OwnerFile, sealed
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, encode_metadata
-from midstream.engine.checkpoint.store import Listed, Retained, TakenOver
+from midstream.engine.checkpoint.store import ListedCheckpoint, RetainedCheckpoint, ClaimedDirectory
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
 from midstream.engine.coordinator.checkpoints import cleanup
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.checkpoints.cleanup import CheckpointCleanup
 from midstream.engine.coordinator.restore import newer_output, open_directory
-from midstream.engine.coordinator.restore.newer_output import Decision, Newer
+from midstream.engine.coordinator.restore.newer_output import Decision, SinkAhead
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import CheckpointAck
@@ -204,8 +204,8 @@ def retained_loses_files() -> Replacements:
     """With a checkpoint go the files that the older of those that are kept refer to."""
 
     def split_retained(
-        retained: tuple[Retained, ...], keep: int, in_use: Collection[str] = ()
-    ) -> tuple[tuple[Retained, ...], tuple[Retained, ...], frozenset[str]]:
+        retained: tuple[RetainedCheckpoint, ...], keep: int, in_use: Collection[str] = ()
+    ) -> tuple[tuple[RetainedCheckpoint, ...], tuple[RetainedCheckpoint, ...], frozenset[str]]:
         kept, dropped, _ = store.split_retained(retained, keep, in_use)
         referenced = frozenset(in_use).union(*(r.files for r in kept[-1:]))
         return kept, dropped, frozenset().union(*(r.files for r in (*dropped, *kept))) - referenced
@@ -259,7 +259,7 @@ def commits_under_way_are_overlooked() -> Replacements:
     """What newer checkpoints hold for sinks counts as newer output only once it is committed."""
     original = newer_output._newer
 
-    def newer(*arguments: Any) -> Iterator[Newer]:
+    def newer(*arguments: Any) -> Iterator[SinkAhead]:
         return (found for found in original(*arguments) if found.doubt != newer_output.UNDER_WAY)
 
     return [(newer_output, "_newer", newer)]
@@ -269,7 +269,7 @@ def rolling_back_is_not_written_down() -> Replacements:
     """A start after one that was killed before its sinks rolled anything back does not stop commits that are under way."""
     original = store.record_start
 
-    def record_start(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+    def record_start(storage: Storage, taken: ClaimedDirectory, **named: Any) -> ClaimedDirectory:
         return original(storage, taken, **{**named, "rolls_back": False})
 
     return [(open_directory, "record_start", record_start)]
@@ -279,7 +279,7 @@ def newer_ones_still_count() -> Replacements:
     """What a rewind has dropped is offered again when the driver dies before it has completed a checkpoint."""
     original = store.record_start
 
-    def record_start(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+    def record_start(storage: Storage, taken: ClaimedDirectory, **named: Any) -> ClaimedDirectory:
         return original(storage, taken, **{**named, "giving_up_after": None})
 
     return [(open_directory, "record_start", record_start)]
@@ -301,7 +301,7 @@ def newer_ones_count_beside_pending_output() -> Replacements:
 def goes_back_to_the_newest() -> Replacements:
     """A job starts from the newest checkpoint, whatever number is given."""
 
-    def choose(listed: Collection[Listed], which: str, *rest: Any) -> CheckpointMetadata | None:
+    def choose(listed: Collection[ListedCheckpoint], which: str, *rest: Any) -> CheckpointMetadata | None:
         return store.choose(listed, "latest", *rest)
 
     return [(open_directory, "choose", choose)]
@@ -311,7 +311,7 @@ def fresh_is_not_written_down() -> Replacements:
     """A start from latest after a fresh start resumes from a checkpoint before that."""
     original = store.record_start
 
-    def record_start(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+    def record_start(storage: Storage, taken: ClaimedDirectory, **named: Any) -> ClaimedDirectory:
         return original(storage, taken, **{**named, "fresh": False})
 
     return [(open_directory, "record_start", record_start)]
@@ -321,7 +321,7 @@ def where_it_went_back_is_not_written_down() -> Replacements:
     """A start from latest, after one that went back has completed nothing, resumes from a checkpoint that was left."""
     original = store.record_start
 
-    def record_start(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+    def record_start(storage: Storage, taken: ClaimedDirectory, **named: Any) -> ClaimedDirectory:
         return original(storage, taken, **{**named, "source": None})
 
     return [(open_directory, "record_start", record_start)]

@@ -27,7 +27,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from midstream.engine.core.errors import ClusterError, ConfigError
-from midstream.engine.core.interfaces import Supply
+from midstream.engine.core.interfaces import SlotAvailability
 from midstream.runtime.network.ports import ANY_PORT, PORT_MAX, Ports
 from midstream.runtime.process.slot_main import run_slot
 from midstream.runtime.process.slot_output import SlotOutput
@@ -214,7 +214,7 @@ class SparkSlots:
 
         self._jobs[launch.request] = _SlotJob(self._context, group, launch, failed, self._find_ended, self._is_local)
 
-    def supply(self) -> Supply:
+    def availability(self) -> SlotAvailability:
         """Find out why no slot has come in time.
 
         A standalone master that was restarted without recovery has lost the applications of before: it has ended
@@ -222,26 +222,26 @@ class SparkSlots:
         """
         ended = self._find_ended()
         if ended or not is_standalone(self._context):
-            return Supply(gone=ended)
+            return SlotAvailability(gone=ended)
         try:
             executors = registered(self._context)
         except (Py4JError, OSError, AttributeError):  # a JVM that does not answer
-            return Supply()
+            return SlotAvailability()
         known = at_master(self._context)
         self._times_without = 0 if executors else self._times_without + 1
         if executors:
-            return Supply()
+            return SlotAvailability()
         if known is not None and known.cores:
-            return Supply(
+            return SlotAvailability(
                 starting=f"executors are starting ({_each(known.cores)} launched, 0 executors registered with this program)"
             )
         if known is not None and not known.is_known:
-            return Supply(gone=f"the Spark master {self._master} does not know this application: {_FORGOTTEN}")
+            return SlotAvailability(gone=f"the Spark master {self._master} does not know this application: {_FORGOTTEN}")
         if known is None and self._times_without >= WITHOUT_EXECUTORS_MAX:
             why = f"this application has no executor on {self._master}, and has not had one for {self._times_without} waits"
             page = "(if the page of the master is not at port 8080, set spark.master.ui.port to its port)"
-            return Supply(gone=f"{why}: all cores are taken, or {_FORGOTTEN} {page}")
-        return Supply()
+            return SlotAvailability(gone=f"{why}: all cores are taken, or {_FORGOTTEN} {page}")
+        return SlotAvailability()
 
     def abandon(self, request: str) -> None:
         job = self._jobs[request]

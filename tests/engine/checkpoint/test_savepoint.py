@@ -24,7 +24,7 @@ from midstream.engine.checkpoint.savepoint import (
 from midstream.engine.checkpoint.state_files import StateFile, state_file, verify_chunks
 from midstream.engine.checkpoint.store import (
     SAVEPOINT,
-    Opened,
+    StartState,
     begin,
     load,
     next_checkpoint_id,
@@ -170,7 +170,7 @@ def test_a_place_that_may_not_be_written_says_so(open_path: Path) -> None:
         claim_location(FileStorage, str(open_path / "here"), "/job", ABOUT)
 
 
-def opened_by(own: MemoryStorage, job_id: str) -> Opened:
+def opened_by(own: MemoryStorage, job_id: str) -> StartState:
     taken = take_over(own, "/job", "job", job_id)
     return begin(own, record_start(own, taken, first=next_checkpoint_id(own, 0), fresh=False), None, 0, ())
 

@@ -12,9 +12,9 @@ from midstream.engine.checkpoint.state_files import state_file
 from midstream.engine.checkpoint.store import (
     SAVEPOINT,
     FencedError,
-    Opened,
-    Retained,
-    TakenOver,
+    StartState,
+    RetainedCheckpoint,
+    ClaimedDirectory,
     UnknownOutcomeError,
     begin,
     check_records,
@@ -36,13 +36,13 @@ from midstream.engine.core.errors import StorageError
 ROOT = "/data/flights"
 
 
-def opened(storage: MemoryStorage, restore: str | None = None, job: str = "job") -> Opened:
+def opened(storage: MemoryStorage, restore: str | None = None, job: str = "job") -> StartState:
     taken = take_over(storage, ROOT, job, "id")
     found = None if restore is None else choose(taken.listed, restore, job, storage)
     return begin(storage, said(storage, taken), found, 0, ())
 
 
-def said(storage: MemoryStorage, taken: TakenOver) -> TakenOver:
+def said(storage: MemoryStorage, taken: ClaimedDirectory) -> ClaimedDirectory:
     return record_start(storage, taken, first=next_checkpoint_id(storage, 0), fresh=False)
 
 
@@ -59,7 +59,7 @@ def test_epochs_only_grow_and_checkpoint_ids_go_on() -> None:
     made(storage, 1)
     second = opened(storage)
     assert (second.epoch, second.next_checkpoint_id) == (2, 2)
-    assert second.retained == (Retained(1, frozenset()),)
+    assert second.retained == (RetainedCheckpoint(1, frozenset()),)
 
 
 def test_a_superseded_coordinator_can_neither_publish_nor_delete() -> None:
@@ -119,7 +119,7 @@ def test_metadata_that_was_given_up_and_is_written_after_another_took_over_is_ne
     assert [entry.checkpoint_id for entry in list_checkpoints(storage)] == [1, 3]
     with pytest.raises(StorageError, match="checkpoint 2 is not in the checkpoint directory, which has: 1, 3"):
         load(storage, "job", "2")
-    assert opened(storage, "latest").retained == (Retained(1, frozenset()), Retained(3, frozenset()))
+    assert opened(storage, "latest").retained == (RetainedCheckpoint(1, frozenset()), RetainedCheckpoint(3, frozenset()))
     assert not storage.exists("chk-2")
 
 
@@ -161,7 +161,7 @@ def test_a_coordinator_that_takes_over_while_a_checkpoint_is_deleted_begins_with
             load(storage, "job", "1")
         second = opened(storage, "latest")
         assert second.restore is not None and second.restore.checkpoint_id == 2
-        assert second.retained == (Retained(2, frozenset()),)
+        assert second.retained == (RetainedCheckpoint(2, frozenset()),)
 
     storage = MemoryStorage()
     _drops(storage, take_the_newest, before)
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_is_being_deleted_is_refused_by_its_name() -> None:
     with pytest.raises(StorageError, match="checkpoint 1 is being deleted; the checkpoint directory has: 2"):
         load(storage, "job", "1")
     storage.refuse_delete = lambda path: False
-    assert opened(storage, "latest").retained == (Retained(2, frozenset()),)
+    assert opened(storage, "latest").retained == (RetainedCheckpoint(2, frozenset()),)
     assert not storage.exists("chk-1")
 
 
@@ -415,7 +415,7 @@ def test_an_id_that_is_taken_is_not_overwritten() -> None:
 
 
 def test_files_are_kept_as_long_as_anybody_references_them() -> None:
-    retained = tuple(Retained(n, frozenset(files)) for n, files in ((1, "ab"), (2, "bc"), (3, "cd")))
+    retained = tuple(RetainedCheckpoint(n, frozenset(files)) for n, files in ((1, "ab"), (2, "bc"), (3, "cd")))
     kept, dropped, files = split_retained(retained, keep=1, in_use=["a"])
     assert [r.checkpoint_id for r in kept] == [3]
     assert [r.checkpoint_id for r in dropped] == [1, 2]

@@ -26,7 +26,7 @@ from midstream.engine.coordinator.shell import Shell
 from midstream.engine.core.config import JobConfig, RestartStrategy
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.interfaces import Done, Failed, Mail, Supply
+from midstream.engine.core.interfaces import Done, Failed, Mail, SlotAvailability
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
@@ -282,9 +282,9 @@ class Bench:
         )
         self._graphs = graphs
         self.plan = plan
-        self.supply = Supply()
+        self.availability = SlotAvailability()
         """What the cluster reports when slots do not come."""
-        self.job = Coordinator(plan, START_MS, self._open_storage, threading.Event(), lambda: self.supply)
+        self.job = Coordinator(plan, START_MS, self._open_storage, threading.Event(), lambda: self.availability)
         self.sent: list[tuple[int, m.ToSlot]] = []
         self.closed: list[int] = []
         self.requests: list[str] = []

@@ -1,4 +1,4 @@
-"""Notifications and tables of the coordinator: all of them are there, and what is not in a table raises with its story."""
+"""Notifications and tables of the coordinator: all of them are there, and what is not in a table raises with its history."""
 
 from __future__ import annotations
 

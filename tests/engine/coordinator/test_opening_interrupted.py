@@ -29,7 +29,7 @@ from midstream.engine.checkpoint.state_files import state_file, verify_chunks
 from midstream.engine.checkpoint.store import (
     SAVEPOINT,
     FencedError,
-    Opened,
+    StartState,
     checkpoint_path,
     drop,
     list_checkpoints,
@@ -110,7 +110,7 @@ class Directory:
             f"start{next(self.starts)}", pipeline(), b"", config, restore, fresh=way == "fresh", resume=way == "resume"
         )
 
-    def start(self, way: Way) -> Opened:
+    def start(self, way: Way) -> StartState:
         """Open the directory, from where it was said that it would begin, under ids that are new."""
         plan = self.plan(way)
         said = find_start(plan, FileStorage)
@@ -122,7 +122,7 @@ class Directory:
             assert said.elsewhere is not None or restored.checkpoint_id == said.metadata.checkpoint_id
         return opened
 
-    def open(self, plan: JobPlan) -> Opened:
+    def open(self, plan: JobPlan) -> StartState:
         self.ids |= self.claimed()
         used = max(self.ids, default=0)
         opened = open_checkpoints(plan, self.open_storage).opened
@@ -132,7 +132,7 @@ class Directory:
         assert opened.next_checkpoint_id > used
         return opened
 
-    def complete(self, opened: Opened) -> int:
+    def complete(self, opened: StartState) -> int:
         """Make the next checkpoint of this start. Return its id."""
         checkpoint_id = opened.next_checkpoint_id + self.made[opened.epoch]
         self.made[opened.epoch] += 1

@@ -29,7 +29,7 @@ from midstream.engine.core.errors import (
     UnavailableError,
 )
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.interfaces import Supply
+from midstream.engine.core.interfaces import SlotAvailability
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.job_status import FlowStatus, OperatorStatus, RecoveryStatus
 from midstream.engine.protocol.task_metrics import EdgeMetrics, TaskMetrics
@@ -111,7 +111,7 @@ def test_too_few_slots_in_time_name_both_numbers() -> None:
 
 def test_the_wait_for_slots_goes_on_while_executors_are_starting_and_not_indefinitely() -> None:
     bench = Bench(slot_timeout_s=20.0).start()
-    bench.supply = Supply(starting="executors are starting (2 launched, 0 registered)")
+    bench.availability = SlotAvailability(starting="executors are starting (2 launched, 0 registered)")
     bench.wait(99)
     assert bench.ended is None
     assert bench.status.warnings[0].startswith("executors are starting (2 launched, 0 registered); the wait for slots")
@@ -120,7 +120,7 @@ def test_the_wait_for_slots_goes_on_while_executors_are_starting_and_not_indefin
     assert bench.error.startswith("the job needs 2 slots, and 0 came within 100 s: executors are starting (2 launched")
     assert "no core is free" not in bench.error
     late = Bench(slot_timeout_s=20.0).start()
-    late.supply = bench.supply
+    late.availability = bench.availability
     late.wait(70)
     late.connect()
     assert late.state == "running"
@@ -132,7 +132,7 @@ def test_a_job_for_which_no_slot_will_come_any_more_ends_and_can_be_started_agai
         bench.lose(slot)
     bench.wait(21)
     assert bench.ended is None and bench.state == "restarting", "all cores may be taken"
-    bench.supply = Supply(gone="the Spark master does not know this application")
+    bench.availability = SlotAvailability(gone="the Spark master does not know this application")
     bench.wait(30)
     ended = bench.ended
     assert isinstance(ended, JobEnded)
@@ -141,7 +141,7 @@ def test_a_job_for_which_no_slot_will_come_any_more_ends_and_can_be_started_agai
 
 
 def test_slots_that_come_while_the_reason_for_their_delay_is_looked_up_are_kept() -> None:
-    bench = Bench(slot_timeout_s=20.0, held=("supply",)).start()
+    bench = Bench(slot_timeout_s=20.0, held=("availability",)).start()
     bench.wait(21)
     bench.connect()
     assert bench.state == "running"

@@ -34,7 +34,7 @@ from typing import Final, TypeAlias
 
 from midstream.engine.core.elements import CheckpointBarrier
 from midstream.engine.core.errors import assert_never
-from midstream.engine.core.state_machine import Story, Transition, TransitionTable, new_story
+from midstream.engine.core.state_machine import TransitionHistory, Transition, TransitionTable, new_history
 
 # ---- events ----------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class BarrierHandler:
         self._pending: _Pending | None = None
         self._last_id = -1
         """The newest checkpoint that was begun, taken or cancelled here."""
-        self._story: Story[Alignment] = new_story()
+        self._history: TransitionHistory[Alignment] = new_history()
 
     @property
     def state(self) -> Alignment:
@@ -257,11 +257,11 @@ class BarrierHandler:
 
     def _step(self, kind: BarrierKind, event: BarrierEvent) -> list[BarrierInstruction]:
         before = self.state
-        self._story.append((before, event))
-        row = BARRIER_TABLE.row(before, kind, self._story)
+        self._history.append((before, event))
+        row = BARRIER_TABLE.row(before, kind, self._history)
         out: list[BarrierInstruction] = row.do(self, event)
         if self.state not in row.then:
-            BARRIER_TABLE.check(before, kind, self.state, self._story)
+            BARRIER_TABLE.check(before, kind, self.state, self._history)
         return out
 
     def _check_can_be_read(self, event: BarrierReceived | ChannelEnded) -> None:
@@ -269,7 +269,7 @@ class BarrierHandler:
         is_blocked = pending is not None and not pending.capturing and channel in pending.received
         if is_blocked or channel not in self._open:
             rule = f"channel {channel} was read while it {'is blocked' if is_blocked else 'has ended'}"
-            raise BARRIER_TABLE.broken(rule, [*self._story, (self.state, event)])
+            raise BARRIER_TABLE.broken(rule, [*self._history, (self.state, event)])
 
     def _kind_of(self, event: BarrierEvent) -> BarrierKind:
         pending_id = self.pending_id

@@ -58,7 +58,7 @@ _DROPPED = re.compile(r"_dropped\.(\d{8})")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedCheckpoint:
     """A checkpoint that was found: its metadata, or why it cannot be used."""
 
     checkpoint_id: int
@@ -68,7 +68,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Retained:
+class RetainedCheckpoint:
     """The coordinator's record of a completed checkpoint on disk."""
 
     checkpoint_id: int
@@ -76,18 +76,18 @@ class Retained:
 
 
 @dataclass(frozen=True, slots=True)
-class TakenOver:
+class ClaimedDirectory:
     """The state of the directory when a coordinator becomes the leader. Nothing else has been changed yet."""
 
     epoch: int
-    listed: tuple[Listed, ...]
+    listed: tuple[ListedCheckpoint, ...]
     """The checkpoints, oldest first."""
     first: int = 0
     """The id from which this coordinator has recorded that it numbers its checkpoints; 0 before that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class LastStart:
     """From what a start resumed that has completed no checkpoint of its own."""
 
     source: int | None
@@ -99,13 +99,13 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class StartState:
     """The initial state of a coordinator."""
 
     epoch: int
     next_checkpoint_id: int
     restore: CheckpointMetadata | None
-    retained: tuple[Retained, ...]
+    retained: tuple[RetainedCheckpoint, ...]
     """The retained checkpoints, oldest first."""
     warnings: tuple[str, ...]
 
@@ -127,7 +127,7 @@ def is_metadata_path(path: str) -> bool:
 # ---- taking over -----------------------------------------------------------
 
 
-def take_over(storage: Storage, root: str, job_name: str, job_id: str) -> TakenOver:
+def take_over(storage: Storage, root: str, job_name: str, job_id: str) -> ClaimedDirectory:
     """Claim the directory for this job and become its leader. `root` is the directory's URL. Raises StorageError."""
     if storage.exists(SAVEPOINT):
         raise StorageError(
@@ -136,12 +136,12 @@ def take_over(storage: Storage, root: str, job_name: str, job_id: str) -> TakenO
         )
     claim_directory(storage, job_name)
     epoch = take_epoch(storage, job_id)
-    return TakenOver(epoch, tuple(list_checkpoints(storage)))
+    return ClaimedDirectory(epoch, tuple(list_checkpoints(storage)))
 
 
 def record_start(
     storage: Storage,
-    taken: TakenOver,
+    taken: ClaimedDirectory,
     *,
     first: int,
     giving_up_after: int | None = None,
@@ -149,7 +149,7 @@ def record_start(
     source: int | None = None,
     keeps: bool = False,
     rolls_back: bool = False,
-) -> TakenOver:
+) -> ClaimedDirectory:
     """Record, for later coordinators, from where this one resumes, which checkpoints count and where new ids begin;
     return those that count.
 
@@ -163,12 +163,12 @@ def record_start(
     counted = tuple(entry.checkpoint_id for entry in counting)
     path = f"{_EPOCHS}/{taken.epoch:08}.from"
     storage.create(path, sealed(path, FromFile(newest, first, counted, source, fresh, keeps, rolls_back)))
-    return TakenOver(taken.epoch, counting, first)
+    return ClaimedDirectory(taken.epoch, counting, first)
 
 
 def begin(
-    storage: Storage, taken: TakenOver, restore: CheckpointMetadata | None, newest_seen: int, warnings: tuple[str, ...]
-) -> Opened:
+    storage: Storage, taken: ClaimedDirectory, restore: CheckpointMetadata | None, newest_seen: int, warnings: tuple[str, ...]
+) -> StartState:
     """Clean up after earlier coordinators, and begin. `newest_seen`: the newest checkpoint that is
     known, for example to a sink.
 
@@ -179,11 +179,11 @@ def begin(
     next_id = next_checkpoint_id(storage, newest_seen)
     usable = [entry.metadata for entry in taken.listed if entry.metadata is not None]
     warnings += clean_up(storage, taken.epoch, taken.listed, taken.first)
-    return Opened(
+    return StartState(
         epoch=taken.epoch,
         next_checkpoint_id=next_id,
         restore=restore,
-        retained=tuple(Retained(m.checkpoint_id, frozenset(m.files)) for m in usable),
+        retained=tuple(RetainedCheckpoint(m.checkpoint_id, frozenset(m.files)) for m in usable),
         warnings=warnings,
     )
 
@@ -255,7 +255,7 @@ def _highest_epoch(storage: Storage) -> int:
 # ---- listing checkpoints ---------------------------------------------------
 
 
-def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[Listed]:
+def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[ListedCheckpoint]:
     """List every checkpoint with metadata and an id above `newer_than`, oldest first, except those that are superseded
     or being deleted.
     """
@@ -280,10 +280,10 @@ def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[Listed]:
         except StorageError as error:
             epoch = _epoch_of(storage, checkpoint_id)
             if epoch is None or not _superseded(epoch, checkpoint_id, starts):
-                found.append(Listed(checkpoint_id, checkpoint_path(checkpoint_id), None, str(error)))
+                found.append(ListedCheckpoint(checkpoint_id, checkpoint_path(checkpoint_id), None, str(error)))
             continue
         if not _superseded(metadata.epoch, checkpoint_id, starts):
-            found.append(Listed(checkpoint_id, checkpoint_path(checkpoint_id), metadata))
+            found.append(ListedCheckpoint(checkpoint_id, checkpoint_path(checkpoint_id), metadata))
     return found
 
 
@@ -370,7 +370,7 @@ def was_rewound_past(storage: Storage, metadata: CheckpointMetadata) -> bool:
     )
 
 
-def shows_committed(storage: Storage, listed: Iterable[Listed], metadata: CheckpointMetadata) -> bool:
+def shows_committed(storage: Storage, listed: Iterable[ListedCheckpoint], metadata: CheckpointMetadata) -> bool:
     """Whether a newer one of these checkpoints shows that what `metadata` holds for sinks has been committed.
 
     One start made both, and the newer one no longer holds that output; or the newer one's start resumed from
@@ -386,7 +386,7 @@ def shows_committed(storage: Storage, listed: Iterable[Listed], metadata: Checkp
     )
 
 
-def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> Begun | None:
+def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> LastStart | None:
     """Return from what the last start resumed, if it has completed no checkpoint and did not simply resume from
     `newest`.
 
@@ -397,8 +397,8 @@ def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> Begun | 
     since = {epoch: start for epoch, start in _starts(storage).items() if epoch > made_by}
     last = since.get(max(since, default=0))
     if last is None or last.source is None:
-        return Begun(None) if last is not None and last.fresh else None
-    begun = Begun(last.source, "rollback" if last.rolls_back else "keep" if last.keeps else None, last.first)
+        return LastStart(None) if last is not None and last.fresh else None
+    begun = LastStart(last.source, "rollback" if last.rolls_back else "keep" if last.keeps else None, last.first)
     return None if last.source == newest_id and begun.newer_output is None else begun
 
 
@@ -431,7 +431,7 @@ def load(storage: Storage, job_name: str | None, which: str) -> CheckpointMetada
     return metadata
 
 
-def choose(listed: Collection[Listed], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata | None:
+def choose(listed: Collection[ListedCheckpoint], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata | None:
     """Choose from `listed`. None only for "latest" in a directory where no checkpoint was ever completed.
 
     Then nothing was ever committed either, and the job may begin at the beginning. If the newest checkpoint is damaged,
@@ -465,7 +465,7 @@ def choose(listed: Collection[Listed], which: str, job_name: str | None, storage
     return None
 
 
-def _by_name(listed: Collection[Listed], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata:
+def _by_name(listed: Collection[ListedCheckpoint], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata:
     name = parted(which)[0].rstrip("/").removesuffix("/_metadata").rsplit("/", 1)[-1]
     match = _CHECKPOINT.fullmatch(name)
     digits = match[1] if match else name
@@ -480,7 +480,7 @@ def _by_name(listed: Collection[Listed], which: str, job_name: str | None, stora
     raise StorageError(f"checkpoint {digits} is not in the checkpoint directory, which has: {existing}")
 
 
-def _usable(entry: Listed, job_name: str | None, storage: Storage) -> CheckpointMetadata:
+def _usable(entry: ListedCheckpoint, job_name: str | None, storage: Storage) -> CheckpointMetadata:
     """Return the metadata, if all files that it references exist. Raises StorageError.
 
     The state files' checksums are verified when they are read, before the first row is emitted.
@@ -582,8 +582,8 @@ def _delete(storage: Storage, checkpoints: Iterable[int], files: Iterable[str]) 
 
 
 def split_retained(
-    retained: tuple[Retained, ...], keep: int, in_use: Collection[str] = ()
-) -> tuple[tuple[Retained, ...], tuple[Retained, ...], frozenset[str]]:
+    retained: tuple[RetainedCheckpoint, ...], keep: int, in_use: Collection[str] = ()
+) -> tuple[tuple[RetainedCheckpoint, ...], tuple[RetainedCheckpoint, ...], frozenset[str]]:
     """Keep the newest `keep`; return those kept, those to drop, and the files that nothing references afterwards.
 
     Files are counted by reference, not by the checkpoint that wrote them; `in_use` are files that something else, such
@@ -596,7 +596,7 @@ def split_retained(
     return kept, dropped, frozenset().union(*(r.files for r in dropped)) - referenced
 
 
-def clean_up(storage: Storage, epoch: int, listed: Collection[Listed], first: int) -> tuple[str, ...]:
+def clean_up(storage: Storage, epoch: int, listed: Collection[ListedCheckpoint], first: int) -> tuple[str, ...]:
     """Delete state files of earlier epochs that no complete checkpoint references, and unfinished checkpoints.
 
     Of these only those below `first` are deleted, the id that this coordinator has recorded: one that takes over while

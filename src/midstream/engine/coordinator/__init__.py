@@ -8,7 +8,7 @@ Reading order: `events` (its interface), `job_phase` and `coordinator` (what com
 notified of what, and in which order), then the sub-rooms, each of which imports only those before it: `restore` (from
 which checkpoint the job resumes), `placement` (what runs where), `checkpoints` (how a checkpoint is made, and what
 follows from it), `requests` (what users request and see). `effects` and `failures` are used by all of them. `shell`
-feeds events to the coordinator and carries out its instructions; `story` keeps the last events for errors.
+feeds events to the coordinator and carries out its instructions; `recent_events` keeps the last events for errors.
 """
 
 from midstream.engine.coordinator.coordinator import Coordinator

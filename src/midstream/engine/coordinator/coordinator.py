@@ -49,9 +49,9 @@ from midstream.engine.coordinator.restore.open_directory import (
     describe_opening,
     open_checkpoints,
 )
-from midstream.engine.coordinator.story import EventStory
+from midstream.engine.coordinator.recent_events import RecentEvents
 from midstream.engine.core.errors import InvariantError, MidstreamError, StorageError, assert_never
-from midstream.engine.core.interfaces import Done, Failed, Signal, Storage, Supply
+from midstream.engine.core.interfaces import Done, Failed, Signal, Storage, SlotAvailability
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.job_status import FailureStatus, JobStatus
 
@@ -63,7 +63,7 @@ REMEMBERED_MAX: Final = 20
 class Coordinator:
     """The machine that decides everything about one job.
 
-    `open_storage` returns the Storage of a directory, `supply` why no slots come; both are called on the I/O pool.
+    `open_storage` returns the Storage of a directory, `availability` why no slots come; both are called on the I/O pool.
     `stopped` is set when the job ends.
 
     The class has more attributes than a class should: half of them are the parts of the coordinator, and this is the
@@ -76,7 +76,7 @@ class Coordinator:
         now_ms: int,
         open_storage: Callable[[str], Storage],
         stopped: Signal,
-        supply: Callable[[], Supply] = Supply,
+        availability: Callable[[], SlotAvailability] = SlotAvailability,
     ) -> None:
         self.plan = plan
         self._program = plan.graph
@@ -89,13 +89,13 @@ class Coordinator:
         self.restored_from: str | None = None
         self.outcome: tuple[ev.EndState, MidstreamError | None] | None = None
         self._open_storage = open_storage
-        self._story = EventStory()
+        self._recent_events = RecentEvents()
         self._end_reason = ""
         """Why the job ends."""
 
         self._effects = Effects()
         self.waits = PendingWaits(self._effects, plan.config.name)
-        self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, supply)
+        self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, availability)
         self.attempts = Attempts(self._effects, self.slots, plan.config.heartbeat_timeout_s)
         self.restarts = RestartBackoff(self._effects, plan.config.restart)
         self.requests = ClientRequests(self._effects)
@@ -124,13 +124,13 @@ class Coordinator:
     def handle(self, event: ev.CoordinatorEvent, now_ms: int) -> list[ev.Instruction]:
         """Process one event. Raises InvariantError, with the events before it, when a rule of the protocol is broken."""
         self._effects.cause, self._effects.now_ms = self._effects.cause + 1, now_ms
-        self._story.record(self._effects.cause, self.phase, event)
+        self._recent_events.record(self._effects.cause, self.phase, event)
         try:
             self._handle_event(event)
             while self._step():
                 pass
         except InvariantError as error:
-            raise InvariantError(f"{error}; the last events: {self._story}") from error
+            raise InvariantError(f"{error}; the last events: {self._recent_events}") from error
         return self._effects.take()
 
     def status(self, now_ms: int) -> JobStatus:

@@ -64,7 +64,7 @@ class IoKind(Enum):
     SAVEPOINT_LOCATION = "savepoint-location"
     SAVEPOINT = "savepoint"
     SAVEPOINT_DISCARD = "savepoint-discard"
-    SUPPLY = "supply"
+    AVAILABILITY = "availability"
     """The cluster reports why no slots have come in time."""
 
 

@@ -240,12 +240,12 @@ class Storage(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
+class SlotAvailability:
     """Why no slots have come. At most one of these is set.
 
     For example:
 
-        supply = Supply(starting="executors are starting (4 cores launched, 0 registered)")
+        availability = SlotAvailability(starting="executors are starting (4 cores launched, 0 registered)")
     """
 
     gone: str = ""

@@ -1,7 +1,7 @@
 """Tables of state machines: data on which the machines run, and from which the docs and the coverage report read.
 
 A machine looks up every event in its table. A pair of state and event without a row, or a next state that the
-row does not allow, is a bug and raises immediately. If the machine keeps its story, the error contains it.
+row does not allow, is a bug and raises immediately. If the machine keeps its history, the error contains it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from midstream.engine.core.errors import InvariantError
 S = TypeVar("S", bound=Enum)
 E = TypeVar("E")
 
-Story: TypeAlias = deque[tuple[S, object]]
+TransitionHistory: TypeAlias = deque[tuple[S, object]]
 """The last events of one machine, each with the state in which it arrived."""
-STORY_EVENTS_MAX: Final = 16
+HISTORY_EVENTS_MAX: Final = 16
 
 
-def new_story() -> Story[Any]:
-    return deque(maxlen=STORY_EVENTS_MAX)
+def new_history() -> TransitionHistory[Any]:
+    return deque(maxlen=HISTORY_EVENTS_MAX)
 
 
 def nothing(*_: object) -> list[Any]:
@@ -55,30 +55,30 @@ class TransitionTable(Generic[S, E]):
         if len(self._by_pair) < len(self.rows):
             raise ValueError(f"{machine}: two rows of one state and event")
 
-    def row(self, state: S, event: E, story: Iterable[tuple[S, object]] = ()) -> Transition[S, E]:
-        """Return the row of this pair. Raises InvariantError, with the story, if there is none."""
+    def row(self, state: S, event: E, history: Iterable[tuple[S, object]] = ()) -> Transition[S, E]:
+        """Return the row of this pair. Raises InvariantError, with the history, if there is none."""
         found = self._by_pair.get((state, event))
         if found is None:
-            raise self.broken(f"{name_of(event)} while {state.name}", story)
+            raise self.broken(f"{name_of(event)} while {state.name}", history)
         return found
 
-    def next(self, state: S, event: E, story: Iterable[tuple[S, object]] = ()) -> S:
+    def next(self, state: S, event: E, history: Iterable[tuple[S, object]] = ()) -> S:
         """Return the next state, for a pair whose row allows exactly one."""
-        (then,) = self.row(state, event, story).then
+        (then,) = self.row(state, event, history).then
         return then
 
-    def check(self, state: S, event: E, then: S, story: Iterable[tuple[S, object]] = ()) -> S:
-        """Return `then` if it may follow; raises InvariantError, with the story, if not."""
-        if then not in self.row(state, event, story).then:
-            raise self.broken(f"{name_of(event)} while {state.name} leads to {then.name}", story)
+    def check(self, state: S, event: E, then: S, history: Iterable[tuple[S, object]] = ()) -> S:
+        """Return `then` if it may follow; raises InvariantError, with the history, if not."""
+        if then not in self.row(state, event, history).then:
+            raise self.broken(f"{name_of(event)} while {state.name} leads to {then.name}", history)
         return then
 
     def allows(self, state: S, event: E) -> bool:
         return (state, event) in self._by_pair
 
-    def broken(self, rule: str, story: Iterable[tuple[S, object]]) -> InvariantError:
-        """Return the error for a machine that broke `rule` after the events of `story`, the newest last."""
-        events = "".join(f"\n    {state.name}: {name_of(event)}" for state, event in story)
+    def broken(self, rule: str, history: Iterable[tuple[S, object]]) -> InvariantError:
+        """Return the error for a machine that broke `rule` after the events of `history`, the newest last."""
+        events = "".join(f"\n    {state.name}: {name_of(event)}" for state, event in history)
         return InvariantError(f"{self.machine}: {rule}" + (f"; its last events:{events}" if events else ""))
 
 

@@ -20,7 +20,7 @@ from midstream.engine.core.elements import CheckpointBarrier
 from midstream.engine.core.errors import InvariantError, assert_never
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
-from midstream.engine.core.state_machine import Story, Transition, TransitionTable, new_story
+from midstream.engine.core.state_machine import TransitionHistory, Transition, TransitionTable, new_history
 from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.graph.unaligned_edges import unaligned_edges
 from midstream.engine.protocol import messages as m
@@ -97,7 +97,7 @@ class SlotMachine:
         self._commits = LaneExecutor(services)
         self.slot_id = -1
         self.state = SlotState.IDLE
-        self._story: Story[SlotState] = new_story()
+        self._history: TransitionHistory[SlotState] = new_history()
         self.attempt = -1
         """The number of the current attempt, or while IDLE of the last one."""
         self._graph = b""
@@ -200,8 +200,8 @@ class SlotMachine:
 
     def _transition(self, event: object) -> None:
         """Change the state by SLOT_TABLE. Raises InvariantError for an event that is not valid in the current state."""
-        self.state, before = SLOT_TABLE.next(self.state, event, self._story), self.state
-        self._story.append((before, event))
+        self.state, before = SLOT_TABLE.next(self.state, event, self._history), self.state
+        self._history.append((before, event))
 
     def _task(self, ref: TaskId) -> Task:
         task = self.tasks.get(ref)

@@ -32,7 +32,7 @@ from midstream.engine.core.elements import (
 )
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
-from midstream.engine.core.state_machine import Story, Transition, TransitionTable, new_story
+from midstream.engine.core.state_machine import TransitionHistory, Transition, TransitionTable, new_history
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.listeners import Arrival
 from midstream.engine.exchange.result_partition import ResultPartition
@@ -156,7 +156,7 @@ class Task:
         self.ref = ref
         self.vertex = graph.vertices[ref.vertex]
         self.state = TaskState.CREATED
-        self._story: Story[TaskState] = new_story()
+        self._history: TransitionHistory[TaskState] = new_history()
         self.gates = gates
         self.partitions = partitions
         self._services = services
@@ -255,9 +255,9 @@ class Task:
         self.operators.close()
 
     def _transition(self, state: TaskState, event: TaskEvent) -> None:
-        """Change the state. Raises InvariantError, with the task's story, if TASK_TABLE has no such transition."""
-        before, self.state = self.state, TASK_TABLE.check(self.state, event, state, self._story)
-        self._story.append((before, event))
+        """Change the state. Raises InvariantError, with the task's history, if TASK_TABLE has no such transition."""
+        before, self.state = self.state, TASK_TABLE.check(self.state, event, state, self._history)
+        self._history.append((before, event))
 
     @property
     def is_live(self) -> bool:
@@ -292,7 +292,7 @@ class Task:
         checkpoint_id = barrier.checkpoint_id
 
         def trigger() -> None:
-            self._story.append((self.state, f"trigger of checkpoint {checkpoint_id}"))
+            self._history.append((self.state, f"trigger of checkpoint {checkpoint_id}"))
             self._checkpoints.handle(TriggerReceived(barrier))
             if barrier.pauses_sources and self.operators.source is not None and self.state in (_RUNNING, _PAUSED):
                 self._transition(TaskState.PAUSED, TaskEvent.PAUSE)
@@ -509,7 +509,7 @@ class Task:
         )
 
     def _on_completed(self, checkpoint_id: int) -> None:
-        self._story.append((self.state, f"checkpoint {checkpoint_id} completed"))
+        self._history.append((self.state, f"checkpoint {checkpoint_id} completed"))
         self._snapshots.completed(checkpoint_id)
         for operator in self.operators.chain.operators:
             operator.checkpoint_completed(checkpoint_id)
@@ -518,7 +518,7 @@ class Task:
             self._transition(TaskState.AWAITS_SENT, TaskEvent.COMPLETED)
 
     def _on_aborted(self, checkpoint_id: int) -> None:
-        self._story.append((self.state, f"checkpoint {checkpoint_id} aborted"))
+        self._history.append((self.state, f"checkpoint {checkpoint_id} aborted"))
         self._checkpoints.handle(CancelReceived(checkpoint_id))
         self._checkpoints.drop(checkpoint_id)
         self._resume_source(checkpoint_id)

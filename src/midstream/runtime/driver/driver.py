@@ -85,7 +85,7 @@ class Driver:
         slots.check(plan.graph.slots)
         if make_coordinator is None:
             make_coordinator = partial(
-                Coordinator, open_storage=FileStorage, stopped=threading.Event(), supply=slots.supply
+                Coordinator, open_storage=FileStorage, stopped=threading.Event(), availability=slots.availability
             )
         keys = keys_for(plan.config.tls, slots.bind_host, secrets.token_bytes(SECRET_BYTES))
         plan = replace(plan, config=msgspec.structs.replace(plan.config, tls=tls_shown(keys)))

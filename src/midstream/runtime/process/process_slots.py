@@ -28,7 +28,7 @@ from typing import IO, Final
 import msgspec
 
 from midstream.engine.core.errors import ClusterError, MidstreamError
-from midstream.engine.core.interfaces import Supply
+from midstream.engine.core.interfaces import SlotAvailability
 from midstream.engine.protocol.framing import LENGTH, LENGTH_BYTES
 from midstream.runtime.network.ports import ANY_PORT
 from midstream.runtime.process.slot_output import SlotOutput
@@ -90,14 +90,14 @@ class ProcessSlots:
         assert not self._closed and launch.request not in self._children
         self._children[launch.request] = _Child(launch, on_failed)
 
-    def supply(self) -> Supply:
+    def availability(self) -> SlotAvailability:
         """Return nothing that is known: a process starts, or fails to.
 
-        Returns an empty `Supply`.
+        Returns an empty `SlotAvailability`.
 
-            assert ProcessSlots().supply() == Supply()
+            assert ProcessSlots().availability() == SlotAvailability()
         """
-        return Supply()
+        return SlotAvailability()
 
     def abandon(self, request: str) -> None:
         child = self._children[request]

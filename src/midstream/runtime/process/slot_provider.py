@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from midstream.engine.core.interfaces import Supply
+from midstream.engine.core.interfaces import SlotAvailability
 from midstream.runtime.network.ports import ANY_PORT, Ports
 from midstream.runtime.network.tls import JobKeys
 
@@ -86,7 +86,7 @@ class SlotProvider(Protocol):
         """
         ...
 
-    def supply(self) -> Supply:
+    def availability(self) -> SlotAvailability:
         """Find out why no slot has come in time. Blocks for some seconds, so it is called on the I/O pool."""
         ...
 

@@ -19,7 +19,7 @@ from typing import Final
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, Committables, SourcePosition, names_of
 from midstream.engine.checkpoint.store import (
     FencedError,
-    Retained,
+    RetainedCheckpoint,
     UnknownOutcomeError,
     check_epoch,
     checkpoint_path,
@@ -72,7 +72,7 @@ class CheckpointCoordinator:
         self.state_sizes = StateSizes()
         self.newest: CheckpointMetadata | None = None
         """The checkpoint to restore: the newest completed one, or the one from which the job was started."""
-        self.retained: tuple[Retained, ...] = ()
+        self.retained: tuple[RetainedCheckpoint, ...] = ()
         self.schedule = CheckpointSchedule(effects, plan.config)
         self.history = CheckpointHistory()
         self._effects = effects
@@ -396,7 +396,7 @@ class CheckpointCoordinator:
             self._completed_ids = {known for known in self._completed_ids if known > self._newest_id - IDS_KEPT}
         for over in [known for known in self._prepared if known[0] <= metadata.checkpoint_id]:
             del self._prepared[over]
-        self.retained = (*self.retained, Retained(metadata.checkpoint_id, frozenset(metadata.files)))
+        self.retained = (*self.retained, RetainedCheckpoint(metadata.checkpoint_id, frozenset(metadata.files)))
         self.schedule.failures = 0
         self.schedule.ended()  # the writing of the metadata is part of it
         now_ms = self._effects.now_ms

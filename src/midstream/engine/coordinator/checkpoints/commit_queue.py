@@ -30,7 +30,7 @@ from midstream.engine.coordinator.restore.open_directory import OpenedStorage
 from midstream.engine.core.errors import InvariantError, StorageError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
-from midstream.engine.core.state_machine import Story, Transition, TransitionTable, new_story
+from midstream.engine.core.state_machine import TransitionHistory, Transition, TransitionTable, new_history
 from midstream.engine.protocol import messages as m
 
 TRIES_MAX = 5
@@ -140,7 +140,7 @@ class CommitQueue:
         self._kept: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []
         self._names = names_of(plan.graph)
         self.state = CommitState.IDLE
-        self._story: Story[CommitState] = new_story()
+        self._history: TransitionHistory[CommitState] = new_history()
         self._timer: str | None = None
         """The timer of RETRYING."""
         self._tries = 0
@@ -246,11 +246,11 @@ class CommitQueue:
         """Enter the next state; `then` if the table allows several."""
         state, self.state = (
             self.state,
-            COMMIT_TABLE.next(self.state, event, self._story)
+            COMMIT_TABLE.next(self.state, event, self._history)
             if then is None
-            else COMMIT_TABLE.check(self.state, event, then, self._story),
+            else COMMIT_TABLE.check(self.state, event, then, self._history),
         )
-        self._story.append((state, event))
+        self._history.append((state, event))
 
     def _next(self) -> None:
         if self.state in _UNDER_WAY:

@@ -13,7 +13,7 @@ from midstream.engine.coordinator.failures import Failure
 from midstream.engine.coordinator.placement.dropped_rows import DroppedRows, bad_records, late_rows, late_timers
 from midstream.engine.core.errors import ClusterError, UnavailableError
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.interfaces import Done, Failed, Supply
+from midstream.engine.core.interfaces import Done, Failed, SlotAvailability
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.protocol.messages import InCall, Peer, Register, SlotStatus
 from midstream.engine.protocol.task_metrics import TaskMetrics
@@ -78,7 +78,7 @@ class Slots:
         effects: Effects,
         graph: JobGraph,
         timeout_s: float,
-        supply: Callable[[], Supply],
+        availability: Callable[[], SlotAvailability],
     ) -> None:
         self.needed = graph.slots
         self.live: dict[int, Slot] = {}
@@ -100,7 +100,7 @@ class Slots:
         """Whether the job has had all its slots once, so that the cluster has room for it."""
         self._effects = effects
         self._timeout_s = timeout_s
-        self._supply = supply
+        self._availability = availability
         self._extended = 0
         """How often the wait was extended since it began, because executors are starting."""
         self._requested: set[str] = set()
@@ -191,39 +191,39 @@ class Slots:
     def _timed_out(self) -> None:
         self._timer = None
         what = "the reason why no slots come"
-        self._effects.run_io(IoKind.SUPPLY, self._supply, self._supply_reported, waits_for=what)
+        self._effects.run_io(IoKind.AVAILABILITY, self._availability, self._availability_reported, waits_for=what)
 
-    def _supply_reported(self, outcome: Done[Supply] | Failed) -> None:
+    def _availability_reported(self, outcome: Done[SlotAvailability] | Failed) -> None:
         """The cluster has reported why no slots came in time: wait for slots that are starting, or report a failure."""
         if not self._is_gathering or self._timer is not None:
             return  # they have come meanwhile, or another wait has begun
-        supply = outcome.value if isinstance(outcome, Done) else Supply()
-        if supply.gone:
+        availability = outcome.value if isinstance(outcome, Done) else SlotAvailability()
+        if availability.gone:
             self._requested.clear()
-            text = f"{supply.gone}. Start the job again"
+            text = f"{availability.gone}. Start the job again"
             self._effects.notifications.slots_failed(Failure(text, "", UnavailableError(text), fatal=True))
-        elif supply.starting and self._extended < EXTENSIONS_MAX:
+        elif availability.starting and self._extended < EXTENSIONS_MAX:
             self._extended += 1
             self._effects.notifications.warned(
-                f"{supply.starting}; the wait for slots goes on for {self._timeout_s:g} s more"
+                f"{availability.starting}; the wait for slots goes on for {self._timeout_s:g} s more"
             )
             self._wait()
         else:
-            self._report_missing(supply)
+            self._report_missing(availability)
 
     def _wait(self) -> None:
         self.gathers_since_s = self._effects.elapsed_s
         self._timer = self._effects.set_timer(TimerKind.SLOTS, self._timeout_s, self._timed_out)
 
-    def _report_missing(self, supply: Supply) -> None:
+    def _report_missing(self, availability: SlotAvailability) -> None:
         self._requested.clear()
         waited_s, self._extended = self._timeout_s * (1 + self._extended), 0
         there = self.staying
         came = f"{there} came within {waited_s:g} s"
         cure = "give Spark more cores, or raise Tuning(slot_timeout=…)"
-        if supply.starting:
+        if availability.starting:
             why = (
-                f"{supply.starting}: they start too slowly (raise Tuning(slot_timeout=…)), or cannot reach this program at "
+                f"{availability.starting}: they start too slowly (raise Tuning(slot_timeout=…)), or cannot reach this program at "
                 "spark.driver.host, and exit repeatedly (see their stderr)"
             )
         elif there:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
-from midstream.engine.checkpoint.store import Begun
+from midstream.engine.checkpoint.store import LastStart
 from midstream.engine.coordinator.events import JobPlan, NewerOutput
 from midstream.engine.core.errors import ConfigError, MidstreamError
 from midstream.engine.graph.job_graph import JobGraph, OperatorSpec
@@ -50,7 +50,7 @@ class JobStart:
     """What the checkpoints that are newer than `metadata` hold for sinks."""
     starts_over: bool = False
     """Whether the job begins at the beginning although there may be completed checkpoints."""
-    begun: Begun | None = None
+    begun: LastStart | None = None
     """Where the last start began, if it has completed no checkpoint of its own."""
     leaves_usable: bool = False
     """Whether there are usable checkpoints newer than `metadata`, none of which shows that what it holds for sinks has
@@ -59,7 +59,7 @@ class JobStart:
 
 
 @dataclass(frozen=True, slots=True)
-class Newer:
+class SinkAhead:
     """A sink whose output is newer than the checkpoint, or may be."""
 
     spec: OperatorSpec
@@ -82,7 +82,7 @@ class Newer:
 @dataclass(frozen=True, slots=True)
 class Decision:
     after: int
-    newer: tuple[Newer, ...] = ()
+    newer: tuple[SinkAhead, ...] = ()
     rolls_back: bool = False
     warnings: tuple[str, ...] = ()
     counts_until: int | None = None
@@ -161,7 +161,7 @@ def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) 
     return Decision(after, newer, True, (*back, *_shown_again(graph, after, newest_known)), after)
 
 
-def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str, int | None]) -> Iterator[Newer]:
+def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str, int | None]) -> Iterator[SinkAhead]:
     """Yield the sinks with output that is newer than the checkpoint, or may become so.
 
     What a newer checkpoint holds may be in a commit that has begun: a driver that was presumed dead may be in the middle
@@ -178,16 +178,16 @@ def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str,
         until = start.newest_known if known is None else known
         output = CommittedOutput(spec.uid, start.jobs, held)
         if until > after:
-            yield Newer(spec, output, until, "" if known is not None else "it cannot determine this")
+            yield SinkAhead(spec, output, until, "" if known is not None else "it cannot determine this")
         elif held:
-            yield Newer(spec, output, max(checkpoint_id for checkpoint_id, _ in held), UNDER_WAY)
+            yield SinkAhead(spec, output, max(checkpoint_id for checkpoint_id, _ in held), UNDER_WAY)
         elif start.metadata is not None and had_until > after:
-            had = Newer(spec, output, had_until, UNDER_WAY)
+            had = SinkAhead(spec, output, had_until, UNDER_WAY)
             if not _rollback_problem(had, after):
                 yield had
 
 
-def _last_choice(begun: Begun | None, after: int, newer: Iterable[Newer], by_name: bool) -> NewerOutput | None:
+def _last_choice(begun: LastStart | None, after: int, newer: Iterable[SinkAhead], by_name: bool) -> NewerOutput | None:
     """Return what the last start chose for newer output, if it has completed nothing and its choice applies here.
 
     It applies to a start that repeats it. If the choice was to roll back, it also applies to a start from another
@@ -233,7 +233,7 @@ def roll_back(decision: Decision, metadata: CheckpointMetadata) -> None:
             ) from error
 
 
-def _rollback_problem(newer: Newer, after: int) -> str:
+def _rollback_problem(newer: SinkAhead, after: int) -> str:
     try:
         newer.sink.check_rollback(newer.output, after)
     except ConfigError as error:
@@ -241,7 +241,7 @@ def _rollback_problem(newer: Newer, after: int) -> str:
     return ""
 
 
-def _refusal(newer: Iterable[Newer], after: int, by_name: bool) -> str:
+def _refusal(newer: Iterable[SinkAhead], after: int, by_name: bool) -> str:
     newer = tuple(newer)
     unable = "".join(
         f" (sink {each.spec.name!r} cannot: {problem})" for each in newer if (problem := _rollback_problem(each, after))
@@ -255,7 +255,7 @@ def _refusal(newer: Iterable[Newer], after: int, by_name: bool) -> str:
     )
 
 
-def _listed(newer: Iterable[Newer]) -> str:
+def _listed(newer: Iterable[SinkAhead]) -> str:
     return ", ".join(map(str, newer))
 
 

@@ -13,10 +13,10 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.checkpoint.redistribute_state import assign_state
 from midstream.engine.checkpoint.savepoint import copy_in
 from midstream.engine.checkpoint.store import (
-    Begun,
-    Listed,
-    Opened,
-    Retained,
+    LastStart,
+    ListedCheckpoint,
+    StartState,
+    RetainedCheckpoint,
     begin,
     begun_since,
     check_owner,
@@ -61,7 +61,7 @@ Found = TypeVar("Found")
 @dataclass(frozen=True, slots=True)
 class OpenedStorage:
     storage: Storage
-    opened: Opened
+    opened: StartState
     state: DistributedState
     """The state with which the first attempt begins."""
 
@@ -185,7 +185,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
             opened,
             next_checkpoint_id=max(copied.checkpoint_id + 1, opened.next_checkpoint_id),
             restore=copied,
-            retained=(*opened.retained, Retained(copied.checkpoint_id, frozenset(copied.files))),
+            retained=(*opened.retained, RetainedCheckpoint(copied.checkpoint_id, frozenset(copied.files))),
         )
     return OpenedStorage(storage, opened, NOTHING if opened.restore is None else distribute(opened.restore, plan))
 
@@ -233,7 +233,7 @@ def _check_committables(metadata: CheckpointMetadata, graph: JobGraph) -> None:
 
 
 def _find(
-    plan: JobPlan, root: str, storage: Storage, listed: Collection[Listed], open_storage: Callable[[str], Storage]
+    plan: JobPlan, root: str, storage: Storage, listed: Collection[ListedCheckpoint], open_storage: Callable[[str], Storage]
 ) -> JobStart:
     newest_known = max((entry.checkpoint_id for entry in listed), default=0)
     jobs = frozenset(jobs_of(storage).values()) - {plan.job_id}
@@ -275,7 +275,7 @@ def _find(
 
 
 def _start_from(
-    metadata: CheckpointMetadata, storage: Storage, listed: Collection[Listed], jobs: frozenset[str]
+    metadata: CheckpointMetadata, storage: Storage, listed: Collection[ListedCheckpoint], jobs: frozenset[str]
 ) -> JobStart:
     return JobStart(
         metadata,
@@ -288,7 +288,7 @@ def _start_from(
 
 
 def _begun_again(
-    plan: JobPlan, storage: Storage, listed: Collection[Listed], newest: CheckpointMetadata | None, begun: Begun
+    plan: JobPlan, storage: Storage, listed: Collection[ListedCheckpoint], newest: CheckpointMetadata | None, begun: LastStart
 ) -> CheckpointMetadata:
     """Return the checkpoint from which the last start resumed, if that start must be repeated.
 
@@ -320,7 +320,7 @@ def _find_elsewhere(
     storage: Storage,
     url: str,
     which: str,
-    listed: Collection[Listed],
+    listed: Collection[ListedCheckpoint],
     jobs: frozenset[str],
 ) -> JobStart:
     try:
@@ -353,16 +353,16 @@ def _find_elsewhere(
     )
 
 
-def _newest_usable(listed: Collection[Listed]) -> CheckpointMetadata | None:
+def _newest_usable(listed: Collection[ListedCheckpoint]) -> CheckpointMetadata | None:
     return max((entry.metadata for entry in listed if entry.metadata), key=lambda m: m.checkpoint_id, default=None)
 
 
-def _has_usable(listed: Iterable[Listed], start: CheckpointMetadata) -> bool:
+def _has_usable(listed: Iterable[ListedCheckpoint], start: CheckpointMetadata) -> bool:
     """Return whether a newer one of these checkpoints can be read, so that a later start may resume from it."""
     return any(entry.metadata is not None and entry.checkpoint_id > start.checkpoint_id for entry in listed)
 
 
-def _held(listed: Iterable[Listed], start: CheckpointMetadata) -> Held:
+def _held(listed: Iterable[ListedCheckpoint], start: CheckpointMetadata) -> Held:
     """Return what the checkpoints that are newer than `start` hold for sinks."""
     held: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
     for entry in listed:

@@ -14,7 +14,7 @@ from midstream.engine.operators.base import OperatorContext, Output, Snapshot, S
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction
 from midstream.engine.operators.functions.function_operator import Port
-from midstream.engine.operators.windows.fired_upto import FiredUpTo
+from midstream.engine.operators.windows.fired_watermarks import FiredWatermarks
 from midstream.engine.state.join_index import JoinIndex
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 
@@ -76,10 +76,10 @@ class IntervalJoinOperator(BatchFunctionOperator):
 
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, out)
-        self._fired_upto = FiredUpTo(context.key_groups)
+        self._fired = FiredWatermarks(context.key_groups)
 
     def advance_watermark(self, watermark_us: int) -> bool:
-        self._fired_upto.reach(watermark_us)
+        self._fired.reach(watermark_us)
         for side in self._sides:
             side.advance(watermark_us)
         return True
@@ -95,7 +95,7 @@ class IntervalJoinOperator(BatchFunctionOperator):
         rows = super().snapshot(checkpoint_id)
         if not any(side.holds_dead for side in self._sides):
             return rows
-        marks = self._fired_upto.table()
+        marks = self._fired.table()
         assert marks is not None, "rows are dead, and there was no watermark"
         part = StatePart(Redistribute.KEYED, (Chunk(self._runtime.ids.new_id(), marks),))
         return Snapshot(SnapshotResult({PROGRESS: part}), rows.later)
@@ -103,6 +103,6 @@ class IntervalJoinOperator(BatchFunctionOperator):
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         super().restore({name: part for name, part in parts.items() if name != PROGRESS})
         if PROGRESS in parts:
-            self._fired_upto.restore(parts[PROGRESS].table())
+            self._fired.restore(parts[PROGRESS].table())
             for side in self._sides:
-                side.drop(self._fired_upto.of)
+                side.drop(self._fired.of)

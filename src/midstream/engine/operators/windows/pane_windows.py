@@ -159,7 +159,7 @@ class PaneWindowOperator(WindowOperator):
     # ---- firing ----
 
     def _next_firing(self, watermark: int) -> Firing | None:
-        fired = self._fired_upto.lowest
+        fired = self._fired.lowest
         # skip the panes whose last window has fired already; they are the first ones
         at = (
             0
@@ -185,8 +185,8 @@ class PaneWindowOperator(WindowOperator):
             yield Piece(self._unfired(self._window(end), end - 1), self._last_group, end - 1)
             return
         frames = [log.by_group(self._layout) for log in logs]
-        if not self._fired_upto.is_even:
-            frames = [_only(ordered, self._fired_upto.of(ordered[1]) < end - 1) for ordered in frames]
+        if not self._fired.is_even:
+            frames = [_only(ordered, self._fired.of(ordered[1]) < end - 1) for ordered in frames]
         for parts, last_group in self._cut_by_group(frames):
             yield Piece(self._merged(parts, end), last_group, end - 1)
 
@@ -218,7 +218,7 @@ class PaneWindowOperator(WindowOperator):
     def _forget(self) -> None:
         if not self._starts:
             return
-        count = bisect_left(self._starts, self._late_before(self._fired_upto.lowest))
+        count = bisect_left(self._starts, self._late_before(self._fired.lowest))
         for pane in self._starts[:count]:
             del self._logs[pane]
         del self._starts[:count]

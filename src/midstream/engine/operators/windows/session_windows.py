@@ -159,7 +159,7 @@ class SessionWindowOperator(WindowOperator):
     # ---- firing ----
 
     def _next_firing(self, watermark: int) -> Firing | None:
-        fired = self._fired_upto.lowest
+        fired = self._fired.lowest
         if fired >= watermark:
             return None
         # This includes keys with parts that are about to be dropped: newer rows may continue their session.
@@ -191,7 +191,7 @@ class SessionWindowOperator(WindowOperator):
 
     def _forget(self) -> None:
         """Drop expired parts; all keys that have some are merged by now, so these parts are whole sessions."""
-        self._parts.remove_ended(self._expired(self._fired_upto.lowest))
+        self._parts.remove_ended(self._expired(self._fired.lowest))
         self._parts.compact()
 
     # ---- snapshot ----
@@ -203,7 +203,7 @@ class SessionWindowOperator(WindowOperator):
         frame = self._frame_of(table)
         groups = table.column(KEY_GROUP).to_numpy()
         # A snapshot between two slices holds parts that have expired in key groups that had already fired.
-        live = frame.get_column(END).to_numpy() + self._lateness > self._fired_upto.of(groups)
+        live = frame.get_column(END).to_numpy() + self._lateness > self._fired.of(groups)
         frame = frame.filter(pl.Series(live))
         if frame.height:
             self._parts.append(self._merge([frame]))

@@ -19,7 +19,7 @@ from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import KEY, Combiner, Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.event_time_column import EventTime, Int64s
 from midstream.engine.operators.row_conversion import check_keys, fields_text
-from midstream.engine.operators.windows.fired_upto import FiredUpTo
+from midstream.engine.operators.windows.fired_watermarks import FiredWatermarks
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import ROWS, WindowCombiner
 from midstream.engine.operators.windows.window_specs import LATE, WINDOW_END, WINDOW_START, Window
@@ -75,7 +75,7 @@ class WindowOperator(Operator):
         self._context: OperatorContext
         self._out: Output
         self._layout: StateLayout
-        self._fired_upto: FiredUpTo
+        self._fired: FiredWatermarks
         self._combined: pa.Schema | None
         """The schema of the combined batches that the operator accepts as well as rows."""
         self._combined_at: str
@@ -148,7 +148,7 @@ class WindowOperator(Operator):
         self._out = out
         aggregation = self._aggregation
         self._layout = StateLayout(self._state_schema(), aggregation.keys, context.max_parallelism, self._state_log())
-        self._fired_upto = FiredUpTo(context.key_groups)
+        self._fired = FiredWatermarks(context.key_groups)
         self._aggregation.pickles_of(self.own)
         combiner = self._combiner()
         self._combined = None if ROWS in aggregation.input_schema.names else combiner.schema
@@ -162,11 +162,11 @@ class WindowOperator(Operator):
         else:
             check_keys(batch, self._aggregation.keys, self._aggregation.where)
             times = self._aggregation.time.native(batch, self._room)
-        if self._fired_upto.is_even:
-            self._absorb(batch, times, self._fired_upto.lowest)
+        if self._fired.is_even:
+            self._absorb(batch, times, self._fired.lowest)
             return
         groups = key_groups(batch, self._aggregation.keys, self._context.max_parallelism)
-        for watermark, rows in self._fired_upto.levels(groups):
+        for watermark, rows in self._fired.levels(groups):
             self._absorb(batch.filter(pa.array(rows)), times[rows], watermark)
 
     def _is_combined(self, batch: pa.RecordBatch) -> bool:
@@ -196,14 +196,14 @@ class WindowOperator(Operator):
                     break
             piece = next(self._firing.pieces, None)
             if piece is None:
-                self._fired_upto.reach(self._firing.reached)
+                self._fired.reach(self._firing.reached)
                 self._forget()
                 self._firing = None
             else:
                 rows += piece.frame.height
                 self._emit(piece.frame)
-                self._fired_upto.reach_up_to(piece.last_group, piece.reached)
-        self._fired_upto.reach(watermark)
+                self._fired.reach_up_to(piece.last_group, piece.reached)
+        self._fired.reach(watermark)
         self._forget()
         return True
 
@@ -240,11 +240,11 @@ class WindowOperator(Operator):
         """Drop the windows that had already fired before a restore (`due`: the watermark at which each of them fires,
         or all do).
         """
-        if self._fired_upto.is_even:
+        if self._fired.is_even:
             if isinstance(due, int):
-                return frame if due > self._fired_upto.lowest else frame.clear()
-            return frame.filter(due > self._fired_upto.lowest)
-        marks = pl.Series("__mark", self._fired_upto.of(self._layout.groups(frame)))
+                return frame if due > self._fired.lowest else frame.clear()
+            return frame.filter(due > self._fired.lowest)
+        marks = pl.Series("__mark", self._fired.of(self._layout.groups(frame)))
         return frame.filter(due > marks)
 
     def _emit(self, merged: pl.DataFrame) -> None:
@@ -272,7 +272,7 @@ class WindowOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         chunks = self._snapshot_chunks()
-        progress = self._fired_upto.table()
+        progress = self._fired.table()
         progress_id = self._context.ids.new_id()
 
         def later() -> SnapshotResult:
@@ -285,7 +285,7 @@ class WindowOperator(Operator):
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if PROGRESS in parts:
-            self._fired_upto.restore(parts[PROGRESS].table())
+            self._fired.restore(parts[PROGRESS].table())
         if PARTS in parts:
             expected = self._state_schema()
             for chunk in parts[PARTS].chunks:

@@ -10,14 +10,14 @@ from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.core.interfaces import Failed
 from midstream.engine.protocol.messages import InCall, SlotStatus
 
-STORY_MAX: Final = 30
+EVENTS_MAX: Final = 30
 
 
-class EventStory:
+class RecentEvents:
     """The last events, without heartbeats and the passing of time."""
 
     def __init__(self) -> None:
-        self._events: deque[tuple[int, Phase, ev.CoordinatorEvent]] = deque(maxlen=STORY_MAX)
+        self._events: deque[tuple[int, Phase, ev.CoordinatorEvent]] = deque(maxlen=EVENTS_MAX)
 
     def record(self, number: int, phase: Phase, event: ev.CoordinatorEvent) -> None:
         is_heartbeat = isinstance(event, ev.SlotMessage) and isinstance(event.message, (SlotStatus, InCall))

@@ -21,7 +21,7 @@ Int32s = npt.NDArray[np.int32]
 _AT_REST: Final = pa.schema([(KEY_GROUP, pa.int32()), ("watermark", pa.int64())])
 
 
-class FiredUpTo:
+class FiredWatermarks:
     """The watermarks of the key groups `owned`, in the unit of the event-time column."""
 
     def __init__(self, owned: range) -> None:

@@ -229,12 +229,12 @@ def test_what_sending_logs_is_not_sent(slot: Begin) -> None:
 
 
 def test_the_levels_are_those_that_the_program_has_set() -> None:
-    logger = logging.getLogger("test_capture.set")
+    logger = logging.getLogger("test_slot_output.set")
     logger.setLevel(logging.DEBUG)
     try:
-        assert levels_set()["test_capture.set"] == logging.DEBUG
+        assert levels_set()["test_slot_output.set"] == logging.DEBUG
         assert levels_set()[""] == logging.getLogger().level
-        assert "test_capture.unset" not in levels_set()
+        assert "test_slot_output.unset" not in levels_set()
     finally:
         logger.setLevel(logging.NOTSET)
 

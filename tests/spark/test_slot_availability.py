@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from midstream.engine.core.interfaces import Supply
+from midstream.engine.core.interfaces import SlotAvailability
 from midstream.spark import spark_slots, standalone
 
 
@@ -78,14 +78,14 @@ def test_an_application_that_the_master_does_not_know_is_gone(
     standalone_slots: spark_slots.SparkSlots, page: Page
 ) -> None:
     page.apps(("app-0", 4))
-    gone = standalone_slots.supply().gone
+    gone = standalone_slots.availability().gone
     assert "spark://127.0.0.1:7077 does not know this application" in gone and "recoveryMode" in gone
 
 
 def test_cores_without_a_registered_executor_are_starting(standalone_slots: spark_slots.SparkSlots, page: Page) -> None:
     page.apps(("app-1", 4))
     for _ in range(5):
-        assert standalone_slots.supply() == Supply(
+        assert standalone_slots.availability() == SlotAvailability(
             starting="executors are starting (4 cores launched, 0 executors registered with this program)"
         )
 
@@ -94,7 +94,7 @@ def test_an_application_that_waits_for_cores_waits_as_long_as_it_takes(
     standalone_slots: spark_slots.SparkSlots, page: Page
 ) -> None:
     page.apps(("app-1", 0), ("app-0", 4))
-    assert [standalone_slots.supply() for _ in range(5)] == [Supply()] * 5
+    assert [standalone_slots.availability() for _ in range(5)] == [SlotAvailability()] * 5
 
 
 @pytest.mark.parametrize("status", ["", "STANDBY"])
@@ -103,16 +103,16 @@ def test_without_an_answer_of_the_master_the_second_wait_without_executors_is_th
 ) -> None:
     if status:
         page.apps(status=status)
-    assert standalone_slots.supply() == Supply()
+    assert standalone_slots.availability() == SlotAvailability()
     standalone_slots._context.executors = 1  # type: ignore[attr-defined]
-    assert standalone_slots.supply() == Supply(), "there are executors, so it is not the application"
+    assert standalone_slots.availability() == SlotAvailability(), "there are executors, so it is not the application"
     standalone_slots._context.executors = 0  # type: ignore[attr-defined]
-    assert standalone_slots.supply() == Supply()
-    assert "has no executor on spark://127.0.0.1:7077" in standalone_slots.supply().gone
+    assert standalone_slots.availability() == SlotAvailability()
+    assert "has no executor on spark://127.0.0.1:7077" in standalone_slots.availability().gone
 
 
 @pytest.mark.parametrize("master", ["yarn", "k8s://https://host", "local-cluster[2,1,1024]"])
 def test_other_clusters_start_executors_again_by_themselves(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = provider(master, 1, monkeypatch)
-    assert [made.supply() for _ in range(3)] == [Supply()] * 3
+    assert [made.availability() for _ in range(3)] == [SlotAvailability()] * 3
     assert standalone.at_master(cast(Any, Context(master, 1))) is None

@@ -7,7 +7,7 @@ from enum import Enum, auto
 import pytest
 
 from midstream.engine.core.errors import InvariantError
-from midstream.engine.core.state_machine import STORY_EVENTS_MAX, Story, Transition, TransitionTable, new_story
+from midstream.engine.core.state_machine import HISTORY_EVENTS_MAX, TransitionHistory, Transition, TransitionTable, new_history
 
 
 class Door(Enum):
@@ -52,17 +52,17 @@ def test_what_is_not_in_the_table_names_machine_event_and_state() -> None:
 
 
 def test_a_machine_that_keeps_its_story_has_it_in_the_error() -> None:
-    story: Story[Door] = new_story()
-    story.extend([(Door.OPEN, Push()), (Door.SHUT, Turn.KEY)])
+    history: TransitionHistory[Door] = new_history()
+    history.extend([(Door.OPEN, Push()), (Door.SHUT, Turn.KEY)])
     with pytest.raises(InvariantError) as refused:
-        TABLE.next(Door.LOCKED, Push, story)
+        TABLE.next(Door.LOCKED, Push, history)
     assert str(refused.value).splitlines() == [
         "door: Push while LOCKED; its last events:",
         "    OPEN: a push",
         "    SHUT: KEY",
     ]
-    story.extend([(Door.OPEN, Push())] * 100)
-    assert len(story) == STORY_EVENTS_MAX, "a machine keeps the last ones only"
+    history.extend([(Door.OPEN, Push())] * 100)
+    assert len(history) == HISTORY_EVENTS_MAX, "a machine keeps the last ones only"
 
 
 def test_a_row_that_names_nothing_to_do_does_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from test_exchange import batch
-from test_queue import Freed, forward, numbers
+from test_element_queue import Freed, forward, numbers
 
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
