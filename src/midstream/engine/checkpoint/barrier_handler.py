@@ -34,7 +34,7 @@ from typing import Final, TypeAlias
 
 from midstream.engine.core.elements import CheckpointBarrier
 from midstream.engine.core.errors import assert_never
-from midstream.engine.core.state_machine import TransitionHistory, Transition, TransitionTable, new_history
+from midstream.engine.core.state_machine import Transition, TransitionHistory, TransitionTable, new_history
 
 # ---- events ----------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from midstream.engine.coordinator.placement.attempts import Attempts
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
 from midstream.engine.coordinator.placement.slots import PYTHON, Slots, other_python
 from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
+from midstream.engine.coordinator.recent_events import RecentEvents
 from midstream.engine.coordinator.requests.client_requests import ClientRequests
 from midstream.engine.coordinator.requests.pending_waits import PendingWaits
 from midstream.engine.coordinator.requests.savepoints import Savepoints
@@ -49,9 +50,8 @@ from midstream.engine.coordinator.restore.open_directory import (
     describe_opening,
     open_checkpoints,
 )
-from midstream.engine.coordinator.recent_events import RecentEvents
 from midstream.engine.core.errors import InvariantError, MidstreamError, StorageError, assert_never
-from midstream.engine.core.interfaces import Done, Failed, Signal, Storage, SlotAvailability
+from midstream.engine.core.interfaces import Done, Failed, Signal, SlotAvailability, Storage
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.job_status import FailureStatus, JobStatus
 

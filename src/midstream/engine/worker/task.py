@@ -32,7 +32,7 @@ from midstream.engine.core.elements import (
 )
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
-from midstream.engine.core.state_machine import TransitionHistory, Transition, TransitionTable, new_history
+from midstream.engine.core.state_machine import Transition, TransitionHistory, TransitionTable, new_history
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.listeners import Arrival
 from midstream.engine.exchange.result_partition import ResultPartition

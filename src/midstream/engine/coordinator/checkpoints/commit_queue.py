@@ -30,7 +30,7 @@ from midstream.engine.coordinator.restore.open_directory import OpenedStorage
 from midstream.engine.core.errors import InvariantError, StorageError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
-from midstream.engine.core.state_machine import TransitionHistory, Transition, TransitionTable, new_history
+from midstream.engine.core.state_machine import Transition, TransitionHistory, TransitionTable, new_history
 from midstream.engine.protocol import messages as m
 
 TRIES_MAX = 5
