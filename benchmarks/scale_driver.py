@@ -23,7 +23,7 @@ from midstream.engine.checkpoint.metadata import decode_metadata
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.effects import IoKind, io_kind
 from midstream.engine.coordinator.events import Instruction, JobEnded, JobPlan, RunIo
-from midstream.engine.coordinator.placement.slots import PYTHON
+from midstream.engine.coordinator.placement.slot_pool import PYTHON
 from midstream.engine.coordinator.shell import Shell
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed, Mail

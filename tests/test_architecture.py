@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -274,7 +277,7 @@ ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {
     "simulation/recorded_rows.py SimSource": "each of them is drawn by scenarios",
     "engine/coordinator/coordinator.py Coordinator": "the parts that it connects; what they have in common is in notifications.py",
-    "engine/coordinator/placement/slots.py Slots": "the wait for slots, and what is known of those that came",
+    "engine/coordinator/placement/slot_pool.py SlotPool": "the wait for slots, and what is known of those that came",
     "inprocess/engine.py Engine": "stands for a driver, a cluster and a slot at once",
     "runtime/network/connection.py Connection": "handshake, sending and receiving of one socket share its buffers",
     "lab/midstream_lab/campaign.py Summary": "one count each",
@@ -389,6 +392,40 @@ def test_each_class_of_the_product_has_a_name_of_its_own() -> None:
                 if isinstance(node, ast.ClassDef):
                     files.setdefault(node.name, []).append(name_of(file))
     assert {name: found for name, found in files.items() if len(found) > 1} == {}
+
+
+FOREIGN_NAMES = {
+    *("attemptNumber", "partitionId", "taskAttemptId", "spark.task.maxFailures"),
+    *("rd_kafka_message_t", "transactional.id.expiration.ms"),
+    *("NA", "_total", "struct.with_fields"),
+}
+"""Names of other systems in docstrings, which no code has."""
+
+
+def test_names_in_docstrings_exist() -> None:
+    """A module or class that has been moved or renamed must not live on in the words about it."""
+    known, quoted = set(dir(builtins)), []
+    for file in all_files():
+        text = file.read_text(encoding="utf-8")
+        known.update(file.relative_to(ROOT).with_suffix("").parts)
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.NAME:
+                known.add(token.string)
+            elif token.type == tokenize.STRING and "\n" not in token.string:
+                known.update(re.findall(r"\w+", re.sub(r"`[^`]*`", "", token.string)))
+        for node in ast.walk(tree_of(file)) if file.is_relative_to(SOURCE) else ():
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                quoted += [(file, name) for name in re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", node.value.value)]
+    lost = {
+        f"{name_of(file)}: {name}"
+        for file, name in quoted
+        if name not in FOREIGN_NAMES and not all(part in known for part in name.split(".") if part)
+    }
+    assert not lost, "\n".join(sorted(lost))
 
 
 def test_long_functions_and_large_classes_have_a_reason() -> None:

@@ -33,7 +33,7 @@ from midstream.engine.coordinator.notifications import subscribe
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.attempts import Attempts
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
-from midstream.engine.coordinator.placement.slots import PYTHON, Slots, other_python
+from midstream.engine.coordinator.placement.slot_pool import PYTHON, SlotPool, other_python
 from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
 from midstream.engine.coordinator.recent_events import RecentEvents
 from midstream.engine.coordinator.requests.client_requests import ClientRequests
@@ -95,7 +95,7 @@ class Coordinator:
 
         self._effects = Effects()
         self.waits = PendingWaits(self._effects, plan.config.name)
-        self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, availability)
+        self.slots = SlotPool(self._effects, plan.graph, plan.config.slot_timeout_s, availability)
         self.attempts = Attempts(self._effects, self.slots, plan.config.heartbeat_timeout_s)
         self.restarts = RestartBackoff(self._effects, plan.config.restart)
         self.requests = ClientRequests(self._effects)
@@ -440,7 +440,7 @@ class Coordinator:
 
     def _step_running(self) -> bool:
         assert self.attempt is not None
-        uncommitted = self.commits.oldest_holder
+        uncommitted = self.commits.oldest_uncommitted
         self.savepoints.advance(self.checkpoints.storage, uncommitted)
         self.checkpoints.retain(uncommitted, self.savepoints.oldest_needed)
         stop = self.requests.stop

@@ -44,8 +44,8 @@ from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.protocol.task_metrics import TaskMetrics
 from midstream.engine.worker.failure_reports import position_of_failure, task_failed
 from midstream.engine.worker.interfaces import TaskServices
-from midstream.engine.worker.row_sampling import show_next
-from midstream.engine.worker.source_driver import ReadProgress, SourceDriver
+from midstream.engine.worker.shown_rows import show_next
+from midstream.engine.worker.source_reader import ReadProgress, SourceReader
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
 from midstream.engine.worker.task_input import TaskInput
 from midstream.engine.worker.task_metrics import has_dropped, task_metrics
@@ -334,7 +334,7 @@ class Task:
     def stop_source(self) -> None:
         self._mail_source(lambda source: source.stop())
 
-    def _mail_source(self, call: Callable[[SourceDriver], None]) -> None:
+    def _mail_source(self, call: Callable[[SourceReader], None]) -> None:
         source = self.operators.source
         if source is not None and self.is_live:
             self.mail(lambda: call(source))

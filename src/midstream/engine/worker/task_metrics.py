@@ -12,7 +12,7 @@ from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.protocol.task_metrics import SPLIT_CHARS_MAX, EdgeMetrics, SplitMetrics, TaskMetrics, UserMetric
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.operator_chain import OperatorChain
-from midstream.engine.worker.source_driver import SourceDriver
+from midstream.engine.worker.source_reader import SourceReader
 
 if TYPE_CHECKING:
     from midstream.engine.worker.task import Task
@@ -75,7 +75,7 @@ def _user_metrics(uids: Sequence[str], chain: OperatorChain) -> Iterator[UserMet
                 yield UserMetric(uid, name, False, float(value))
 
 
-def _slowest_split(chain: OperatorChain, source: SourceDriver) -> SplitMetrics | None:
+def _slowest_split(chain: OperatorChain, source: SourceReader) -> SplitMetrics | None:
     for operator in chain.operators:
         if isinstance(operator, TimestampsOperator):
             found = operator.slowest_split()

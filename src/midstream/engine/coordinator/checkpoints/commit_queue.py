@@ -25,7 +25,7 @@ from midstream.engine.coordinator.checkpoints.pending_checkpoint import Complete
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.failures import Failure, failure_of, failure_of_user_code, warn_if_failed
-from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.coordinator.placement.slot_pool import SlotPool
 from midstream.engine.coordinator.restore.open_directory import OpenedStorage
 from midstream.engine.core.errors import InvariantError, StorageError
 from midstream.engine.core.ids import TaskId
@@ -128,7 +128,12 @@ class _Commit:
 
 class CommitQueue:
     def __init__(
-        self, effects: Effects, plan: JobPlan, committers: DriverCommitters, slots: Slots, commit_slots: EligibleSlots
+        self,
+        effects: Effects,
+        plan: JobPlan,
+        committers: DriverCommitters,
+        slots: SlotPool,
+        commit_slots: EligibleSlots,
     ) -> None:
         self._effects = effects
         self._committers = committers
@@ -169,12 +174,12 @@ class CommitQueue:
         return tuple(commit.what for commit in self._commits)
 
     @property
-    def oldest_holder(self) -> int | None:
+    def oldest_uncommitted(self) -> int | None:
         """The oldest completed checkpoint of which not all is committed."""
         return self._commits[0].holder if self._commits else None
 
     @property
-    def holder_count(self) -> int:
+    def uncommitted_count(self) -> int:
         """The number of completed checkpoints of which not all is committed."""
         return len({commit.holder for commit in self._commits})
 

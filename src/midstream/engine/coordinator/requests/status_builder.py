@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.coordinator.placement.rescale import RescaleStage
-from midstream.engine.coordinator.placement.slots import Rate
+from midstream.engine.coordinator.placement.slot_pool import Rate
 from midstream.engine.coordinator.requests.event_time_status import edge_watermark_us, held_back
 from midstream.engine.coordinator.requests.metric_totals import user_counters, user_gauges
 from midstream.engine.core.elements import MIN_WATERMARK_US

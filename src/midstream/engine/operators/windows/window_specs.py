@@ -97,7 +97,7 @@ def session(gap: Duration) -> Session:
     """Return windows of a key's rows that are close together; a window ends when no row has come for the length of the
     gap.
 
-    `gap`: how far apart neighbouring rows of a window are at most (rows exactly this far apart are in one): a duration such as "30 min", a number of seconds, or
+    `gap`: how far apart neighbouring rows of a window are at most (rows exactly this far apart share a window): a duration such as "30 min", a number of seconds, or
     a timedelta.
 
     Raises ConfigError for an invalid duration, and for a gap that is not longer than 0.

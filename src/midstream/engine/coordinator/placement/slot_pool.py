@@ -37,8 +37,8 @@ class Rate:
     at_ms: int
     metrics: TaskMetrics
     recent_ms: float = 0.0
-    """The recent time, in which what lies `RECENT_MS` back counts a third (1/e) of what is now. The next three are how
-    much of it the task was busy and backpressured, and how long each of its operators worked.
+    """The time of the recent reports, exponentially decayed: a report that is `RECENT_MS` old counts a third (1/e) of a
+    new one. The next three are the busy time, the backpressured time and the time of each operator, decayed alike.
     """
     busy_ms: float = 0.0
     backpressured_ms: float = 0.0
@@ -68,10 +68,8 @@ class Slot:
         return f"slot {self.id} (process {self.register.pid} on {self.register.host})"
 
 
-class Slots:
-    """Requests and keeps slots. Requests and slots together are never more than the job needs, not counting slots that
-    are leaving.
-    """
+class SlotPool:
+    """Requests and keeps slots. Slots that are leaving apart, it never has more slots and open requests than the job needs."""
 
     def __init__(
         self,
