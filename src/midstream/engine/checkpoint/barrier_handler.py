@@ -428,7 +428,11 @@ BARRIER_TABLE: Final[TransitionTable[Alignment, BarrierKind]] = TransitionTable(
         Transition(_CAPTURING, BarrierAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_announced),
         Transition(_CAPTURING, CancelReceived, (_IDLE,), "AbortCheckpoint", _H._on_cancel),
         Transition(
-            _CAPTURING, CaptureFailed, (_IDLE,), "the rest of the barriers is not captured", _H._on_capture_failed
+            _CAPTURING,
+            CaptureFailed,
+            (_IDLE,),
+            "the rows before the remaining barriers are not captured",
+            _H._on_capture_failed,
         ),
         Transition(_CAPTURING, EndAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end_announced),
         Transition(_CAPTURING, ChannelEnded, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end),

@@ -95,7 +95,7 @@ COMMIT_TABLE: Final[TransitionTable[CommitState, CommitEvent]] = TransitionTable
         Transition(_S.RETRYING, _E.GIVEN_UP, (_S.STALLED,), "the timer is cancelled"),
         Transition(_S.STALLED, _E.RESUMED, (_S.IDLE,), "the commit begins again"),
         Transition(_S.STALLED, _E.CLEAN_UP, (_S.STALLED_CLEANING,), "on the driver or on slots"),
-        Transition(_S.STALLED_CLEANING, _E.CLEANED_UP, (_S.STALLED,), "what is to be cleaned up next is"),
+        Transition(_S.STALLED_CLEANING, _E.CLEANED_UP, (_S.STALLED,), "the next clean-up begins"),
         Transition(_S.STALLED_CLEANING, _E.RESUMED, (_S.CLEANING,), "the commit begins again afterwards"),
         Transition(
             _S.STALLED_CLEANING, _E.WITHDRAWN, (_S.STALLED,), "it is done on the driver, when the job has ended"

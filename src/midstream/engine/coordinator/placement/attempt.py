@@ -33,7 +33,9 @@ ATTEMPT_TABLE: Final[TransitionTable[TaskPhase, type[TaskReport]]] = TransitionT
     "task, to the coordinator",
     (
         Transition(TaskPhase.DEPLOYING, TaskRunning, (TaskPhase.RUNNING,), "once all tasks run, checkpoints begin"),
-        Transition(TaskPhase.RUNNING, TaskEndOfData, (_FINISHING,), "once all tasks are, a last checkpoint is made"),
+        Transition(
+            TaskPhase.RUNNING, TaskEndOfData, (_FINISHING,), "once all tasks are FINISHING, a last checkpoint is made"
+        ),
         Transition(
             TaskPhase.RUNNING,
             TaskFinished,
