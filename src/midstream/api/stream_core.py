@@ -1,4 +1,4 @@
-"""What a stream is made of, for the rooms that add operators to it or read its program; users see the stream."""
+"""What a stream is made of, for the packages that add operators to it or read its program; users see the stream."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""This room runs a slot: its tasks, their operator chains and sources, their snapshots, and the slot itself.
+"""This package runs a slot: its tasks, their operator chains and sources, their snapshots, and the slot itself.
 
-It may import every room below it (`core` … `exchange`). Everything runs on the slot's loop thread. Files are reached
+It may import every package below it (`core` … `exchange`). Everything runs on the slot's loop thread. Files are reached
 through `Executor.submit`, other slots through the links of `exchange`, and the driver through `send`.
 
 Reading order: task (the states of one subtask, and its next step), task_operators (the source and the operators of a
