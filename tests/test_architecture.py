@@ -25,7 +25,7 @@ LABORATORY = ROOT / "lab" / "midstream_lab"
 PACKAGES = ("engine", "connectors", "runtime", "spark", "inprocess", "page", "api", "simulation", "testing", "cli")
 """Low to high: a package imports only packages before it."""
 
-SUB_PACKAGES = {
+SUBPACKAGES = {
     "engine": ("core", "state", "operators", "graph", "protocol", "checkpoint", "exchange", "worker", "coordinator"),
     "engine.operators": ("windows", "functions"),
     "engine.coordinator": ("restore", "placement", "checkpoints", "requests"),
