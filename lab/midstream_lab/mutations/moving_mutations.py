@@ -9,7 +9,7 @@ from typing import Any, Final
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.coordinator.job_phase import Phase
-from midstream.engine.coordinator.placement.attempts import Attempts
+from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
 from midstream.engine.coordinator.placement.slot_pool import SlotPool
 from midstream.engine.operators.base import Snapshot
 from midstream.engine.protocol.messages import OperatorSnapshot, Start
@@ -81,7 +81,7 @@ def not_a_peer() -> Replacements:
     def start(self: Any) -> None:
         self.send(Start(self.current.number, self._slots.peers(self._slots.ids())))
 
-    return [(Attempts, "start", start)]
+    return [(AttemptDeployer, "start", start)]
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -95,7 +95,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "move_sources_hold_for_ever": Mutation(
         "sources stay paused when a move or a rescale is given up",
-        lambda: [(Attempts, "resume_sources", nothing)],
+        lambda: [(AttemptDeployer, "resume_sources", nothing)],
         targeted.given_up,
     ),
     "move_slot_used_again": Mutation("a slot that has to leave is used again", used_again, targeted.leaving),

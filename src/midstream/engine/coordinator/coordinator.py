@@ -31,7 +31,7 @@ from midstream.engine.coordinator.failures import Failure, failure_of, failure_o
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase, PhaseEvent
 from midstream.engine.coordinator.notifications import subscribe
 from midstream.engine.coordinator.placement.attempt import Attempt
-from midstream.engine.coordinator.placement.attempts import Attempts
+from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
 from midstream.engine.coordinator.placement.slot_pool import PYTHON, SlotPool, other_python
 from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
@@ -96,7 +96,7 @@ class Coordinator:
         self._effects = Effects()
         self.waits = PendingWaits(self._effects, plan.config.name)
         self.slots = SlotPool(self._effects, plan.graph, plan.config.slot_timeout_s, availability)
-        self.attempts = Attempts(self._effects, self.slots, plan.config.heartbeat_timeout_s)
+        self.attempts = AttemptDeployer(self._effects, self.slots, plan.config.heartbeat_timeout_s)
         self.restarts = RestartBackoff(self._effects, plan.config.restart)
         self.requests = ClientRequests(self._effects)
         self._distribution = StateDistribution(self._effects)

@@ -24,7 +24,7 @@ from midstream.engine.checkpoint.edge_identity import loses_edges
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, layout_of
 from midstream.engine.coordinator.effects import Effects, IoKind
 from midstream.engine.coordinator.events import NO_STORAGE, JobPlan
-from midstream.engine.coordinator.placement.attempts import Attempts
+from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
 from midstream.engine.coordinator.placement.slot_pool import SlotPool
 from midstream.engine.coordinator.restore.distribute import StateDistribution
 from midstream.engine.core.interfaces import Done, Failed
@@ -134,7 +134,7 @@ class Rescaling:
         self,
         effects: Effects,
         slots: SlotPool,
-        attempts: Attempts,
+        attempts: AttemptDeployer,
         distribution: StateDistribution,
     ) -> None:
         self._effects = effects

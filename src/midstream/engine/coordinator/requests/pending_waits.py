@@ -4,7 +4,7 @@
 |---|---|
 | a checkpoint's acknowledgements, and its metadata's writing | `checkpoint_timeout`, see `checkpoint_coordinator` |
 | slots that were requested | `slot_timeout`, see `slot_pool` |
-| slots that cancel their tasks | `heartbeat_timeout`, see `attempts` |
+| slots that cancel their tasks | `heartbeat_timeout`, see `attempt_deployer` |
 | slots that read state and open operators, tasks that start | `limit_s`; then the attempt fails |
 | the checkpoint directory, a sink's committer, a source's enumerator | `limit_s`; then the job fails for good |
 | a restart, before a drain can end | none: a temporary failure ends by itself, and clients see the wait |

@@ -26,7 +26,7 @@ loss before the driver notices it.
 """
 
 
-class Attempts:
+class AttemptDeployer:
     """Deploys, starts and cancels attempts. `timeout_s`: the time that slots have to cancel their tasks."""
 
     def __init__(self, effects: Effects, slots: SlotPool, timeout_s: float) -> None:
