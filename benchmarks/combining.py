@@ -65,7 +65,7 @@ def main() -> None:
     )
     for name, schema in (("narrow", NARROW), ("wide", WIDE)):
         reduction = WindowAggregation("w", ["key"], "at", {"n": Count(), "sum": Sum("n")}, schema)
-        combiner = PaneCombiner(reduction, PANE_US, PANE_US, 0)
+        combiner = PaneCombiner(reduction, PANE_US, PANE_US, 0, None)
         parts = [*reduction.part_schema.names, PANE]
         for rows in (131_072, 32_768, 16_384, 8_192):
             for keys in (100, 1_000, 10_000):
