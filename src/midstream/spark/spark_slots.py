@@ -236,7 +236,9 @@ class SparkSlots:
                 starting=f"executors are starting ({_each(known.cores)} launched, 0 executors registered with this program)"
             )
         if known is not None and not known.is_known:
-            return SlotAvailability(gone=f"the Spark master {self._master} does not know this application: {_FORGOTTEN}")
+            return SlotAvailability(
+                gone=f"the Spark master {self._master} does not know this application: {_FORGOTTEN}"
+            )
         if known is None and self._times_without >= WITHOUT_EXECUTORS_MAX:
             why = f"this application has no executor on {self._master}, and has not had one for {self._times_without} waits"
             page = "(if the page of the master is not at port 8080, set spark.master.ui.port to its port)"

@@ -167,7 +167,11 @@ def record_start(
 
 
 def begin(
-    storage: Storage, taken: ClaimedDirectory, restore: CheckpointMetadata | None, newest_seen: int, warnings: tuple[str, ...]
+    storage: Storage,
+    taken: ClaimedDirectory,
+    restore: CheckpointMetadata | None,
+    newest_seen: int,
+    warnings: tuple[str, ...],
 ) -> StartState:
     """Clean up after earlier coordinators, and begin. `newest_seen`: the newest checkpoint that is
     known, for example to a sink.
@@ -431,7 +435,9 @@ def load(storage: Storage, job_name: str | None, which: str) -> CheckpointMetada
     return metadata
 
 
-def choose(listed: Collection[ListedCheckpoint], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata | None:
+def choose(
+    listed: Collection[ListedCheckpoint], which: str, job_name: str | None, storage: Storage
+) -> CheckpointMetadata | None:
     """Choose from `listed`. None only for "latest" in a directory where no checkpoint was ever completed.
 
     Then nothing was ever committed either, and the job may begin at the beginning. If the newest checkpoint is damaged,
@@ -465,7 +471,9 @@ def choose(listed: Collection[ListedCheckpoint], which: str, job_name: str | Non
     return None
 
 
-def _by_name(listed: Collection[ListedCheckpoint], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata:
+def _by_name(
+    listed: Collection[ListedCheckpoint], which: str, job_name: str | None, storage: Storage
+) -> CheckpointMetadata:
     name = parted(which)[0].rstrip("/").removesuffix("/_metadata").rsplit("/", 1)[-1]
     match = _CHECKPOINT.fullmatch(name)
     digits = match[1] if match else name

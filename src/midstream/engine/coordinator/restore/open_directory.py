@@ -233,7 +233,11 @@ def _check_committables(metadata: CheckpointMetadata, graph: JobGraph) -> None:
 
 
 def _find(
-    plan: JobPlan, root: str, storage: Storage, listed: Collection[ListedCheckpoint], open_storage: Callable[[str], Storage]
+    plan: JobPlan,
+    root: str,
+    storage: Storage,
+    listed: Collection[ListedCheckpoint],
+    open_storage: Callable[[str], Storage],
 ) -> JobStart:
     newest_known = max((entry.checkpoint_id for entry in listed), default=0)
     jobs = frozenset(jobs_of(storage).values()) - {plan.job_id}
@@ -288,7 +292,11 @@ def _start_from(
 
 
 def _begun_again(
-    plan: JobPlan, storage: Storage, listed: Collection[ListedCheckpoint], newest: CheckpointMetadata | None, begun: LastStart
+    plan: JobPlan,
+    storage: Storage,
+    listed: Collection[ListedCheckpoint],
+    newest: CheckpointMetadata | None,
+    begun: LastStart,
 ) -> CheckpointMetadata:
     """Return the checkpoint from which the last start resumed, if that start must be repeated.
 
