@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Never, overload
 
-import pyarrow as pa
-
 from midstream.api.data_stream import BroadcastStream, DataStream, main_output
 from midstream.api.hints import OF_KEYED_STREAMS, OF_WINDOWS, Hinted
 from midstream.api.picklability import check_shippable
@@ -24,6 +22,7 @@ from midstream.engine.operators.functions.batch_functions import BatchFunctionOp
 from midstream.engine.operators.functions.function_operator import Function, Port
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
 from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.functions.time_sort import sort_by_time_operator
 from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
 from midstream.engine.operators.windows.window_factory import WINDOW_END, Session, Sliding, Window, window_operator
 from midstream.engine.state.declared_state import DeclaredState
@@ -126,6 +125,25 @@ class KeyedStream(Writable, Hinted):
             self.core.then("process_batches", lambda name: BatchFunctionOperator(name, function, [port], made))
         )
 
+    @located
+    def sort_by_time(self) -> DataStream:
+        """Put the rows of each key into the order of their event times.
+
+        Rows are held until event time has passed them. Those of one time are ordered by the other columns, from left to
+        right; rows that differ in nothing but lists or structs stay in the order of arrival.
+
+        Returns a stream of the same rows; no order holds between different keys after they are sent on. Rows that came
+        late are in its `side_output(LATE)`. Raises JobError if the stream has no event time.
+
+            >>> later = env.from_collection([{"user": "ann", "at": datetime(2024, 1, 1, 12, n)} for n in (2, 1, 3)])
+            >>> later = later.with_watermarks("at", WatermarkStrategy.bounded("5 min"))
+            >>> [row["at"].minute for row in testing.run(later.key_by("user").sort_by_time()).rows]
+            [1, 2, 3]
+        """
+        self.core.check_event_time("sort_by_time")
+        port = Port("process", self.keys, self.core.event_time, self.schema)
+        return main_output(self.core.then("sort_by_time", lambda name: sort_by_time_operator(name, port)))
+
     @overload
     def connect(self, other: KeyedStream) -> ConnectedStreams: ...
 
@@ -190,13 +208,7 @@ class WindowedStream(Hinted):
             raise JobError(
                 f"window: {window!r} is not a window; use tumbling('1 h'), sliding('1 h', '5 min') or session('30 min')"
             )
-        core.check_not_overwritten("window")
-        if core.event_time is None:
-            timestamps = [field.name for field in core.schema if pa.types.is_timestamp(field.type)]
-            raise JobError(
-                "window: the stream has no event time; call with_watermarks(column, strategy) before it "
-                f"(timestamp columns: {', '.join(timestamps) or 'none'})"
-            )
+        core.check_event_time("window")
         self._core = core
         self._window = window
         self._allowed_lateness = allowed_lateness

@@ -1,7 +1,8 @@
 """Functions on batches that get no late rows: these leave through a side output.
 
 A row is late if event time had passed it when it came. Event time is kept per key group as part of the state: after a
-restore, rows that were late stay late, and what has been emitted is not emitted again, though watermarks begin again from the lowest.
+restore, rows that were late stay late, and what has been emitted is not emitted again, though the watermark begins from
+the lowest.
 """
 
 from __future__ import annotations
