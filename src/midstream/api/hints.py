@@ -45,6 +45,7 @@ OF_KEYED_STREAMS: Final = {
     "flatMap": "process(…)",
 }  # fmt: skip
 OF_WINDOWS: Final = {
+    **dict.fromkeys(("top_k", "bottom_k", "limit", "head", "sort", "orderBy"), "top(3, by='x'), with descending=False for the smallest"),
     **dict.fromkeys(("agg", "reduce", "process", "apply"), "aggregate(n=Count(), …), also with an Aggregate or Accumulator of your own"),
     **dict.fromkeys(("sum", "count", "mean", "min", "max", "first", "last"), "aggregate(n=Count(), total=Sum('x'), …)"),
     "allowedLateness": "allowed_lateness('1 min')",

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Never, overload
 
+from midstream.api.argument_checks import require_column
 from midstream.api.data_stream import BroadcastStream, DataStream, main_output
 from midstream.api.hints import OF_KEYED_STREAMS, OF_WINDOWS, Hinted
 from midstream.api.picklability import check_shippable
-from midstream.api.program import located
+from midstream.api.program import MakeOperator, located
 from midstream.api.stream_core import StreamCore
 from midstream.api.stream_sinks import Writable
-from midstream.engine.core.config import Duration, duration_s
-from midstream.engine.core.errors import JobError
+from midstream.engine.core.config import Duration, duration_s, is_whole
+from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.operators.base import Operator
@@ -24,7 +25,14 @@ from midstream.engine.operators.functions.process_functions import KeyedProcessF
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.functions.time_sort import sort_by_time_operator
 from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
-from midstream.engine.operators.windows.window_factory import WINDOW_END, Session, Sliding, Window, window_operator
+from midstream.engine.operators.windows.window_factory import (
+    WINDOW_END,
+    Session,
+    Sliding,
+    Window,
+    top_operator,
+    window_operator,
+)
 from midstream.engine.state.declared_state import DeclaredState
 
 if TYPE_CHECKING:
@@ -192,7 +200,7 @@ class KeyedStream(Writable, Hinted):
 
 
 class WindowedStream(Hinted):
-    """Rows in event-time windows; `aggregate` computes the result.
+    """Rows in event-time windows; `aggregate` or `top` computes the result.
 
     A window is emitted when the watermark reaches its end.
 
@@ -279,6 +287,56 @@ class WindowedStream(Hinted):
                 allowed_lateness=self._allowed_lateness,
             )
 
+        return self._result(make)
+
+    @located
+    def top(self, count: int, *, by: str | Sequence[str], descending: bool = True) -> DataStream:
+        """Return the first rows of each key and window in the order of a column: the largest ones, or the smallest.
+
+        `count`: how many rows at most. The state has no more than these of each window.
+        `by`: the name of the column that decides, or several names. Rows that are equal in it are ordered by all other
+        columns, ascending, from left to right, except lists and structs. Nulls and NaN come last.
+        `descending`: whether the largest come first.
+
+        Returns a stream of the key columns, `window_start`, `window_end`, `rank` (1 for the first row), and all other
+        columns of the row; columns of the row that are called like the window's are left out, so rename them to have
+        both. Its late rows and its event time are those of `aggregate`. Raises SchemaError for an unknown column and
+        one that has no order, ConfigError for another `count` and two columns of one name.
+
+            >>> hours = clicks.with_columns(ms=pl.col("at").dt.minute()).window_all(tumbling("1 h"))
+            >>> for row in testing.run(hours.top(1, by="ms")).rows:
+            ...     print(row["window_start"], row["rank"], row["user"], row["ms"])
+            2024-01-01 12:00:00 1 ann 2
+        """
+        core = self._core
+        event_time = core.event_time
+        assert event_time is not None
+        if not is_whole(count, 1):
+            raise ConfigError(f"top: count {count!r} is not a positive whole number")
+        columns = [by] if isinstance(by, str) else list(by)
+        if not columns:
+            raise JobError("top: by= names no column; write for example top(3, by='views')")
+        for column in columns:
+            require_column(core.schema, column, "top", "column", "Name a column of the stream in by=.")
+
+        def make(name: str) -> Operator:
+            return top_operator(
+                name,
+                window=self._window,
+                keys=core.keys,
+                event_time=event_time,
+                count=count,
+                by=columns,
+                descending=descending,
+                schema=core.schema,
+                allowed_lateness=self._allowed_lateness,
+            )
+
+        return self._result(make)
+
+    def _result(self, make: MakeOperator) -> DataStream:
+        """Return the output of the operator of these windows."""
+        core = self._core
         if core.keys:
             result = core.then("window", make)
         else:
