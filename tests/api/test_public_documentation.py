@@ -53,6 +53,7 @@ NOT_FOR_USERS = {
         midstream.engine.state.keyed_states.State.restore
         midstream.engine.state.keyed_states.State.forget
         midstream.engine.state.table_state.TableState.check_keys
+        midstream.engine.state.table_state.TableState.pop_until_tick
         midstream.engine.state.table_state.TableState.bound
         midstream.engine.state.table_state.TableState.snapshot
         midstream.engine.state.table_state.TableState.restore

@@ -16,10 +16,11 @@ from midstream_lab.checkers.checkpoint_checker import CheckpointChecker, Cut
 from midstream_lab.jobs.key_types import KEY_LAYOUTS
 from midstream_lab.jobs.lateness import LENIENT, wrong_emissions
 from midstream_lab.jobs.states import Given
+from midstream_lab.jobs.timely import WITHIN_MS
 from midstream_lab.run import run
 from midstream_lab.scenarios.scenario import Scenario, draw
 
-KINDS = ("typed", "pickled", "rules", "clocks", "tags", "join", *LENIENT, *KEY_LAYOUTS)
+KINDS = ("typed", "pickled", "rules", "clocks", "tags", "join", *WITHIN_MS, "sorted", *LENIENT, *KEY_LAYOUTS)
 
 
 @pytest.mark.parametrize("topology", KINDS)

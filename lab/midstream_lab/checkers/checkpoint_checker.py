@@ -187,7 +187,7 @@ class CheckpointChecker:
             {
                 uid: list(self.inspection.rows_held(self.storage, where, operator))
                 for uid, operator in operators.items()
-                if uid.startswith(("timer", "alarm", "table", "clocks"))
+                if uid.startswith(("timer", "alarm", "table", "clocks", "sorted"))
             },
         )
         self.in_flight += bool(found.in_flight)
@@ -200,6 +200,7 @@ class CheckpointChecker:
         yield from self._check_output(where, output, expected)
         yield from self.inspection.check_on_the_way(where, found)
         yield from self._states.check_joins(where, expected, self._named(output), by_location)
+        yield from self._states.check_duplicates(where, expected, self._named(output), by_location)
         yield from self.inspection.check_numbers(where, found, expected)
         for uid, (kind, _) in expected.windowed.items():
             if uid in operators:
@@ -558,6 +559,7 @@ class CheckpointChecker:
             made = self.inspection.made_at_the_end(uid, found, expected)
             yield from self._check_windows("end", uid, kind, made)
         yield from self._states.check_joins("end", expected, self._committed(), {})
+        yield from self._states.check_duplicates("end", expected, self._committed(), {})
         yield from self._states.check_lenient("end", expected, self._committed())
         for uid, (sink, _) in expected.total_sinks.items():
             sums = Counter(row for part in self._committed() if part.sink == sink for row in part.ids)

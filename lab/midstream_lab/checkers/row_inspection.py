@@ -44,6 +44,7 @@ from midstream_lab.jobs.shapes import Input, Shape
 from midstream_lab.jobs.state_contents import newest
 from midstream_lab.jobs.tables import HELD
 from midstream_lab.jobs.timed import DELAY_US, WAITING, WINDOWS
+from midstream_lab.jobs.timely import SORTING
 from midstream_lab.jobs.topologies import Expectation, combiner_of, key_layout_of, uid_of
 from midstream_lab.scenarios.changed_programs import RowLocation, RowLocations
 
@@ -183,7 +184,7 @@ class RowInspection:
                         self._outside.world.bug(f"{where}: {operator.uid} holds {some(waiting)} under key {key}")
                     rows += waiting
                 yield self._plain(pa.RecordBatch.from_pylist(rows, schema=layout.schema), layout)
-            for table in self.tables_of(storage, subtask, HELD):
+            for table in self.tables_of(storage, subtask, HELD, SORTING):
                 yield from table.select(SCHEMA.names).to_batches()
 
     # ---- contents

@@ -20,6 +20,7 @@ from midstream_lab.jobs.lateness import wrong_emissions
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.states import Contents, Given, collected, compared, entries, out_of_order
+from midstream_lab.jobs.timely import wrong_duplicates
 from midstream_lab.jobs.topologies import Expectation, expectation, uid_of
 
 _SAMPLES = 5
@@ -87,6 +88,27 @@ class StateChecker:
         for uid, pairs in found.items():
             is_exact = uid in self._never_late and uid not in self._waiting
             for complaint in wrong_pairs(uid, expected.joined[uid].pairs(), pairs, is_exact=is_exact):
+                yield f"{where}: {complaint}"
+
+    def check_duplicates(
+        self,
+        where: str,
+        expected: Expectation,
+        staged: Sequence[Staged],
+        in_flight: Mapping[tuple[int, int, int], Counter[int]],
+    ) -> Iterator[str]:
+        """Yield complaints about the rows that operators which drop duplicates have emitted."""
+        for uid, sifted in expected.sifted.items():
+            found: dict[bool, Counter[int]] = {False: Counter(), True: Counter()}
+            sinks = {sink: is_late for sink, (of, is_late) in expected.sifted_sinks.items() if of == uid}
+            for part in staged:
+                if part.sink in sinks:
+                    found[sinks[part.sink]].update(part.ids)
+            for (index, _, _), ids in in_flight.items():
+                is_late = sinks.get(uid_of(index, 0, "sink"))
+                if is_late is not None:
+                    found[is_late].update(ids)
+            for complaint in islice(wrong_duplicates(uid, sifted, found[False], found[True]), _SAMPLES):
                 yield f"{where}: {complaint}"
 
     def check_lenient(self, where: str, expected: Expectation, staged: Sequence[Staged]) -> Iterator[str]:

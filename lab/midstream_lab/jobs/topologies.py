@@ -18,7 +18,7 @@ from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.operators.windows.window_factory import LATE
 from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass, Sieve, SimSource
-from midstream_lab.jobs import clocks, end_operators, joins, lateness, states, tables, timed
+from midstream_lab.jobs import clocks, end_operators, joins, lateness, states, tables, timed, timely
 from midstream_lab.jobs.joins import Joined
 from midstream_lab.jobs.key_types import KEY_LAYOUTS, PLAIN, KeyLayout, Plain, Rekey
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
@@ -37,6 +37,7 @@ from midstream_lab.jobs.shapes import (
 )
 from midstream_lab.jobs.states import BRIEF, BRIEF_LAYOUT, Given
 from midstream_lab.jobs.tally import Tally
+from midstream_lab.jobs.timely import Sifted
 
 
 def random_shape(random: Random) -> Shape:
@@ -132,6 +133,20 @@ def with_states(shape: Shape, random: Random) -> Shape:
         pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
         nodes += [Node(("join", "couple"), tuple(pair)), node_of("sink", Input(len(nodes), REBALANCE))]
     return tuple(nodes)
+
+
+def with_timely(shape: Shape, random: Random) -> Shape:
+    """Sometimes add an operator that drops duplicates, or sorts rows by time, for the rows of one or two nodes."""
+    if random.random() > 1 / 15:
+        return shape
+    made = {"pack", "stack", "couple", "sink", "total", *KEY_LAYOUTS}
+    inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
+    kind = random.choice(("unique", "unique_near", "sorted"))
+    entries = tuple(Input(index, KEYED) for index in random.sample(inner, min(len(inner), random.choice((1, 2)))))
+    at = len(shape)
+    main, late = Input(at, random.choice((FORWARD, REBALANCE))), Input(at, FORWARD, tag=LATE)
+    sinks = {"unique": [(main,)], "unique_near": [(main,), (late,)], "sorted": [(main, late)]}[kind]
+    return (*shape, Node((kind,), entries), *(Node(("sink",), inputs) for inputs in sinks))
 
 
 def _with_states(node: Node, random: Random) -> Node:
@@ -248,6 +263,10 @@ class Expectation:
     lenient: dict[str, tuple[str, Counter[int]]] = field(default_factory=dict)
     """The kind of each window operator with allowed lateness, and the ids of its rows."""
     lenient_sinks: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    """The sinks of these operators, as in `window_sinks`."""
+    sifted: dict[str, Sifted] = field(default_factory=dict)
+    """The rows that operators which drop duplicates have received."""
+    sifted_sinks: dict[str, tuple[str, bool]] = field(default_factory=dict)
     """The sinks of these operators, as in `window_sinks`."""
     overdrawn: list[str] = field(default_factory=list)
     """The operators and inputs that hold rows which they cannot have received."""
@@ -368,7 +387,10 @@ class _Walk:
             case "late_window" | "late_slide" | "late_session":
                 expected.lenient[uid] = lateness.LENIENT[kind], stream
                 self._makers[index] = uid
-            case "timer" | "alarm" | "table" | "clocks":
+            case "unique" | "unique_near":
+                expected.sifted[uid] = Sifted(kind, stream, expected.keys)
+                self._makers[index] = uid
+            case "timer" | "alarm" | "table" | "clocks" | "sorted":
                 if kind == "table":
                     expected.counts[uid] = _counted(stream, expected.keys)
                 outputs[None] = self._without(self._held.get(uid, Counter()), stream, uid)
@@ -388,6 +410,8 @@ class _Walk:
             expected.total_sinks[summed.pop()] = uid, index
         elif makers and min(makers)[0] in expected.joined:
             expected.join_sinks[uid] = makers.pop()[0]
+        elif makers and min(makers)[0] in expected.sifted:
+            expected.sifted_sinks[uid] = makers.pop()
         elif makers and min(makers)[0] in expected.lenient:
             expected.lenient_sinks[uid] = makers.pop()
         elif makers:
@@ -468,7 +492,22 @@ def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
     return Edge(number, entry.node, index, entry.partitioning, layout.schema, keys, entry.port, entry.tag)
 
 
-_MIXES: Final = frozenset(("side", "timer", "alarm", "table", "total", "clocks", "tags", "join", *KEY_LAYOUTS))
+_MIXES: Final = frozenset(
+    (
+        "side",
+        "timer",
+        "alarm",
+        "table",
+        "total",
+        "clocks",
+        "tags",
+        "join",
+        "unique",
+        "unique_near",
+        "sorted",
+        *KEY_LAYOUTS,
+    )
+)
 """The kinds of operators whose output may have the rows of a key and a split in another order, or lack some."""
 
 
@@ -514,6 +553,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return joins.Join(uid, outside, layout)
         case "couple":
             return joins.Couple(outside, layout)
+        case "unique" | "unique_near" | "sorted":
+            return timely.Timely(kind, uid, outside, frozenset() if late_us else on_time)
         case "stack":
             return lateness.Stack()
         case "plain":

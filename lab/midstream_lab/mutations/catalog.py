@@ -29,6 +29,7 @@ from midstream_lab.mutations import (
     split_mutations,
     state_mutations,
     table_mutations,
+    timely_mutations,
     window_mutations,
     worker_mutations,
 )
@@ -56,6 +57,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **table_mutations.MUTATIONS,
     **operator_mutations.MUTATIONS,
     **combining_mutations.MUTATIONS,
+    **timely_mutations.MUTATIONS,
 }
 EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     "sequence_not_checked": Equivalent(

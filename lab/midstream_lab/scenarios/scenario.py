@@ -38,6 +38,7 @@ from midstream_lab.jobs.topologies import (
     with_sieves,
     with_states,
     with_tables,
+    with_timely,
 )
 
 CHECKPOINTS_MAX: Final = 30
@@ -192,6 +193,7 @@ def _shapes(
     if topology == "random":
         base = with_ends(with_tables(random_shape(random), Random(f"tables {seed}")), Random(f"ends {seed}"))
         base = with_states(base, Random(f"states {seed}"))
+        base = with_timely(base, Random(f"timely {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
     base = with_sieves(base, Random(f"sieves {seed}"))

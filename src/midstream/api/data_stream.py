@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.api.argument_checks import columns_text, require_callable, require_column
+from midstream.api.argument_checks import calling_line, columns_text, require_callable, require_column
 from midstream.api.columns import Columns, all_of, computes, expressions, renamed, without
 from midstream.api.columns import Literal as Constant
 from midstream.api.hints import OF_STREAMS, Hinted
@@ -20,12 +21,15 @@ from midstream.api.program import Handle, MakeOperator, located
 from midstream.api.stream_core import StreamCore
 from midstream.api.stream_sinks import Writable
 from midstream.engine.core.batches import check_held_by_polars
+from midstream.engine.core.config import Duration, duration_us
 from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.core.key_groups import key_cast, key_type_supported
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.operators.bad_records import BAD_RECORDS
 from midstream.engine.operators.event_time_column import TimeColumn
+from midstream.engine.operators.functions.duplicates import drop_duplicates_operator
+from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.operators.stateless import (
     ColumnsOperator,
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
     from midstream.api.connected_streams import BroadcastConnectedStreams, ConnectedStreams
     from midstream.api.keyed_streams import KeyedStream, WindowedStream
     from midstream.inprocess.preview import Preview
+
+_log = logging.getLogger(__name__)
 
 
 class DataStream(Handle, Writable, Hinted):
@@ -255,6 +261,57 @@ class DataStream(Handle, Writable, Hinted):
         made = self.core.then("watermarks", lambda name: TimestampsOperator(name, column, strategy, self.schema))
         return main_output(replace(made, event_time=TimeColumn(column), overwritten=""))
 
+    @located
+    def drop_duplicates(self, *columns: str | Sequence[str], within: Duration | None = None) -> DataStream:
+        """Keep the first row of each key, in the order of arrival, and drop the others.
+
+        A row is emitted as soon as it arrives. No order of arrival holds between rows of different splits of a source:
+        which one is the first may then differ from run to run.
+
+        `columns`: the names of the columns whose values together are the key, or lists of them; all columns if none is
+        named. They have the types of keys (see `key_by`), and none of their values is null.
+        `within`: how long a duplicate is one: a row is dropped if its key has a kept row whose event time is at most this
+        duration earlier or later. Kept rows leave the state once event time is this far past them. Without it, every key
+        is remembered for as long as the job lives: the state grows with each new key, as a warning in the log says.
+
+        Returns a stream of the kept rows, unchanged. With `within`, rows that came late are in its `side_output(LATE)`.
+        Raises SchemaError for an unknown column or one that cannot be a key, JobError for `within` on a stream without
+        event time, ConfigError for an invalid duration.
+
+            >>> testing.run(orders.drop_duplicates("user")).rows
+            [{'user': 'ann', 'price': 3}, {'user': 'bob', 'price': 5}]
+            >>> visits = clicks.drop_duplicates("user", within="1 min")
+            >>> [str(row["at"]) for row in testing.run(visits).rows]
+            ['2024-01-01 12:00:00', '2024-01-01 12:02:00']
+        """
+        method = "drop_duplicates"
+        core = self._keyed(method, _names(method, columns) or tuple(self.schema.names))
+        within_us = None
+        if within is None:
+            _log.warning(
+                "%s: drop_duplicates remembers each distinct value of %s for as long as the job lives, so its state grows "
+                "with them; within='1 h' forgets those that are an hour old by event time",
+                calling_line(),
+                ", ".join(core.keys),
+            )
+        else:
+            core.check_event_time(method, "within= compares event times")
+            within_us = duration_us(within, f"{method}: within")
+        port = Port("process", core.keys, core.event_time if within is not None else None, core.schema)
+        return main_output(core.then(method, lambda name: drop_duplicates_operator(name, port, within_us)))
+
+    @located
+    def distinct(self) -> DataStream:
+        """Keep the first of all rows that are equal in every column: `drop_duplicates()` under the name that Spark has.
+
+        Returns a stream of the kept rows. Raises as `drop_duplicates` does.
+
+            >>> doubled = orders.union(orders)
+            >>> len(testing.run(doubled.distinct()).rows)
+            3
+        """
+        return self.drop_duplicates()
+
     # ---- several streams
 
     @located
@@ -343,21 +400,7 @@ class DataStream(Handle, Writable, Hinted):
         """
         from midstream.api.keyed_streams import KeyedStream
 
-        if not columns:
-            raise JobError("key_by: name at least one column")
-        for column in columns:
-            advice = "Name columns of the stream; make one with with_columns() first if it has to be computed."
-            field = require_column(self.schema, column, "key_by", "key column", advice)
-            if not key_type_supported(field.type):
-                raise SchemaError(
-                    f"key_by: key column {column!r} is {field.type}, which cannot be a key; {key_cast(field.type)}"
-                )
-        if len(set(columns)) < len(columns):
-            raise JobError(f"key_by: a column is named twice in {', '.join(columns)}")
-        how = self.core.partitioning
-        if how is not None:
-            raise JobError(f"key_by: defines where rows go, and so does {_METHOD[how]}(); use one of them")
-        return KeyedStream(replace(self.core, keys=columns))
+        return KeyedStream(self._keyed("key_by", columns))
 
     @located
     def window_all(self, window: Window) -> WindowedStream:
@@ -496,6 +539,25 @@ class DataStream(Handle, Writable, Hinted):
         [found] = preview(program.graph, program.config, [end], rows, seconds, time.time_ns() // 1000)
         return found
 
+    def _keyed(self, method: str, columns: tuple[str, ...]) -> StreamCore:
+        """Return the rows partitioned by these columns. Raises errors for columns that cannot be keys."""
+        if not columns:
+            raise JobError(f"{method}: name at least one column")
+        for column in columns:
+            advice = "Name columns of the stream; make one with with_columns() first if it has to be computed."
+            field = require_column(self.schema, column, method, "key column", advice)
+            if not key_type_supported(field.type):
+                raise SchemaError(
+                    f"{method}: key column {column!r} is {field.type}, which cannot be a key; "
+                    f"{key_cast(field.type, method)}"
+                )
+        if len(set(columns)) < len(columns):
+            raise JobError(f"{method}: a column is named twice in {', '.join(columns)}")
+        how = self.core.partitioning
+        if how is not None:
+            raise JobError(f"{method}: defines where rows go, and so does {_METHOD[how]}(); use one of them")
+        return replace(self.core, keys=columns)
+
     def _then(self, kind: str, make: MakeOperator) -> DataStream:
         return main_output(self.core.then(kind, make))
 
@@ -546,6 +608,16 @@ def main_output(core: StreamCore) -> DataStream:
     """Return the stream of an operator's main output, on which the operator is named and configured."""
     [origin] = core.origins
     return DataStream(core, origin.node)
+
+
+def _names(method: str, columns: Iterable[str | Sequence[str]]) -> tuple[str, ...]:
+    """Return the names that were given one by one or in lists."""
+    names: list[str] = []
+    for given in columns:
+        if isinstance(given, (pl.Expr, pl.Series)) or not isinstance(given, Iterable):
+            raise JobError(f"{method}: {given!r} is not the name of a column; write for example {method}('id')")
+        names += [given] if isinstance(given, str) else given
+    return tuple(names)
 
 
 def _described(core: StreamCore) -> str:

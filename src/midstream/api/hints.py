@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 _AGGREGATE: Final = "key_by(…).window(…).aggregate(n=Count()), or key_by(…).process(…) for a result per row"
-_SORT: Final = "collect(), and sort what arrived: a stream has no end at which it could be sorted"
-_UNIQUE: Final = "key_by(…).process(…) with a ValueState that records whether the key has occurred"
+_SORT: Final = "key_by(…).sort_by_time() for the order of event time, or collect(), and sort what arrived"
+_UNIQUE: Final = "drop_duplicates('id', within='1 h'), or distinct() for all columns"
 _BATCHES: Final = "map_batches(function, schema)"
 
 OF_STREAMS: Final = {
@@ -26,7 +26,7 @@ OF_STREAMS: Final = {
     **dict.fromkeys(("process", "process_batches", "apply", "foreach", "foreachBatch"), "key_by(…).process(function, schema) for a function with state, or map, flat_map and map_batches without"),
     **dict.fromkeys(("cache", "persist"), "the stream itself: each use of it reads the same rows"),
     **dict.fromkeys(("toPandas", "to_pandas", "to_polars"), "collect(), whose frame() is what arrived"),
-    **dict.fromkeys(("unique", "distinct", "dropDuplicates", "drop_duplicates", "dropDuplicatesWithinWatermark"), _UNIQUE),
+    **dict.fromkeys(("unique", "dropDuplicates", "dropDuplicatesWithinWatermark"), _UNIQUE),
     **dict.fromkeys(("unionAll", "unionByName", "union_all", "concat"), "union(other)"),
     **dict.fromkeys(("add_sink", "sink_to", "writeStream", "write", "write_csv"), "sink(…), or write_parquet, write_jsonl, write_kafka, write_delta, write_postgres"),
     **dict.fromkeys(("window", "windowAll"), "key_by(…).window(…), or window_all(…)"),
@@ -39,11 +39,13 @@ OF_STREAMS: Final = {
 }  # fmt: skip
 OF_KEYED_STREAMS: Final = {
     **dict.fromkeys(("agg", "aggregate", "reduce", "sum", "count", "mean", "min", "max"), "window(…).aggregate(n=Count()), or process(…) for a result per row"),
-    **dict.fromkeys(("filter", "select", "with_columns", "map", "flat_map", "map_batches", "drop", "rename", "union", "with_watermarks"), "it before key_by()"),
+    **dict.fromkeys(("filter", "select", "with_columns", "map", "flat_map", "map_batches", "drop", "rename", "union", "with_watermarks", "drop_duplicates", "distinct"), "it before key_by()"),
     **dict.fromkeys(("join", "interval_join"), "connect(other.key_by(…)), then interval_join(…) or process(…)"),
+    **dict.fromkeys(("sort", "orderBy", "order_by", "sort_by"), "sort_by_time()"),
     "flatMap": "process(…)",
 }  # fmt: skip
 OF_WINDOWS: Final = {
+    **dict.fromkeys(("top_k", "bottom_k", "limit", "head", "sort", "orderBy"), "top(3, by='x'), with descending=False for the smallest"),
     **dict.fromkeys(("agg", "reduce", "process", "apply"), "aggregate(n=Count(), …), also with an Aggregate or Accumulator of your own"),
     **dict.fromkeys(("sum", "count", "mean", "min", "max", "first", "last"), "aggregate(n=Count(), total=Sum('x'), …)"),
     "allowedLateness": "allowed_lateness('1 min')",

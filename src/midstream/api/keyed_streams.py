@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Never, overload
 
-import pyarrow as pa
-
+from midstream.api.argument_checks import require_column
 from midstream.api.data_stream import BroadcastStream, DataStream, main_output
 from midstream.api.hints import OF_KEYED_STREAMS, OF_WINDOWS, Hinted
 from midstream.api.picklability import check_shippable
-from midstream.api.program import located
+from midstream.api.program import MakeOperator, located
 from midstream.api.stream_core import StreamCore
 from midstream.api.stream_sinks import Writable
-from midstream.engine.core.config import Duration, duration_s
-from midstream.engine.core.errors import JobError
+from midstream.engine.core.config import Duration, duration_s, is_whole
+from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.operators.base import Operator
@@ -24,8 +23,16 @@ from midstream.engine.operators.functions.batch_functions import BatchFunctionOp
 from midstream.engine.operators.functions.function_operator import Function, Port
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
 from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.functions.time_sort import sort_by_time_operator
 from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
-from midstream.engine.operators.windows.window_factory import WINDOW_END, Session, Sliding, Window, window_operator
+from midstream.engine.operators.windows.window_factory import (
+    WINDOW_END,
+    Session,
+    Sliding,
+    Window,
+    top_operator,
+    window_operator,
+)
 from midstream.engine.state.declared_state import DeclaredState
 
 if TYPE_CHECKING:
@@ -126,6 +133,25 @@ class KeyedStream(Writable, Hinted):
             self.core.then("process_batches", lambda name: BatchFunctionOperator(name, function, [port], made))
         )
 
+    @located
+    def sort_by_time(self) -> DataStream:
+        """Put the rows of each key into the order of their event times.
+
+        Rows are held until event time has passed them. Those of one time are ordered by the other columns, from left to
+        right; rows that differ in nothing but lists or structs stay in the order of arrival.
+
+        Returns a stream of the same rows; no order holds between different keys after they are sent on. Rows that came
+        late are in its `side_output(LATE)`. Raises JobError if the stream has no event time.
+
+            >>> later = env.from_collection([{"user": "ann", "at": datetime(2024, 1, 1, 12, n)} for n in (2, 1, 3)])
+            >>> later = later.with_watermarks("at", WatermarkStrategy.bounded("5 min"))
+            >>> [row["at"].minute for row in testing.run(later.key_by("user").sort_by_time()).rows]
+            [1, 2, 3]
+        """
+        self.core.check_event_time("sort_by_time")
+        port = Port("process", self.keys, self.core.event_time, self.schema)
+        return main_output(self.core.then("sort_by_time", lambda name: sort_by_time_operator(name, port)))
+
     @overload
     def connect(self, other: KeyedStream) -> ConnectedStreams: ...
 
@@ -174,7 +200,7 @@ class KeyedStream(Writable, Hinted):
 
 
 class WindowedStream(Hinted):
-    """Rows in event-time windows; `aggregate` computes the result.
+    """Rows in event-time windows; `aggregate` or `top` computes the result.
 
     A window is emitted when the watermark reaches its end.
 
@@ -190,13 +216,7 @@ class WindowedStream(Hinted):
             raise JobError(
                 f"window: {window!r} is not a window; use tumbling('1 h'), sliding('1 h', '5 min') or session('30 min')"
             )
-        core.check_not_overwritten("window")
-        if core.event_time is None:
-            timestamps = [field.name for field in core.schema if pa.types.is_timestamp(field.type)]
-            raise JobError(
-                "window: the stream has no event time; call with_watermarks(column, strategy) before it "
-                f"(timestamp columns: {', '.join(timestamps) or 'none'})"
-            )
+        core.check_event_time("window")
         self._core = core
         self._window = window
         self._allowed_lateness = allowed_lateness
@@ -267,6 +287,56 @@ class WindowedStream(Hinted):
                 allowed_lateness=self._allowed_lateness,
             )
 
+        return self._result(make)
+
+    @located
+    def top(self, count: int, *, by: str | Sequence[str], descending: bool = True) -> DataStream:
+        """Return the first rows of each key and window in the order of a column: the largest ones, or the smallest.
+
+        `count`: how many rows at most. The state has no more than these of each window.
+        `by`: the name of the column that decides, or several names. Rows that are equal in it are ordered by all other
+        columns, ascending, from left to right, except lists and structs. Nulls and NaN come last.
+        `descending`: whether the largest come first.
+
+        Returns a stream of the key columns, `window_start`, `window_end`, `rank` (1 for the first row), and all other
+        columns of the row; columns of the row that are called like the window's are left out, so rename them to have
+        both. Its late rows and its event time are those of `aggregate`. Raises SchemaError for an unknown column and
+        one that has no order, ConfigError for another `count` and two columns of one name.
+
+            >>> hours = clicks.with_columns(ms=pl.col("at").dt.minute()).window_all(tumbling("1 h"))
+            >>> for row in testing.run(hours.top(1, by="ms")).rows:
+            ...     print(row["window_start"], row["rank"], row["user"], row["ms"])
+            2024-01-01 12:00:00 1 ann 2
+        """
+        core = self._core
+        event_time = core.event_time
+        assert event_time is not None
+        if not is_whole(count, 1):
+            raise ConfigError(f"top: count {count!r} is not a positive whole number")
+        columns = [by] if isinstance(by, str) else list(by)
+        if not columns:
+            raise JobError("top: by= names no column; write for example top(3, by='views')")
+        for column in columns:
+            require_column(core.schema, column, "top", "column", "Name a column of the stream in by=.")
+
+        def make(name: str) -> Operator:
+            return top_operator(
+                name,
+                window=self._window,
+                keys=core.keys,
+                event_time=event_time,
+                count=count,
+                by=columns,
+                descending=descending,
+                schema=core.schema,
+                allowed_lateness=self._allowed_lateness,
+            )
+
+        return self._result(make)
+
+    def _result(self, make: MakeOperator) -> DataStream:
+        """Return the output of the operator of these windows."""
+        core = self._core
         if core.keys:
             result = core.then("window", make)
         else:

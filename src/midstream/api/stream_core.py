@@ -14,7 +14,9 @@ from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.graph.logical_graph import Input
 from midstream.engine.operators.event_time_column import TimeColumn
 
-_KEEPS_ROWS: Final = frozenset({"filter", "select", "with_columns", "drop", "rename", "window", "window_all"})
+_KEEPS_ROWS: Final = frozenset(
+    {"filter", "select", "with_columns", "drop", "rename", "window", "window_all", "drop_duplicates", "sort_by_time"}
+)
 """The kinds of operators that pass on the event-time column as it is, or state that they compute it; windows in LATE."""
 
 
@@ -94,6 +96,16 @@ class StreamCore:
             raise JobError(
                 f"{method}: {self.overwritten}, but watermarks follow the times that the column had before; give the new "
                 "column another name, or call with_watermarks() again after it"
+            )
+
+    def check_event_time(self, method: str, why: str = "") -> None:
+        """Raise JobError unless the rows have an event time that watermarks follow."""
+        self.check_not_overwritten(method)
+        if self.event_time is None:
+            timestamps = [field.name for field in self.schema if pa.types.is_timestamp(field.type)]
+            raise JobError(
+                f"{method}: {why and why + ', and '}the stream has no event time; call with_watermarks(column, strategy) "
+                f"before it (timestamp columns: {', '.join(timestamps) or 'none'})"
             )
 
     def check_program(self, other: StreamCore, method: str) -> None:

@@ -139,15 +139,24 @@ def marks_of(snapshots: list[Parts]) -> Iterator[tuple[int, int]]:
             yield from zip(table.column(KEY_GROUP).to_pylist(), table.column("watermark").to_pylist(), strict=True)
 
 
-def check(window: Sliding | Session, oracle: Oracle, lateness: int, of_keys: tuple[int, ...], plan: Plan) -> None:
+def aggregates(out: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(row["k"], ms(row[WINDOW_START]), ms(row[WINDOW_END]), *list(row.values())[3:]) for row in out]
+
+
+def check(
+    window: Sliding | Session,
+    oracle: Oracle,
+    lateness: int,
+    of_keys: tuple[int, ...],
+    plan: Plan,
+    make: Callable[[Sliding | Session, int], Any] | None = None,
+    emitted: Callable[[list[dict[str, Any]]], list[tuple[Any, ...]]] = aggregates,
+) -> None:
     """After every step: what has come out is what is due, where "due" for each key is what was stored for it."""
-    job = Job(lambda: operator(window, lateness), parallelism=2)
+    job = Job(lambda: (make or operator)(window, lateness), parallelism=2)
 
     def compare() -> None:
-        got = Counter(
-            (row["k"], ms(row[WINDOW_START]), ms(row[WINDOW_END]), *list(row.values())[3:]) for row in job.out
-        )
-        assert got == Counter(oracle.out)
+        assert Counter(emitted(job.out)) == Counter(oracle.out)
         assert Counter((row["k"], ms(row["t"]), row["v"]) for row in job.late) == Counter(oracle.late)
 
     for step, argument in [*plan, ("watermark", MAX_WATERMARK_US // 1000)]:

@@ -24,13 +24,15 @@ class Window:
 
 
 class Oracle:
-    """`watermarks` per key: keys of different subtasks may be at different ones. All times in one unit."""
+    """`watermarks` per key: keys of different subtasks may be at different ones. All times in one unit. `result`: what a
+    window emits."""
 
     takes_its_end = False
     """Whether a row exactly at the end of a window still belongs to it."""
 
     def __init__(self, lateness: int) -> None:
         self.lateness = lateness
+        self.result = aggregates_of
         self.watermarks: dict[Any, int] = defaultdict(lambda: MIN)
         self.windows: dict[Any, list[Window]] = defaultdict(list)
         self.out: list[tuple[Any, ...]] = []
@@ -50,7 +52,7 @@ class Oracle:
         for key, window in fire.values():
             alive = any(window is other for other in self.windows[key])
             if alive and self.due(window.end) <= self.watermarks[key]:
-                self.out.append(result(key, window))
+                self.out.append(self.result(key, window))
 
     def assign(self, row: Row) -> list[Window]:
         raise NotImplementedError
@@ -69,7 +71,7 @@ class Oracle:
         self.watermarks[key] = watermark
         for window in self.windows[key]:
             if before < self.due(window.end) <= watermark:
-                self.out.append(result(key, window))
+                self.out.append(self.result(key, window))
         self.windows[key] = [window for window in self.windows[key] if not self.is_late(key, window.end)]
 
 
@@ -111,7 +113,7 @@ class SessionOracle(Oracle):
         return [merged]
 
 
-def result(key: Any, window: Window) -> tuple[Any, ...]:
+def aggregates_of(key: Any, window: Window) -> tuple[Any, ...]:
     """key, start, end, count, sum, min, max, mean, first, last"""
     rows = [row for _, row in sorted(window.rows, key=lambda numbered: numbered[0])]
     values = [value for _, _, value in rows if value is not None]

@@ -49,8 +49,8 @@ def key_type_supported(kind: pa.DataType) -> bool:
     )
 
 
-def key_cast(kind: pa.DataType) -> str:
-    """Describe, for a column whose type cannot be a key, what to cast it to, and why."""
+def key_cast(kind: pa.DataType, method: str = "key_by") -> str:
+    """Describe, for a column whose type cannot be a key, what to cast it to before `method`, and why."""
     if pa.types.is_floating(kind):
         why = (
             "a float that is almost equal would be another key, and NaN equals nothing: round and cast it to an integer"
@@ -60,12 +60,12 @@ def key_cast(kind: pa.DataType) -> str:
     elif pa.types.is_fixed_size_binary(kind):
         why = "cast it to binary"
     elif pa.types.is_struct(kind):
-        return "before key_by(), use with_columns() to make its fields separate columns"
+        return f"before {method}(), use with_columns() to make its fields separate columns"
     elif pa.types.is_nested(kind):
         why = "convert it to a string"
     else:
         why = "cast it to an integer or a string"
-    return f"{why}, with with_columns() before key_by()"
+    return f"{why}, with with_columns() before {method}()"
 
 
 _PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

@@ -99,10 +99,21 @@ class EventTime:
 
     def us(self, batch: pa.RecordBatch) -> Int64s:
         """Return the times of the rows in microseconds."""
-        times = self.native(batch)
+        return self._in_us(self.native(batch))
+
+    def us_of(self, rows: pl.DataFrame) -> Int64s:
+        """Return the times of rows, which `native` or `us` has accepted before, in microseconds."""
+        times: Int64s = rows.get_column(self.column).to_physical().to_numpy()
+        return self._in_us(times - 1 if self._is_end else times)
+
+    def _in_us(self, times: Int64s) -> Int64s:
         if self.kind.unit == "us":
             return times
         return times * 1000 if self.kind.unit == "ms" else times // 1000
+
+    def due(self, watermark_us: int) -> int:
+        """Return the largest value of the column, in its own unit, that event time has passed at this watermark."""
+        return min(self.from_us(watermark_us) + self._is_end, MAX_WATERMARK_US)
 
     def to_us(self, native: int) -> int:
         """Convert a time to microseconds, rounded down."""

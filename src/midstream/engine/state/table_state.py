@@ -171,15 +171,13 @@ class TableState(DeclaredState):
             def on_watermark(self, ctx):
                 return self.waiting.pop_until("at", ctx.watermark)
         """
-        runs = self._searchable()
         kind = self._empty.schema.get(column)
         if not isinstance(kind, pl.Datetime):
             raise SchemaError(
                 f"state {self.name!r} has no column {column!r} of timestamps, by which rows could be due (it has {self.type_text()})"
             )
         until = _ticks(time, kind.time_unit)
-        found = [(run, run.until(column, until)) for run in runs] if until is not None else []
-        return self._removed([(run, positions) for run, positions in found if len(positions)])
+        return self._empty.clone() if until is None else self.pop_until_tick(column, until)
 
     def _found(self, keys: object) -> list[tuple[TableRun, Int64s]]:
         """Return the positions of the rows of these keys in each run that has some."""
@@ -262,6 +260,11 @@ class TableState(DeclaredState):
         return frame.rechunk() if max(frame.n_chunks("all")) > PIECES_MAX else frame.clone()
 
     # ---- for the operator ----
+
+    def pop_until_tick(self, column: str, tick: int) -> pl.DataFrame:
+        """Remove and return the rows of which a column of timestamps is at most `tick`, in its own unit."""
+        found = [(run, run.until(column, min(tick, LAST_TICK))) for run in self._searchable()]
+        return self._removed([(run, positions) for run, positions in found if len(positions)])
 
     def type_text(self) -> str:
         return ", ".join(f"{field.name} {field.type}" for field in self.schema)

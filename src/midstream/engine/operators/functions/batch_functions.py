@@ -203,12 +203,16 @@ class BatchFunctionOperator(FunctionOperator):
             self._states[name].restore(part.chunks, self._where)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        spec = self._ports[port]
-        check_keys(batch, spec.keys, self._where)
+        check_keys(batch, self._ports[port].keys, self._where)
         time = self._times[port]
         if time is not None:
             time.native(batch)  # raises for a row without an event time
-        self._run(spec.method, lambda: getattr(self._function, spec.method)(to_polars(batch), self._context))
+        self._call(batch, port)
+
+    def _call(self, batch: pa.RecordBatch, port: int) -> None:
+        """Give the function rows that have their keys and event times."""
+        method = self._ports[port].method
+        self._run(method, lambda: getattr(self._function, method)(to_polars(batch), self._context))
 
     def advance_watermark(self, watermark_us: int) -> bool:
         self._context.watermark_us = watermark_us

@@ -42,6 +42,8 @@ class WindowAggregation:
     ) -> None:
         self._arguments = (name, tuple(keys), event_time, dict(aggregates), schema)
         self.where = f"operator {name!r}"
+        self.settings: Mapping[str, str] = {}
+        """Settings on which the parts depend in addition to their columns."""
         self.input_schema = canonical_schema(schema)
         self.keys = tuple(keys)
         self.by = self.keys or (ALL,)

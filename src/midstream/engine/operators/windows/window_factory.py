@@ -11,6 +11,7 @@ from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.windows.aggregates import AnyAggregate
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
+from midstream.engine.operators.windows.top_rows import TopAggregation
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.window_specs import (
@@ -34,6 +35,7 @@ __all__ = [
     "Window",
     "session",
     "sliding",
+    "top_operator",
     "tumbling",
     "window_operator",
 ]
@@ -66,6 +68,31 @@ def window_operator(
     """
     aggregation = WindowAggregation(name, keys, event_time, aggregates, schema)
     aggregation.check_expressions()
+    return _operator(aggregation, window, allowed_lateness)
+
+
+def top_operator(
+    name: str,
+    *,
+    window: Window,
+    keys: Sequence[str],
+    event_time: str | TimeColumn,
+    count: int,
+    by: Sequence[str],
+    descending: bool,
+    schema: pa.Schema,
+    allowed_lateness: Duration = 0,
+) -> WindowOperator:
+    """Return the operator that emits the first `count` rows of each key and window, in the order of the columns `by`.
+
+    It emits `keys`, `window_start`, `window_end`, `rank`, and the other columns of each row. All else is as in
+    `window_operator`.
+    """
+    aggregation = TopAggregation(name, keys, event_time, count, by, descending, schema)
+    return _operator(aggregation, window, allowed_lateness)
+
+
+def _operator(aggregation: WindowAggregation, window: Window, allowed_lateness: Duration) -> WindowOperator:
     lateness_us = duration_us(allowed_lateness, "allowed_lateness")
     if isinstance(window, Session):
         return SessionWindowOperator(aggregation, window, lateness_us)

@@ -139,6 +139,7 @@ class WindowOperator(Operator):
                 KEY: fields_text(aggregation.input_schema.field(key) for key in aggregation.keys) or "none",
                 "the event time": f"timestamp[{aggregation.time.kind.unit}]",
                 "the aggregates' state": fields_text(parts),
+                **aggregation.settings,
             }
         }
 
@@ -249,7 +250,7 @@ class WindowOperator(Operator):
         return frame.filter(due > marks)
 
     def _emit(self, merged: pl.DataFrame) -> None:
-        """Finish a merged frame with START and END, and emit it."""
+        """Finish a merged frame with START and END, and emit it; a part may become several rows."""
         if merged.height == 0:
             return
         schema, kind = self.schema, self._aggregation.time.kind
@@ -257,8 +258,8 @@ class WindowOperator(Operator):
         finished = self._aggregation.finish(merged)
         batch = from_polars(finished.select(values.names), values, self._aggregation.where)
         columns = {name: batch.column(name) for name in values.names}
-        columns[WINDOW_START] = pa.array(merged.get_column(START).to_numpy()).view(kind)
-        columns[WINDOW_END] = pa.array(merged.get_column(END).to_numpy()).view(kind)
+        columns[WINDOW_START] = pa.array(finished.get_column(START).to_numpy()).view(kind)
+        columns[WINDOW_END] = pa.array(finished.get_column(END).to_numpy()).view(kind)
         self._out.emit(pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema))
 
     def _emit_late(self, batch: pa.RecordBatch) -> None:

@@ -1,0 +1,77 @@
+"""Known bugs of operators that get no late rows, to be put back on purpose. See `midstream_lab.mutations.catalog`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.engine.operators.functions import duplicates
+from midstream.engine.operators.functions.timely_functions import PROGRESS, TimelyFunctionOperator
+from midstream.engine.state.state_parts import StatePart
+from midstream.engine.state.table_state import TableState
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios.scenario import draw
+
+
+def late_rows_are_on_time_after_a_restore() -> Replacements:
+    """The progress of event time is not restored."""
+    original = TimelyFunctionOperator.restore
+
+    def restore(self: Any, parts: Mapping[str, StatePart]) -> None:
+        original(self, {name: part for name, part in parts.items() if name != PROGRESS})
+
+    return [(TimelyFunctionOperator, "restore", restore)]
+
+
+def late_rows_are_processed() -> Replacements:
+    """All rows are given to the function, whatever event time has passed."""
+
+    def process(self: Any, batch: pa.RecordBatch, port: int) -> None:
+        self._call(batch, port)
+
+    return [(TimelyFunctionOperator, "process", process)]
+
+
+def rows_are_due_too_soon() -> Replacements:
+    """Rows leave their table some milliseconds before event time has passed them."""
+    original = TableState.pop_until_tick
+    return [(TableState, "pop_until_tick", lambda self, column, tick: original(self, column, tick + 3_000))]
+
+
+def other_kept_rows_are_not_compared() -> Replacements:
+    """If several rows of a key were kept before, none of them is compared with new ones."""
+    return [(duplicates, "_near_known", lambda numbers, *rest: np.zeros(len(numbers) - rest[1], np.bool_))]
+
+
+def later_rows_of_a_batch_are_dropped() -> Replacements:
+    """Of each key and batch one row is kept at most."""
+    return [(duplicates, "_keep_one_by_one", lambda *_: None)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "late_rows_are_on_time_after_a_restore": Mutation(
+        "after a restore, late rows are processed",
+        late_rows_are_on_time_after_a_restore,
+        partial(draw, topology="unique_near", faults=("kill_slot",), rows=200),
+    ),
+    "late_rows_are_processed": Mutation(
+        "late rows are processed", late_rows_are_processed, partial(draw, topology="unique_near")
+    ),
+    "rows_are_due_too_soon": Mutation(
+        "rows are sorted before event time has passed them", rows_are_due_too_soon, partial(draw, topology="sorted")
+    ),
+    "other_kept_rows_are_not_compared": Mutation(
+        "of several kept rows of a key none is compared with new ones",
+        other_kept_rows_are_not_compared,
+        partial(draw, topology="unique_near"),
+    ),
+    "later_rows_of_a_batch_are_dropped": Mutation(
+        "of the rows of a key that share a batch one is kept",
+        later_rows_of_a_batch_are_dropped,
+        partial(draw, topology="unique_near"),
+    ),
+}

@@ -1,0 +1,142 @@
+"""Removing duplicates: of the rows of a key, the first is kept, or each that no kept row is near by event time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.operators.event_time_column import EventTime, Int64s
+from midstream.engine.operators.functions.batch_functions import BatchContext, BatchFunctionOperator, KeyedBatchFunction
+from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.process_context import TimeContext
+from midstream.engine.operators.functions.timely_functions import TimelyFunctionOperator
+from midstream.engine.state.table_state import TableState
+
+Bools = npt.NDArray[np.bool_]
+
+_FURTHEST_US: Final = 2**62
+"""A limit within int64: no two event times are further apart."""
+
+
+def drop_duplicates_operator(name: str, port: Port, within_us: int | None) -> BatchFunctionOperator:
+    """Return the operator that keeps the first row of each key, in the order of arrival.
+
+    With `within_us`, a row is a duplicate only if its key has a kept row that is at most so far away by event time,
+    before or after it. Kept rows are remembered until only late rows could be that near. Times are compared in whole
+    microseconds.
+    """
+    keys = list(port.keys)
+    key_fields = [port.schema.field(key) for key in keys]
+    if within_us is None:
+        return BatchFunctionOperator(name, _first_of_key(keys, pa.schema(key_fields)), [port], port.schema)
+    assert port.event_time is not None
+    time = EventTime(port.event_time, port.schema, f"operator {name!r}")
+    return TimelyFunctionOperator(
+        name, _first_within(keys, key_fields, time, min(within_us, _FURTHEST_US)), [port], port.schema
+    )
+
+
+def _first_of_key(keys: list[str], schema: pa.Schema) -> KeyedBatchFunction:
+    class FirstOfKey(KeyedBatchFunction):
+        kept = TableState(schema)
+
+        def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
+            firsts = rows.unique(keys, keep="first", maintain_order=True)
+            known = self.kept.lookup(firsts)
+            if known.height:
+                firsts = firsts.join(known, on=keys, how="anti", maintain_order="left")
+            self.kept.append(firsts.select(keys))
+            return firsts
+
+    return FirstOfKey()
+
+
+def _first_within(
+    keys: list[str], key_fields: list[pa.Field[pa.DataType]], event_time: EventTime, within_us: int
+) -> KeyedBatchFunction:
+    at = "time"
+    while at in keys:
+        at += "_"
+
+    class FirstWithin(KeyedBatchFunction):
+        kept = TableState(pa.schema([*key_fields, pa.field(at, pa.timestamp("us"))]))
+
+        def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
+            times = event_time.us_of(rows)
+            is_kept = kept_rows(rows.select(keys), times, self.kept.lookup(rows), at, within_us)
+            firsts = rows if is_kept.all() else rows.filter(pl.Series(is_kept))
+            when = pl.Series(at, times[is_kept]).cast(pl.Datetime("us"))
+            self.kept.append(firsts.select(keys).with_columns(when))
+            return firsts
+
+        def on_watermark(self, ctx: BatchContext) -> None:
+            assert isinstance(ctx, TimeContext)
+            self.kept.pop_until_tick(at, ctx.watermark_us - within_us)
+
+    return FirstWithin()
+
+
+def kept_rows(keys: pl.DataFrame, times: Int64s, known: pl.DataFrame, at: str, within: int) -> Bools:
+    """Return which rows are kept, as if they came one by one.
+
+    `known`: the rows of these keys that were kept before, with their times in column `at`.
+    """
+    before = known.height
+    # the number of a key is the position of its first row, known ones first
+    number = "".join(keys.columns) + "_"  # the name of no key column
+    together = pl.concat([known.select(keys.columns), keys], rechunk=False).with_row_index(number)
+    of_all = together.select(pl.col(number).first().over(keys.columns)).to_series().to_numpy().astype(np.int64)
+    numbers = of_all[before:]
+    may_stay = np.ones(len(times), np.bool_)
+    if before:
+        known_times: Int64s = known.get_column(at).to_physical().to_numpy()
+        if (of_all[:before] == np.arange(before)).all():  # one row of each key
+            is_known = np.flatnonzero(numbers < before)
+            may_stay[is_known] = np.abs(times[is_known] - known_times[numbers[is_known]]) > within
+        else:
+            may_stay = ~_near_known(of_all, np.concatenate([known_times, times]), before, within)
+    candidates = np.flatnonzero(may_stay)
+    first = np.empty(len(of_all), np.int64)
+    first[numbers[candidates][::-1]] = candidates[::-1]  # the first row of each key is written last
+    firsts = first[numbers[candidates]]
+    is_first = firsts == candidates
+    is_apart = np.abs(times[candidates] - times[firsts]) > within
+    kept = np.zeros(len(times), np.bool_)
+    kept[candidates[is_first]] = True
+    if is_apart.any():
+        _keep_one_by_one(kept, candidates[is_apart], numbers, times, first, within)
+    return kept
+
+
+def _near_known(numbers: Int64s, times: Int64s, known: int, within: int) -> Bools:
+    """Return which rows after the first `known` ones are near one of these."""
+    order = np.lexsort((times, numbers))
+    numbers, times, is_known = numbers[order], times[order], order < known
+    places = np.arange(len(order))
+    earlier = np.maximum.accumulate(np.where(is_known, places, 0))
+    later = np.minimum.accumulate(np.where(is_known, places, len(order) - 1)[::-1])[::-1]
+    is_near = np.zeros(len(order), np.bool_)
+    for neighbour in (earlier, later):
+        fits = is_known[neighbour] & (numbers[neighbour] == numbers)
+        is_near |= fits & (np.abs(times[neighbour] - times) <= within)
+    found = np.empty(len(order), np.bool_)
+    found[order] = is_near
+    return found[known:]
+
+
+def _keep_one_by_one(kept: Bools, rows: Int64s, numbers: Int64s, times: Int64s, first: Int64s, within: int) -> None:
+    """Decide about the rows that are not near the first row of their key, in their order."""
+    times_of: dict[int, list[int]] = {}
+    for row, number, time in zip(rows.tolist(), numbers[rows].tolist(), times[rows].tolist(), strict=True):
+        near = times_of.setdefault(number, [])
+        if not near:
+            near.append(int(times[first[number]]))
+        place = bisect_left(near, time - within)
+        if place == len(near) or near[place] > time + within:
+            insort(near, time)
+            kept[row] = True

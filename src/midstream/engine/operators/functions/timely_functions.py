@@ -1,0 +1,82 @@
+"""Functions on batches that get no late rows: these leave through a side output.
+
+A row is late if event time had passed it when it came. Event time is kept per key group as part of the state: after a
+restore, rows that were late stay late, and what has been emitted is not emitted again, though the watermark begins from
+the lowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.engine.core.key_groups import key_groups
+from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.engine.operators.functions.batch_functions import BatchFunction, BatchFunctionOperator
+from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.row_conversion import check_keys
+from midstream.engine.operators.windows.fired_watermarks import FiredWatermarks
+from midstream.engine.operators.windows.window_specs import LATE
+from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
+
+PROGRESS: Final = "progress"
+
+
+class TimelyFunctionOperator(BatchFunctionOperator):
+    """Runs a function on batches, and emits late rows, unchanged, to a side output instead.
+
+    `late_tags`: the side output for the late rows of each port. Every port has an event time, and keys unless the
+    operator runs at parallelism 1.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: BatchFunction,
+        ports: Sequence[Port],
+        schema: pa.Schema,
+        late_tags: Sequence[str] = (LATE,),
+    ) -> None:
+        super().__init__(name, function, ports, schema)
+        self.side_outputs = {tag: port.schema for tag, port in zip(late_tags, self._ports, strict=True)}
+        self._late_tags = tuple(late_tags)
+        self._fired: FiredWatermarks
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        super().open(context, out)
+        self._fired = FiredWatermarks(context.key_groups)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        keys, time = self._ports[port].keys, self._times[port]
+        assert time is not None, f"{self._where} has no event time"
+        check_keys(batch, keys, self._where)
+        times = time.us(batch)
+        if self._fired.is_even or not keys:
+            is_late = times <= self._fired.lowest
+        else:
+            is_late = times <= self._fired.of(key_groups(batch, keys, self._runtime.max_parallelism))
+        if is_late.any():
+            self._out.emit(batch.filter(pa.array(is_late)), self._late_tags[port])
+            batch = batch.filter(pa.array(np.logical_not(is_late)))
+        if batch.num_rows:
+            self._call(batch, port)
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        super().advance_watermark(watermark_us)
+        self._fired.reach(watermark_us)
+        return True
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        rows, marks = super().snapshot(checkpoint_id), self._fired.table()
+        if marks is None:
+            return rows
+        part = StatePart(Redistribute.KEYED, (Chunk(self._runtime.ids.new_id(), marks),))
+        return Snapshot(SnapshotResult({PROGRESS: part}), rows.later)
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        super().restore({name: part for name, part in parts.items() if name != PROGRESS})
+        if PROGRESS in parts:
+            self._fired.restore(parts[PROGRESS].table())

@@ -1,0 +1,140 @@
+"""The first rows of each key and window in the order of some columns, as an aggregation whose parts are lists of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.core.batches import canonical_schema, check_held_by_polars
+from midstream.engine.core.errors import ConfigError, SchemaError
+from midstream.engine.operators.event_time_column import TimeColumn
+from midstream.engine.operators.row_conversion import require_columns
+from midstream.engine.operators.windows.aggregates import Aggregate, Columns
+from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGroupBy
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
+from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
+
+RANK: Final = "rank"
+_ROWS: Final = "__rows"
+"""The column with the list of a window's rows."""
+
+
+class _Order:
+    """An order of rows with `columns`: by some of them, then by all others that have an order, ascending.
+
+    Nulls and NaN come last, whatever the direction.
+    """
+
+    def __init__(self, by: Sequence[str], descending: bool, columns: Mapping[str, pa.DataType]) -> None:
+        rest = [name for name, kind in columns.items() if name not in by and _is_ordered(kind)]
+        self._names = (*by, *rest)
+        self._floats = frozenset(name for name, kind in columns.items() if pa.types.is_floating(kind))
+        self._descending = [descending] * len(by) + [False] * len(rest)
+
+    def sorted(self, frame: pl.DataFrame, prefix: str = "") -> pl.DataFrame:
+        """Return the rows in this order. `prefix`: that of the names of the columns."""
+        by = [
+            pl.col(prefix + name).fill_nan(None) if name in self._floats else pl.col(prefix + name)
+            for name in self._names
+        ]
+        return frame.sort(by, descending=self._descending, nulls_last=True, maintain_order=True)
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    return not pa.types.is_nested(kind) and not pa.types.is_null(kind)
+
+
+class _FirstRows(Aggregate):
+    """Lists of the first `count` values of each column. Rows, and values of parts, come in their order."""
+
+    def __init__(self, count: int, columns: Sequence[str]) -> None:
+        self.columns = tuple(columns)
+        self._count = count
+
+    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
+        return {column: pl.col(column).head(self._count) for column in self.columns}
+
+    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
+        return {column: part(column).explode().head(self._count) for column in self.columns}
+
+    def finish(self, part: Columns) -> pl.Expr:
+        return part(self.columns[0]).list.len()
+
+
+class TopAggregation(WindowAggregation):
+    """The first `count` rows of each key in the order of the columns `by`.
+
+    A result is several rows: the keys, the window, `rank` (from 1), and the other columns of the row, except those
+    that are called like the window's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        event_time: str | TimeColumn,
+        count: int,
+        by: Sequence[str],
+        descending: bool,
+        schema: pa.Schema,
+    ) -> None:
+        where = f"operator {name!r}"
+        schema = canonical_schema(schema)
+        check_held_by_polars(schema, where)
+        columns = {field.name: field.type for field in schema if field.name not in keys}
+        require_columns(schema, by, where, "column")
+        for column in by:
+            if column in keys:
+                raise ConfigError(f"{where}: by={column!r} is a key, of which all rows of a window have the same value")
+            if not _is_ordered(columns[column]):
+                raise SchemaError(f"{where}: by={column!r} is {columns[column]}: such values have no order")
+        if RANK in schema.names:
+            raise ConfigError(f"{where}: two output columns are called {RANK!r}; rename the stream's column before it")
+        self._order = _Order(by, descending, columns)
+        self._count = count
+        super().__init__(name, keys, event_time, {_ROWS: _FirstRows(count, tuple(columns))}, schema)
+        self.settings = {
+            "the rows of a window": f"the {count} {'largest' if descending else 'smallest'} by {', '.join(by)}"
+        }
+        self._lists = {f"{_ROWS}:{column}": column for column in columns}
+        self._own_arguments = (name, tuple(keys), event_time, count, tuple(by), descending, schema)
+        bounds = [self.schema.field(bound) for bound in (WINDOW_START, WINDOW_END)]
+        self._replaced = [bound for bound in (WINDOW_START, WINDOW_END) if bound in columns]
+        self.schema = pa.schema(
+            [
+                *(schema.field(key) for key in keys),
+                *bounds,
+                pa.field(RANK, pa.int64()),
+                *(pa.field(column, kind) for column, kind in columns.items() if column not in self._replaced),
+            ]
+        )
+
+    def __reduce__(self) -> tuple[type[WindowAggregation], tuple[object, ...]]:
+        return TopAggregation, self._own_arguments
+
+    def _reduce(
+        self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, DenseGroupBy] = NO_FOLDS
+    ) -> pl.DataFrame:
+        return super()._reduce(self._order.sorted(frame), also_by, also)
+
+    def merge(
+        self, parts: Sequence[pl.DataFrame], also_by: Sequence[str] = (), also: Mapping[str, DenseGroupBy] = NO_FOLDS
+    ) -> pl.DataFrame:
+        frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
+        by, lists = (*also_by, *self.by), list(self._lists)
+        # not with expressions in agg(): there, polars 2.1 returns wrong values for lists of structs that are sorted
+        rows = self._order.sorted(frame.select(*by, *lists).explode(lists), f"{_ROWS}:")
+        merged = rows.group_by(by, maintain_order=True).agg(pl.col(lists).head(self._count))
+        if not also:
+            return merged
+        others = frame.group_by(by).agg(each.expression.alias(name) for name, each in also.items())
+        return merged.join(others, on=by, how="left", maintain_order="left").select(*by, *also, *lists)
+
+    def finish(self, merged: pl.DataFrame) -> pl.DataFrame:
+        ranks = pl.int_ranges(1, pl.col(next(iter(self._lists))).list.len() + 1).alias(RANK)
+        kept = {part: column for part, column in self._lists.items() if column not in self._replaced}
+        rows = merged.drop(part for part in self._lists if part not in kept)
+        return rows.with_columns(ranks).explode(*kept, RANK).rename(kept)
