@@ -206,14 +206,14 @@ def union(rows: DataStream) -> DataStream:
 
 
 @job
-def interval_join(rows: DataStream) -> DataStream:
+def join(rows: DataStream) -> DataStream:
     left, right = (
         rows.select("key", pl.col("at").alias(f"{name}_at"), pl.col("id").alias(name)).with_watermarks(
             f"{name}_at", WatermarkStrategy.monotonous()
         )
         for name in ("left", "right")
     )
-    joined = left.key_by("key").connect(right.key_by("key")).interval_join("-5 s", "5 s")
+    joined = left.join(right, on="key", how="full", within=("-5 s", "5 s"))
     return joined.select("left", "right")
 
 

@@ -134,6 +134,17 @@ def with_states(shape: Shape, random: Random) -> Shape:
     return tuple(nodes)
 
 
+def with_joins(shape: Shape, random: Random) -> Shape:
+    """Add, in some shapes, a join that also emits rows without a partner."""
+    if random.random() > 1 / 15:
+        return shape
+    made = {"pack", "stack", "couple", "sink", "total", "plain", *KEY_LAYOUTS}
+    inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
+    pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
+    kind = random.choice(("full_join", "anti_join"))
+    return (*shape, Node((kind, "couple"), tuple(pair)), node_of("sink", Input(len(shape), REBALANCE)))
+
+
 def _with_states(node: Node, random: Random) -> Node:
     drawn = random.random()
     match node.chain:
@@ -362,8 +373,10 @@ class _Walk:
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[BRIEF] = Counter({row: n for row, n in stream.items() if row % 3 == 1})
                 outputs[None] = stream - outputs[SIDE] - outputs[BRIEF]
-            case "join":
-                expected.joined[uid] = Joined(by_port[0], by_port[1], expected.keys, self._layout(node))
+            case "join" | "full_join" | "anti_join":
+                expected.joined[uid] = Joined(
+                    joins.HOW[kind], by_port[0], by_port[1], expected.keys, self._layout(node)
+                )
                 self._makers[index] = uid
             case "late_window" | "late_slide" | "late_session":
                 expected.lenient[uid] = lateness.LENIENT[kind], stream
@@ -468,7 +481,7 @@ def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
     return Edge(number, entry.node, index, entry.partitioning, layout.schema, keys, entry.port, entry.tag)
 
 
-_MIXES: Final = frozenset(("side", "timer", "alarm", "table", "total", "clocks", "tags", "join", *KEY_LAYOUTS))
+_MIXES: Final = frozenset(("side", "timer", "alarm", "table", "total", "clocks", "tags", *joins.HOW, *KEY_LAYOUTS))
 """The kinds of operators whose output may have the rows of a key and a split in another order, or lack some."""
 
 
@@ -510,8 +523,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return states.operator(kind, uid, outside, layout)
         case "clocks":
             return clocks.clocks(uid, outside, layout)
-        case "join":
-            return joins.Join(uid, outside, layout)
+        case "join" | "full_join" | "anti_join":
+            return joins.Join(uid, outside, layout, joins.HOW[kind])
         case "couple":
             return joins.Couple(outside, layout)
         case "stack":
