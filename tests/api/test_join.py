@@ -134,7 +134,7 @@ def test_windows_and_joins_follow_a_join_and_lose_nothing(left, right, how, with
     assert {(row["order"], row["window_start"]): row["n"] for row in found[per_ten]} == expected
     each = Counter(key for key, _ in right)
     assert len(found[chained]) == sum(max(1, each[row["order"]]) for row in found[joined])
-    assert len(found[joined]) == len(_by_polars(rows, how, interval))
+    assert _numbers(found[joined]) == _numbers(_by_polars(rows, how, interval).to_dicts())
 
 
 def _rows(key: str, time: str, rows: list[tuple[int, int]]) -> list[dict[str, Any]]:
@@ -146,13 +146,19 @@ def _ten(time: datetime) -> datetime:
     return START + (time - START) // timedelta(seconds=10) * timedelta(seconds=10)
 
 
-def _by_polars(rows: dict[str, Any], how: str, within: tuple[int, int]) -> pl.DataFrame:
+def _frames(rows: dict[str, Any]) -> tuple[pl.DataFrame, pl.DataFrame]:
     left = pl.DataFrame(rows["orders"], {"order": int, "at": datetime, "price": int})
-    right = (
-        pl.DataFrame(rows["payments"], {"order": int, "paid": datetime, "price_right": int}, orient="row")
-        if not rows["payments"]
-        else pl.DataFrame(rows["payments"]).rename({"of": "order", "price": "price_right"})
-    )
+    return left, pl.DataFrame(rows["payments"], {"of": int, "paid": datetime, "price": int})
+
+
+def _numbers(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """The numbers of the rows that were joined, which stand for their other columns too."""
+    return sorted(((row["price"], row.get("price_right")) for row in rows), key=repr)
+
+
+def _by_polars(rows: dict[str, Any], how: str, within: tuple[int, int]) -> pl.DataFrame:
+    left, right = _frames(rows)
+    right = right.rename({"of": "order", "price": "price_right"})
     pairs = left.join(right, on="order").filter((pl.col("paid") - pl.col("at")).dt.total_seconds().is_between(*within))
     alone = left.join(pairs, on="price", how="anti")
     unpaired = right.join(pairs, on="price_right", how="anti")
@@ -196,3 +202,49 @@ def test_a_job_with_a_join_and_a_window_counts_what_it_drops_late() -> None:
     expected = Counter((o["user"], START + (o["at"] - START) // minute * minute) for o in pairs)
     assert {(row["user"], row["window_start"]): row["pairs"] for row in sink.rows()} == dict(expected)
     assert sum(operator.late_rows for vertex in status.vertices for operator in vertex.operators) == 0
+
+
+def test_an_asof_join_has_all_columns_and_the_lefts_event_time() -> None:
+    orders, payments = orders_and_payments()
+    joined = orders.join_asof(payments, left_on="order", right_on="of", tolerance="1 h")
+    assert joined.columns == ["order", "at", "price", "paid", "price_right"] and joined.event_time == "at"
+    assert joined.side_output(LATE_RIGHT).event_time == "paid"
+    for error, pattern, arguments in (
+        (ConfigError, r"join_asof: tolerance: .*'soon'", {"on": "price", "tolerance": "soon"}),
+        (ConfigError, r"join_asof: tolerance: .*-1", {"on": "price", "tolerance": -1}),
+        (JobError, r"join_asof: name the key columns with on=", {}),
+        (SchemaError, r"join_asof: key column 'order' is not in the stream's schema", {"on": "order"}),
+    ):
+        with pytest.raises(error, match=rf"test_join.py:\d+: .*{pattern}"):
+            orders.join_asof(payments, **arguments)
+    with pytest.raises(JobError, match="join_asof: the right stream has no event time"):
+        orders.join_asof(payments.select("of", "price"), on="price")
+    with pytest.raises(JobError, match=r"computes the event-time column 'at' again"):
+        orders.with_columns(at=pl.col("at").dt.offset_by("1s")).join_asof(payments, on="price")
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    ROWS,
+    ROWS,
+    st.sampled_from([None, 0, 5]),
+    st.sampled_from([0, 3]),
+    st.sampled_from([1, 2, "whole", [5, 1]]),
+    st.sampled_from([1, 3]),
+)
+def test_an_asof_join_finds_the_versions_of_polars_however_rows_arrive(
+    left, right, tolerance, bound, cut, parallelism
+) -> None:
+    orders, payments = orders_and_payments(bound)
+    joined = orders.join_asof(payments.rename({"of": "order"}), on="order", tolerance=tolerance)
+    per_ten = joined.key_by("order").window(tumbling(10)).aggregate(n=Count(), paid=Count("paid"))
+    rows = {"orders": _rows("order", "at", left), "payments": _rows("of", "paid", right)}
+    found = testing.run([joined, per_ten], rows, cut=cut, parallelism=parallelism)
+    assert not any(found.late.values())
+    a, b = _frames(rows)
+    within = None if tolerance is None else timedelta(seconds=tolerance)
+    times: dict[str, Any] = {"left_on": "at", "right_on": "paid", "by_left": "order", "by_right": "of"}
+    expected = a.join_asof(b, **times, tolerance=within, check_sortedness=False)
+    assert _numbers(found[joined]) == _numbers(expected.to_dicts())
+    assert sum(row["n"] for row in found[per_ten]) == len(left)
+    assert sum(row["paid"] for row in found[per_ten]) == expected["price_right"].count()

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.operators.base import Operator, OperatorContext, Output
+from midstream.engine.operators.functions.asof_join import asof_join_operator
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.interval_join import interval_join_operator
 from midstream.simulation.recorded_rows import SCHEMA, Outside, time_ms
@@ -26,10 +27,12 @@ from midstream_lab.jobs.wrapped_operator import Around
 
 LOWER_MS: Final = -2
 UPPER_MS: Final = 1
-LEFT: Final = ("table:left", "table:left_unmatched")
-RIGHT: Final = ("table:right", "table:right_unmatched")
+TOLERANCE_MS: Final = 3
+"""How old the version of an as-of join may be."""
+LEFT: Final = ("table:left", "table:left_unmatched", "table:left_waiting")
+RIGHT: Final = ("table:right", "table:right_unmatched", "table:right_waiting", "table:newest")
 """The parts of the state that have the rows of each side."""
-HOW: Final = {"join": "inner", "full_join": "full", "anti_join": "anti"}
+HOW: Final = {"join": "inner", "full_join": "full", "anti_join": "anti", "asof_join": "asof"}
 """The kinds of joins."""
 NONE: Final = -1
 """Stands for the id of the partner of a row that has none."""
@@ -48,7 +51,12 @@ class Join(Around):
             Port("process1", layout.keys, "ts", layout.schema),
             Port("process2", second_keys, "ts" + _SECOND, self._second),
         ]
-        super().__init__(outside, interval_join_operator(uid, ports, LOWER_MS * 1000, UPPER_MS * 1000, how))
+        super().__init__(
+            outside,
+            asof_join_operator(uid, ports, TOLERANCE_MS * 1000)
+            if how == "asof"
+            else interval_join_operator(uid, ports, LOWER_MS * 1000, UPPER_MS * 1000, how),
+        )
 
     def __reduce__(self) -> tuple[type[Join], tuple[str, Outside, KeyLayout, str]]:
         return Join, self._given
@@ -137,6 +145,20 @@ class Joined:
             found |= {(NONE, row): n for row, n in self.right.items() if row not in right}
         return Counter(found)
 
+    def versions(self) -> Callable[[int], set[int]]:
+        """Return a function that returns the rows of the right of which an as-of join must choose one for a row of the
+        left: those at the newest time."""
+        at: dict[object, dict[int, set[int]]] = {}
+        for row in self.right:
+            at.setdefault(self._key(row), {}).setdefault(time_ms(row), set()).add(row)
+
+        def of(row: int) -> set[int]:
+            times, time = at.get(self._key(row), {}), time_ms(row)
+            newest = max((t for t in times if time - TOLERANCE_MS <= t <= time), default=None)
+            return {NONE} if newest is None else times[newest]
+
+        return of
+
     def awaited(self, then: Joined) -> tuple[Counter[int], Counter[int]]:
         """Return the rows of each side that will find partners among those that arrive until the join is as `then`."""
         more = then.left - self.left, then.right - self.right
@@ -175,6 +197,9 @@ def wrong_results(
     `then`: what it will have received at the end if no row can be late; otherwise None. `is_exact`: nothing is missing.
     `is_over`: event time has passed all rows.
     """
+    if joined.how == "asof":
+        yield from _wrong_versions(uid, joined, then, found, is_exact=is_exact and is_over)
+        return
     alone = Counter({pair: n for pair, n in found.items() if NONE in pair})
     if joined.how != "anti":
         yield from _differing(uid, "pairs", joined.pairs(), found - alone, is_exact=is_exact)
@@ -185,6 +210,24 @@ def wrong_results(
     else:
         got = {(row, NONE): n for row, n in joined.left.items()} | {(NONE, row): n for row, n in joined.right.items()}
         yield from _differing(uid, "rows without a partner", Counter(got), alone, is_exact=False)
+
+
+def _wrong_versions(
+    uid: str, joined: Joined, then: Joined | None, found: Counter[tuple[int, int]], *, is_exact: bool
+) -> Iterator[str]:
+    emitted: Counter[int] = Counter()
+    for (row, _), n in found.items():
+        emitted[row] += n
+    if surplus := emitted - joined.left:
+        yield f"{uid} has emitted {surplus.total()} rows too many: {sorted(surplus)[:5]}"
+    if is_exact and (lost := joined.left - emitted):
+        yield f"{uid} has not emitted {lost.total()} rows: {sorted(lost)[:5]}"
+    if foreign := {version for _, version in found} - {NONE, *joined.right}:
+        yield f"{uid} has joined versions that it has not received: {sorted(foreign)[:5]}"
+    if then is not None:
+        versions = then.versions()
+        if wrong := sorted((row, version) for row, version in found if version not in versions(row)):
+            yield f"{uid} has joined {len(wrong)} rows with a version that is not the newest: {wrong[:5]}"
 
 
 def _differing(
@@ -204,8 +247,9 @@ def wrong_sides(
     partner until the join is as `then` (None: unknown).
     """
     awaited = (Counter[int](), Counter[int]()) if then is None else joined.awaited(then)
-    if joined.how == "anti":  # rows of the left leave with their first partner; those of the right are held without ids
+    if joined.how in ("anti", "asof"):  # rows leave as soon as they are certain; the right rows of "anti" have no ids
         awaited = Counter(), Counter()
+        left, right = set(left), set(right)  # a version that no longer waits lies in both of its tables until they merge
     for side, kept, got, needed in (
         ("left", Counter(left), joined.left, awaited[0]),
         ("right", Counter(right), joined.right, awaited[1]),

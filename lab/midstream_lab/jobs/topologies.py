@@ -135,13 +135,13 @@ def with_states(shape: Shape, random: Random) -> Shape:
 
 
 def with_joins(shape: Shape, random: Random) -> Shape:
-    """Add, in some shapes, a join that also emits rows without a partner."""
+    """Add, in some shapes, a join that waits for event time."""
     if random.random() > 1 / 15:
         return shape
     made = {"pack", "stack", "couple", "sink", "total", "plain", *KEY_LAYOUTS}
     inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
     pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
-    kind = random.choice(("full_join", "anti_join"))
+    kind = random.choice(("full_join", "anti_join", "asof_join"))
     return (*shape, Node((kind, "couple"), tuple(pair)), node_of("sink", Input(len(shape), REBALANCE)))
 
 
@@ -373,7 +373,7 @@ class _Walk:
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[BRIEF] = Counter({row: n for row, n in stream.items() if row % 3 == 1})
                 outputs[None] = stream - outputs[SIDE] - outputs[BRIEF]
-            case "join" | "full_join" | "anti_join":
+            case "join" | "full_join" | "anti_join" | "asof_join":
                 expected.joined[uid] = Joined(
                     joins.HOW[kind], by_port[0], by_port[1], expected.keys, self._layout(node)
                 )
@@ -523,7 +523,7 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return states.operator(kind, uid, outside, layout)
         case "clocks":
             return clocks.clocks(uid, outside, layout)
-        case "join" | "full_join" | "anti_join":
+        case "join" | "full_join" | "anti_join" | "asof_join":
             return joins.Join(uid, outside, layout, joins.HOW[kind])
         case "couple":
             return joins.Couple(outside, layout)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.core.python_values import to_python
+from midstream.engine.operators.functions.asof_join import AsofJoinOperator
 from midstream.engine.operators.functions.event_time_join import PROGRESS, EventTimeJoinOperator
 from midstream.engine.operators.functions.interval_join import IntervalJoinOperator
 from midstream.engine.operators.functions.process_operator import ProcessOperator
@@ -229,6 +230,29 @@ def joins_restore_no_progress() -> Replacements:
     return [(EventTimeJoinOperator, "restore", restore)]
 
 
+def versions_are_not_waited_for() -> Replacements:
+    """An as-of join emits rows before event time has passed them: their versions may still come."""
+    original = AsofJoinOperator.advance_watermark
+
+    def advance_watermark(self: Any, watermark_us: int) -> bool:
+        return original(self, min(watermark_us + 5_000, MAX_WATERMARK_US))
+
+    return [(AsofJoinOperator, "advance_watermark", advance_watermark)]
+
+
+def newest_versions_are_forgotten() -> Replacements:
+    """An as-of join forgets the newest version of a key once it has joined it."""
+    original = AsofJoinOperator._completed
+
+    def completed(self: Any, watermark_us: int) -> Any:
+        made = original(self, watermark_us)
+        if made is not None:
+            self._states["table:newest"].pop(made)
+        return made
+
+    return [(AsofJoinOperator, "_completed", completed)]
+
+
 # ---- side outputs
 
 
@@ -387,6 +411,16 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "rows without a partner are emitted again after a restore",
         joins_restore_no_progress,
         partial(draw, topology="full_join"),
+    ),
+    "versions_are_not_waited_for": Mutation(
+        "an as-of join does not wait for versions",
+        versions_are_not_waited_for,
+        partial(draw, topology="asof_join"),
+    ),
+    "newest_versions_are_forgotten": Mutation(
+        "an as-of join forgets a version that later rows need",
+        newest_versions_are_forgotten,
+        partial(draw, topology="asof_join"),
     ),
     "merged_run_keeps_its_id": Mutation("a chunk outlives its rows", merged_run_keeps_its_id, waiting_in_runs),
     "one_side_output_at_a_time": Mutation(
