@@ -148,8 +148,9 @@ def made_of(bound: int) -> tuple[list[DataStream], list[DataStream]]:
     ]
     same = second.rename({"then": "at"})
     joins.append(first.join(same, on="k", how="full", within=(0, "2 s")).uid("full_joined"))
+    joins.append(first.join_asof(second, on="k", tolerance="2 s").uid("asof_joined"))
     made += joins
-    for joined in joins[:3]:
+    for joined in (*joins[:3], joins[-1]):
         again = joined.key_by("k").window(session("2 s")).aggregate(n=Count()).uid(f"session_{len(made)}")
         made.append(again)
         late.append(again.side_output(LATE))

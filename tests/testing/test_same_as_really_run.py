@@ -150,6 +150,7 @@ def job() -> tuple[Environment, dict]:
         "late": windows.side_output(LATE),
         "session": keyed.window(session("25 s")).aggregate(n=Count()),
         "join": timed.join(again(env), on="key", how="left", within=(0, "20 s")),
+        "as-of join": timed.join_asof(again(env), on="key"),
         "broadcast": keyed.connect(rules.broadcast()).process(Rules(), {"key": str, "large": pa.uint64()}),
         "complete table": keyed.connect(names.key_by("key")).process(Named(), {"at": datetime, "name": str}),
         "tables": keyed.process_batches(Totals(), {"key": str, "price": pl.Decimal(38, 2)}),
@@ -161,7 +162,7 @@ def again(env: Environment):
     other = env.from_collection(
         [{"key": f"k{i % 3}", "when": NOON + timedelta(seconds=7 * i), "n": i} for i in range(9)]
     )
-    return other.uid("others").with_watermarks("when", WatermarkStrategy.bounded("1 h"))
+    return other.with_watermarks("when", WatermarkStrategy.bounded("1 h"))
 
 
 def contents(found: pa.Table) -> Counter:

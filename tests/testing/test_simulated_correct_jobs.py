@@ -217,6 +217,14 @@ def join(rows: DataStream) -> DataStream:
     return joined.select("left", "right")
 
 
+@job
+def join_asof(rows: DataStream) -> DataStream:
+    monotonous = WatermarkStrategy.monotonous()
+    timed = rows.with_watermarks("at", monotonous)
+    versions = rows.select("key", since="at", version="id").with_watermarks("since", monotonous)
+    return timed.join_asof(versions, on="key", tolerance="1 min").select("id", "version")
+
+
 class Matched(CoProcessFunction):
     """Whatever comes first waits."""
 

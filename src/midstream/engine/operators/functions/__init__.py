@@ -1,6 +1,6 @@
 """Users' functions with state and timers.
 
 Reading order: `process_functions` with `process_context`, and `process_operator`, which runs them a row at a time;
-`batch_functions`, which process batches; `event_time_join` and `interval_join`, which are joins. `function_operator` is the
+`batch_functions`, which process batches; `event_time_join` with `interval_join` and `asof_join`. `function_operator` is the
 base.
 """
