@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from midstream.engine.operators.windows.aggregates import Min as Min
     from midstream.engine.operators.windows.aggregates import Sum as Sum
     from midstream.engine.operators.windows.window_factory import LATE as LATE
+    from midstream.engine.operators.windows.window_factory import LATE_RIGHT as LATE_RIGHT
     from midstream.engine.operators.windows.window_factory import session as session
     from midstream.engine.operators.windows.window_factory import sliding as sliding
     from midstream.engine.operators.windows.window_factory import tumbling as tumbling
@@ -101,7 +102,7 @@ _HOME = {
     "engine.operators.sink_api": "Committer CommitterContext Sink SinkWriter WriterContext",
     "engine.operators.source_api": "Discovery DiscoveryContext Source Split SplitReader",
     "engine.operators.watermarks": "WatermarkStrategy",
-    "engine.operators.windows.window_factory": "LATE session sliding tumbling",
+    "engine.operators.windows.window_factory": "LATE LATE_RIGHT session sliding tumbling",
     "engine.protocol.job_status": "JobStatus",
     "runtime.driver.job": "Job",
     "runtime.process.process_slots": "ProcessSlots",

@@ -145,8 +145,23 @@ def with_timely(shape: Shape, random: Random) -> Shape:
     entries = tuple(Input(index, KEYED) for index in random.sample(inner, min(len(inner), random.choice((1, 2)))))
     at = len(shape)
     main, late = Input(at, random.choice((FORWARD, REBALANCE))), Input(at, FORWARD, tag=LATE)
-    sinks = {"unique": [(main,)], "unique_near": [(main,), (late,)], "sorted": [(main, late)]}[kind]
+    sinks: dict[str, list[tuple[Input, ...]]] = {
+        "unique": [(main,)],
+        "unique_near": [(main,), (late,)],
+        "sorted": [(main, late)],
+    }[kind]
     return (*shape, Node((kind,), entries), *(Node(("sink",), inputs) for inputs in sinks))
+
+
+def with_joins(shape: Shape, random: Random) -> Shape:
+    """Add, in some shapes, a join that waits for event time."""
+    if random.random() > 1 / 15:
+        return shape
+    made = {"pack", "stack", "couple", "sink", "total", "plain", *KEY_LAYOUTS}
+    inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
+    pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
+    kind = random.choice(("full_join", "anti_join", "asof_join"))
+    return (*shape, Node((kind, "couple"), tuple(pair)), node_of("sink", Input(len(shape), REBALANCE)))
 
 
 def _with_states(node: Node, random: Random) -> Node:
@@ -381,8 +396,10 @@ class _Walk:
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[BRIEF] = Counter({row: n for row, n in stream.items() if row % 3 == 1})
                 outputs[None] = stream - outputs[SIDE] - outputs[BRIEF]
-            case "join":
-                expected.joined[uid] = Joined(by_port[0], by_port[1], expected.keys, self._layout(node))
+            case "join" | "full_join" | "anti_join" | "asof_join":
+                expected.joined[uid] = Joined(
+                    joins.HOW[kind], by_port[0], by_port[1], expected.keys, self._layout(node)
+                )
                 self._makers[index] = uid
             case "late_window" | "late_slide" | "late_session":
                 expected.lenient[uid] = lateness.LENIENT[kind], stream
@@ -494,17 +511,8 @@ def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
 
 _MIXES: Final = frozenset(
     (
-        "side",
-        "timer",
-        "alarm",
-        "table",
-        "total",
-        "clocks",
-        "tags",
-        "join",
-        "unique",
-        "unique_near",
-        "sorted",
+        *("side", "timer", "alarm", "table", "total", "clocks", "tags", "unique", "unique_near", "sorted"),
+        *joins.HOW,
         *KEY_LAYOUTS,
     )
 )
@@ -549,8 +557,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return states.operator(kind, uid, outside, layout)
         case "clocks":
             return clocks.clocks(uid, outside, layout)
-        case "join":
-            return joins.Join(uid, outside, layout)
+        case "join" | "full_join" | "anti_join" | "asof_join":
+            return joins.Join(uid, outside, layout, joins.HOW[kind])
         case "couple":
             return joins.Couple(outside, layout)
         case "unique" | "unique_near" | "sorted":

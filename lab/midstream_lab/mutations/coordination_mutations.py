@@ -296,6 +296,7 @@ def watermark_before_timers() -> Replacements:
             self.offered_us[index] = watermark_us
             if index in self._pending or not operator.advance_watermark(watermark_us):
                 self._pending[index] = watermark_us
+            watermark_us = self._leaving(index, watermark_us)
             index += 1
         if watermark_us > self.offered_us[-1]:
             self.offered_us[-1] = watermark_us

@@ -34,6 +34,7 @@ from midstream_lab.jobs.topologies import (
     random_shape,
     varied,
     with_ends,
+    with_joins,
     with_parallelism,
     with_sieves,
     with_states,
@@ -194,6 +195,7 @@ def _shapes(
         base = with_ends(with_tables(random_shape(random), Random(f"tables {seed}")), Random(f"ends {seed}"))
         base = with_states(base, Random(f"states {seed}"))
         base = with_timely(base, Random(f"timely {seed}"))
+        base = with_joins(base, Random(f"joins {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
     base = with_sieves(base, Random(f"sieves {seed}"))

@@ -30,6 +30,7 @@ from midstream.engine.operators.bad_records import BAD_RECORDS
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.duplicates import drop_duplicates_operator
 from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.interval_join import How
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.operators.stateless import (
     ColumnsOperator,
@@ -285,7 +286,7 @@ class DataStream(Handle, Writable, Hinted):
             ['2024-01-01 12:00:00', '2024-01-01 12:02:00']
         """
         method = "drop_duplicates"
-        core = self._keyed(method, _names(method, columns) or tuple(self.schema.names))
+        core = replace(self.core, keys=checked_keys(self, _names(method, columns) or tuple(self.schema.names), method))
         within_us = None
         if within is None:
             _log.warning(
@@ -385,6 +386,87 @@ class DataStream(Handle, Writable, Hinted):
         return ConnectedStreams(self.core, other.core)
 
     @located
+    def join(
+        self,
+        other: DataStream,
+        on: str | Sequence[str] | None = None,
+        how: How = "inner",
+        *,
+        within: tuple[Duration, Duration],
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        suffix: str = "_right",
+    ) -> DataStream:
+        """Join with another stream: rows of equal keys whose event times are no further apart than given.
+
+        `other`: the right stream. Both have event time.
+        `on`: the key columns, as for `key_by`.
+        `left_on`, `right_on`: the key columns of each stream, in place of `on`, if their names differ.
+        `how`: "inner" for the pairs alone; "left", "right" or "full" also for the rows of that side, or of both, that have
+        no partner; "semi" or "anti" for the left rows alone that have a partner, each once, or have none.
+        `within`: the bounds of the right row's event time less that of the left, both included: `("-1 min", 0)` joins each
+        left row with the right rows of the minute before. Durations, numbers of seconds, or timedeltas.
+        `suffix`: appended to the names of the right stream's columns that the left has too.
+
+        Returns a stream of the left's columns, then the right's without its keys (those of a right row without a partner
+        are in the left's key columns). The event time of a row is the left's, or the right's with "right"; with "full" the
+        left's column has the right's time where there is no left row. Rows leave as soon as they are certain: a pair when
+        its later row arrives, a row without a partner once event time has passed all its partners. So windows and joins
+        may follow. Late rows are not joined: they are in
+        `side_output(LATE)`, and those of the right stream in `side_output(LATE_RIGHT)`. Raises JobError and SchemaError
+        for streams and columns that do not fit, ConfigError for an unknown `how` and an empty interval.
+
+            >>> sales = env.from_collection([{"user": "ann", "sold": datetime(2024, 1, 1, 12, 2, 30)}])
+            >>> sales = sales.with_watermarks("sold", WatermarkStrategy.monotonous())
+            >>> for row in testing.run(clicks.join(sales, on="user", how="left", within=(0, "1 min"))).rows:
+            ...     print(*row.values())
+            ann 2024-01-01 12:02:00 2024-01-01 12:02:30
+            ann 2024-01-01 12:00:00 None
+        """
+        from midstream.api.joins import interval_joined
+
+        self._require_stream(other, "join")
+        return interval_joined(self, other, (on, left_on, right_on), how, within, suffix)
+
+    @located
+    def join_asof(
+        self,
+        other: DataStream,
+        on: str | Sequence[str] | None = None,
+        *,
+        tolerance: Duration | None = None,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        suffix: str = "_right",
+    ) -> DataStream:
+        """Join each row with the newest row of another stream that has its key and is not later by event time.
+
+        `other`: the right stream: versions of what belongs to a key. Both have event time.
+        `on`: the key columns, as for `key_by` (in polars, `by`: the times compared are the event times).
+        `tolerance`: how old the right row may be, at most: a duration, a number of seconds, or a timedelta; without it,
+        the newest row of each key is held indefinitely.
+        `left_on`, `right_on`: the key columns of each stream, in place of `on`, if their names differ.
+        `suffix`: appended to the names of the right stream's columns that the left has too.
+
+        Returns a stream of all rows of the left: its columns, then the right's without its keys, null where there is no
+        such row. Its event time is the left's. A row leaves once event time has passed it, so that no version can be
+        missing; of versions at the same time, the one that came last counts. Late rows are not joined: they are in
+        `side_output(LATE)`, and those of the right stream in `side_output(LATE_RIGHT)`. Raises JobError and SchemaError
+        for streams and columns that do not fit, ConfigError for an invalid tolerance.
+
+            >>> prices = env.from_collection([{"user": "ann", "since": datetime(2024, 1, 1, 12, 1), "rate": 7}])
+            >>> prices = prices.with_watermarks("since", WatermarkStrategy.monotonous())
+            >>> for row in testing.run(clicks.join_asof(prices, on="user", tolerance="1 d")).rows:
+            ...     print(*row.values())
+            ann 2024-01-01 12:00:00 None None
+            ann 2024-01-01 12:02:00 2024-01-01 12:01:00 7
+        """
+        from midstream.api.joins import asof_joined
+
+        self._require_stream(other, "join_asof")
+        return asof_joined(self, other, (on, left_on, right_on), tolerance, suffix)
+
+    @located
     def key_by(self, *columns: str) -> KeyedStream:
         """Partition the rows by the values of columns: one subtask gets all rows of a key, and keeps their state.
 
@@ -400,7 +482,7 @@ class DataStream(Handle, Writable, Hinted):
         """
         from midstream.api.keyed_streams import KeyedStream
 
-        return KeyedStream(self._keyed("key_by", columns))
+        return KeyedStream(replace(self.core, keys=checked_keys(self, columns, "key_by")))
 
     @located
     def window_all(self, window: Window) -> WindowedStream:
@@ -424,7 +506,7 @@ class DataStream(Handle, Writable, Hinted):
     def side_output(self, tag: str) -> DataStream:
         """Return the rows that the operator before it emits apart from its main output.
 
-        `tag`: which side output. `LATE` is that of windows; a function's tags are those of `side_outputs=`;
+        `tag`: which side output. `LATE` is that of windows and joins, whose right stream has `LATE_RIGHT`; a function's tags are those of `side_outputs=`;
         `BAD_RECORDS` is that of a source that drops bad records.
 
         Returns a stream with the columns of the side output. Raises JobError for a tag that the operator does not have.
@@ -539,25 +621,6 @@ class DataStream(Handle, Writable, Hinted):
         [found] = preview(program.graph, program.config, [end], rows, seconds, time.time_ns() // 1000)
         return found
 
-    def _keyed(self, method: str, columns: tuple[str, ...]) -> StreamCore:
-        """Return the rows partitioned by these columns. Raises errors for columns that cannot be keys."""
-        if not columns:
-            raise JobError(f"{method}: name at least one column")
-        for column in columns:
-            advice = "Name columns of the stream; make one with with_columns() first if it has to be computed."
-            field = require_column(self.schema, column, method, "key column", advice)
-            if not key_type_supported(field.type):
-                raise SchemaError(
-                    f"{method}: key column {column!r} is {field.type}, which cannot be a key; "
-                    f"{key_cast(field.type, method)}"
-                )
-        if len(set(columns)) < len(columns):
-            raise JobError(f"{method}: a column is named twice in {', '.join(columns)}")
-        how = self.core.partitioning
-        if how is not None:
-            raise JobError(f"{method}: defines where rows go, and so does {_METHOD[how]}(); use one of them")
-        return replace(self.core, keys=columns)
-
     def _then(self, kind: str, make: MakeOperator) -> DataStream:
         return main_output(self.core.then(kind, make))
 
@@ -602,6 +665,25 @@ _METHOD = {
     Partitioning.GLOBAL: "global_",
     Partitioning.BROADCAST: "broadcast",
 }
+
+
+def checked_keys(stream: DataStream, columns: tuple[str, ...], method: str) -> tuple[str, ...]:
+    """Return the columns; raise SchemaError or JobError if the stream cannot be keyed by them."""
+    if not columns:
+        raise JobError(f"{method}: name at least one column")
+    for column in columns:
+        advice = "Name columns of the stream; make one with with_columns() first if it has to be computed."
+        field = require_column(stream.schema, column, method, "key column", advice)
+        if not key_type_supported(field.type):
+            raise SchemaError(
+                f"{method}: key column {column!r} is {field.type}, which cannot be a key; {key_cast(field.type, method)}"
+            )
+    if len(set(columns)) < len(columns):
+        raise JobError(f"{method}: a column is named twice in {', '.join(columns)}")
+    how = stream.core.partitioning
+    if how is not None:
+        raise JobError(f"{method}: defines where rows go, and so does {_METHOD[how]}(); use one of them")
+    return columns
 
 
 def main_output(core: StreamCore) -> DataStream:

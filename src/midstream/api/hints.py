@@ -19,7 +19,7 @@ OF_STREAMS: Final = {
     **dict.fromkeys(("agg", "aggregate", "reduce", "sum", "count", "mean", "min", "max"), _AGGREGATE),
     **dict.fromkeys(("withWatermark", "assign_timestamps_and_watermarks"), "with_watermarks('column', WatermarkStrategy.bounded('5 s'))"),
     **dict.fromkeys(("show", "head", "limit", "take", "first", "tail"), "preview(20), which returns the first rows; a source may end early instead: generate(…, count=20)"),
-    **dict.fromkeys(("join", "join_asof", "join_where", "crossJoin"), "key_by(…).connect(other.key_by(…)), then interval_join(…) or process(…)"),
+    **dict.fromkeys(("join_where", "crossJoin", "merge_asof", "lookup", "interval_join", "intervalJoin"), "join(other, on='column', within=('-1 min', '1 min')), or key_by(…).connect(other.key_by(…)).process(…)"),
     **dict.fromkeys(("flatMap", "explode"), "flat_map(function, schema)"),
     **dict.fromkeys(("map_partitions", "mapInPandas", "mapInArrow", "mapPartitions", "map_batch"), _BATCHES),
     **dict.fromkeys(("sort", "orderBy", "order_by", "sort_by"), _SORT),
@@ -40,9 +40,12 @@ OF_STREAMS: Final = {
 OF_KEYED_STREAMS: Final = {
     **dict.fromkeys(("agg", "aggregate", "reduce", "sum", "count", "mean", "min", "max"), "window(…).aggregate(n=Count()), or process(…) for a result per row"),
     **dict.fromkeys(("filter", "select", "with_columns", "map", "flat_map", "map_batches", "drop", "rename", "union", "with_watermarks", "drop_duplicates", "distinct"), "it before key_by()"),
-    **dict.fromkeys(("join", "interval_join"), "connect(other.key_by(…)), then interval_join(…) or process(…)"),
     **dict.fromkeys(("sort", "orderBy", "order_by", "sort_by"), "sort_by_time()"),
+    **dict.fromkeys(("join", "join_asof", "interval_join", "intervalJoin"), "join(other, on='column', within=('-1 min', '1 min')) of the stream before key_by()"),
     "flatMap": "process(…)",
+}  # fmt: skip
+OF_CONNECTED_STREAMS: Final = {
+    **dict.fromkeys(("interval_join", "intervalJoin", "join"), "join(other, on='column', within=('-1 min', '1 min')) of the first stream, without connect()"),
 }  # fmt: skip
 OF_WINDOWS: Final = {
     **dict.fromkeys(("top_k", "bottom_k", "limit", "head", "sort", "orderBy"), "top(3, by='x'), with descending=False for the smallest"),

@@ -215,7 +215,7 @@ def to_arrow(frame: pl.DataFrame) -> pa.Table:
     return table
 
 
-def _with_sound_values(array: pa.Array[Any]) -> pa.Array[Any]:
+def _with_sound_values(array: Any) -> Any:
     """Return an array whose lists Arrow can concatenate.
 
     If all lists are empty, polars may hand over values of length 0 that begin past the end of a buffer without bytes.

@@ -53,8 +53,9 @@ class DroppedRows:
 
 def late_rows(name: str, count: int) -> str:
     return (
-        f"operator {name!r} has dropped {count} rows that came late: event time had passed them. Give "
-        "with_watermarks() a larger bound, a window an allowed_lateness(), or take them aside with side_output(LATE)"
+        f"operator {name!r} has dropped {count} rows that came late: event time had passed them or their windows. Give "
+        "with_watermarks() a larger bound, a window an allowed_lateness(), or take them aside with side_output(LATE) (those of "
+        "a join's right stream: LATE_RIGHT)"
     )
 
 
