@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
-_AGGREGATE: Final = "key_by(…).window(…).aggregate(n=Count()), or key_by(…).process(…) for a result per row"
+_AGGREGATE: Final = "key_by(…).aggregate(n=Count()) for a result per row, or key_by(…).window(…).aggregate(n=Count())"
 _SORT: Final = "collect(), and sort what arrived: a stream has no end at which it could be sorted"
 _UNIQUE: Final = "key_by(…).process(…) with a ValueState that records whether the key has occurred"
 _BATCHES: Final = "map_batches(function, schema)"
@@ -38,7 +38,7 @@ OF_STREAMS: Final = {
     "dtypes": "schema",
 }  # fmt: skip
 OF_KEYED_STREAMS: Final = {
-    **dict.fromkeys(("agg", "aggregate", "reduce", "sum", "count", "mean", "min", "max"), "window(…).aggregate(n=Count()), or process(…) for a result per row"),
+    **dict.fromkeys(("agg", "reduce", "sum", "count", "mean", "min", "max"), "aggregate(n=Count(), …) for a result per row, or window(…).aggregate(n=Count(), …)"),
     **dict.fromkeys(("filter", "select", "with_columns", "map", "flat_map", "map_batches", "drop", "rename", "union", "with_watermarks"), "it before key_by()"),
     **dict.fromkeys(("join", "interval_join"), "connect(other.key_by(…)), then interval_join(…) or process(…)"),
     "flatMap": "process(…)",

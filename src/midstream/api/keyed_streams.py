@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Never, overload
@@ -14,8 +15,8 @@ from midstream.api.picklability import check_shippable
 from midstream.api.program import located
 from midstream.api.stream_core import StreamCore
 from midstream.api.stream_sinks import Writable
-from midstream.engine.core.config import Duration, duration_s
-from midstream.engine.core.errors import JobError
+from midstream.engine.core.config import Duration, duration_s, duration_us
+from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.operators.base import Operator
@@ -24,12 +25,16 @@ from midstream.engine.operators.functions.batch_functions import BatchFunctionOp
 from midstream.engine.operators.functions.function_operator import Function, Port
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
 from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
 from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
 from midstream.engine.operators.windows.window_factory import WINDOW_END, Session, Sliding, Window, window_operator
 from midstream.engine.state.declared_state import DeclaredState
 
 if TYPE_CHECKING:
     from midstream.api.connected_streams import BroadcastConnectedStreams, ConnectedStreams
+
+
+_log = logging.getLogger("midstream")
 
 
 class KeyedStream(Writable, Hinted):
@@ -68,6 +73,58 @@ class KeyedStream(Writable, Hinted):
             ann 2024-01-01 12:02:00 2024-01-01 12:03:00 1
         """
         return WindowedStream(self.core, window)
+
+    @located
+    def aggregate(self, *unnamed: Never, ttl: Duration | None = None, **aggregates: AnyAggregate) -> DataStream:
+        """Compute aggregates of all rows of a key so far, and emit them for each row.
+
+        `aggregates`: the name of each column with its aggregate: `n=Count(), total=Sum("price")`.
+        `ttl`: a row that is later than all rows of its key by more than this duration starts the key's aggregates again.
+        Without it, a row per key stays in state.
+        `unnamed`: nothing; an aggregate without the name of its column is refused.
+
+        Returns a stream with a row for each row, in their order: its key columns, its event-time column if there is one,
+        and a column per aggregate, up to and including the row. So the newest row of a key has its current values;
+        `Last("price")` adds a column of the row with the latest time. Rows of a key are aggregated in their order of
+        arrival, late ones too; with `ttl`, late rows are in `side_output(LATE)` instead, unchanged. `First` and `Last` go by
+        event time, and by arrival if there is none. Raises what `aggregate` of windows raises, and ConfigError for a
+        `ttl` without event time.
+
+            >>> totals = orders.key_by("user").aggregate(n=Count(), total=Sum("price"))
+            >>> for row in testing.run(totals).rows:
+            ...     print(*row.values())
+            ann 1 3
+            bob 1 5
+            ann 2 7
+        """
+        _check_aggregates(unnamed, aggregates)
+        core = self.core
+        core.check_not_overwritten("aggregate")
+        ttl_us = None if ttl is None else _ttl_us(ttl)
+        if ttl_us is None:
+            _log.info(
+                "aggregate: the state keeps a row for each key (%s) of the whole stream, and grows with their number; "
+                "ttl='1 d' lets keys leave that have had no row for a day",
+                ", ".join(self.keys),
+            )
+        elif core.event_time is None:
+            raise ConfigError(
+                "aggregate: ttl is a time without rows by event time, and the stream has none; call "
+                "with_watermarks(column, strategy) before key_by()"
+            )
+        return main_output(
+            core.then(
+                "aggregate",
+                lambda name: running_aggregate_operator(
+                    name,
+                    keys=core.keys,
+                    event_time=core.event_time,
+                    aggregates=aggregates,
+                    schema=core.schema,
+                    ttl_us=ttl_us,
+                ),
+            )
+        )
 
     @located
     def process(
@@ -240,21 +297,10 @@ class WindowedStream(Hinted):
             ann 2024-01-01 12:00:00 1 2024-01-01 12:00:00
             ann 2024-01-01 12:02:00 1 2024-01-01 12:02:00
         """
-        if unnamed:
-            raise JobError(
-                f"aggregate: {type(unnamed[0]).__name__} has no column; name one: aggregate(n=Count(), total=Sum('x'))"
-            )
+        _check_aggregates(unnamed, aggregates)
         core = self._core
         event_time = core.event_time
         assert event_time is not None
-        for column, aggregate in aggregates.items():
-            if not isinstance(aggregate, (Aggregate, Accumulator)):
-                raise JobError(
-                    f"aggregate: {column}={aggregate!r} is not an aggregate; write for example {column}=Count()"
-                )
-            check_shippable(aggregate, f"aggregate: {column}")
-        if not aggregates:
-            raise JobError("aggregate: name at least one aggregate, for example n=Count()")
 
         def make(name: str) -> Operator:
             return window_operator(
@@ -274,6 +320,26 @@ class WindowedStream(Hinted):
         # a row at the very end of a session would continue it, so a session fires one unit later than other windows
         time = TimeColumn(WINDOW_END, is_end=not isinstance(self._window, Session))
         return main_output(replace(result, event_time=time))
+
+
+def _ttl_us(ttl: Duration) -> int:
+    ttl_us = duration_us(ttl, "aggregate: ttl")
+    if not ttl_us:
+        raise ConfigError("aggregate: ttl: 0 is not an interval; give a time such as '1 d'")
+    return ttl_us
+
+
+def _check_aggregates(unnamed: Sequence[object], aggregates: Mapping[str, object]) -> None:
+    if unnamed:
+        raise JobError(
+            f"aggregate: {type(unnamed[0]).__name__} has no column; name one: aggregate(n=Count(), total=Sum('x'))"
+        )
+    for column, aggregate in aggregates.items():
+        if not isinstance(aggregate, (Aggregate, Accumulator)):
+            raise JobError(f"aggregate: {column}={aggregate!r} is not an aggregate; write for example {column}=Count()")
+        check_shippable(aggregate, f"aggregate: {column}")
+    if not aggregates:
+        raise JobError("aggregate: name at least one aggregate, for example n=Count()")
 
 
 def require_function(function: object, kind: type, method: str) -> None:

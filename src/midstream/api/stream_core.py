@@ -14,7 +14,9 @@ from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.graph.logical_graph import Input
 from midstream.engine.operators.event_time_column import TimeColumn
 
-_KEEPS_ROWS: Final = frozenset({"filter", "select", "with_columns", "drop", "rename", "window", "window_all"})
+_KEEPS_ROWS: Final = frozenset(
+    {"filter", "select", "with_columns", "drop", "rename", "window", "window_all", "aggregate"}
+)
 """The kinds of operators that pass on the event-time column as it is, or state that they compute it; windows in LATE."""
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar
 
 import polars as pl
@@ -328,7 +329,38 @@ class Mean(_OfColumn, _Folded):
         return pl.when(part("n") > 0).then(mean)
 
 
-class First(_OfColumn):
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """How an aggregate chooses the row whose value it is.
+
+    `of_row`: the part of each row alone. `by`: the column of a part by which rows are chosen; one in which it is null is
+    not. `takes_largest`: the row with the largest `by`, or the smallest. `takes_last`: the last of equals, or the first.
+    """
+
+    of_row: Mapping[str, pl.Expr]
+    by: str
+    takes_largest: bool
+    takes_last: bool
+
+
+class _Picked(Aggregate):
+    """Base of the aggregates whose part is the value of one row, and what the row was chosen by."""
+
+    @abstractmethod
+    def _pick(self, event_time: pl.Expr) -> Pick: ...
+
+    def finish(self, part: Columns) -> pl.Expr:
+        return part("value")
+
+
+def pick_of(aggregate: Aggregate, event_time: pl.Expr) -> Pick | None:
+    """Return how an aggregate chooses its row; None if it does not, or is a user's."""
+    if not isinstance(aggregate, _Picked) or not type(aggregate).__module__.startswith("midstream.engine.operators."):
+        return None
+    return aggregate._pick(event_time)
+
+
+class First(_OfColumn, _Picked):
     """The value, possibly null, of the row with the smallest event time; among equals, of the one that arrived first.
 
     `column`: the name of the column, of any type.
@@ -343,11 +375,11 @@ class First(_OfColumn):
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
         return _of_first(part("value"), part("at"))
 
-    def finish(self, part: Columns) -> pl.Expr:
-        return part("value")
+    def _pick(self, event_time: pl.Expr) -> Pick:
+        return Pick({"value": pl.col(self.columns[0]), "at": event_time}, "at", takes_largest=False, takes_last=False)
 
 
-class Last(_OfColumn):
+class Last(_OfColumn, _Picked):
     """The value, possibly null, of the row with the largest event time; among equals, of the one that arrived last.
 
     `column`: the name of the column, of any type.
@@ -362,8 +394,8 @@ class Last(_OfColumn):
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
         return _of_last(part("value"), part("at"))
 
-    def finish(self, part: Columns) -> pl.Expr:
-        return part("value")
+    def _pick(self, event_time: pl.Expr) -> Pick:
+        return Pick({"value": pl.col(self.columns[0]), "at": event_time}, "at", takes_largest=True, takes_last=True)
 
 
 class Accumulator(ABC, Generic[A]):

@@ -1,0 +1,229 @@
+"""Running aggregates: after each row what plain Python computes of all rows of its key, whatever the cuts and restores."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import polars as pl
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_world import World, restored
+
+from effort import examples
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.key_groups import key_groups, subtask_of
+from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
+from midstream.engine.operators.windows import prefix_scan
+from midstream.engine.operators.windows.aggregates import (
+    Accumulator,
+    Aggregate,
+    AnyAggregate,
+    Count,
+    First,
+    Last,
+    Max,
+    Mean,
+    Min,
+    Sum,
+)
+from midstream.engine.operators.windows.window_specs import LATE
+
+MAX_PARALLELISM = 8
+SCHEMA = pa.schema(
+    [
+        ("k", pa.large_string()),
+        ("t", pa.timestamp("ms")),
+        ("number", pa.int64()),
+        ("i", pa.int32()),
+        ("f", pa.float64()),
+        ("s", pa.large_string()),
+    ]
+)
+
+Row = dict[str, Any]
+
+
+class Spread(Aggregate):
+    """A user's aggregate, which has no scan of its own."""
+
+    columns = ("i",)
+
+    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
+        return {"low": pl.col("i").min(), "high": pl.col("i").max()}
+
+    def merge(self, part: Any) -> Mapping[str, pl.Expr]:
+        return {"low": part("low").min(), "high": part("high").max()}
+
+    def finish(self, part: Any) -> pl.Expr:
+        return part("high") - part("low")
+
+
+class Joined(Accumulator[list[str]]):
+    columns = ("s",)
+    type = str
+
+    def init(self) -> list[str]:
+        return []
+
+    def add(self, accumulator: list[str], row: dict[str, Any]) -> list[str]:
+        accumulator.append(row["s"] or "-")
+        return accumulator
+
+    def merge(self, first: list[str], second: list[str]) -> list[str]:
+        return first + second
+
+    def result(self, accumulator: list[str]) -> str:
+        return "".join(accumulator)
+
+
+def _numbers(rows: Sequence[Row], column: str) -> list[Any]:
+    return [row[column] for row in rows if row[column] is not None]
+
+
+def _extreme(rows: Sequence[Row], column: str, best: Any) -> Any:
+    values = _numbers(rows, column)
+    plain = [value for value in values if not (isinstance(value, float) and math.isnan(value))]
+    return best(plain or values or [None])
+
+
+def _total(rows: Sequence[Row], column: str) -> Any:
+    total = 0.0 if column == "f" else 0
+    for value in _numbers(rows, column):
+        total += value
+    return total
+
+
+def _mean(rows: Sequence[Row]) -> float | None:
+    values = _numbers(rows, "f")
+    return _total(rows, "f") / len(values) if values else None
+
+
+AGGREGATES: dict[str, tuple[AnyAggregate, Any]] = {
+    "n": (Count(), len),
+    "ni": (Count("i"), lambda rows: len(_numbers(rows, "i"))),
+    "si": (Sum("i"), lambda rows: _total(rows, "i")),
+    "sf": (Sum("f"), lambda rows: _total(rows, "f")),
+    "mean": (Mean("f"), _mean),
+    "li": (Min("i"), lambda rows: _extreme(rows, "i", min)),
+    "hf": (Max("f"), lambda rows: _extreme(rows, "f", max)),
+    "ls": (Min("s"), lambda rows: _extreme(rows, "s", min)),
+    "first": (First("i"), lambda rows: min(rows, key=lambda row: row["t"])["i"]),
+    "last": (Last("s"), lambda rows: max(reversed(rows), key=lambda row: row["t"])["s"]),
+    "spread": (
+        Spread(),
+        lambda rows: _extreme(rows, "i", max) - _extreme(rows, "i", min) if _numbers(rows, "i") else None,
+    ),
+    "joined": (Joined(), lambda rows: "".join(row["s"] or "-" for row in rows)),
+}
+TIMES = st.integers(0, 40)
+ROW = st.fixed_dictionaries(
+    {
+        "k": st.sampled_from("abc"),
+        "t": TIMES,
+        "i": st.none() | st.integers(-3, 3),
+        "f": st.none() | st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf, 0.1, 1e16, -1e16, 3.3]),
+        "s": st.none() | st.sampled_from(["x", "", "yy"]),
+    }
+)
+STEP = st.one_of(
+    st.tuples(st.just("rows"), st.lists(ROW, min_size=1, max_size=12)),
+    st.tuples(st.just("advance"), TIMES),
+    st.tuples(st.just("restore"), st.integers(1, 3)),
+)
+
+
+@cache
+def operator_of(ttl_ms: int | None) -> Any:
+    return running_aggregate_operator(
+        "totals",
+        keys=["k"],
+        event_time="t",
+        aggregates={name: each for name, (each, _) in AGGREGATES.items()},
+        schema=SCHEMA,
+        ttl_us=None if ttl_ms is None else ttl_ms * 1000,
+    )
+
+
+def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(list(rows), schema=SCHEMA)
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.lists(STEP, max_size=10), st.none() | st.integers(1, 15), st.sampled_from([1, 2, 32]))
+def test_each_row_has_what_python_computes_of_the_rows_up_to_it(
+    plan: list[tuple[str, Any]], ttl: int | None, rounds: int
+) -> None:
+    with patch.object(prefix_scan, "ROUNDS", rounds):
+        compare(plan, ttl)
+
+
+def compare(plan: list[tuple[str, Any]], ttl: int | None) -> None:
+    worlds = [World(operator_of(ttl), max_parallelism=MAX_PARALLELISM)]
+    found: list[Row] = []
+    late: list[Row] = []
+    lives: dict[str, list[Row]] = defaultdict(list)
+    expected: list[Row] = []
+    expected_late: list[Row] = []
+    watermark = -(2**62)
+
+    def drain() -> None:
+        for world in worlds:
+            found.extend(world.out.rows())
+            late.extend(world.out.rows(LATE))
+            world.out.clear()
+
+    for step, argument in plan:
+        if step == "rows":
+            rows = [{**row, "number": number} for number, row in enumerate(argument)]
+            for row in rows:
+                if ttl is not None and row["t"] <= watermark:
+                    expected_late.append(row)
+                    continue
+                life = lives[row["k"]]
+                if ttl is not None and life and row["t"] > max(each["t"] for each in life) + ttl:
+                    life.clear()
+                life.append(row)
+                expected.append({"k": row["k"], "t": row["t"], **{n: of(life) for n, (_, of) in AGGREGATES.items()}})
+            batch = batch_of(rows)
+            owners = subtask_of(key_groups(batch, ("k",), MAX_PARALLELISM), len(worlds), MAX_PARALLELISM)
+            for subtask, world in enumerate(worlds):
+                world.process(batch.filter(pa.array(owners == subtask)))
+        elif step == "advance":
+            watermark = max(watermark, argument)
+            for world in worlds:
+                world.advance(watermark * 1000)
+        else:
+            drain()
+            worlds = restored(
+                lambda: operator_of(ttl), [world.snapshot() for world in worlds], argument, MAX_PARALLELISM
+            )
+        if ttl is not None:
+            held = Counter(key for world in worlds for key in world.operator.contents()["parts"]["k"])
+            assert held == Counter(
+                key for key, life in lives.items() if life and max(row["t"] for row in life) + ttl > watermark
+            )
+    drain()
+    assert by_key(found) == by_key(expected)
+    assert sorted(row["number"] for row in late) == sorted(row["number"] for row in expected_late)
+    if ttl is not None:
+        for world in worlds:
+            world.advance(MAX_WATERMARK_US)
+            assert world.operator.contents()["parts"].height == 0
+
+
+def by_key(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Return the rows of each key in their order, with NaN equal to itself and times as numbers."""
+    found = defaultdict(list)
+    for row in rows:
+        values = ["NaN" if isinstance(each, float) and math.isnan(each) else each for each in row.values()]
+        if not isinstance(values[1], int):
+            values[1] = round((values[1] - datetime(1970, 1, 1)).total_seconds() * 1000)
+        found[row["k"]].append(values)
+    return dict(found)
