@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Never, overload
+from typing import TYPE_CHECKING, Any, Never, overload
 
 import pyarrow as pa
 
@@ -15,7 +15,7 @@ from midstream.api.picklability import check_shippable
 from midstream.api.program import located
 from midstream.api.stream_core import StreamCore
 from midstream.api.stream_sinks import Writable
-from midstream.engine.core.config import Duration, duration_s, duration_us
+from midstream.engine.core.config import Duration, duration_s, interval_s
 from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
@@ -23,6 +23,7 @@ from midstream.engine.operators.base import Operator
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, KeyedBatchFunction
 from midstream.engine.operators.functions.function_operator import Function, Port
+from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
@@ -75,20 +76,28 @@ class KeyedStream(Writable, Hinted):
         return WindowedStream(self.core, window)
 
     @located
-    def aggregate(self, *unnamed: Never, ttl: Duration | None = None, **aggregates: AnyAggregate) -> DataStream:
-        """Compute aggregates of all rows of a key so far, and emit them for each row.
+    def aggregate(
+        self,
+        *unnamed: Never,
+        every: Duration | None = None,
+        ttl: Duration | None = None,
+        **aggregates: AnyAggregate,
+    ) -> DataStream:
+        """Compute aggregates of all rows of a key so far: a stream of updates.
 
         `aggregates`: the name of each column with its aggregate: `n=Count(), total=Sum("price")`.
-        `ttl`: a row that is later than all rows of its key by more than this duration starts the key's aggregates again.
-        Without it, a row per key stays in state.
+        `every`: emit a row per key only at multiples of this duration that event time passes, if the key had rows since
+        the last one. By default there is a row for each row of the stream.
+        `ttl`: a row that is later than all rows of its key by more than this duration starts the key's aggregates again
+        (with `every`: multiples with rows that are further apart). Without it, a row per key stays in state.
         `unnamed`: nothing; an aggregate without the name of its column is refused.
 
-        Returns a stream with a row for each row, in their order: its key columns, its event-time column if there is one,
-        and a column per aggregate, up to and including the row. So the newest row of a key has its current values;
-        `Last("price")` adds a column of the row with the latest time. Rows of a key are aggregated in their order of
-        arrival, late ones too; with `ttl`, late rows are in `side_output(LATE)` instead, unchanged. `First` and `Last` go by
-        event time, and by arrival if there is none. Raises what `aggregate` of windows raises, and ConfigError for a
-        `ttl` without event time.
+        Returns a stream of the key columns, the event-time column if there is one, and a column per aggregate; the newest
+        row of a key has its current values. For each row there is one with its time and the aggregates up to it, in order
+        of arrival; `First` and `Last` depend on event time, and on arrival if there is none. With `every`, the time is the
+        multiple, the aggregates are those of all rows before it, and the event time of the row is one unit earlier. With
+        `every` or `ttl`, late rows are in `side_output(LATE)` instead, unchanged. Raises what `aggregate` of windows
+        raises, and ConfigError for `every` or `ttl` without event time.
 
             >>> totals = orders.key_by("user").aggregate(n=Count(), total=Sum("price"))
             >>> for row in testing.run(totals).rows:
@@ -100,31 +109,38 @@ class KeyedStream(Writable, Hinted):
         _check_aggregates(unnamed, aggregates)
         core = self.core
         core.check_not_overwritten("aggregate")
-        ttl_us = None if ttl is None else _ttl_us(ttl)
+        every_us, ttl_us = (
+            None if value is None else round(interval_s(value, f"aggregate: {name}") * 1_000_000)
+            for name, value in (("every", every), ("ttl", ttl))
+        )
         if ttl_us is None:
             _log.info(
-                "aggregate: the state keeps a row for each key (%s) of the whole stream, and grows with their number; "
-                "ttl='1 d' lets keys leave that have had no row for a day",
+                "aggregate: the state keeps a row for each key (%s) of the whole stream, and grows with their number; with "
+                "ttl='1 d', keys leave it that had no row for a day",
                 ", ".join(self.keys),
             )
-        elif core.event_time is None:
+        event_time = core.event_time
+        if event_time is None and (every_us or ttl_us):
             raise ConfigError(
-                "aggregate: ttl is a time without rows by event time, and the stream has none; call "
+                f"aggregate: {'every' if every_us else 'ttl'} is a duration of event time, and the stream has none; call "
                 "with_watermarks(column, strategy) before key_by()"
             )
-        return main_output(
-            core.then(
-                "aggregate",
-                lambda name: running_aggregate_operator(
-                    name,
-                    keys=core.keys,
-                    event_time=core.event_time,
-                    aggregates=aggregates,
-                    schema=core.schema,
-                    ttl_us=ttl_us,
-                ),
-            )
-        )
+
+        def make(name: str) -> Operator:
+            shared: dict[str, Any] = {
+                "keys": core.keys,
+                "aggregates": aggregates,
+                "schema": core.schema,
+                "ttl_us": ttl_us,
+            }
+            if every_us is None or event_time is None:
+                return running_aggregate_operator(name, event_time=event_time, **shared)
+            return periodic_aggregate_operator(name, event_time=event_time, every_us=every_us, **shared)
+
+        result = core.then("aggregate", make)
+        if every_us is not None and event_time is not None:
+            result = replace(result, event_time=TimeColumn(event_time.name, is_end=True))
+        return main_output(result)
 
     @located
     def process(
@@ -320,13 +336,6 @@ class WindowedStream(Hinted):
         # a row at the very end of a session would continue it, so a session fires one unit later than other windows
         time = TimeColumn(WINDOW_END, is_end=not isinstance(self._window, Session))
         return main_output(replace(result, event_time=time))
-
-
-def _ttl_us(ttl: Duration) -> int:
-    ttl_us = duration_us(ttl, "aggregate: ttl")
-    if not ttl_us:
-        raise ConfigError("aggregate: ttl: 0 is not an interval; give a time such as '1 d'")
-    return ttl_us
 
 
 def _check_aggregates(unnamed: Sequence[object], aggregates: Mapping[str, object]) -> None:

@@ -19,8 +19,11 @@ from operator_world import World, restored
 from effort import examples
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.key_groups import key_groups, subtask_of
+from midstream.engine.operators.event_time_column import TimeColumn
+from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator
 from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
 from midstream.engine.operators.windows import prefix_scan
+from midstream.engine.operators.windows import window_operator as window_base
 from midstream.engine.operators.windows.aggregates import (
     Accumulator,
     Aggregate,
@@ -140,19 +143,64 @@ STEP = st.one_of(
 
 
 @cache
-def operator_of(ttl_ms: int | None) -> Any:
-    return running_aggregate_operator(
-        "totals",
-        keys=["k"],
-        event_time="t",
-        aggregates={name: each for name, (each, _) in AGGREGATES.items()},
-        schema=SCHEMA,
-        ttl_us=None if ttl_ms is None else ttl_ms * 1000,
-    )
+def operator_of(ttl_ms: int | None, every_ms: int | None = None) -> Any:
+    shared: dict[str, Any] = {
+        "keys": ["k"],
+        "event_time": TimeColumn("t"),
+        "aggregates": {name: each for name, (each, _) in AGGREGATES.items()},
+        "schema": SCHEMA,
+        "ttl_us": None if ttl_ms is None else ttl_ms * 1000,
+    }
+    if every_ms is None:
+        return running_aggregate_operator("totals", **shared)
+    return periodic_aggregate_operator("totals", every_us=every_ms * 1000, **shared)
 
 
 def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(list(rows), schema=SCHEMA)
+
+
+SLICES = st.lists(st.integers(0, 3), min_size=3, max_size=3)
+INTERRUPT = st.tuples(st.just("interrupt"), st.tuples(TIMES, SLICES, st.integers(1, 3)))
+EXACT = {0.1: 0.5, 1e16: 4.0, -1e16: -2.25, 3.3: 3.25}
+"""Floats whose sums do not depend on the order in which they are added, instead of others."""
+
+
+class Totals:
+    """Subtasks of the operator, which rows are dealt out to, and what they emit."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+        self.worlds = [World(make(), max_parallelism=MAX_PARALLELISM)]
+        self.found: list[Row] = []
+        self.late: list[Row] = []
+
+    def process(self, rows: Sequence[Row]) -> None:
+        batch = batch_of(rows)
+        owners = subtask_of(key_groups(batch, ("k",), MAX_PARALLELISM), len(self.worlds), MAX_PARALLELISM)
+        for subtask, world in enumerate(self.worlds):
+            part = batch.filter(pa.array(owners == subtask))
+            if part.num_rows:
+                world.process(part)
+
+    def advance(self, watermark_us: int) -> None:
+        for world in self.worlds:
+            world.advance(watermark_us)
+
+    def drain(self) -> None:
+        for world in self.worlds:
+            self.found.extend(world.out.rows())
+            self.late.extend(world.out.rows(LATE))
+            world.out.clear()
+
+    def restore(self, parallelism: int) -> None:
+        self.drain()
+        snapshots = [world.snapshot() for world in self.worlds]
+        self.worlds = restored(self._make, snapshots, parallelism, MAX_PARALLELISM)
+
+
+def results(life: Sequence[Row]) -> dict[str, Any]:
+    return {name: of(life) for name, (_, of) in AGGREGATES.items()}
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -161,61 +209,94 @@ def test_each_row_has_what_python_computes_of_the_rows_up_to_it(
     plan: list[tuple[str, Any]], ttl: int | None, rounds: int
 ) -> None:
     with patch.object(prefix_scan, "ROUNDS", rounds):
-        compare(plan, ttl)
+        totals = Totals(lambda: operator_of(ttl))
+        lives: dict[str, list[Row]] = defaultdict(list)
+        expected: list[Row] = []
+        expected_late: list[int] = []
+        watermark = -(2**62)
+        for step, argument in plan:
+            if step == "rows":
+                rows = [{**row, "number": number} for number, row in enumerate(argument)]
+                for row in rows:
+                    if ttl is not None and row["t"] <= watermark:
+                        expected_late.append(row["number"])
+                        continue
+                    life = lives[row["k"]]
+                    if ttl is not None and life and row["t"] > max(each["t"] for each in life) + ttl:
+                        life.clear()
+                    life.append(row)
+                    expected.append({"k": row["k"], "t": row["t"], **results(life)})
+                totals.process(rows)
+            elif step == "advance":
+                watermark = max(watermark, argument)
+                totals.advance(watermark * 1000)
+            else:
+                totals.restore(argument)
+            held = Counter(key for world in totals.worlds for key in world.operator.contents()["parts"]["k"])
+            assert held == Counter(
+                key
+                for key, life in lives.items()
+                if life and (ttl is None or max(row["t"] for row in life) + ttl > watermark)
+            )
+        totals.drain()
+        assert by_key(totals.found) == by_key(expected)
+        assert sorted(row["number"] for row in totals.late) == sorted(expected_late)
 
 
-def compare(plan: list[tuple[str, Any]], ttl: int | None) -> None:
-    worlds = [World(operator_of(ttl), max_parallelism=MAX_PARALLELISM)]
-    found: list[Row] = []
-    late: list[Row] = []
-    lives: dict[str, list[Row]] = defaultdict(list)
-    expected: list[Row] = []
-    expected_late: list[Row] = []
+@settings(max_examples=examples(150), deadline=None)
+@given(st.lists(STEP | INTERRUPT, max_size=10), st.none() | st.integers(1, 15), st.integers(1, 7))
+def test_at_each_multiple_a_key_has_what_python_computes_of_all_its_rows_before_it(
+    plan: list[tuple[str, Any]], ttl: int | None, every: int
+) -> None:
+    """Also if a subtask stops, and is restored, when it has emitted the multiple for some of its key groups."""
+    with patch.object(window_base, "PIECE_ROWS", 1), patch.object(window_base, "SLICE_ROWS", 1):
+        check_multiples(plan, ttl, every)
+
+
+def check_multiples(plan: list[tuple[str, Any]], ttl: int | None, every: int) -> None:
+    totals = Totals(lambda: operator_of(ttl, every))
+    taken: dict[str, list[Row]] = defaultdict(list)
+    expected_late: list[int] = []
     watermark = -(2**62)
-
-    def drain() -> None:
-        for world in worlds:
-            found.extend(world.out.rows())
-            late.extend(world.out.rows(LATE))
-            world.out.clear()
-
     for step, argument in plan:
         if step == "rows":
-            rows = [{**row, "number": number} for number, row in enumerate(argument)]
+            rows = [
+                {**row, "number": number, "f": EXACT.get(row["f"], row["f"])} for number, row in enumerate(argument)
+            ]
+            totals.process(rows)
             for row in rows:
-                if ttl is not None and row["t"] <= watermark:
-                    expected_late.append(row)
-                    continue
-                life = lives[row["k"]]
-                if ttl is not None and life and row["t"] > max(each["t"] for each in life) + ttl:
-                    life.clear()
-                life.append(row)
-                expected.append({"k": row["k"], "t": row["t"], **{n: of(life) for n, (_, of) in AGGREGATES.items()}})
-            batch = batch_of(rows)
-            owners = subtask_of(key_groups(batch, ("k",), MAX_PARALLELISM), len(worlds), MAX_PARALLELISM)
-            for subtask, world in enumerate(worlds):
-                world.process(batch.filter(pa.array(owners == subtask)))
+                if row["t"] // every * every + every - 1 <= watermark:
+                    expected_late.append(row["number"])
+                else:
+                    taken[row["k"]].append(row)
         elif step == "advance":
             watermark = max(watermark, argument)
-            for world in worlds:
-                world.advance(watermark * 1000)
+            totals.advance(watermark * 1000)
+        elif step == "interrupt":
+            time, slices, parallelism = argument
+            watermark = max(watermark, time)
+            for world, count in zip(totals.worlds, slices, strict=False):
+                any(world.operator.advance_watermark(watermark * 1000) for _ in range(count))
+            totals.restore(parallelism)
+            totals.advance(watermark * 1000)
         else:
-            drain()
-            worlds = restored(
-                lambda: operator_of(ttl), [world.snapshot() for world in worlds], argument, MAX_PARALLELISM
-            )
-        if ttl is not None:
-            held = Counter(key for world in worlds for key in world.operator.contents()["parts"]["k"])
-            assert held == Counter(
-                key for key, life in lives.items() if life and max(row["t"] for row in life) + ttl > watermark
-            )
-    drain()
-    assert by_key(found) == by_key(expected)
-    assert sorted(row["number"] for row in late) == sorted(row["number"] for row in expected_late)
+            totals.restore(argument)
+    totals.advance(MAX_WATERMARK_US)
+    totals.drain()
+    expected: list[Row] = []
+    for key, rows in taken.items():
+        life: list[Row] = []
+        before = None
+        for end in sorted({row["t"] // every * every + every for row in rows}):
+            if ttl is not None and before is not None and end - before > ttl:
+                life.clear()
+            before = end
+            life += [row for row in rows if end - every <= row["t"] < end]
+            expected.append({"k": key, "t": end, **results(life)})
+    assert by_key(totals.found) == by_key(expected)
+    assert sorted(row["number"] for row in totals.late) == sorted(expected_late)
     if ttl is not None:
-        for world in worlds:
-            world.advance(MAX_WATERMARK_US)
-            assert world.operator.contents()["parts"].height == 0
+        assert all("table:totals" not in world.snapshot() for world in totals.worlds)
 
 
 def by_key(rows: Sequence[Row]) -> dict[str, list[Any]]:
