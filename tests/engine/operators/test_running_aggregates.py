@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from fractions import Fraction
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +29,8 @@ from midstream.engine.operators.windows.aggregates import (
     Accumulator,
     Aggregate,
     AnyAggregate,
+    ArgMax,
+    ArgMin,
     Count,
     First,
     Last,
@@ -36,6 +39,8 @@ from midstream.engine.operators.windows.aggregates import (
     Min,
     Sum,
 )
+from midstream.engine.operators.windows.distinct_count import CountDistinct
+from midstream.engine.operators.windows.moments import Covariance, StdDev, Variance
 from midstream.engine.operators.windows.window_specs import LATE
 
 MAX_PARALLELISM = 8
@@ -108,23 +113,74 @@ def _mean(rows: Sequence[Row]) -> float | None:
     return _total(rows, "f") / len(values) if values else None
 
 
+def _one(value: float) -> Any:
+    """Return equal values for those that are the same."""
+    return "NaN" if math.isnan(value) else value + 0.0
+
+
+def _covariance(rows: Sequence[Row], other: str, ddof: int) -> float | None:
+    pairs = [(row["i"], row[other]) for row in rows if row["i"] is not None and row[other] is not None]
+    if len(pairs) <= ddof:
+        return None
+    means = [Fraction(sum(values), len(pairs)) for values in zip(*pairs, strict=True)]
+    return float(sum((x - means[0]) * (y - means[1]) for x, y in pairs) / (len(pairs) - ddof))
+
+
+def _root(value: float | None) -> float | None:
+    return None if value is None else math.sqrt(value)
+
+
+def _of_extreme(rows: Sequence[Row], by: str, best: Any, value: str = "number") -> Any:
+    left = [row for row in rows if row[by] is not None and not (by == "f" and math.isnan(row[by]))]
+    return best(left, key=lambda row: row[by])[value] if left else None
+
+
+def _where(of: Any) -> Any:
+    """Return what an aggregate is of the rows with a positive `i`."""
+
+    def of_some(rows: Sequence[Row]) -> Any:
+        return of([row for row in rows if (row["i"] or 0) > 0])
+
+    return of_some
+
+
 AGGREGATES: dict[str, tuple[AnyAggregate, Any]] = {
     "n": (Count(), len),
     "ni": (Count("i"), lambda rows: len(_numbers(rows, "i"))),
+    "ns": (Count("s"), lambda rows: len(_numbers(rows, "s"))),
     "si": (Sum("i"), lambda rows: _total(rows, "i")),
     "sf": (Sum("f"), lambda rows: _total(rows, "f")),
     "mean": (Mean("f"), _mean),
     "li": (Min("i"), lambda rows: _extreme(rows, "i", min)),
     "hf": (Max("f"), lambda rows: _extreme(rows, "f", max)),
     "ls": (Min("s"), lambda rows: _extreme(rows, "s", min)),
-    "first": (First("i"), lambda rows: min(rows, key=lambda row: row["t"])["i"]),
-    "last": (Last("s"), lambda rows: max(reversed(rows), key=lambda row: row["t"])["s"]),
+    "first": (First("i"), lambda rows: min(rows, key=lambda row: row["t"])["i"] if rows else None),
+    "last": (Last("s"), lambda rows: max(reversed(rows), key=lambda row: row["t"])["s"] if rows else None),
+    "distinct": (CountDistinct("f"), lambda rows: len({_one(value) for value in _numbers(rows, "f")})),
+    "variance": (Variance("i"), lambda rows: _covariance(rows, "i", 1)),
+    "deviation": (StdDev("i", ddof=0), lambda rows: _root(_covariance(rows, "i", 0))),
+    "covariance": (Covariance("i", "number"), lambda rows: _covariance(rows, "number", 1)),
+    "cheapest": (ArgMin("number", by="f"), lambda rows: _of_extreme(rows, "f", min)),
+    "dearest": (ArgMax("i", by="s"), lambda rows: _of_extreme(rows, "s", max, "i")),
     "spread": (
         Spread(),
         lambda rows: _extreme(rows, "i", max) - _extreme(rows, "i", min) if _numbers(rows, "i") else None,
     ),
     "joined": (Joined(), lambda rows: "".join(row["s"] or "-" for row in rows)),
 }
+_WHERE = pl.col("i") > 0
+for _name, _aggregate in {
+    "n": Count(where=_WHERE),
+    "ni": Count("s", where=_WHERE),
+    "sf": Sum("f", where=_WHERE),
+    "ls": Min("s", where=_WHERE),
+    "first": First("i", where=_WHERE),
+    "last": Last("s", where=_WHERE),
+    "distinct": CountDistinct("f", where=_WHERE),
+    "variance": Variance("i", where=_WHERE),
+    "dearest": ArgMax("i", by="s", where=_WHERE),
+}.items():
+    AGGREGATES[f"{_name}_where"] = _aggregate, _where(AGGREGATES["ns" if _name == "ni" else _name][1])
 TIMES = st.integers(0, 40)
 ROW = st.fixed_dictionaries(
     {
@@ -303,8 +359,15 @@ def by_key(rows: Sequence[Row]) -> dict[str, list[Any]]:
     """Return the rows of each key in their order, with NaN equal to itself and times as numbers."""
     found = defaultdict(list)
     for row in rows:
-        values = ["NaN" if isinstance(each, float) and math.isnan(each) else each for each in row.values()]
+        values = [_comparable(each) for each in row.values()]
         if not isinstance(values[1], int):
             values[1] = round((values[1] - datetime(1970, 1, 1)).total_seconds() * 1000)
         found[row["k"]].append(values)
     return dict(found)
+
+
+def _comparable(value: Any) -> Any:
+    """Return a value in which NaN is equal to itself, and floats that differ by rounding are equal."""
+    if not isinstance(value, float):
+        return value
+    return "NaN" if math.isnan(value) else float(f"{value:.12g}")

@@ -15,6 +15,7 @@ import polars as pl
 
 from midstream.engine.operators.windows.aggregates import Aggregate, Pick, folds_of, pick_of
 from midstream.engine.operators.windows.dense_groupby import DenseGroupBy
+from midstream.engine.operators.windows.distinct_count import CountDistinct
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
@@ -95,7 +96,25 @@ def scan(
     if pick is not None:
         chosen = _chosen(dict(zip(pick.of_row, columns, strict=True))[pick.by], segments, pick)
         return [column[chosen] for column in columns]
+    if isinstance(aggregate, CountDistinct):
+        return list(_distinct(columns[0], columns[1], segments))
     return segments.merged(parts.select(names), merge).get_columns()
+
+
+def _distinct(values: pl.Series, counts: pl.Series, segments: Segments) -> tuple[pl.Series, pl.Series]:
+    """Return lists of the distinct values up to the last row of each segment, empty in other rows, and numbers for all."""
+    numbers = np.repeat(np.arange(len(segments.starts)), segments.lengths)
+    flat = pl.DataFrame({"segment": numbers, "row": np.arange(len(values)), "value": values})
+    flat = flat.explode("value").filter(pl.col("value").is_not_null())
+    new = flat.filter(pl.struct("segment", "value").is_first_distinct())
+    added = np.bincount(new.get_column("row").to_numpy(), minlength=len(values))
+    found = pl.Series(counts.name, segments.accumulate(np.add, added.astype(np.int64)), counts.dtype)
+    lists = new.group_by("segment").agg("value")
+    last = pl.DataFrame({"segment": np.arange(len(segments.starts)), "row": segments.starts + segments.lengths - 1})
+    placed = pl.DataFrame({"row": np.arange(len(values))}).join(
+        last.join(lists, on="segment"), on="row", how="left", maintain_order="left"
+    )
+    return placed.get_column("value").cast(values.dtype).fill_null([]).alias(values.name), found
 
 
 def _is_numeric(column: pl.Series) -> bool:

@@ -13,7 +13,7 @@ from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.engine.operators.elementwise import check_of_many_rows, check_row_by_row
 from midstream.engine.operators.event_time_column import EventTime, TimeColumn
-from midstream.engine.operators.expressions import EXPRESSION_ERRORS, computed_schema, empty_frame
+from midstream.engine.operators.expressions import EXPRESSION_ERRORS, computed_schema, empty_frame, infer_schema
 from midstream.engine.operators.row_conversion import require_columns, require_keys, user_error
 from midstream.engine.operators.windows.accumulators import AccumulatorAggregate
 from midstream.engine.operators.windows.aggregates import (
@@ -21,6 +21,7 @@ from midstream.engine.operators.windows.aggregates import (
     Aggregate,
     AnyAggregate,
     Columns,
+    filtered,
     folds_of,
     pick_of,
 )
@@ -64,6 +65,12 @@ class WindowAggregation:
         self._bounds = tuple(bounds)
         self._time = None if event_time is None else EventTime(event_time, self.input_schema, self.where)
         require_keys(self.input_schema, self.keys, self.where)
+        self._derived: list[pl.Expr] = []
+        """Columns that aggregates read and the input does not have."""
+        if self._time is None:
+            self._derived.append(pl.lit(0, pl.Int64).alias(_NO_TIME))
+        self._wheres: dict[str, pl.Expr] = {}
+        """Which rows count, by output."""
         self._aggregates = {output: self._bind(output, aggregate) for output, aggregate in aggregates.items()}
         self._check_outputs()
         self._partial: list[pl.Expr] = []
@@ -71,16 +78,12 @@ class WindowAggregation:
         self._finish: list[pl.Expr] = []
         self._parts_of: dict[str, list[str]] = {}
         """The columns of a part that belong to each output."""
-        self._derived: list[pl.Expr] = []
-        """Columns that aggregates read and the input does not have."""
-        if self._time is None:
-            self._derived.append(pl.lit(0, pl.Int64).alias(_NO_TIME))
         self._overflow: list[tuple[str, pl.Expr]] = []
         self._folds: dict[str, DenseGroupBy] = {}
         """All columns of a part if they are all folds; otherwise some of them."""
         for output, aggregate in self._aggregates.items():
             self._compile(output, aggregate)
-        needed = {root for expr in self._partial for root in expr.meta.root_names()} | {*self.keys}
+        needed = {root for expr in (*self._partial, *self._derived) for root in expr.meta.root_names()} | {*self.keys}
         needed |= set() if self._time is None else {self._time.column}
         self.columns = [name for name in self.input_schema.names if name in needed]
         """The input columns that are needed at all."""
@@ -122,9 +125,11 @@ class WindowAggregation:
         """
         overflow = dict(self._overflow)
         for (output, aggregate), finish in zip(self._aggregates.items(), self._finish, strict=True):
+            where = f"{self.where}: aggregate {output!r}"
+            if output in self._wheres:
+                check_row_by_row([self._wheres[output]], self.input_schema, f"{where}: where")
             if type(aggregate).__module__.startswith("midstream.engine.operators."):
                 continue  # not the user's
-            where = f"{self.where}: aggregate {output!r}"
             partial, merge = (
                 [expr for expr in exprs if expr.meta.output_name().startswith(f"{output}:")]
                 for exprs in (self._partial, self._merge)
@@ -149,8 +154,24 @@ class WindowAggregation:
             )
         require_columns(self.input_schema, aggregate.columns, f"{self.where}: aggregate {output!r}", "column")
         try:
-            return aggregate.bind(self.input_schema)
+            some = filtered(aggregate, f"__{len(self._wheres)}_")
+            if some is None:
+                return aggregate.bind(self.input_schema)
+            what = f"{self.where}: aggregate {output!r}: where"
+            kinds = infer_schema(self.input_schema, [some.where], what, keep=False).types
+            if kinds != [pa.bool_()]:
+                raise SchemaError(
+                    f"where={some.where} is {', '.join(map(str, kinds))}; it must be one condition of a row"
+                )
+            aggregate.bind(self.input_schema)  # an error names the column as the user does
+            self._wheres[output] = some.where
+            self._derived.extend(expr.alias(name) for name, expr in some.derived.items())
+            kinds = [self.input_schema.field(name).type for name in aggregate.columns] or kinds
+            fields = [pa.field(name, kind) for name, kind in zip(some.derived, kinds, strict=True)]
+            return some.aggregate.bind(pa.schema([*self.input_schema, *fields]))
         except SchemaError as error:
+            if str(error).startswith(self.where):
+                raise
             raise SchemaError(f"{self.where}: aggregate {output!r}: {error}") from None
 
     def _check_outputs(self) -> None:
@@ -170,6 +191,11 @@ class WindowAggregation:
                     f"{self.where}: a column that an aggregate reads must not be called {name!r}; rename it first"
                 )
 
+    def _time_of(self, output: str) -> pl.Expr:
+        """Return the event time of the rows that an aggregate counts, null for all others."""
+        time = pl.col(_NO_TIME) if self._time is None else self._time.expr
+        return pl.when(self._wheres[output]).then(time) if output in self._wheres else time
+
     def _compile(self, output: str, aggregate: Aggregate) -> None:
         def name(part: str) -> str:
             return f"{output}:{part}"
@@ -178,7 +204,7 @@ class WindowAggregation:
             return pl.col(name(part))
 
         part: Columns = column
-        parts = dict(aggregate.partial(pl.col(_NO_TIME) if self._time is None else self._time.expr))
+        parts = dict(aggregate.partial(self._time_of(output)))
         merge = dict(aggregate.merge(part))
         if parts.keys() != merge.keys():
             raise JobError(
@@ -265,10 +291,9 @@ class WindowAggregation:
 
     def row_parts(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return the part of each prepared row alone, with the columns of a part; that of an accumulator is null."""
-        time = pl.col(_NO_TIME) if self._time is None else self._time.expr
         by_row, reduced = [*map(pl.col, self.by)], list[pl.Expr]()
         for output, aggregate in self._aggregates.items():
-            folds, pick = folds_of(aggregate), pick_of(aggregate, time)
+            folds, pick = folds_of(aggregate), pick_of(aggregate, self._time_of(output))
             alone = {name: each.of_row for name, each in folds.items()} if pick is None else dict(pick.of_row)
             if isinstance(aggregate, AccumulatorAggregate):
                 alone = {"accumulator": pl.lit(None, pl.Binary)}
