@@ -24,6 +24,7 @@ from midstream_lab.mutations import (
     program_mutations,
     recovery_mutations,
     request_mutations,
+    running_mutations,
     savepoint_mutations,
     slot_commit_mutations,
     split_mutations,
@@ -54,6 +55,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **state_mutations.MUTATIONS,
     **window_mutations.MUTATIONS,
     **table_mutations.MUTATIONS,
+    **running_mutations.MUTATIONS,
     **operator_mutations.MUTATIONS,
     **combining_mutations.MUTATIONS,
 }

@@ -22,7 +22,7 @@ from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.key_groups import key_groups, subtask_of
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator
-from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
+from midstream.engine.operators.functions.running_aggregate import RunningAggregateOperator, running_aggregate_operator
 from midstream.engine.operators.windows import prefix_scan
 from midstream.engine.operators.windows import window_operator as window_base
 from midstream.engine.operators.windows.aggregates import (
@@ -44,16 +44,15 @@ from midstream.engine.operators.windows.moments import Covariance, StdDev, Varia
 from midstream.engine.operators.windows.window_specs import LATE
 
 MAX_PARALLELISM = 8
-SCHEMA = pa.schema(
-    [
-        ("k", pa.large_string()),
-        ("t", pa.timestamp("ms")),
-        ("number", pa.int64()),
-        ("i", pa.int32()),
-        ("f", pa.float64()),
-        ("s", pa.large_string()),
-    ]
-)
+TYPES: dict[str, pa.DataType] = {
+    "k": pa.large_string(),
+    "t": pa.timestamp("ms"),
+    "number": pa.int64(),
+    "i": pa.int32(),
+    "f": pa.float64(),
+    "s": pa.large_string(),
+}
+SCHEMA = pa.schema(TYPES)
 
 Row = dict[str, Any]
 
@@ -255,6 +254,12 @@ class Totals:
         self.worlds = restored(self._make, snapshots, parallelism, MAX_PARALLELISM)
 
 
+def keys_in_state(world: World) -> list[str]:
+    assert isinstance(world.operator, RunningAggregateOperator)
+    keys: list[str] = world.operator.contents()["parts"]["k"].to_list()
+    return keys
+
+
 def results(life: Sequence[Row]) -> dict[str, Any]:
     return {name: of(life) for name, (_, of) in AGGREGATES.items()}
 
@@ -288,7 +293,7 @@ def test_each_row_has_what_python_computes_of_the_rows_up_to_it(
                 totals.advance(watermark * 1000)
             else:
                 totals.restore(argument)
-            held = Counter(key for world in totals.worlds for key in world.operator.contents()["parts"]["k"])
+            held = Counter(key for world in totals.worlds for key in keys_in_state(world))
             assert held == Counter(
                 key
                 for key, life in lives.items()
