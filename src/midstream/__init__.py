@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from midstream.engine.operators.watermarks import WatermarkStrategy as WatermarkStrategy
     from midstream.engine.operators.windows.aggregates import Accumulator as Accumulator
     from midstream.engine.operators.windows.aggregates import Aggregate as Aggregate
+    from midstream.engine.operators.windows.aggregates import ArgMax as ArgMax
+    from midstream.engine.operators.windows.aggregates import ArgMin as ArgMin
     from midstream.engine.operators.windows.aggregates import Count as Count
     from midstream.engine.operators.windows.aggregates import First as First
     from midstream.engine.operators.windows.aggregates import Last as Last
@@ -63,6 +65,10 @@ if TYPE_CHECKING:
     from midstream.engine.operators.windows.aggregates import Mean as Mean
     from midstream.engine.operators.windows.aggregates import Min as Min
     from midstream.engine.operators.windows.aggregates import Sum as Sum
+    from midstream.engine.operators.windows.distinct_count import CountDistinct as CountDistinct
+    from midstream.engine.operators.windows.moments import Covariance as Covariance
+    from midstream.engine.operators.windows.moments import StdDev as StdDev
+    from midstream.engine.operators.windows.moments import Variance as Variance
     from midstream.engine.operators.windows.window_factory import LATE as LATE
     from midstream.engine.operators.windows.window_factory import LATE_RIGHT as LATE_RIGHT
     from midstream.engine.operators.windows.window_factory import session as session
@@ -95,7 +101,9 @@ _HOME = {
     "engine.core.errors": "ClusterError ConfigError DataError JobError MidstreamError SchemaError StorageError UnavailableError",
     "engine.core.schemas": "SchemaLike",
     "inprocess.preview": "Preview",
-    "engine.operators.windows.aggregates": "Accumulator Aggregate Count First Last Max Mean Min Sum",
+    "engine.operators.windows.aggregates": "Accumulator Aggregate ArgMax ArgMin Count First Last Max Mean Min Sum",
+    "engine.operators.windows.distinct_count": "CountDistinct",
+    "engine.operators.windows.moments": "Covariance StdDev Variance",
     "engine.operators.bad_records": "BAD_RECORDS",
     "engine.operators.functions.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
     "engine.operators.functions.process_functions": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",

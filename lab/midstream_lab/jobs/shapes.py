@@ -45,6 +45,8 @@ class Node:
     "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session"
     (keyed, late rows go to a side output) followed by "pack" (windows as rows), "tally" (state without a key), "sink";
 
+    "running" ("count" by running aggregates),
+
     "typed", "pickled" (keyed, states of all kinds), "rules" ("share" as a user's function), "clocks" (keyed, holds rows
     by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join", "full_join",
     "anti_join", "asof_join" (keyed, of both ports) followed by "couple" (their results as rows), "late_window",
@@ -221,6 +223,14 @@ SHAPES: Final[Mapping[str, Shape]] = {
         source_node("idle", rows_share=0.3),
         node_of("table", Input(0, KEYED), Input(1, KEYED, port=1)),
         node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
+    "running": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.3),
+        node_of("running", Input(0, KEYED), Input(1, KEYED)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
         node_of("sink", Input(3, FORWARD)),
     ),
     "splits": (

@@ -18,7 +18,7 @@ from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.operators.windows.window_factory import LATE
 from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass, Sieve, SimSource
-from midstream_lab.jobs import clocks, end_operators, joins, lateness, states, tables, timed, timely
+from midstream_lab.jobs import clocks, end_operators, joins, lateness, running, states, tables, timed, timely
 from midstream_lab.jobs.joins import Joined
 from midstream_lab.jobs.key_types import KEY_LAYOUTS, PLAIN, KeyLayout, Plain, Rekey
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
@@ -112,6 +112,15 @@ def with_ends(shape: Shape, random: Random) -> Shape:
     return tuple(nodes)
 
 
+def with_running(shape: Shape, random: Random) -> Shape:
+    """Replace a counting operator by running aggregates, in one of 15 shapes."""
+    counting = [index for index, node in enumerate(shape) if node.chain == ("count",)]
+    if not counting or random.random() >= 1 / 15:
+        return shape
+    index = random.choice(counting)
+    return (*shape[:index], replace(shape[index], chain=("running",)), *shape[index + 1 :])
+
+
 def with_states(shape: Shape, random: Random) -> Shape:
     """Replace some operators by users' functions with all kinds of state, and some windows by windows with allowed
     lateness; sometimes add keys of other types, or a join."""
@@ -149,8 +158,8 @@ def with_timely(shape: Shape, random: Random) -> Shape:
         "unique": [(main,)],
         "unique_near": [(main,), (late,)],
         "sorted": [(main, late)],
-    }[kind]
-    return (*shape, Node((kind,), entries), *(Node(("sink",), inputs) for inputs in sinks))
+    }
+    return (*shape, Node((kind,), entries), *(Node(("sink",), inputs) for inputs in sinks[kind]))
 
 
 def with_joins(shape: Shape, random: Random) -> Shape:
@@ -375,7 +384,7 @@ class _Walk:
             case "side":
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[None] = Counter({row: n for row, n in stream.items() if row % 3})
-            case "count":
+            case "count" | "running":
                 expected.counts[uid] = _counted(stream, expected.keys)
             case "share":
                 outputs[None] = by_port[0]
@@ -577,6 +586,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return Pass(outside, SIDE)
         case "count":
             return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
+        case "running":
+            return running.Running(uid, outside)
         case "share":
             return KeyCounter(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
         case "times" | "tight" | "idle":

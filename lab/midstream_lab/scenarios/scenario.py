@@ -36,6 +36,7 @@ from midstream_lab.jobs.topologies import (
     with_ends,
     with_joins,
     with_parallelism,
+    with_running,
     with_sieves,
     with_states,
     with_tables,
@@ -196,6 +197,7 @@ def _shapes(
         base = with_states(base, Random(f"states {seed}"))
         base = with_timely(base, Random(f"timely {seed}"))
         base = with_joins(base, Random(f"joins {seed}"))
+        base = with_running(base, Random(f"running {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
     base = with_sieves(base, Random(f"sieves {seed}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
-_AGGREGATE: Final = "key_by(…).window(…).aggregate(n=Count()), or key_by(…).process(…) for a result per row"
+_AGGREGATE: Final = "key_by(…).aggregate(n=Count()) for a result per row, or key_by(…).window(…).aggregate(n=Count())"
 _SORT: Final = "key_by(…).sort_by_time() for the order of event time, or collect(), and sort what arrived"
 _UNIQUE: Final = "drop_duplicates('id', within='1 h'), or distinct() for all columns"
 _BATCHES: Final = "map_batches(function, schema)"
@@ -38,7 +38,7 @@ OF_STREAMS: Final = {
     "dtypes": "schema",
 }  # fmt: skip
 OF_KEYED_STREAMS: Final = {
-    **dict.fromkeys(("agg", "aggregate", "reduce", "sum", "count", "mean", "min", "max"), "window(…).aggregate(n=Count()), or process(…) for a result per row"),
+    **dict.fromkeys(("agg", "reduce", "sum", "count", "mean", "min", "max"), "aggregate(n=Count(), …) for a result per row, or window(…).aggregate(n=Count(), …)"),
     **dict.fromkeys(("filter", "select", "with_columns", "map", "flat_map", "map_batches", "drop", "rename", "union", "with_watermarks", "drop_duplicates", "distinct"), "it before key_by()"),
     **dict.fromkeys(("sort", "orderBy", "order_by", "sort_by"), "sort_by_time()"),
     **dict.fromkeys(("join", "join_asof", "interval_join", "intervalJoin"), "join(other, on='column', within=('-1 min', '1 min')) of the stream before key_by()"),
