@@ -178,6 +178,8 @@ class Operator(ABC):
     """True: for each batch, the operator emits one batch with a row for each input row, or for some of them, in order."""
     timers_dropped: int = 0
     """Users' timers that were still set after the last timers fired, and so never fire."""
+    failed_rows: int = 0
+    """Rows for which the user's function failed, and which it was configured to drop or to emit apart."""
     user_metrics: UserMetrics | None = None
     """The metrics of the user's function, once it is open."""
 
