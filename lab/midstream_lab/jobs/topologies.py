@@ -18,7 +18,7 @@ from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.operators.windows.window_factory import LATE
 from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass, Sieve, SimSource
-from midstream_lab.jobs import clocks, end_operators, joins, lateness, states, tables, timed
+from midstream_lab.jobs import clocks, end_operators, failing, joins, lateness, states, tables, timed
 from midstream_lab.jobs.joins import Joined
 from midstream_lab.jobs.key_types import KEY_LAYOUTS, PLAIN, KeyLayout, Plain, Rekey
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
@@ -132,6 +132,19 @@ def with_states(shape: Shape, random: Random) -> Shape:
         pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
         nodes += [Node(("join", "couple"), tuple(pair)), node_of("sink", Input(len(nodes), REBALANCE))]
     return tuple(nodes)
+
+
+def with_failing(shape: Shape, random: Random) -> Shape:
+    """Sometimes add a function that fails for some of the rows of a node."""
+    if random.random() > 1 / 15:
+        return shape
+    made = {"pack", "stack", "couple", "sink", "total", *KEY_LAYOUTS}
+    inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
+    entry = Input(random.choice(inner), random.choice((FORWARD, REBALANCE, KEYED)))
+    at = len(shape)
+    sinks = (Input(at, random.choice((FORWARD, REBALANCE))), Input(at, REBALANCE, tag=SIDE))
+    kind = random.choice(("failing", "failing_batches"))
+    return (*shape, Node((kind,), (entry,)), *(Node(("sink",), (each,)) for each in sinks))
 
 
 def _with_states(node: Node, random: Random) -> Node:
@@ -338,7 +351,7 @@ class _Walk:
         match kind:
             case "source":
                 outputs[None] = Counter(dict.fromkeys(self._rows[uid], 1))
-            case "side":
+            case "side" | "failing" | "failing_batches":
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[None] = Counter({row: n for row, n in stream.items() if row % 3})
             case "count":
@@ -468,7 +481,9 @@ def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
     return Edge(number, entry.node, index, entry.partitioning, layout.schema, keys, entry.port, entry.tag)
 
 
-_MIXES: Final = frozenset(("side", "timer", "alarm", "table", "total", "clocks", "tags", "join", *KEY_LAYOUTS))
+_MIXES: Final = frozenset(
+    ("side", "failing", "failing_batches", "timer", "alarm", "table", "total", "clocks", "tags", "join", *KEY_LAYOUTS)
+)
 """The kinds of operators whose output may have the rows of a key and a split in another order, or lack some."""
 
 
@@ -526,6 +541,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return Sieve()
         case "side":
             return Pass(outside, SIDE)
+        case "failing" | "failing_batches":
+            return failing.Failing(kind, uid, outside)
         case "count":
             return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
         case "share":

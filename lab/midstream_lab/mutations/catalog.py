@@ -17,6 +17,7 @@ from midstream_lab.mutations import (
     coordination_mutations,
     exchange_mutations,
     file_mutations,
+    function_mutations,
     in_flight_mutations,
     moving_mutations,
     on_disk_mutations,
@@ -55,6 +56,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **window_mutations.MUTATIONS,
     **table_mutations.MUTATIONS,
     **operator_mutations.MUTATIONS,
+    **function_mutations.MUTATIONS,
     **combining_mutations.MUTATIONS,
 }
 EQUIVALENT: Final[Mapping[str, Equivalent]] = {

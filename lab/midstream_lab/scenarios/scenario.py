@@ -34,6 +34,7 @@ from midstream_lab.jobs.topologies import (
     random_shape,
     varied,
     with_ends,
+    with_failing,
     with_parallelism,
     with_sieves,
     with_states,
@@ -192,6 +193,7 @@ def _shapes(
     if topology == "random":
         base = with_ends(with_tables(random_shape(random), Random(f"tables {seed}")), Random(f"ends {seed}"))
         base = with_states(base, Random(f"states {seed}"))
+        base = with_failing(base, Random(f"failing {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
     base = with_sieves(base, Random(f"sieves {seed}"))
