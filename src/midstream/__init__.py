@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from midstream.engine.core.errors import UnavailableError as UnavailableError
     from midstream.engine.core.schemas import SchemaLike as SchemaLike
     from midstream.engine.operators.bad_records import BAD_RECORDS as BAD_RECORDS
+    from midstream.engine.operators.failed_rows import FAILED as FAILED
     from midstream.engine.operators.functions.batch_functions import BatchContext as BatchContext
     from midstream.engine.operators.functions.batch_functions import CoBatchFunction as CoBatchFunction
     from midstream.engine.operators.functions.batch_functions import KeyedBatchFunction as KeyedBatchFunction
@@ -105,6 +106,7 @@ _HOME = {
     "engine.operators.windows.distinct_count": "CountDistinct",
     "engine.operators.windows.moments": "Covariance StdDev Variance",
     "engine.operators.bad_records": "BAD_RECORDS",
+    "engine.operators.failed_rows": "FAILED",
     "engine.operators.functions.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
     "engine.operators.functions.process_functions": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
     "engine.operators.sink_api": "Committer CommitterContext Sink SinkWriter WriterContext",

@@ -52,7 +52,8 @@ class Node:
     "anti_join", "asof_join" (keyed, of both ports) followed by "couple" (their results as rows), "late_window",
     "late_slide", "late_session" (with allowed lateness) followed by "stack" (their emissions as rows), "unique",
     "unique_near" (keyed, drop duplicates, the second those that are near by event time), "sorted" (keyed, by event time);
-    late rows of the last two go to a side output.
+    late rows of the last two go to a side output, "failing",
+    "failing_batches" (functions on rows and on batches, which fail for the rows that "side" takes aside).
 
     If a chain ends with one of `KEY_LAYOUTS`, its rows are keyed by other columns, and its readers begin with a keyed user's
     function or a join. "plain" converts them to ordinary rows again.
@@ -391,6 +392,14 @@ SHAPES: Final[Mapping[str, Shape]] = {
         source_node("by_id"),
         node_of("pickled plain", Input(0, KEYED)),
         node_of("sink", Input(1, REBALANCE)),
+    ),
+    "failing": (
+        source_node("pass"),
+        source_node("failing_batches", rows_share=0.5),
+        node_of("failing", Input(0, REBALANCE), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("count", Input(2, KEYED, tag=SIDE), Input(1, KEYED, tag=SIDE)),
+        node_of("sink", Input(4, REBALANCE)),
     ),
     "finishing": (
         source_node(rows_share=0.05),

@@ -18,7 +18,18 @@ from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.operators.windows.window_factory import LATE
 from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass, Sieve, SimSource
-from midstream_lab.jobs import clocks, end_operators, joins, lateness, running, states, tables, timed, timely
+from midstream_lab.jobs import (
+    clocks,
+    end_operators,
+    failing,
+    joins,
+    lateness,
+    running,
+    states,
+    tables,
+    timed,
+    timely,
+)
 from midstream_lab.jobs.joins import Joined
 from midstream_lab.jobs.key_types import KEY_LAYOUTS, PLAIN, KeyLayout, Plain, Rekey
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
@@ -171,6 +182,19 @@ def with_joins(shape: Shape, random: Random) -> Shape:
     pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
     kind = random.choice(("full_join", "anti_join", "asof_join"))
     return (*shape, Node((kind, "couple"), tuple(pair)), node_of("sink", Input(len(shape), REBALANCE)))
+
+
+def with_failing(shape: Shape, random: Random) -> Shape:
+    """Sometimes add a function that fails for some of the rows of a node."""
+    if random.random() > 1 / 15:
+        return shape
+    made = {"pack", "stack", "couple", "sink", "total", *KEY_LAYOUTS}
+    inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
+    entry = Input(random.choice(inner), random.choice((FORWARD, REBALANCE, KEYED)))
+    at = len(shape)
+    sinks = (Input(at, random.choice((FORWARD, REBALANCE))), Input(at, REBALANCE, tag=SIDE))
+    kind = random.choice(("failing", "failing_batches"))
+    return (*shape, Node((kind,), (entry,)), *(Node(("sink",), (each,)) for each in sinks))
 
 
 def _with_states(node: Node, random: Random) -> Node:
@@ -381,7 +405,7 @@ class _Walk:
         match kind:
             case "source":
                 outputs[None] = Counter(dict.fromkeys(self._rows[uid], 1))
-            case "side":
+            case "side" | "failing" | "failing_batches":
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[None] = Counter({row: n for row, n in stream.items() if row % 3})
             case "count" | "running":
@@ -521,6 +545,7 @@ def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
 _MIXES: Final = frozenset(
     (
         *("side", "timer", "alarm", "table", "total", "clocks", "tags", "unique", "unique_near", "sorted"),
+        *("failing", "failing_batches"),
         *joins.HOW,
         *KEY_LAYOUTS,
     )
@@ -584,6 +609,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return Sieve()
         case "side":
             return Pass(outside, SIDE)
+        case "failing" | "failing_batches":
+            return failing.Failing(kind, uid, outside)
         case "count":
             return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
         case "running":

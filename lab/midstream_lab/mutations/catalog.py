@@ -17,6 +17,7 @@ from midstream_lab.mutations import (
     coordination_mutations,
     exchange_mutations,
     file_mutations,
+    function_mutations,
     in_flight_mutations,
     moving_mutations,
     on_disk_mutations,
@@ -58,6 +59,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **table_mutations.MUTATIONS,
     **running_mutations.MUTATIONS,
     **operator_mutations.MUTATIONS,
+    **function_mutations.MUTATIONS,
     **combining_mutations.MUTATIONS,
     **timely_mutations.MUTATIONS,
 }

@@ -34,6 +34,7 @@ from midstream_lab.jobs.topologies import (
     random_shape,
     varied,
     with_ends,
+    with_failing,
     with_joins,
     with_parallelism,
     with_running,
@@ -198,6 +199,7 @@ def _shapes(
         base = with_timely(base, Random(f"timely {seed}"))
         base = with_joins(base, Random(f"joins {seed}"))
         base = with_running(base, Random(f"running {seed}"))
+        base = with_failing(base, Random(f"failing {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
     base = with_sieves(base, Random(f"sieves {seed}"))

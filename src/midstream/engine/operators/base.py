@@ -181,6 +181,8 @@ class Operator(ABC):
     is forwarded as one that much earlier, except the one at the end of the stream."""
     timers_dropped: int = 0
     """Users' timers that were still set after the last timers fired, and so never fire."""
+    failed_rows: int = 0
+    """Rows for which the user's function failed, and which it was configured to drop or to emit apart."""
     user_metrics: UserMetrics | None = None
     """The metrics of the user's function, once it is open."""
 

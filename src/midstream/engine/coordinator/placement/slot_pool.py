@@ -10,7 +10,13 @@ from typing import Final
 
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.failures import Failure
-from midstream.engine.coordinator.placement.dropped_rows import DroppedRows, bad_records, late_rows, late_timers
+from midstream.engine.coordinator.placement.dropped_rows import (
+    DroppedRows,
+    bad_records,
+    failed_rows,
+    late_rows,
+    late_timers,
+)
 from midstream.engine.core.errors import ClusterError, UnavailableError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed, SlotAvailability
@@ -90,6 +96,7 @@ class SlotPool:
         self._passed_before: dict[int, tuple[int, int, int]] = {}
         """The values of `rows` and `passed` when the current attempt began."""
         self.late = DroppedRows(graph, late_rows)
+        self.failed = DroppedRows(graph, failed_rows)
         self.timers = DroppedRows(graph, late_timers)
         self.bad = DroppedRows(graph, bad_records)
         self._warned: set[str] = set()
@@ -260,6 +267,7 @@ class SlotPool:
     def begin_attempt(self) -> None:
         """A new attempt begins: add what the tasks of the last one have reported to the totals."""
         self.late.attempt_over()
+        self.failed.attempt_over()
         self.timers.attempt_over()
         self.bad.attempt_over()
         self._rows_before = self.rows()
@@ -336,6 +344,7 @@ class SlotPool:
 
     def _record(self, metrics: TaskMetrics, now_ms: int) -> None:
         self.late.record(metrics.task, metrics.late)
+        self.failed.record(metrics.task, metrics.failed)
         self.timers.record(metrics.task, metrics.timers_dropped)
         if metrics.bad_records:
             self.bad.record(metrics.task, ((metrics.operators[0][0], metrics.bad_records),))
