@@ -422,3 +422,28 @@ def test_an_expression_of_two_types_is_refused_or_has_the_declared_type(how: str
                 failures.append(f"{one}, {other}: {error}")
     assert [failure for failure in failures if "declared as" in failure] == []
     assert 0 < refused < len(pairs)
+
+
+@pytest.mark.parametrize("operations", [200, 700, 3000])
+def test_what_is_wrong_far_within_an_expression_is_refused_too(operations: int) -> None:
+    def within(value: pl.Expr) -> pl.Expr:
+        for _ in range(operations):
+            value = value + 1
+        return value
+
+    stream = Environment().from_collection(pl.DataFrame({"s": ["a", "b"], "n": [1, 2]}))
+    for wrong in (
+        pl.col("s").cast(pl.Categorical).to_physical(),
+        pl.col("n").map_elements(lambda n: None if n < 100 else n),
+        pl.col("n").set_sorted(descending=True),
+        pl.col("n").cum_sum(),
+    ):
+        with pytest.raises((JobError, SchemaError)):
+            stream.select(r=within(wrong.cast(pl.Int64)))
+    if operations > 200:
+        with pytest.raises(
+            SchemaError, match="has too many parts within one another to be checked; compute it in several"
+        ):
+            stream.select(r=within(pl.col("n")))
+    else:
+        assert stream.select(r=within(pl.col("n"))).columns == ["r"]

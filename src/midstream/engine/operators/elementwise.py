@@ -11,6 +11,7 @@ Behaviour shows nothing of what a Python function does for other values than the
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.operators.expression_trees import (
     Tree,
     Trees,
+    depth,
     nodes,
     read_expr,
     substitute,
@@ -57,6 +59,15 @@ _CONSTANT: Final = "use pl.lit() of one value, or reduce the series to one value
 
 _NUMBERS: Final = "depends on the numbers of categories, which follow from what a process has seen before"
 _TEXTS: Final = [text for text in probe(pl.String(), close_together=False) if text is not None]
+
+DEPTH_MAX: Final = 500
+"""How many parts of an expression may lie within one another: a few hundred operations take a second to check."""
+_RECURSION_LIMIT: Final = 6_000
+_TOO_DEEP: Final = ExpressionFault(
+    "has too many parts within one another to be checked",
+    "compute it in several steps, each with with_columns(), or use a function such as sum_horizontal() or fold()",
+    is_of_types=True,
+)
 
 _OUT: Final = "result"
 _MAY_BE_LONG: Final = (b'"Range":', b'"RepeatBy"', b'"PadStart"', b'"PadEnd"', b'"ZFill"')
@@ -91,7 +102,7 @@ def check_of_many_rows(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) 
     kinds = _kinds(exprs, schema, where)
     for expr in exprs:
         try:
-            with _quiet():
+            with _probing():
                 _check_parts(expr, kinds, of_many_rows=True)
         except _Found as found:
             raise _refusal(f"{where}: {expr}", "depends on more than its rows", found.fault) from None
@@ -115,7 +126,7 @@ def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> li
     """
     found: list[tuple[pl.Expr, ExpressionFault]] = []
     whole: list[pl.Expr] = []
-    with _quiet():
+    with _probing():
         for expr in exprs:
             try:
                 if _check_parts(expr, schema):
@@ -131,11 +142,16 @@ def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> li
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Ignore the warnings of functions that are called with probes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _probing() -> Iterator[None]:
+    """Ignore the warnings of functions that are called with probes, and let deep expressions be visited."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_rows: bool = False) -> bool:
@@ -143,6 +159,8 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
     trees = Trees()
     try:
         tree = trees.tree(expr)
+        if depth(tree) > DEPTH_MAX:
+            raise _Found(_TOO_DEEP)
         _check_names(tree)
         judged = 0
         for each in without_selectors(trees, tree, schema):
@@ -151,10 +169,8 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
             judged = max(judged, parts.judged)
     except _Found:
         raise
-    except RecursionError:  # it is hundreds of parts deep
-        if not of_many_rows:
-            _check_reports(expr)
-        return True
+    except RecursionError:
+        raise _Found(_TOO_DEEP) from None
     except EXPRESSION_ERRORS:  # it has a function that cannot be pickled, or another part that polars cannot write
         if not of_many_rows and _reported(expr) is False:
             raise _Found(ExpressionFault("may depend on other rows", OTHER_ROWS)) from None
@@ -424,18 +440,6 @@ def _check_names(tree: Tree) -> None:
             case _:  # it is judged by its results
                 continue
         raise _Found(fault)
-
-
-def _check_reports(expr: pl.Expr) -> None:
-    """Check the parts of an expression by what polars itself reports of each."""
-    pending = [expr]
-    while pending:
-        part = pending.pop()
-        if _is_in_list(part):
-            continue
-        if not part.meta.is_literal() and _reported(part) is False:
-            raise _Found(ExpressionFault("may depend on other rows", OTHER_ROWS), str(part))
-        pending += part.meta.pop()
 
 
 def _is_in_list(part: pl.Expr) -> bool:

@@ -87,6 +87,19 @@ def substitute(tree: Tree, replacements: Sequence[tuple[Tree, Tree]]) -> Tree:
     return _replaced(tree, lambda node: next((new for old, new in replacements if node == old), node))
 
 
+def depth(tree: Tree) -> int:
+    """Return how many dicts of the tree lie within one another at most."""
+    deepest, pending = 0, [(tree, 0)]
+    while pending:
+        node, level = pending.pop()
+        if isinstance(node, dict):
+            deepest = max(deepest, level + 1)
+            pending.extend((each, level + 1) for each in node.values())
+        elif isinstance(node, list):
+            pending.extend((each, level) for each in node)
+    return deepest
+
+
 def nodes(tree: Tree) -> Iterator[Tree]:
     """Yield every dict in the tree, the outer before the inner."""
     pending = [tree]
