@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from machine import limit_s
@@ -27,6 +28,10 @@ for _name in ("SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
 
 
 pytest_plugins = ["reporting"]
+
+# A loaded machine is no fault: nothing has a limit of time that does not stretch with it.
+hypothesis.settings.register_profile("midstream", deadline=None)
+hypothesis.settings.load_profile("midstream")
 
 SERVERS = {"spark", "postgres_server", "kafka", "kafka_broker", "kafka_broker_of_all"}
 """Fixtures that start a server. Tests that start one by themselves have the marker `systems` or `spark`."""

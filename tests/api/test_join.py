@@ -105,7 +105,7 @@ def test_arguments_that_do_not_fit_are_refused_at_the_call() -> None:
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), max_size=25)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     ROWS,
     ROWS,
@@ -223,7 +223,7 @@ def test_an_asof_join_has_all_columns_and_the_lefts_event_time() -> None:
         orders.with_columns(at=pl.col("at").dt.offset_by("1s")).join_asof(payments, on="price")
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     ROWS,
     ROWS,

@@ -93,7 +93,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 
 @given(batches())
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 def test_rows_that_are_written_are_read_again_and_others_read_them_too(batch):
     encoder = AvroEncoder(batch.schema, "a topic", "test")
     values = encoder.encode(batch.slice(1), BEFORE) if batch.num_rows > 1 else []
@@ -330,7 +330,7 @@ def named_pairs(draw: st.DrawFn) -> tuple[Any, Any, dict[str, Any]]:
 
 
 @given(named_pairs())
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 def test_types_of_other_names_are_read_where_another_parser_reads_them(pair):
     writer, reader, row = pair
     try:
@@ -547,7 +547,7 @@ HUGE = [b"\xff" * 9 + b"\x01", b"\xfe" + b"\xff" * 8 + b"\x01", b"\xff\xff\xff\x
 
 
 @given(rows_to_damage, st.data())
-@settings(max_examples=examples(600), deadline=None)
+@settings(max_examples=examples(600))
 def test_damaged_bytes_are_refused_or_are_what_another_parser_makes_of_them(row, data):
     (value,) = encoded(DAMAGED, row)
     damaged = bytearray(value)

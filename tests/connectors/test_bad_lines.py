@@ -104,7 +104,7 @@ def test_each_sample_is_what_it_is_called(directory, format):
 
 @pytest.mark.parametrize("format", ["jsonl", "csv"])
 @given(data=st.data())
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_lines_come_out_as_each_would_alone_from_any_offset_on(directory, format, data):
     lines = data.draw(st.lists(st.sampled_from(GOOD[format] + BAD[format]), min_size=1, max_size=12))
     end = data.draw(st.sampled_from([b"\n", b"\r\n"]))
@@ -135,7 +135,7 @@ def test_lines_come_out_as_each_would_alone_from_any_offset_on(directory, format
 
 
 @given(st.data())
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 def test_a_flipped_byte_of_json_costs_no_row_but_its_own_and_makes_up_none(directory, data):
     """The oracle is another parser: a line that comes out as a row is an object with these values."""
     objects = data.draw(

@@ -97,7 +97,7 @@ def tables(draw: st.DrawFn) -> tuple[str, list[list[Any]], Any]:
 
 @pytest.mark.systems
 @pytest.mark.timeout(600)
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=tables(), op=st.sampled_from(sorted(OPERATORS)), partitioned=st.booleans())
 def test_a_filter_finds_the_rows_that_it_is_true_for(drawn, op, partitioned):
     (name, files, other), compare = drawn, OPERATORS[op]

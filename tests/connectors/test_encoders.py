@@ -75,7 +75,7 @@ def test_a_time_whose_text_would_be_another_is_refused(kind, ticks, shown, is_ne
         lines_of(column)
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.sampled_from(ZONES),
     st.lists(

@@ -552,7 +552,7 @@ def histories() -> st.SearchStrategy[list[str]]:
     )
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=histories())
 def test_whatever_fails_the_committed_files_hold_each_row_once(tmp_path_factory, history):
     out = tmp_path_factory.mktemp("sink") / "out"

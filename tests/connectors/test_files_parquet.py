@@ -41,7 +41,7 @@ def parquet_file(path: Path, start: int, stop: int, row_group_size: int = 1000) 
     return path
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(0, 60),
     group=st.integers(1, 20),

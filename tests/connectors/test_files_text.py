@@ -90,7 +90,7 @@ def test_offsets_hold_when_blocks_are_cut_elsewhere(tmp_path, monkeypatch):
 texts_of_lines = st.lists(st.text("abc é,\t", max_size=12), min_size=1, max_size=40)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=texts_of_lines,
     split_bytes=st.integers(1, 90),

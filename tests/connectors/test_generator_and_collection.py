@@ -37,7 +37,7 @@ def square(indices: np.ndarray) -> dict[str, Any]:
 # ---- generator ----
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(count=st.integers(0, 200), splits=st.integers(1, 9), rows_max=st.integers(1, 50), data=st.data())
 def test_from_every_offset_exactly_the_rest_is_generated(count, splits, rows_max, data):
     source = GeneratorSource(square, count, splits=splits)
@@ -206,7 +206,7 @@ def test_a_rate_limit_is_kept_over_any_second_and_reached_in_the_long_run(rows_p
 # ---- collections ----
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(count=st.integers(0, 60), splits=st.integers(1, 5), rows_max=st.integers(1, 25), data=st.data())
 def test_from_every_offset_exactly_the_rest_of_a_collection_is_read(count, splits, rows_max, data):
     source = pickle.loads(pickle.dumps(from_arrow(pa.table({"n": pa.array(range(count), pa.int64())}), splits=splits)))

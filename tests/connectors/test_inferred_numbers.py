@@ -96,7 +96,7 @@ def test_the_types_that_the_message_gives_keep_the_integers(tmp_path):
             assert [row["x"] for row in read_all(FileSource(file, schema=declared), 10)] == values
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(["csv", "jsonl"]),
     st.lists(

@@ -74,7 +74,7 @@ CSV_ODD = [
 
 
 @given(st.lists(st.sampled_from(CSV_VALUES + CSV_ODD), min_size=1, max_size=8))
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 def test_csv_of_a_batch_comes_out_as_each_would_alone(values):
     parser = RecordParser("csv", SCHEMA, (), True, "test")
     rows, bad = split(parser, values)

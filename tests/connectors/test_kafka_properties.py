@@ -25,7 +25,6 @@ from waiting import until
 
 FEW = settings(
     max_examples=5,
-    deadline=None,
     phases=[Phase.explicit, Phase.generate],  # each example needs a topic: shrinking one would need hundreds
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -111,7 +111,7 @@ records = st.lists(st.none() | st.sampled_from(HALVES) | made_up, min_size=1, ma
 
 
 @given(records)
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 def test_records_of_a_batch_come_out_as_each_would_alone(values):
     single = [row for offset, value in enumerate(values) for row in alone(value, offset)]
     assert parse(values, "drop") == single
@@ -124,7 +124,7 @@ def test_records_of_a_batch_come_out_as_each_would_alone(values):
 
 
 @given(records)
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 def test_what_is_taken_for_an_object_is_one(values):
     for value in values:
         assert not alone(value, 0) or is_object(value), value

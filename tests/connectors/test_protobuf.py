@@ -79,7 +79,7 @@ def every_row(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(st.lists(every_row(), min_size=1, max_size=3))
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_every_value_of_every_type_comes_out_as_it_was_and_goes_back_as_it_came(rows):
     messages = [Every(**{name: value for name, value in row.items() if value is not None}) for row in rows]
     found = rows_of(Every, messages)
@@ -576,7 +576,7 @@ def messages_of_any_form(draw: st.DrawFn) -> Any:
 
 
 @given(messages_of_any_form(), messages_of_any_form(), st.data())
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 def test_a_schema_that_is_accepted_is_read_as_it_was_written(writer, reader, data):
     assert mismatch(writer.DESCRIPTOR, writer.DESCRIPTOR) == ""
     if mismatch(writer.DESCRIPTOR, reader.DESCRIPTOR):

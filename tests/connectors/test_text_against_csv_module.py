@@ -24,7 +24,7 @@ from midstream.engine.core.errors import ConfigError
 BOM = b"\xef\xbb\xbf"
 PIECES = ["a", "b,", "\t", ";", '"', '""', "\n", "\r\n", "\r", "é", "\ufeff", " ", "x" * 9, ","]
 VALUES = st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
-PLACES = settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PLACES = settings(max_examples=examples(80), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def written(text: str, *, compress: str | None, with_bom: bool) -> bytes:

@@ -32,7 +32,7 @@ from midstream.engine.core.errors import ConfigError, DataError, MidstreamError,
 from midstream.engine.core.python_values import to_python
 from midstream.engine.core.schemas import as_declared, as_schema
 
-MANY = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 KINDS: list[pa.DataType] = [
     *(pa.int8(), pa.int64(), pa.uint8(), pa.uint64(), pa.float32(), pa.float64(), pa.bool_(), pa.large_string()),
     *(pa.decimal128(5, 2), pa.decimal128(38, 0), pa.date32(), pa.date64(), pa.large_binary()),

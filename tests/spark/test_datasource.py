@@ -655,7 +655,7 @@ class Ends(Log):
 steps = st.lists(st.sampled_from(["grow", "discover", "read", "checkpoint", "fail", "kill"]), max_size=40)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=steps, kind=st.sampled_from(["new", "old", "simple"]))
 def test_whatever_fails_each_row_counts_once_and_only_checkpointed_rows_are_committed(tmp_path_factory, history, kind):
     world = LogWorld(tmp_path_factory.mktemp("log"), kind)

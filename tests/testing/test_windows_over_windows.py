@@ -53,7 +53,7 @@ def counted(rows: list[dict[str, Any]], column: str, less_s: float = 0) -> Count
     return found
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(
     first=st.sampled_from(sorted(WINDOWS)),
     second=st.sampled_from(sorted(WINDOWS)),

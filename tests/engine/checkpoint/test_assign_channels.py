@@ -150,7 +150,7 @@ class World:
         return left
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 @given(
     data=st.data(),
     kind=st.sampled_from([Partitioning.KEYED, Partitioning.KEYED, Partitioning.REBALANCE, Partitioning.GLOBAL]),
@@ -177,7 +177,7 @@ def test_every_row_arrives_exactly_once_through_any_restores_of_restores(
             newest[key, n % 100] = n
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(data=st.data(), before=st.integers(1, 8), after=st.integers(1, 8))
 def test_keyed_rows_reach_the_owner_of_their_key(data: st.DataObject, before: int, after: int) -> None:
     world = World(data, Partitioning.KEYED, 2)
@@ -211,7 +211,7 @@ def test_what_each_consumer_reads_does_not_grow_with_the_number_of_rescales() ->
     assert all(size <= total for sizes in read.values() for size in sizes), (total, read)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(stored_at=st.integers(1, 8), through=st.lists(st.integers(1, 8), min_size=1, max_size=6))
 def test_a_segment_is_read_by_the_owners_of_its_key_groups_whatever_the_parallelism_was_in_between(
     stored_at: int, through: list[int]

@@ -408,7 +408,7 @@ class Task:
         self.capture[channel] = checkpoint_id
 
 
-@settings(max_examples=examples(250), deadline=None)
+@settings(max_examples=examples(250))
 @given(data=st.data(), kinds=st.lists(st.booleans(), min_size=1, max_size=4))
 def test_every_row_before_a_barrier_is_in_the_snapshot_or_captured_and_no_other(
     data: st.DataObject, kinds: list[bool]
@@ -484,7 +484,7 @@ def test_every_row_before_a_barrier_is_in_the_snapshot_or_captured_and_no_other(
         assert newest in task.complete, "nothing but a cancellation or a newer one loses a checkpoint"
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(data=st.data(), channels=st.integers(1, 4))
 def test_a_snapshot_holds_exactly_what_came_before_its_barriers(data: st.DataObject, channels: int) -> None:
     """Random channels of rows, barriers (some lost to cancellation) and ends; read in any order that blocking allows."""

@@ -35,7 +35,7 @@ def read(storage: MemoryStorage, state: ChannelState) -> list[pa.RecordBatch]:
     return [b for segment in state.segments for b in read_segment(storage, segment, [SCHEMA], channel_text(state))]
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(80))
 @given(
     channels=st.lists(st.lists(st.integers(0, 400), max_size=6), max_size=5),
     segment_bytes=st.sampled_from([1, 700, 5_000, 10**9]),
@@ -260,7 +260,7 @@ def test_combined_batches_come_back_as_such_and_are_counted() -> None:
 
 
 @given(batches=st.lists(st.lists(st.integers(-100, 100), max_size=20), max_size=4), parallelism=st.integers(1, 8))
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_the_filters_of_all_consumers_together_keep_each_row_once_and_in_order(
     batches: list[list[int]], parallelism: int
 ) -> None:

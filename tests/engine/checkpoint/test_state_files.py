@@ -208,7 +208,7 @@ def restored(storage: MemoryStorage, snaps: tuple[OperatorSnapshot, ...], new: i
     return out
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(rows=st.lists(rows_of_subtask, min_size=1, max_size=4), new=st.integers(1, 5))
 def test_keyed_rows_reach_the_owner_of_their_key_group_once(rows: list[list[list[tuple[int, int]]]], new: int) -> None:
     old = len(rows)
@@ -223,7 +223,7 @@ def test_keyed_rows_reach_the_owner_of_their_key_group_once(rows: list[list[list
         assert all(group in owned for group, _ in task)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(rows=st.lists(rows_of_subtask, min_size=1, max_size=4), new=st.integers(1, 5))
 def test_split_rows_are_dealt_out_evenly_and_once(rows: list[list[list[tuple[int, int]]]], new: int) -> None:
     storage = MemoryStorage()
@@ -236,7 +236,7 @@ def test_split_rows_are_dealt_out_evenly_and_once(rows: list[list[list[tuple[int
         assert [sorted(task) for task in after] == [sorted(r for chunk in task for r in chunk) for task in rows]
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(rows=st.lists(rows_of_subtask, min_size=1, max_size=4), new=st.integers(1, 5))
 def test_union_rows_reach_everybody(rows: list[list[list[tuple[int, int]]]], new: int) -> None:
     storage = MemoryStorage()

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream.engine.core.batches import from_polars, invalid_value, single_batch, to_polars
@@ -64,7 +64,6 @@ BYTES = (
 )
 
 
-@settings(deadline=None)
 @given(texts=st.lists(BYTES, max_size=12), first=st.integers(0, 3), nested=st.sampled_from(["", "struct", "list"]))
 def test_the_first_text_that_python_cannot_decode_is_found(texts: list[bytes | None], first: int, nested: str) -> None:
     column: pa.Array[Any] = _as_text(pa.array(texts, pa.large_binary()))
@@ -97,7 +96,6 @@ IN_A_DAY = {
 }
 
 
-@settings(deadline=None)
 @given(
     data=st.data(),
     kind=st.sampled_from(list(IN_A_DAY)),

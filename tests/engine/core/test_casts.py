@@ -127,7 +127,7 @@ def test_below_a_list_that_is_null_there_is_nothing() -> None:
         assert made.values.null_count == 2 * made.null_count
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(data=st.data(), one=KINDS, other=KINDS)
 def test_a_cast_gives_equal_values_or_is_refused(data: st.DataObject, one: pa.DataType, other: pa.DataType) -> None:
     values = data.draw(st.lists(fitting(one), max_size=4))

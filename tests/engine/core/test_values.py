@@ -233,13 +233,13 @@ def _loose(value: Any) -> bool:
     return isinstance(value, list) and any(map(_loose, value))
 
 
-@settings(max_examples=examples(600), deadline=None)
+@settings(max_examples=examples(600))
 @given(kind=KINDS, value=VALUES)
 def test_any_value_in_any_type_comes_back_as_it_is_or_is_refused(kind: pa.DataType, value: Any) -> None:
     kept_or_refused(value, kind)
 
 
-@settings(max_examples=examples(600), deadline=None)
+@settings(max_examples=examples(600))
 @given(data=st.data(), kind=KINDS)
 def test_values_that_nearly_fit_come_back_as_they_are_or_are_refused(data: st.DataObject, kind: pa.DataType) -> None:
     kept_or_refused(data.draw(fitting(kind)), kind)
@@ -256,7 +256,7 @@ def test_every_odd_value_in_every_type_without_parts() -> None:
                 kept_or_refused({value: 1}, pa.map_(kind, pa.int64()))
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(data=st.data(), kind=KINDS)
 def test_a_column_is_what_its_values_are_one_by_one(data: st.DataObject, kind: pa.DataType) -> None:
     values = data.draw(st.lists(fitting(kind) | st.sampled_from(ODD), max_size=6))

@@ -354,7 +354,7 @@ def test_an_event_inside_an_element_must_be_a_barrier() -> None:
         world.channel.receive_event(0, barrier(1), inside=True)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(data=st.data(), window=st.integers(2, 8), rows=st.lists(st.integers(1, 40), min_size=1, max_size=15))
 def test_every_row_is_before_the_snapshot_or_captured_once_or_behind_the_barrier(
     data: st.DataObject, window: int, rows: list[int]

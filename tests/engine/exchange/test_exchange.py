@@ -119,7 +119,7 @@ def flatten(elements: Sequence[object]) -> list[object]:
     return out
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(
     sizes=st.lists(st.one_of(st.integers(1, 400), st.just(0)), max_size=25),
     width=st.sampled_from([1, 5, 60]),
@@ -352,7 +352,7 @@ def test_a_frame_that_no_honest_peer_sends_is_refused(frame: bytes, message: str
     max_parallelism=st.sampled_from([9, 16, 128]),
     buffer_bytes=st.sampled_from([512, 4096, 32768]),
 )
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 def test_every_row_goes_to_the_owner_of_its_key_in_order(
     rows: int, parallelism: int, max_parallelism: int, buffer_bytes: int
 ) -> None:

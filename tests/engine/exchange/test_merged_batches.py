@@ -162,7 +162,7 @@ def test_what_a_checkpoint_holds_of_a_joined_batch_is_all_of_it() -> None:
     assert all(world.gate.is_clear(producer, barrier) for producer in range(2))
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=60),
     st.lists(st.integers(1, 60), min_size=1, max_size=20),

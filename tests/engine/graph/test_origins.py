@@ -55,7 +55,7 @@ def graphs(draw: st.DrawFn) -> JobGraph:
     return graph(nodes)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(graphs())
 def test_a_channel_is_within_another_exactly_if_all_that_its_idleness_depends_on_is(job: JobGraph) -> None:
     for vertex in job.vertices:

@@ -28,7 +28,7 @@ def operator_of(tolerance_ms: int | None = None) -> Any:
     return asof_join_operator("join", ports, None if tolerance_ms is None else tolerance_ms * 1000)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(STEP, max_size=16), st.sampled_from([None, 0, 3, 10, 50]), SIZES)
 def test_the_result_is_what_polars_joins_of_the_rows_that_are_not_late(
     plan: Plan, tolerance: int | None, sizes: tuple[int, int]

@@ -95,7 +95,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.lists(STEP, max_size=15))
 def test_rows_are_held_and_numbered_as_in_plain_python_through_snapshots_and_rescales(
     plan: list[tuple[str, Any]],

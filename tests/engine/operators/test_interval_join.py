@@ -34,7 +34,7 @@ def operator_of(lower_ms: int, upper_ms: int, how: str = "inner", right: pa.Sche
     return interval_join_operator("join", [first, second], lower_ms * 1000, upper_ms * 1000, how)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(STEP, max_size=16), st.integers(-12, 12), st.integers(0, 12), st.sampled_from(HOWS), SIZES)
 def test_the_result_is_what_polars_joins_of_the_rows_that_are_not_late(
     plan: Plan, lower: int, width: int, how: str, sizes: tuple[int, int]

@@ -38,7 +38,7 @@ def expected(zone: str, time_us: int) -> date:
     return min(later)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(
     zone=st.sampled_from(ZONES),
     times=st.lists(
@@ -75,7 +75,7 @@ def test_days_in_which_the_clock_is_set(zone: str, day: date, hours: float) -> N
         assert days.instant(position + days.ticks) - days.instant(position) == round(hours * per_hour)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.sampled_from(ZONES), st.integers(-(2**61), 2**61), st.integers(0, 2 * DAY))
 def test_positions_never_go_back(zone: str, time: int, step: int) -> None:
     days = LocalDays(zone, "us")

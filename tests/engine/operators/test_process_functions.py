@@ -136,7 +136,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(120))
 @given(steps)
 def test_states_and_timers_equal_plain_python_through_snapshots_and_rescales(plan: list[tuple[str, Any]]) -> None:
     expected = EverythingInPython()

@@ -264,7 +264,7 @@ def results(life: Sequence[Row]) -> dict[str, Any]:
     return {name: of(life) for name, (_, of) in AGGREGATES.items()}
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.lists(STEP, max_size=10), st.none() | st.integers(1, 15), st.sampled_from([1, 2, 32]))
 def test_each_row_has_what_python_computes_of_the_rows_up_to_it(
     plan: list[tuple[str, Any]], ttl: int | None, rounds: int
@@ -304,7 +304,7 @@ def test_each_row_has_what_python_computes_of_the_rows_up_to_it(
         assert sorted(row["number"] for row in totals.late) == sorted(expected_late)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.lists(STEP | INTERRUPT, max_size=10), st.none() | st.integers(1, 15), st.integers(1, 7))
 def test_at_each_multiple_a_key_has_what_python_computes_of_all_its_rows_before_it(
     plan: list[tuple[str, Any]], ttl: int | None, every: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_world import World
 
@@ -162,7 +162,6 @@ def test_event_time_stands_until_all_splits_are_handed_out_wherever() -> None:
     assert stream.watermark == 9
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_no_row_within_the_bound_of_its_split_is_late(data: st.DataObject) -> None:
     delay = data.draw(st.integers(0, 5))

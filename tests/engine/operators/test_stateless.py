@@ -14,7 +14,7 @@ import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_world import World
 
@@ -51,7 +51,6 @@ def run(operator: Operator, batch: pa.RecordBatch) -> list[dict[str, Any]]:
 values = st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.sampled_from(["a", "b"])), max_size=20)
 
 
-@settings(deadline=None)
 @given(values)
 def test_expressions_and_functions_do_what_python_does(given_rows: list[tuple[int | None, str | None]]) -> None:
     batch = rows(*given_rows)
@@ -294,7 +293,6 @@ def timed(*millis: int | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(list(millis), pa.timestamp("ms"))], schema=TIMED)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(-1000, 1000), max_size=5), max_size=10), st.integers(0, 50))
 def test_no_row_within_the_bound_is_late(batches: list[list[int]], delay_ms: int) -> None:
     world = World(TimestampsOperator("t", "t", WatermarkStrategy.bounded(delay_ms / 1000), TIMED))

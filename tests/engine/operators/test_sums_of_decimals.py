@@ -107,7 +107,7 @@ def test_parts_of_many_panes_are_merged_as_they_are(window: Sliding | Session) -
     assert {row["sum"] for row in world.out.rows()} == {value(LARGEST, 5)}
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.lists(
         st.lists(st.one_of(st.integers(-LARGEST, LARGEST), st.sampled_from([LARGEST, -LARGEST, 1, -1])), max_size=9),

@@ -134,7 +134,7 @@ def run(job: Job, plan: list[tuple[str, Any]], step_us: int, took: Callable[[Row
     return late
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(PLAN, st.one_of(st.none(), st.integers(0, 12)), COLUMN, st.booleans())
 def test_the_first_row_is_kept_and_each_that_is_not_near_a_kept_one(
     plan: list[tuple[str, Any]], within: int | None, column: tuple[str, str | None], is_end: bool
@@ -169,7 +169,7 @@ def test_the_first_row_is_kept_and_each_that_is_not_near_a_kept_one(
         assert job.rows_in_state("kept") == 0
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10_000)), min_size=1, max_size=80),
     st.integers(0, 5_000),
@@ -186,7 +186,7 @@ def test_long_chains_of_rows_in_any_order_are_those_of_one_row_at_a_time(
     assert kept_of(cut) == kept_of(1) == kept_of(len(given))
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(PLAN, COLUMN, st.booleans())
 def test_rows_of_a_key_leave_in_the_order_of_time_once_it_has_passed_them(
     plan: list[tuple[str, Any]], column: tuple[str, str | None], is_end: bool

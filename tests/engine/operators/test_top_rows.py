@@ -71,7 +71,7 @@ def check_top(window: Sliding | Session, oracle: Oracle, lateness: int, of_keys:
 
 
 @pytest.mark.usefixtures("small_slices")
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.sampled_from([(10, 10, 0), (20, 5, 0), (7, 3, 2)]), st.sampled_from([0, 0, 25]), keys, steps)
 def test_tumbling_and_sliding_windows_emit_their_first_rows(
     shape: tuple[int, int, int], lateness: int, of_keys: tuple[int, ...], plan: Plan
@@ -82,7 +82,7 @@ def test_tumbling_and_sliding_windows_emit_their_first_rows(
 
 
 @pytest.mark.usefixtures("small_slices")
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @given(st.sampled_from([1, 5]), st.sampled_from([0, 0, 25]), keys, steps)
 def test_sessions_emit_their_first_rows(gap: int, lateness: int, of_keys: tuple[int, ...], plan: Plan) -> None:
     check_top(Session(gap * 1000), SessionOracle(gap, lateness), lateness, of_keys, plan)
@@ -140,7 +140,7 @@ def test_values_of_all_types_have_their_order_with_nulls_and_nan_last_however_ba
                 assert str(made.column(name)) == str(taken)  # NaN equals nothing
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["a", "b", None])), min_size=1, max_size=12),
     st.permutations(range(12)),

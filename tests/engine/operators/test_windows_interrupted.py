@@ -235,7 +235,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_slices")
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.sampled_from([(10, 10, 0), (20, 5, 0), (15, 10, 0), (7, 3, 2), (40, 10, 0)]),
     st.sampled_from([0, 0, 5, 25]),
@@ -252,7 +252,7 @@ def test_tumbling_and_sliding_windows(
 
 
 @pytest.mark.usefixtures("small_slices")
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(st.sampled_from([1, 5, 20]), st.sampled_from([0, 0, 5, 25]), keys, steps)
 @example(5, 0, tuple(KEYS), half_fired_twice)
 def test_session_windows(gap: int, lateness: int, of_keys: tuple[int, ...], plan: Plan) -> None:

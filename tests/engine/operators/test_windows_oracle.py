@@ -189,7 +189,7 @@ def ms(time: Any) -> int:
     return value
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(
     st.sampled_from([(10, 10, 0), (10, 10, 3), (20, 5, 0), (15, 10, 0), (7, 3, 2), (40, 10, 0)]),
     st.sampled_from([0, 0, 5, 25]),
@@ -209,13 +209,13 @@ def test_combined_batches_that_were_joined_are_one_window(times: list[int]) -> N
     check(Session(5_000), SessionOracle(5, 0), 0, plan)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.sampled_from([1, 5, 20]), st.sampled_from([0, 0, 5, 25]), steps)
 def test_session_windows(gap: int, lateness: int, plan: list[tuple[str, Any]]) -> None:
     check(Session(gap * 1000), SessionOracle(gap, lateness), lateness, plan)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(
     st.integers(5, 12),
     st.integers(0, 12),

@@ -226,7 +226,7 @@ class Checkpoints(RuleBasedStateMachine):
 
 
 TestCheckpoints = Checkpoints.TestCase
-TestCheckpoints.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
+TestCheckpoints.settings = settings(max_examples=examples(150), stateful_step_count=40)
 
 
 def written(log: Changelog, stored: set[str], ids: Iterator[int]) -> int:

@@ -122,7 +122,7 @@ def _without_empty(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 TestStates = States.TestCase
-TestStates.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+TestStates.settings = settings(max_examples=examples(60), stateful_step_count=30)
 
 
 def test_a_state_that_is_not_bound_or_has_no_key_reports_it() -> None:

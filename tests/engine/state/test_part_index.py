@@ -116,7 +116,7 @@ class Beside:
         self.stored.append(([run.frame for run in living], merged(self.parts)))
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(steps)
 def test_an_index_has_what_a_list_of_parts_has(plan: list[tuple[str, Any]]) -> None:
     beside = Beside()
@@ -124,7 +124,7 @@ def test_an_index_has_what_a_list_of_parts_has(plan: list[tuple[str, Any]]) -> N
         beside.step(step, argument)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(steps)
 def test_keys_with_the_same_hash_are_distinguished(plan: list[tuple[str, Any]]) -> None:
     def hashes(_: object, frame: pl.DataFrame) -> Any:

@@ -426,7 +426,7 @@ NO_PICKLE = (
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(500))
 def test_what_is_read_without_a_lookup_has_none(data: bytes) -> None:
     class Asked(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
@@ -442,7 +442,7 @@ def test_what_is_read_without_a_lookup_has_none(data: bytes) -> None:
 
 
 @given(st.lists(st.sampled_from(pickletools.opcodes), max_size=12), st.binary(min_size=60, max_size=60))
-@settings(max_examples=examples(500), deadline=None)
+@settings(max_examples=examples(500))
 def test_what_is_allowed_is_what_pickletools_reads(ops: list[Any], arguments: bytes) -> None:
     """No instruction hides in the arguments of another, or after a length."""
     data = b"".join(op.code.encode("latin-1") + arguments[5 * at : 5 * at + 5] for at, op in enumerate(ops)) + b"."

@@ -87,13 +87,13 @@ def try_all(value: Any, kind: pa.DataType) -> None:
         )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(kind=KINDS, value=VALUES)
 def test_any_value_in_a_state_of_any_type_is_kept_or_refused(kind: pa.DataType, value: Any) -> None:
     try_all(value, kind)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(data=st.data(), kind=KINDS)
 def test_values_that_nearly_fit_a_state_are_kept_or_refused(data: st.DataObject, kind: pa.DataType) -> None:
     try_all(data.draw(fitting(kind)), kind)
@@ -114,7 +114,7 @@ def test_every_odd_value_as_a_value_and_as_a_key() -> None:
             )
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(data=st.data(), kind=st.sampled_from(SCALAR_KEYS))
 def test_keys_of_a_map_stay_apart_or_are_refused(data: st.DataObject, kind: pa.DataType) -> None:
     """Each key that was put in is found again, and a restore makes neither two of one nor one of two."""

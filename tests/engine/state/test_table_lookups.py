@@ -154,7 +154,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     plan=STEPS,
     run_rows=st.sampled_from([1, 4, 16, 1000]),

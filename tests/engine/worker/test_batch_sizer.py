@@ -56,7 +56,7 @@ def test_a_call_that_costs_more_than_the_budget_is_made_with_many_rows(
 HISTORIES = st.lists(st.tuples(st.integers(1, 10_000), st.floats(1e-6, 1.0)), max_size=40)
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(
     budget_s=st.sampled_from([0.01, 0.02, 0.1]),
     is_slice=st.booleans(),

@@ -74,7 +74,7 @@ def test_at_most_one_segment_is_read_ahead() -> None:
         assert bool(gate.steps.io) == (left == 0)
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(
     data=st.data(),
     sizes=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=5), min_size=1, max_size=4),

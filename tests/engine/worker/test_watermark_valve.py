@@ -226,7 +226,7 @@ def test_when_the_last_active_channel_ends_the_rest_is_idle() -> None:
     assert not valve.is_idle
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(
     channels=st.integers(1, 4),
     events=st.lists(st.tuples(st.integers(0, 3), st.one_of(st.booleans(), st.integers(-50, 50))), max_size=60),
@@ -265,7 +265,7 @@ ORIGINS = st.builds(
 )
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300))
 @given(
     origins=st.lists(ORIGINS, min_size=1, max_size=6),
     events=st.lists(
