@@ -119,9 +119,10 @@ KEYS: dict[str, pa.Array[Any]] = {
 
 @pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
 @pytest.mark.parametrize(("unit", "is_end"), [("ms", False), ("us", True), ("ns", False), ("ns", True)])
-def test_keys_and_times_of_all_types_find_their_version(keys: pa.Array[Any], unit: str, is_end: bool) -> None:
-    schema = pa.schema([("k", keys.type), ("two", pa.int8()), ("t", pa.timestamp(unit, "UTC"))])
-    right = pa.schema([schema.field("k"), schema.field("two"), ("u", pa.timestamp("us")), ("v", pa.int64())])
+def test_keys_and_times_of_all_types_find_their_version(keys: pa.Array[Any], unit: Any, is_end: bool) -> None:
+    columns: list[Any] = [("k", keys.type), ("two", pa.int8()), ("t", pa.timestamp(unit, "UTC"))]
+    schema = pa.schema(columns)
+    right = pa.schema([*columns[:2], ("u", pa.timestamp("us")), ("v", pa.int64())])
     ports = [
         Port("process1", ("k", "two"), TimeColumn("t", is_end=is_end), schema),
         Port("process2", ("k", "two"), "u", right),
