@@ -249,7 +249,10 @@ def wrong_sides(
     awaited = (Counter[int](), Counter[int]()) if then is None else joined.awaited(then)
     if joined.how in ("anti", "asof"):  # rows leave as soon as they are certain; the right rows of "anti" have no ids
         awaited = Counter(), Counter()
-        left, right = set(left), set(right)  # a version that no longer waits lies in both of its tables until they merge
+        left, right = (
+            set(left),
+            set(right),
+        )  # a version that no longer waits lies in both of its tables until they merge
     for side, kept, got, needed in (
         ("left", Counter(left), joined.left, awaited[0]),
         ("right", Counter(right), joined.right, awaited[1]),
