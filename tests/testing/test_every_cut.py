@@ -191,7 +191,7 @@ def test_results_do_not_depend_on_where_batches_are_cut(bound, of_first, of_seco
     for label, table in one_tables.items():
         assert in_any_order(table) == in_any_order(other_tables[label]), label
         assert "'late'" not in label or not table.num_rows
-    event(f"pairs: {any('around' in label and table.num_rows for label, table in one_tables.items())}")
+    event(f"pairs: {any('_joined' in label and table.num_rows for label, table in one_tables.items())}")
 
 
 def in_any_order(table: Any) -> list[str]:

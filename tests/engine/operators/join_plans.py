@@ -39,13 +39,20 @@ def contents(world: World) -> dict[str, pl.DataFrame]:
     return world.operator.contents()
 
 
-TIMES = st.integers(0, 40)
-STEP = st.one_of(
-    st.tuples(st.just("rows"), st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), TIMES), max_size=8)),
-    st.tuples(st.just("advance"), st.tuples(TIMES, st.integers(0, 3))),
-    st.tuples(st.just("snapshot"), st.none()),
-    st.tuples(st.just("restore"), st.integers(1, 3)),
-)
+def plans(last_ms: int, keys: int = 4) -> st.SearchStrategy[Plan]:
+    """Plans with times up to `last_ms`: the fewer there are, the more rows are at the same time."""
+    times = st.integers(0, last_ms)
+    rows = st.tuples(st.integers(0, 1), st.integers(0, keys - 1), times)
+    step = st.one_of(
+        st.tuples(st.just("rows"), st.lists(rows, max_size=8)),
+        st.tuples(st.just("rows"), st.lists(rows, min_size=1, max_size=2)),
+        st.tuples(st.just("advance"), st.tuples(times, st.integers(0, 3))),
+        st.tuples(st.just("snapshot"), st.none()),
+        st.tuples(st.just("restore"), st.integers(1, 3)),
+    )
+    return st.lists(step, max_size=16)
+
+
 SIZES = st.sampled_from([(262_144, 8_192), (8, 3), (3, 1)])
 """From how many rows on a run is not merged, and is a chunk of its own."""
 GROUPS = key_groups(pa.record_batch({"k": pa.array(range(4), pa.int64())}), ("k",), MAX_PARALLELISM)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from join_plans import LEFT, MAX_PARALLELISM, RIGHT, SAME_TIME, SIZES, STEP, Plan, PlannedJoin, Row, batch, contents
+from join_plans import LEFT, MAX_PARALLELISM, RIGHT, SAME_TIME, SIZES, Plan, PlannedJoin, Row, batch, contents, plans
 from operator_world import World, restored
 from polars.testing import assert_frame_equal
 
@@ -35,7 +35,7 @@ def operator_of(lower_ms: int, upper_ms: int, how: str = "inner", right: pa.Sche
 
 
 @settings(max_examples=examples(200))
-@given(st.lists(STEP, max_size=16), st.integers(-12, 12), st.integers(0, 12), st.sampled_from(HOWS), SIZES)
+@given(plans(40), st.integers(-12, 12), st.integers(0, 12), st.sampled_from(HOWS), SIZES)
 def test_the_result_is_what_polars_joins_of_the_rows_that_are_not_late(
     plan: Plan, lower: int, width: int, how: str, sizes: tuple[int, int]
 ) -> None:

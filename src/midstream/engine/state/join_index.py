@@ -211,12 +211,14 @@ class JoinIndex(TableState):
         for run in runs:
             run.dead_until = max(run.dead_until, dead_until)
         if any(run.middle <= run.dead_until for run in runs):
-            self._hold([run for run in runs if run.middle > run.dead_until])
-            for run in runs:
-                if run.middle <= run.dead_until < run.last:
+            kept = []
+            for run in runs:  # each stays in its place: the order of runs is that of arrival
+                if run.middle > run.dead_until:
+                    kept.append(run)
+                elif run.last > run.dead_until:
                     remaining = run.remaining()
-                    if remaining[0].height:
-                        self.put(TimedRun(*remaining))
+                    kept += [TimedRun(*remaining)] if remaining[0].height else []
+            self._hold(kept)
 
     def _expired_at(self, watermark_us: int) -> int:
         if watermark_us == MAX_WATERMARK_US:
