@@ -173,7 +173,7 @@ def ways(shape: Shape) -> list[Way]:
             if kind in COUNTING:
                 uid = uid_of(index, position, kind)
                 way = Way(frozenset[str | None]({uid}), uid)
-            elif kind in ("side", "tags", "failing", "failing_batches") or kind in MAKING:
+            elif kind in ("side", "tags", "failing", "failing_batches", "failing_process") or kind in MAKING:
                 way = Way(way.counted)
         out.append(way)
     return out

@@ -48,8 +48,8 @@ class Node:
     "typed", "pickled" (keyed, states of all kinds), "rules" ("share" as a user's function), "clocks" (keyed, holds rows
     by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join" (keyed, of
     both ports) followed by "couple" (pairs as rows), "late_window", "late_slide", "late_session" (with allowed
-    lateness) followed by "stack" (their emissions as rows), "failing", "failing_batches" (functions on rows and on
-    batches, which fail for the rows that "side" takes aside).
+    lateness) followed by "stack" (their emissions as rows), "failing", "failing_batches" and "failing_process" (keyed;
+    functions on rows, on batches and with state, which fail for the rows that "side" takes aside).
 
     If a chain ends with one of `KEY_LAYOUTS`, its rows are keyed by other columns, and its readers begin with a keyed user's
     function or a join. "plain" converts them to ordinary rows again.
@@ -350,7 +350,9 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("failing", Input(0, REBALANCE), Input(1, KEYED)),
         node_of("sink", Input(2, FORWARD)),
         node_of("count", Input(2, KEYED, tag=SIDE), Input(1, KEYED, tag=SIDE)),
-        node_of("sink", Input(4, REBALANCE)),
+        node_of("failing_process", Input(0, KEYED)),
+        node_of("sink", Input(4, REBALANCE), Input(5, FORWARD)),
+        node_of("sink", Input(5, REBALANCE, tag=SIDE)),
     ),
     "finishing": (
         source_node(rows_share=0.05),

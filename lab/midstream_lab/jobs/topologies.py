@@ -140,10 +140,11 @@ def with_failing(shape: Shape, random: Random) -> Shape:
         return shape
     made = {"pack", "stack", "couple", "sink", "total", *KEY_LAYOUTS}
     inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
-    entry = Input(random.choice(inner), random.choice((FORWARD, REBALANCE, KEYED)))
+    kind = random.choice(("failing", "failing_batches", "failing_process"))
+    partitioning = KEYED if kind == "failing_process" else random.choice((FORWARD, REBALANCE, KEYED))
+    entry = Input(random.choice(inner), partitioning)
     at = len(shape)
     sinks = (Input(at, random.choice((FORWARD, REBALANCE))), Input(at, REBALANCE, tag=SIDE))
-    kind = random.choice(("failing", "failing_batches"))
     return (*shape, Node((kind,), (entry,)), *(Node(("sink",), (each,)) for each in sinks))
 
 
@@ -351,7 +352,7 @@ class _Walk:
         match kind:
             case "source":
                 outputs[None] = Counter(dict.fromkeys(self._rows[uid], 1))
-            case "side" | "failing" | "failing_batches":
+            case "side" | "failing" | "failing_batches" | "failing_process":
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[None] = Counter({row: n for row, n in stream.items() if row % 3})
             case "count":
@@ -482,7 +483,20 @@ def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
 
 
 _MIXES: Final = frozenset(
-    ("side", "failing", "failing_batches", "timer", "alarm", "table", "total", "clocks", "tags", "join", *KEY_LAYOUTS)
+    (
+        "side",
+        "failing",
+        "failing_batches",
+        "failing_process",
+        "timer",
+        "alarm",
+        "table",
+        "total",
+        "clocks",
+        "tags",
+        "join",
+        *KEY_LAYOUTS,
+    )
 )
 """The kinds of operators whose output may have the rows of a key and a split in another order, or lack some."""
 
@@ -541,7 +555,7 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return Sieve()
         case "side":
             return Pass(outside, SIDE)
-        case "failing" | "failing_batches":
+        case "failing" | "failing_batches" | "failing_process":
             return failing.Failing(kind, uid, outside)
         case "count":
             return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
