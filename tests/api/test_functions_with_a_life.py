@@ -12,7 +12,18 @@ from typing import Any, TypedDict
 import polars as pl
 import pytest
 
-from midstream import FAILED, ConfigError, DataStream, Environment, JobError, SchemaError, no_restart, testing
+from midstream import (
+    FAILED,
+    ConfigError,
+    DataStream,
+    Environment,
+    JobError,
+    KeyedProcessFunction,
+    SchemaError,
+    ValueState,
+    no_restart,
+    testing,
+)
 from midstream.runtime.process.process_slots import ProcessSlots
 
 HERE = re.escape(Path(__file__).name)
@@ -311,3 +322,34 @@ def test_columns_of_any_name_can_fail():
 def test_schemas_are_still_checked():
     with pytest.raises(SchemaError):
         stream().map(Scored(), {"n": "no type"}, on_error="drop")
+
+
+# ---- functions with state
+
+
+class Totals(KeyedProcessFunction):
+    total = ValueState(int, default=0)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.total.value += row["n"]
+        if row["n"] % 3 == 0:
+            raise ValueError(f"no {row['n']}")
+        return {"k": ctx.key, "total": self.total.value}
+
+
+def test_what_a_function_with_state_has_done_for_a_failed_row_is_undone():
+    made = stream().key_by("k").process(Totals(), {"k": str, "total": int}, on_error="side_output")
+    testing.check_cuts(made)
+    found = testing.run(made)
+    assert [row["total"] for row in found.rows if row["k"] == "a"] == [2, 6]
+    assert [row["total"] for row in found.rows if row["k"] == "b"] == [1, 6, 13]
+    assert sorted(one["row"]["n"] for one in found[FAILED]) == [0, 3, 6]
+    assert {one["function"] for one in found[FAILED]} == {"Totals.process"}
+
+
+def test_a_side_output_of_the_users_cannot_have_the_name_of_failed_rows():
+    keyed = stream().key_by("k")
+    with pytest.raises(JobError, match="'failed rows' is the side output of on_error='side_output'"):
+        keyed.process(Totals(), {"k": str}, side_outputs={FAILED: {"k": str}}, on_error="side_output")
+    with pytest.raises(ConfigError, match="process: on_error 'skip' is not one of"):
+        keyed.process(Totals(), {"k": str}, on_error="skip")  # type: ignore[arg-type]

@@ -52,6 +52,8 @@ NOT_FOR_USERS = {
         midstream.engine.state.keyed_states.State.columns_of
         midstream.engine.state.keyed_states.State.restore
         midstream.engine.state.keyed_states.State.forget
+        midstream.engine.state.keyed_states.State.begin_row
+        midstream.engine.state.keyed_states.State.roll_back
         midstream.engine.state.table_state.TableState.check_keys
         midstream.engine.state.table_state.TableState.pop_until_tick
         midstream.engine.state.table_state.TableState.bound

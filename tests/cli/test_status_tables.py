@@ -251,6 +251,15 @@ def test_bad_records_are_seen_wherever_one_looks(status):
     assert "bad records" not in render(job_view(status)) + progress_line(status, Rates())
 
 
+def test_failed_rows_are_seen_wherever_one_looks(status):
+    (read, write) = status.vertices
+    failing = msgspec.structs.replace(read.operators[0], failed_rows=1_234)
+    failed = msgspec.structs.replace(status, vertices=(msgspec.structs.replace(read, operators=(failing,)), write))
+    assert "1,234 rows failed" in render(job_view(failed))
+    assert "1,234 rows failed" in progress_line(failed, Rates())
+    assert "rows failed" not in render(job_view(status)) + progress_line(status, Rates())
+
+
 def test_what_is_waited_for_is_seen_wherever_one_looks(status):
     waits = (
         WaitStatus("sink 'write' to commit what it wrote", 42_000, 600_000),

@@ -29,6 +29,10 @@ Bools = npt.NDArray[np.bool_]
 SAMPLES: Final = 5
 _NUMBERS: Final = ("id", "key", "sequence", "ts", "n")
 COUNTING: Final = frozenset(("count", "share", "running"))
+MAPPING: Final = frozenset(
+    ("side", "tags", "unique", "unique_near", "sorted", "failing", "failing_batches", "failing_process")
+)
+"""The kinds of operators that emit rows of the sources, perhaps fewer or in another order."""
 MAKING: Final = frozenset(("window", "slide", "session", "total", *HOW, *LENIENT))
 """The kinds of operators that emit new rows on their main output, rather than rows of the sources."""
 
@@ -174,10 +178,7 @@ def ways(shape: Shape) -> list[Way]:
             if kind in COUNTING:
                 uid = uid_of(index, position, kind)
                 way = Way(frozenset[str | None]({uid}), uid)
-            elif (
-                kind in ("side", "tags", "unique", "unique_near", "sorted", "failing", "failing_batches")
-                or kind in MAKING
-            ):
+            elif kind in MAPPING or kind in MAKING:
                 way = Way(way.counted)
         out.append(way)
     return out

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Final
 
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
-from midstream.engine.operators.base import OperatorContext, Output
+from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.failed_rows import FAILED, ErrorPolicy, FailedRows
+from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.process_functions import KeyedProcessFunction, ProcessContext
+from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.operators.row_functions import FlatMapOperator, MapBatchesOperator
+from midstream.engine.state.keyed_states import ListState, ValueState
 from midstream.simulation.recorded_rows import SCHEMA, Outside
 from midstream_lab.jobs.shapes import SIDE
 from midstream_lab.jobs.wrapped_operator import Around
@@ -55,8 +60,33 @@ class OfBatches(Splitting):
         return batch
 
 
+class WithState(KeyedProcessFunction):
+    """Fails after it has changed states, set a timer and emitted a row; finds nothing of that afterwards."""
+
+    fails: ValueState[bool] = ValueState(bool, default=False)
+    last: ListState[int] = ListState(int)
+
+    def __init__(self, outside: Outside) -> None:
+        self._outside = outside
+
+    def process(self, row: Row, ctx: ProcessContext) -> Iterator[Row]:
+        number = row["id"]
+        if self.fails.value or any(one % _ONE_OF == 0 for one in self.last):
+            self._outside.world.bug(f"row {number} finds states of a row for which the function has failed")
+        self.fails.value = number % _ONE_OF == 0
+        self.last.set([*self.last, number][-3:])
+        yield row
+        if self.fails.value:
+            ctx.timers.processing_time(ctx.now)
+            raise ValueError(f"row {number}")
+
+    def on_timer(self, time: datetime, ctx: ProcessContext) -> None:
+        self._outside.world.bug("a timer fires that was set for a row for which the function has failed")
+
+
 class Failing(Around):
-    """An operator that calls such a function: "failing" for each row, "failing_batches" for batches.
+    """An operator that calls such a function: "failing" for each row, "failing_batches" for batches, "failing_process" for
+    each row with states and timers.
 
     The failed rows go to the side output `SIDE`, as they were.
     """
@@ -65,12 +95,16 @@ class Failing(Around):
         self._given = kind, uid, outside
         self._uid = uid
         policy = ErrorPolicy("side_output", (_BLOCK - 1, _BLOCK), SCHEMA)
-        super().__init__(
-            outside,
-            FlatMapOperator(uid, OfRows(), SCHEMA, policy)
-            if kind == "failing"
-            else MapBatchesOperator(uid, OfBatches(), SCHEMA, "arrow", policy),
-        )
+        inner: Operator
+        match kind:
+            case "failing":
+                inner = FlatMapOperator(uid, OfRows(), SCHEMA, policy)
+            case "failing_batches":
+                inner = MapBatchesOperator(uid, OfBatches(), SCHEMA, "arrow", policy)
+            case _:
+                ports = [Port("process", ("key",), None, SCHEMA)]
+                inner = ProcessOperator(uid, WithState(outside), ports, SCHEMA, {}, policy)
+        super().__init__(outside, inner)
         self._out: Output
 
     def __reduce__(self) -> tuple[type[Failing], tuple[str, str, Outside]]:
@@ -92,7 +126,7 @@ class Failing(Around):
         column = batch.column("row")
         assert isinstance(column, pa.StructArray)
         rows = pa.RecordBatch.from_struct_array(column)
-        name = "OfRows" if self._given[0] == "failing" else "OfBatches"
+        name = {"failing": "OfRows", "failing_batches": "OfBatches"}.get(self._given[0], "WithState.process")
         errors = [(name, "ValueError", f"row {row}") for row in to_list(rows.column("id"))]
         found = list(zip(*(to_list(batch.column(name)) for name in ("function", "error_type", "error")), strict=True))
         if found != errors:

@@ -165,10 +165,11 @@ def with_failing(shape: Shape, random: Random) -> Shape:
         return shape
     made = {"pack", "stack", "couple", "sink", "total", *KEY_LAYOUTS}
     inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
-    entry = Input(random.choice(inner), random.choice((FORWARD, REBALANCE, KEYED)))
+    kind = random.choice(("failing", "failing_batches", "failing_process"))
+    partitioning = KEYED if kind == "failing_process" else random.choice((FORWARD, REBALANCE, KEYED))
+    entry = Input(random.choice(inner), partitioning)
     at = len(shape)
     sinks = (Input(at, random.choice((FORWARD, REBALANCE))), Input(at, REBALANCE, tag=SIDE))
-    kind = random.choice(("failing", "failing_batches"))
     return (*shape, Node((kind,), (entry,)), *(Node(("sink",), (each,)) for each in sinks))
 
 

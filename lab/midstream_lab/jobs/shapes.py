@@ -53,7 +53,8 @@ class Node:
     "late_slide", "late_session" (with allowed lateness) followed by "stack" (their emissions as rows), "unique",
     "unique_near" (keyed, drop duplicates, the second those that are near by event time), "sorted" (keyed, by event time);
     late rows of the last two go to a side output, "failing",
-    "failing_batches" (functions on rows and on batches, which fail for the rows that "side" takes aside).
+    "failing_batches" and "failing_process" (keyed; functions on rows, on batches and with state, which fail for the rows
+    that "side" takes aside).
 
     If a chain ends with one of `KEY_LAYOUTS`, its rows are keyed by other columns, and its readers begin with a keyed user's
     function or a join. "plain" converts them to ordinary rows again.
@@ -399,7 +400,9 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("failing", Input(0, REBALANCE), Input(1, KEYED)),
         node_of("sink", Input(2, FORWARD)),
         node_of("count", Input(2, KEYED, tag=SIDE), Input(1, KEYED, tag=SIDE)),
-        node_of("sink", Input(4, REBALANCE)),
+        node_of("failing_process", Input(0, KEYED)),
+        node_of("sink", Input(4, REBALANCE), Input(5, FORWARD)),
+        node_of("sink", Input(5, REBALANCE, tag=SIDE)),
     ),
     "finishing": (
         source_node(rows_share=0.05),

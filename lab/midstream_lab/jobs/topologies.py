@@ -206,7 +206,7 @@ class _Walk:
         match kind:
             case "source":
                 outputs[None] = Counter(dict.fromkeys(self._rows[uid], 1))
-            case "side" | "failing" | "failing_batches":
+            case "side" | "failing" | "failing_batches" | "failing_process":
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[None] = Counter({row: n for row, n in stream.items() if row % 3})
             case "count" | "running":
@@ -346,7 +346,7 @@ def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
 _MIXES: Final = frozenset(
     (
         *("side", "timer", "alarm", "table", "total", "clocks", "tags", "unique", "unique_near", "sorted"),
-        *("failing", "failing_batches"),
+        *("failing", "failing_batches", "failing_process"),
         *joins.HOW,
         *KEY_LAYOUTS,
     )
@@ -410,7 +410,7 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return Sieve()
         case "side":
             return Pass(outside, SIDE)
-        case "failing" | "failing_batches":
+        case "failing" | "failing_batches" | "failing_process":
             return failing.Failing(kind, uid, outside)
         case "count":
             return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)

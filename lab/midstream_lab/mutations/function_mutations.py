@@ -12,7 +12,8 @@ from midstream.engine.operators import row_functions
 from midstream.engine.operators.failed_rows import FailedRows
 from midstream.engine.operators.row_conversion import USER_ERRORS, Row, to_batch
 from midstream.engine.operators.row_functions import FlatMapOperator, MapBatchesOperator
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream.engine.state.keyed_states import State
+from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
 from midstream_lab.scenarios.scenario import Scenario, draw
 
 
@@ -57,6 +58,11 @@ def halves_fail_as_a_whole() -> Replacements:
     return [(MapBatchesOperator, "_made_apart", made_apart)]
 
 
+def states_are_not_undone() -> Replacements:
+    """What a function has done to its states for a row for which it fails stays."""
+    return [(State, "roll_back", nothing)]
+
+
 def failing(seed: int) -> Scenario:
     return draw(seed, topology="failing", rows=60)
 
@@ -66,6 +72,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "what a function yields for a row before it fails comes out", results_before_the_failure_stay, failing
     ),
     "one_failure_a_batch": Mutation("of the failed rows of a batch all but one are lost", one_failure_a_batch, failing),
+    "states_are_not_undone": Mutation(
+        "changes of state stay of a row for which the function fails", states_are_not_undone, failing
+    ),
     "halves_fail_as_a_whole": Mutation(
         "rows that share half a batch with a failing one are lost", halves_fail_as_a_whole, failing
     ),

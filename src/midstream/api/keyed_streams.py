@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Never, overload
 
 from midstream.api.argument_checks import require_column
 from midstream.api.data_stream import BroadcastStream, DataStream, main_output
+from midstream.api.function_checks import error_policy
 from midstream.api.hints import OF_KEYED_STREAMS, OF_WINDOWS, Hinted
 from midstream.api.picklability import check_shippable
 from midstream.api.program import MakeOperator, located
@@ -20,6 +21,7 @@ from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.operators.base import Operator
 from midstream.engine.operators.event_time_column import TimeColumn
+from midstream.engine.operators.failed_rows import FAIL, ErrorPolicy, FailedMax, OnError
 from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, KeyedBatchFunction
 from midstream.engine.operators.functions.function_operator import Function, Port
 from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator
@@ -156,6 +158,8 @@ class KeyedStream(Writable, Hinted):
         schema: SchemaLike,
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
+        on_error: OnError = "fail",
+        failed_max: FailedMax | None = None,
     ) -> DataStream:
         """Call a function row by row, with states and timers of the row's key.
 
@@ -163,9 +167,13 @@ class KeyedStream(Writable, Hinted):
         `schema`: the columns of the rows that the function returns, as an Arrow or polars schema or as `{"column":
         type}`.
         `side_outputs`: the columns of each side output, by its tag.
+        `on_error`, `failed_max`: of rows for which `process` fails, as for `DataStream.map`. Their changes of states and
+        timers are undone, for which each row works on a copy of what it reads of a state: keep lists and maps short. A
+        failure of `on_timer` fails the job.
 
         Returns the stream of the returned rows; its `side_output(tag)` has the rows of a side output. Raises JobError
-        for a function that cannot be sent to the slots, SchemaError for columns that do not fit.
+        for a function that cannot be sent to the slots, SchemaError for columns that do not fit, ConfigError for other
+        values of `on_error` and `failed_max`.
 
             >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int})
             >>> testing.run(per_user).rows
@@ -174,7 +182,8 @@ class KeyedStream(Writable, Hinted):
         require_function(function, KeyedProcessFunction, "process")
         self.core.check_not_overwritten("process")
         port = Port("process", self.keys, self.core.event_time, self.schema)
-        return processed("process", function, [port], schema, side_outputs, self.core)
+        policy = error_policy(on_error, failed_max, self.schema, "process")
+        return processed("process", function, [port], schema, side_outputs, self.core, policy=policy)
 
     @located
     def process_batches(self, function: KeyedBatchFunction, schema: SchemaLike) -> DataStream:
@@ -449,6 +458,7 @@ def processed(
     side_outputs: Mapping[str, SchemaLike] | None,
     first: StreamCore,
     second: StreamCore | None = None,
+    policy: ErrorPolicy = FAIL,
 ) -> DataStream:
     """Return what a process function makes of one stream or two."""
     made = as_schema(schema, "process")
@@ -456,9 +466,11 @@ def processed(
     for tag, spec in (side_outputs or {}).items():
         if not isinstance(tag, str) or not tag:
             raise JobError(f"process: {tag!r} is not a name for a side output")
+        if tag in policy.side_outputs:
+            raise JobError(f"process: {tag!r} is the side output of on_error='side_output'; give another one this name")
         sides[tag] = as_schema(spec, f"process: side output {tag!r}")
     return main_output(
-        first.then(kind, lambda name: ProcessOperator(name, function, ports, made, sides), second=second)
+        first.then(kind, lambda name: ProcessOperator(name, function, ports, made, sides, policy), second=second)
     )
 
 

@@ -52,6 +52,18 @@ def test_timers_that_were_dropped_at_the_end_are_warned_of_by_operator() -> None
     assert late_rows(bench) == [0, 0]
 
 
+def test_failed_rows_add_up_over_subtasks_and_attempts_and_are_warned_of_by_operator() -> None:
+    bench = Bench(two_vertices(ScriptedSource(("a",)), Ledger())).run()
+    for ref, failed in ((WRITE0, 1), (WRITE0, 3), (WRITE1, 2)):
+        metrics = TaskMetrics(ref, 0, 0, 0, 0, 0, failed=(("write", failed),))
+        bench.say(ref, m.SlotStatus(bench.attempt, (metrics,)))
+    bench.fail(WRITE0)
+    bench.wait(1)
+    assert [operator.failed_rows for vertex in bench.status.vertices for operator in vertex.operators] == [0, 5]
+    (warning,) = bench.status.warnings
+    assert "operator 'write' has taken aside 5 rows for which its function failed" in warning
+
+
 def test_bad_records_add_up_over_subtasks_and_attempts_and_are_warned_of_by_source() -> None:
     bench = Bench(two_vertices(ScriptedSource(("a",)), Ledger())).run()
     for ref, bad in ((TaskId(0, 0), 1), (TaskId(0, 0), 3), (TaskId(0, 1), 2)):

@@ -11,10 +11,11 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import Parts, World
 
+from effort import examples
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.operators.base import Operator
@@ -121,6 +122,7 @@ def cut(numbers: Sequence[int | None], cuts: Sequence[int]) -> list[pa.RecordBat
 
 
 @pytest.mark.parametrize("kind", MAKERS)
+@settings(deadline=None, max_examples=examples(120))
 @given(cut_rows)
 def test_each_row_comes_out_once_as_it_is_made_or_as_it_was(
     kind: str, drawn: tuple[list[int | None], list[int]]
@@ -144,6 +146,7 @@ def test_each_row_comes_out_once_as_it_is_made_or_as_it_was(
 
 
 @pytest.mark.parametrize("kind", MAKERS)
+@settings(deadline=None, max_examples=examples(120))
 @given(cut_rows, st.integers(0, 3), st.integers(1, 8))
 def test_the_row_that_is_one_too_many_is_the_same_however_batches_are_cut_and_after_restores(
     kind: str, drawn: tuple[list[int | None], list[int]], allowed: int, more: int
@@ -379,6 +382,7 @@ _TYPES: Mapping[str, tuple[pa.DataType, list[Any]]] = {
 }
 
 
+@settings(deadline=None, max_examples=examples(120))
 @given(st.data())
 def test_what_pandas_passes_on_is_what_it_was_given(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(st.sampled_from(sorted(_TYPES)), min_size=1, max_size=4, unique=True))

@@ -138,6 +138,10 @@ def late_timer(task: Task) -> None:
     task.operators.chain.operators[0].timers_dropped += 1
 
 
+def failed_row(task: Task) -> None:
+    task.operators.chain.operators[0].failed_rows = 1
+
+
 def bad_record(task: Task) -> None:
     assert task.operators.source is not None
     task.operators.source.tally.count(0, reported([BadRecord(0, "in.csv", None, 0, b"x", "not a number")]))
@@ -147,9 +151,10 @@ def bad_record(task: Task) -> None:
     ("drop", "dropped"),
     [
         (None, None),
-        (late_row, ((("wakes", 1),), (), 0)),
-        (late_timer, ((), (("wakes", 1),), 0)),
-        (bad_record, ((), (), 1)),
+        (late_row, ((("wakes", 1),), (), (), 0)),
+        (failed_row, ((), (("wakes", 1),), (), 0)),
+        (late_timer, ((), (), (("wakes", 1),), 0)),
+        (bad_record, ((), (), (), 1)),
     ],
 )
 def test_a_checkpoint_is_acknowledged_with_what_was_dropped_before_it(
@@ -168,7 +173,7 @@ def test_a_checkpoint_is_acknowledged_with_what_was_dropped_before_it(
     ack = world.sent[-1]
     assert isinstance(ack, m.CheckpointAck)
     metrics = ack.metrics
-    assert (metrics and (metrics.late, metrics.timers_dropped, metrics.bad_records)) == dropped
+    assert (metrics and (metrics.late, metrics.failed, metrics.timers_dropped, metrics.bad_records)) == dropped
 
 
 def test_to_resume_is_nothing_to_a_task_that_awaits_that_checkpoint_as_its_final_one() -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain
-from typing import Any, ClassVar, Generic, Never, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, Never, TypeVar, cast
 
 import pyarrow as pa
 
@@ -42,6 +42,7 @@ _FROZEN = frozenset({type(None), bool, int, float, complex, str, bytes, date, da
 
 
 _NONE: Any = None
+_NOT_LOGGED: Final = object()
 
 
 class KeyScope:
@@ -131,6 +132,22 @@ class State(DeclaredState):
             self.log.changed[key] = GONE
 
     # ---- for the operator ----
+
+    def begin_row(self) -> tuple[Any, Any]:
+        """Return the current key's entry, and what the log has of it; what is changed from now on is a copy."""
+        entries, key = self._here()
+        self._own.discard(key)
+        return entries.get(key, GONE), self.log.changed.get(key, _NOT_LOGGED)
+
+    def roll_back(self, before: tuple[Any, Any]) -> None:
+        """Undo all changes of the current key's entry since `begin_row`, which has returned `before`."""
+        entries, key = self._here()
+        for found, value, missing in ((entries, before[0], GONE), (self.log.changed, before[1], _NOT_LOGGED)):
+            if value is missing:
+                found.pop(key, None)
+            else:
+                found[key] = value
+        self._own.discard(key)
 
     def type_text(self) -> str:
         return "pickled" if self.type is None else str(self.type)
@@ -418,6 +435,14 @@ class MapState(State, MutableMapping[K, V]):
         return f"{'pickled' if self.key_type is None else self.key_type} to {super().type_text()}"
 
     is_many_rows = True
+
+    def begin_row(self) -> tuple[Any, Any]:
+        self._own_values.clear()
+        return super().begin_row()
+
+    def roll_back(self, before: tuple[Any, Any]) -> None:
+        self._own_values.clear()
+        super().roll_back(before)
 
     def snapshot(
         self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]

@@ -52,6 +52,8 @@ class Calendar:
 class ContextTimers:
     """See `process_functions.Timers`. `changed` is called when a processing-time timer is set.
 
+    While `held` is a list, calls wait in it until `release`.
+
     After the end of processing time (`has_ended`) no processing-time timer is set; attempts to set one are counted in
     `dropped`.
     """
@@ -61,25 +63,41 @@ class ContextTimers:
         self.processing = TimerQueue()
         self.has_ended = False
         self.dropped = 0
+        self.held: list[tuple[Callable[[int, Any], None], int, Any]] | None = None
         self._scope = scope
         self._changed = changed
 
     def event_time(self, at: Any) -> None:
-        self.event.add(instant_us(at), self._key())
+        self._call(self.event.add, instant_us(at))
 
     def processing_time(self, at: Any) -> None:
-        timer = instant_us(at), self._key()
+        self._call(self._add_processing, instant_us(at))
+
+    def delete_event_time(self, at: Any) -> None:
+        self._call(self.event.delete, instant_us(at))
+
+    def delete_processing_time(self, at: Any) -> None:
+        self._call(self.processing.delete, instant_us(at))
+
+    def release(self) -> None:
+        """Do what was held, in order."""
+        held, self.held = self.held, None
+        for change, time_us, key in held or ():
+            change(time_us, key)
+
+    def _call(self, change: Callable[[int, Any], None], time_us: int) -> None:
+        if self.held is None:
+            change(time_us, self._key())
+        else:
+            self.held.append((change, time_us, self._key()))
+
+    def _add_processing(self, time_us: int, key: Any) -> None:
+        timer = time_us, key
         if not self.has_ended:
             self.processing.add(*timer)
             self._changed()
         elif timer not in self.processing:
             self.dropped += 1
-
-    def delete_event_time(self, at: Any) -> None:
-        self.event.delete(instant_us(at), self._key())
-
-    def delete_processing_time(self, at: Any) -> None:
-        self.processing.delete(instant_us(at), self._key())
 
     def _key(self) -> Any:
         if not self._scope.is_set:

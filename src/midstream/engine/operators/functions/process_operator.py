@@ -16,9 +16,12 @@ from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.errors import JobError, MidstreamError, SchemaError
 from midstream.engine.core.interfaces import Timer
 from midstream.engine.core.python_values import kind_of
+from midstream.engine.operators.bad_records import TALLY
 from midstream.engine.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.engine.operators.failed_rows import FAIL, ErrorPolicy, FailedRows
 from midstream.engine.operators.functions.function_operator import FunctionOperator, Port
 from midstream.engine.operators.functions.process_context import Context, ContextTimers
+from midstream.engine.operators.functions.row_rollback import RowRollback
 from midstream.engine.operators.row_conversion import (
     USER_ERRORS,
     Origin,
@@ -30,6 +33,7 @@ from midstream.engine.operators.row_conversion import (
     to_rows,
     yielded,
 )
+from midstream.engine.operators.row_functions import rows_apart
 from midstream.engine.state.changelog import Changelog, ChangelogSnapshot
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, State
@@ -52,9 +56,15 @@ class ProcessOperator(FunctionOperator):
         ports: Sequence[Port],
         schema: pa.Schema,
         side_outputs: Mapping[str, pa.Schema],
+        policy: ErrorPolicy = FAIL,
     ) -> None:
         super().__init__(name, function, ports, schema)
-        self.side_outputs = {tag: canonical_schema(side) for tag, side in side_outputs.items()}
+        self.side_outputs = {
+            tag: canonical_schema(side) for tag, side in (*side_outputs.items(), *policy.side_outputs.items())
+        }
+        self._policy = policy
+        self._failed: FailedRows | None = None
+        """None if a row for which the function fails is to fail the job."""
         self._check_keys()
         self._check_states()
         # The following attributes are set when the operator opens.
@@ -64,7 +74,7 @@ class ProcessOperator(FunctionOperator):
         self._wake: Timer | None = None
         self._wake_ms = 0
         self._as_it_is_now = as_it_is_now(self.schema)
-        self._side_as_it_is_now = {tag: as_it_is_now(side) for tag, side in self.side_outputs.items()}
+        self._side_as_it_is_now = {tag: as_it_is_now(side) for tag, side in side_outputs.items()}
         self._rows: list[Row] = []
         self._origin: list[Origin] = []
         self._side_rows: dict[str, list[Row]] = {}
@@ -119,9 +129,15 @@ class ProcessOperator(FunctionOperator):
             context.metrics,
             self._side_output,
         )
+        if self._policy.on_error != "fail":
+            what = f"{type(self._function).__qualname__}.{self._ports[0].method}"
+            self._failed = FailedRows(self._policy, self._where, what)
         self._open_function()
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
+        if self._failed is not None:
+            self._failed.restore(parts)
+        parts = {name: part for name, part in parts.items() if name != TALLY}
         expected = {state.part_name: state for state in self._states.values()}
         timers = {name: queue for name, queue in self._queues().items() if name in parts}
         for name, queue in timers.items():
@@ -148,6 +164,9 @@ class ProcessOperator(FunctionOperator):
     # ---- rows ----
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if self._failed is not None:
+            self._process_apart(batch, self._failed)
+            return
         spec = self._ports[port]
         handler: Handler = getattr(self._function, spec.method)
         keys = self._keys(batch, spec)
@@ -172,6 +191,41 @@ class ProcessOperator(FunctionOperator):
         finally:
             self._leave()
         self._flush(batch)
+
+    def _process_apart(self, batch: pa.RecordBatch, failed: FailedRows) -> None:
+        """Process the rows of the only input one by one, and undo what the function has done for those that fail."""
+        spec, times = self._ports[0], self._times[0]
+        handler: Handler = getattr(self._function, spec.method)
+        keys = self._keys(batch, spec)
+        times_us = None if times is None else times.us(batch).tolist()
+        scope, context = self._scope, self._context
+        sides: dict[str, list[Row]] = {tag: [] for tag in self._side_as_it_is_now}
+        rollback = RowRollback([state for state in self._states.values() if state.is_keyed], self._timers)
+        self._side_rows = sides
+        scope.is_set = keys is not None
+        try:
+            for index, row in rows_apart(batch, self._where, failed):
+                scope.key = None if keys is None else keys[index]
+                context.time_us = None if times_us is None else times_us[index]
+                rollback.begin((self._rows, self._origin, *sides.values()))
+                first, of_sides = len(self._rows), {tag: len(rows) for tag, rows in sides.items()}
+                try:
+                    result = handler(row, context)
+                    if result is not None:
+                        self._take(result, index, spec.method)
+                    to_batch(self._rows[first:], self.schema, self._where, self._origin[first:], batch)
+                    for tag, rows in sides.items():
+                        self._side_batch(rows[of_sides[tag] :], tag)
+                except USER_ERRORS as error:
+                    rollback.undo()
+                    failed.add(index, error)
+                else:
+                    rollback.keep()
+        finally:
+            self._leave()
+        self._flush(batch)
+        failed.flush(batch, self._out)
+        self.failed_rows = failed.total
 
     def _keys(self, batch: pa.RecordBatch, spec: Port) -> list[Any] | None:
         if not spec.keys:
@@ -200,8 +254,8 @@ class ProcessOperator(FunctionOperator):
         self._origin.extend([index] * (len(self._rows) - len(self._origin)))
 
     def _side_output(self, tag: str, row: Row) -> None:
-        if tag not in self.side_outputs:
-            declared = ", ".join(map(repr, self.side_outputs)) or "none"
+        if tag not in self._side_as_it_is_now:
+            declared = ", ".join(map(repr, self._side_as_it_is_now)) or "none"
             raise JobError(f"side output {tag!r} is not declared (declared: {declared})")
         self._side_rows.setdefault(tag, []).append(self._side_as_it_is_now[tag](row))
 
@@ -211,10 +265,13 @@ class ProcessOperator(FunctionOperator):
         if rows:
             self._out.emit(to_batch(rows, self.schema, self._where, origin, given))
         for tag, side in sides.items():
-            where = f"{self._where}: side output {tag!r}"
-            self._out.emit(to_batch(side, self.side_outputs[tag], where, ()), tag)
+            if side:
+                self._out.emit(self._side_batch(side, tag), tag)
         for log in self._logs:
             log.settle()
+
+    def _side_batch(self, rows: Sequence[Row], tag: str) -> pa.RecordBatch:
+        return to_batch(rows, self.side_outputs[tag], f"{self._where}: side output {tag!r}", ())
 
     # ---- timers ----
 
@@ -294,8 +351,9 @@ class ProcessOperator(FunctionOperator):
         new_id, stored_bytes, encoding = self._runtime.ids.new_id, self._runtime.stored_bytes, self._encoding
         of_states = [(state, state.snapshot(new_id, stored_bytes)) for state in self._states.values()]
         of_timers = [(name, queue.log.snapshot(new_id, stored_bytes)) for name, queue in self._queues().items()]
+        now = NOTHING if self._failed is None else self._failed.snapshot(new_id)
         if not any(part for _, part in (*of_states, *of_timers)):
-            return NOTHING
+            return now
         own, where = self.own, self._where
 
         def later() -> SnapshotResult:
@@ -310,7 +368,7 @@ class ProcessOperator(FunctionOperator):
                     parts[name] = StatePart(Redistribute.KEYED, _chunks(part, timers_table(part, encoding)))
             return SnapshotResult({name: part for name, part in parts.items() if part.chunks})
 
-        return Snapshot(later=later)
+        return Snapshot(now.now, later)
 
     def _queues(self) -> dict[str, TimerQueue]:
         """Return the timer queues, by the name of their state part."""
