@@ -186,7 +186,7 @@ def test_wrong_arguments_are_refused() -> None:
         top(by=("w",))
     with pytest.raises(ConfigError, match="operator 'top': by='k' is a key"):
         top(by=("k",))
-    with pytest.raises(ConfigError, match="operator 'top': two output columns are called 'rank'; rename"):
-        top(schema=SCHEMA.append(pa.field("rank", pa.int64())))
+    with pytest.raises(ConfigError, match="operator 'top': the key column must not be called 'rank'; rename it"):
+        top(of_keys=("k", "rank"), schema=SCHEMA.append(pa.field("rank", pa.int64())))
     with pytest.raises(SchemaError, match=r"operator 'top': by='l' is .*: such values have no order"):
         top(by=("l",), schema=SCHEMA.append(pa.field("l", pa.list_(pa.int64()))))
