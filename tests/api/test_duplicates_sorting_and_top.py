@@ -57,10 +57,25 @@ def test_rows_are_dropped_that_are_near_a_kept_one(cut: Any) -> None:
     assert minutes(stream().drop_duplicates("page", within=0), cut) == [0, 2, 1, 9, 4, 65]
 
 
-def test_without_columns_whole_rows_are_compared() -> None:
+def test_without_columns_whole_rows_are_compared_with_nulls_and_nan_as_equal() -> None:
     doubled = untimed().drop("x", "at")
     assert testing.run(doubled.distinct()).rows == testing.run(doubled.drop_duplicates()).rows
     assert [row["ms"] for row in testing.run(doubled.distinct()).rows] == [5, 7, 9, 1]
+    rows = [{"s": None, "x": 1.0}, {"s": "", "x": float("nan")}, {"s": None, "x": 1.0}, {"s": "", "x": float("nan")}]
+    odd = Environment("odd").from_collection([*rows, {"s": "", "x": None}, {"s": "", "x": -0.0}, {"s": "", "x": 0.0}])
+    made = odd.distinct()
+    assert made.schema == odd.schema
+    assert len(testing.check_cuts(made).rows) == 4
+    with refused(SchemaError, "column 'l' is .* cannot be compared; name the columns that make rows duplicates"):
+        Environment("odd").from_collection([{"l": [1]}]).distinct()
+
+
+def test_whole_rows_within_a_time_have_late_rows_as_they_were() -> None:
+    made = untimed().with_watermarks("at", WatermarkStrategy.monotonous()).drop_duplicates(within="1 h")
+    late = made.side_output(LATE)
+    assert late.schema == made.schema == untimed().schema
+    result = testing.run([made, late], cut=1)
+    assert [[row["at"].minute for row in result[each]] for each in (made, late)] == [[0, 2, 9, 5], [1, 4]]
 
 
 def test_results_do_not_depend_on_where_batches_are_cut() -> None:

@@ -15,7 +15,18 @@ from midstream.engine.graph.logical_graph import Input
 from midstream.engine.operators.event_time_column import TimeColumn
 
 _KEEPS_ROWS: Final = frozenset(
-    {"filter", "select", "with_columns", "drop", "rename", "window", "window_all", "drop_duplicates", "sort_by_time"}
+    {
+        "filter",
+        "select",
+        "with_columns",
+        "drop",
+        "rename",
+        "window",
+        "window_all",
+        "row_keys",
+        "drop_duplicates",
+        "sort_by_time",
+    }
 )
 """The kinds of operators that pass on the event-time column as it is, or state that they compute it; windows in LATE."""
 
