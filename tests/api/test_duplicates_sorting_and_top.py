@@ -61,7 +61,12 @@ def test_without_columns_whole_rows_are_compared_with_nulls_and_nan_as_equal() -
     doubled = untimed().drop("x", "at")
     assert testing.run(doubled.distinct()).rows == testing.run(doubled.drop_duplicates()).rows
     assert [row["ms"] for row in testing.run(doubled.distinct()).rows] == [5, 7, 9, 1]
-    rows = [{"s": None, "x": 1.0}, {"s": "", "x": float("nan")}, {"s": None, "x": 1.0}, {"s": "", "x": float("nan")}]
+    rows: list[dict[str, Any]] = [
+        {"s": None, "x": 1.0},
+        {"s": "", "x": float("nan")},
+        {"s": None, "x": 1.0},
+        {"s": "", "x": float("nan")},
+    ]
     odd = Environment("odd").from_collection([*rows, {"s": "", "x": None}, {"s": "", "x": -0.0}, {"s": "", "x": 0.0}])
     made = odd.distinct()
     assert made.schema == odd.schema

@@ -145,7 +145,9 @@ def with_timely(shape: Shape, random: Random) -> Shape:
     entries = tuple(Input(index, KEYED) for index in random.sample(inner, min(len(inner), random.choice((1, 2)))))
     at = len(shape)
     main, late = Input(at, random.choice((FORWARD, REBALANCE))), Input(at, FORWARD, tag=LATE)
-    sinks = {"unique": [(main,)], "unique_near": [(main,), (late,)], "sorted": [(main, late)]}[kind]
+    sinks: list[tuple[Input, ...]] = [(main, late)] if kind == "sorted" else [(main,)]
+    if kind == "unique_near":
+        sinks.append((late,))
     return (*shape, Node((kind,), entries), *(Node(("sink",), inputs) for inputs in sinks))
 
 

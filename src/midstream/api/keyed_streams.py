@@ -300,7 +300,7 @@ class WindowedStream(Hinted):
 
         Returns a stream of the key columns, `window_start`, `window_end`, `rank` (1 for the first row), and all other
         columns of the row, except those that are called like one of these: rename them before, to have both. Its late rows and its event time are those of `aggregate`. Raises SchemaError for an unknown column and
-        one that has no order, ConfigError for another `count` and two columns of one name.
+        one that has no order, ConfigError for another `count`, JobError if `by` is empty.
 
             >>> hours = clicks.with_columns(ms=pl.col("at").dt.minute()).window_all(tumbling("1 h"))
             >>> for row in testing.run(hours.top(1, by="ms")).rows:

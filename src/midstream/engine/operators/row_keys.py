@@ -41,22 +41,26 @@ def row_keys(batch: pa.RecordBatch) -> pa.Array[Any]:
     among the first.
     """
     fixed: list[npt.NDArray[np.uint8]] = []
-    texts: list[pa.Array[Any]] = []
+    texts: list[Any] = []
     for column in batch.columns:
         if column.null_count:
             fixed.append(np.asarray(pc.is_null(column)).astype(np.uint8)[:, None])
         else:
             fixed.append(np.zeros((len(column), 1), np.uint8))
         if pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type):
-            text = column.cast(_BYTES).fill_null(b"")
+            text: Any = column.cast(_BYTES).fill_null(b"")
             texts.append(text)
             fixed.append(_bytes(pc.binary_length(text).to_numpy().astype("<i8")))
         else:
             fixed.append(_fixed_bytes(column))
-    whole = np.ascontiguousarray(np.concatenate(fixed, axis=1))
-    kind = pa.binary(whole.shape[1])
-    first = pa.FixedSizeBinaryArray.from_buffers(kind, len(whole), [None, pa.py_buffer(whole)]).cast(_BYTES)
-    return pc.binary_join_element_wise(first, *texts, pa.scalar(b"", _BYTES)) if texts else first
+    whole = np.concatenate(fixed, axis=1)
+    buffers = [None, pa.py_buffer(whole.tobytes())]
+    keys: Any = pa.FixedSizeBinaryArray.from_buffers(pa.binary(whole.shape[1]), len(whole), buffers).cast(_BYTES)
+    if texts:
+        separator: Any = pa.scalar(b"", _BYTES)
+        keys = pc.binary_join_element_wise(keys, *texts, separator)
+    found: pa.Array[Any] = keys
+    return found
 
 
 def _fixed_bytes(column: pa.Array[Any]) -> npt.NDArray[np.uint8]:
