@@ -10,7 +10,7 @@ RECOVERY_SEEDS ?= 100000
 SIMULATED_SEEDS ?= 200
 SIM_SECONDS ?= 120
 BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexmark simulate
-PROCESSES ?= 2
+PROCESSES ?= 3
 PROTOCOL_ROOMS := core state operators graph protocol checkpoint exchange worker coordinator
 
 .PHONY: help setup lock setup-python demo kafka-demo test test-systems release coverage docs simulate check format bench peers minimums nightly clean
@@ -38,7 +38,7 @@ kafka-demo: setup  ## the same flights from Kafka to Kafka, with a broker of its
 .venv/spark.jsa: tools/spark_archive.py | setup
 	@$(BIN)/python tools/spark_archive.py
 
-test: setup .venv/spark.jsa  ## tests of everything that needs no server, and two on embedded Spark, in PROCESSES=2 processes
+test: setup .venv/spark.jsa  ## tests of everything that needs no server, and two on embedded Spark, in PROCESSES=3 processes
 	$(BIN)/pytest -q -n $(PROCESSES) --dist worksteal -m "not systems or smoke"
 
 test-systems: setup .venv/spark.jsa  ## tests with Spark, Kafka, PostgreSQL, an object store, a browser and networks of their own

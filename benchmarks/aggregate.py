@@ -22,7 +22,7 @@ import pyarrow as pa
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.operators.base import Operator, OperatorContext, never_stored
-from midstream.engine.operators.windows.aggregates import Count, First, Last, Max, Mean, Min, Sum
+from midstream.engine.operators.windows.aggregates import AnyAggregate, Count, First, Last, Max, Mean, Min, Sum
 from midstream.engine.operators.windows.window_factory import Window, session, sliding, tumbling, window_operator
 from midstream.engine.operators.windows.window_operator import WindowOperator
 
@@ -36,7 +36,7 @@ class _Clock:
     def monotonic_s(self) -> float:
         return time.monotonic()
 
-    own_core_s = monotonic_s
+    own_core_s = stopwatch_s = monotonic_s
     core_share = 1.0
 
 
@@ -75,7 +75,7 @@ def batches(rows: int, batch_rows: int, text_keys: bool) -> Iterator[tuple[pa.Re
 
 def measure(name: str, window: Window, rows: int, batch_rows: int, *, text_keys: bool, all_aggregates: bool) -> None:
     made = list(batches(rows, batch_rows, text_keys))
-    aggregates = {"total": Sum("value"), "n": Count()}
+    aggregates: dict[str, AnyAggregate] = {"total": Sum("value"), "n": Count()}
     if all_aggregates:
         aggregates |= {"low": Min("value"), "high": Max("value"), "mean": Mean("value")}
         aggregates |= {"first": First("value"), "last": Last("value")}
@@ -126,6 +126,7 @@ def opened(operator: Operator, name: str, stored_bytes: Callable[[str], int | No
             ids=_Ids(),
             storage=None,
             call_at=None,  # type: ignore[arg-type]
+            call_later=None,  # type: ignore[arg-type]
             fail=None,  # type: ignore[arg-type]
             stored_bytes=stored_bytes,
         ),

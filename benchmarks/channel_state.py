@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from midstream.engine.checkpoint.channel_state import Captured, read_segment, rows_of, store_channels
+from midstream.engine.checkpoint.state_files import WrittenExtent
+from midstream.engine.core.interfaces import Storage
 from midstream.engine.graph.job_graph import Edge, Partitioning
 from midstream.engine.protocol.messages import ChannelState
 from midstream.runtime.process.thread_limits import limit_threads
@@ -24,7 +28,13 @@ BUFFER_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10)
 ROUNDS = 3
 SEGMENT_BUFFERS = 16
 MAX_PARALLELISM = 128
-SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.int64()), ("value", pa.float64()), ("text", pa.large_string())])
+COLUMNS: dict[str, pa.DataType] = {
+    "key": pa.int64(),
+    "ts": pa.int64(),
+    "value": pa.float64(),
+    "text": pa.large_string(),
+}
+SCHEMA = pa.schema(COLUMNS)
 EDGE = Edge(0, 0, 1, Partitioning.KEYED, SCHEMA, ("key",))
 ROW_BYTES = 3 * 8 + 8 + 40
 
@@ -36,7 +46,7 @@ def rows(count: int, seed: int) -> pa.RecordBatch:
     text = [
         f"{word} {n:020}" for word, n in zip(random.choice(words, count), random.integers(0, 2**40, count), strict=True)
     ]
-    columns = [
+    columns: list[pa.Array[Any]] = [
         pa.array(random.integers(0, 10_000, count)),
         pa.array(1_700_000_000_000_000 + np.cumsum(random.integers(0, 1000, count))),
         pa.array(random.integers(0, 100_000, count) / 100),
@@ -55,7 +65,12 @@ def best_s(work: Callable[[], object], cpu: bool = True) -> float:
     return min(took)
 
 
-def measure(storage: FileStorage, buffer_bytes: int) -> None:
+def _each(call: Callable[..., object], *arguments: Sequence[object]) -> None:
+    for given in zip(*arguments, strict=True):
+        call(*given)
+
+
+def measure(storage: Storage, buffer_bytes: int) -> None:
     per_batch = buffer_bytes // ROW_BYTES
     some = [rows(per_batch, seed) for seed in range(64)]
     count = TOTAL_BYTES // some[0].nbytes
@@ -63,7 +78,7 @@ def measure(storage: FileStorage, buffer_bytes: int) -> None:
     number = iter(range(1000))
     segment_bytes = SEGMENT_BUFFERS * buffer_bytes
 
-    def write() -> object:
+    def write() -> tuple[Sequence[ChannelState], WrittenExtent]:
         return store_channels(storage, captured, f"{next(number)}", segment_bytes)
 
     (state,), written = write()
@@ -87,12 +102,9 @@ def measure(storage: FileStorage, buffer_bytes: int) -> None:
     data = [storage.read_range(s.file, s.offset, s.length) for s in state.segments]
     for codec in ("lz4", "zstd"):
         small = [pa.compress(piece, codec, asbytes=True) for piece in data]
-        took = best_s(lambda codec=codec: [pa.compress(piece, codec) for piece in data])
-        back = best_s(
-            lambda codec=codec, small=small: [
-                pa.decompress(s, len(piece), codec) for s, piece in zip(small, data, strict=True)
-            ]
-        )
+        took = best_s(partial(_each, partial(pa.compress, codec=codec), data))
+        sizes = [len(piece) for piece in data]
+        back = best_s(partial(_each, partial(pa.decompress, codec=codec), small, sizes))
         share = sum(map(len, small)) / sum(map(len, data))
         print(f"  {codec}: to {share:.0%}, {mib / took:.0f} MiB/s, back {mib / back:.0f} MiB/s")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -33,7 +34,7 @@ PANE_US = 10_000_000
 
 def batch(rows: int, keys: int, schema: pa.Schema) -> pa.RecordBatch:
     random = np.random.default_rng(1)
-    columns = {
+    columns: dict[str, pa.Array[Any]] = {
         "key": pa.array(random.integers(0, keys, rows)),
         "at": pa.array(np.sort(random.integers(0, PANE_US, rows))).view(pa.timestamp("us")),
         "n": pa.array(random.integers(0, 100, rows)),
@@ -64,7 +65,7 @@ def main() -> None:
     )
     for name, schema in (("narrow", NARROW), ("wide", WIDE)):
         reduction = WindowAggregation("w", ["key"], "at", {"n": Count(), "sum": Sum("n")}, schema)
-        combiner = PaneCombiner(reduction, PANE_US, PANE_US, 0)
+        combiner = PaneCombiner(reduction, PANE_US, PANE_US, 0, None)
         parts = [*reduction.part_schema.names, PANE]
         for rows in (131_072, 32_768, 16_384, 8_192):
             for keys in (100, 1_000, 10_000):

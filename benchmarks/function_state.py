@@ -87,7 +87,7 @@ def measure(keys: int, rows: int, checkpoints: int) -> dict[str, float]:
 
 
 def _process(operator: Any, keys: np.ndarray[Any, Any]) -> None:
-    columns = [
+    columns: list[pa.Array[Any]] = [
         pa.array(np.zeros(len(keys), "M8[us]")),
         pa.array(keys, pa.int64()),
         pa.array(np.ones(len(keys), np.int64)),

@@ -117,7 +117,7 @@ KINDS = {"join": joined, "behind": behind, "sessions": sessions}
 
 def measure(kind: str, held: int, batch_rows: int) -> None:
     operator, rounds = KINDS[kind](held, batch_rows)
-    out = opened(operator, kind)  # type: ignore[arg-type]
+    out = opened(operator, kind)
     spent: dict[str, list[float]] = {"batch": [], "watermark": [], "snapshot": [], "checkpoint": []}
     stored: set[str] = set()
     written: list[int] = []
@@ -144,13 +144,13 @@ def measure(kind: str, held: int, batch_rows: int) -> None:
             full = sum(chunk.table.nbytes for chunk in chunks)
             written.append(sum(chunk.table.nbytes for chunk in chunks if chunk.id not in stored))
             stored = {chunk.id for chunk in chunks}
-    figures = {"kind": kind, "held": held, "batch_rows": batch_rows, "rows_out": out.rows}
+    summary: dict[str, object] = {"kind": kind, "held": held, "batch_rows": batch_rows, "rows_out": out.rows}
     for what, values in spent.items():
-        figures[f"{what}_ms_mean"] = round(1000 * float(np.mean(values)), 3)
-        figures[f"{what}_ms_max"] = round(1000 * max(values), 2)
-    figures["written_mib_mean"] = round(float(np.mean(written[1:])) / 2**20, 3)
-    figures["full_mib"] = round(full / 2**20, 2)
-    print(json.dumps(figures), flush=True)
+        summary[f"{what}_ms_mean"] = round(1000 * float(np.mean(values)), 3)
+        summary[f"{what}_ms_max"] = round(1000 * max(values), 2)
+    summary["written_mib_mean"] = round(float(np.mean(written[1:])) / 2**20, 3)
+    summary["full_mib"] = round(full / 2**20, 2)
+    print(json.dumps(summary), flush=True)
 
 
 def _fire(operator: Operator, watermark_us: int) -> None:

@@ -24,9 +24,9 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 
+from midstream.engine.checkpoint.channel_state_references import InFlight
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata, encode_metadata
 from midstream.engine.checkpoint.redistribute_state import assign_state
-from midstream.engine.checkpoint.segment_references import InFlight
 from midstream.engine.coordinator.checkpoints.metadata_builder import build_metadata, operator_states, refusal
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import PendingCheckpoint
 from midstream.engine.coordinator.events import JobPlan

@@ -23,7 +23,7 @@ from midstream.engine.checkpoint.metadata import decode_metadata
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.effects import IoKind, io_kind
 from midstream.engine.coordinator.events import Instruction, JobEnded, JobPlan, RunIo
-from midstream.engine.coordinator.placement.slots import PYTHON
+from midstream.engine.coordinator.placement.slot_pool import PYTHON
 from midstream.engine.coordinator.shell import Shell
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed, Mail
@@ -53,7 +53,7 @@ class Timer:
 
 
 class MeasuredShell(Shell):
-    """Says what kind of I/O comes next."""
+    """Records the kind of each I/O before it is run."""
 
     def __init__(self, job: Coordinator, world: World) -> None:
         super().__init__(job, world, world, world)
@@ -155,7 +155,7 @@ class World:
     def answer(self, client: int, reply: m.Reply) -> None:
         self.replies[client] = reply
 
-    def tell(self, text: str) -> None:
+    def notify_user(self, text: str) -> None:
         pass
 
     def ended_with(self, outcome: JobEnded) -> None:
@@ -179,24 +179,24 @@ class World:
         """Until no message is left."""
         while self._requests or self.sent:
             arriving = self._registering()
-            said = []
+            messages = []
             sent, self.sent = self.sent, []
             for slot, message in sent:
-                said += [(slot, msgspec.msgpack.encode(answer)) for answer in self._answers(slot, message)]
+                messages += [(slot, msgspec.msgpack.encode(answer)) for answer in self._answers(slot, message)]
 
             def deliver(
-                arriving: list[tuple[int, m.Register]] = arriving, said: list[tuple[int, bytes]] = said
+                arriving: list[tuple[int, m.Register]] = arriving, messages: list[tuple[int, bytes]] = messages
             ) -> None:
                 for slot, register in arriving:
-                    assert not self.shell.unwanted(register)
+                    assert not self.shell.refusal(register)
                     self.shell.slot_registered(slot, register)
-                self.hear(said)
+                self.deliver(messages)
 
             self.timed(deliver)
 
-    def hear(self, said: Sequence[tuple[int, bytes]]) -> None:
-        for slot, data in said:
-            self.shell.slot_said(slot, _decoder.decode(data))
+    def deliver(self, messages: Sequence[tuple[int, bytes]]) -> None:
+        for slot, data in messages:
+            self.shell.slot_message(slot, _decoder.decode(data))
 
     def pass_time(self, seconds: float) -> None:
         until_s = self._elapsed_s + seconds
@@ -355,7 +355,7 @@ def _live(world: World, figures: Figures, parallelism: int, directory: str) -> N
     for _ in range(2):  # the second one has something to compare with
         beats = world.beats()
         with figures.measure("a round of heartbeats, received"):
-            world.timed(partial(world.hear, beats))
+            world.timed(partial(world.deliver, beats))
         world.pass_time(1.0)
     with figures.measure("a status"):
         status = world.timed(lambda: world.job.status(world.now_ms()))
@@ -363,15 +363,15 @@ def _live(world: World, figures: Figures, parallelism: int, directory: str) -> N
         world.timed(lambda: (msgspec.json.encode(status), metrics_text(status, per_subtask=True)))
     world.pass_time(1.0)
     _checkpoint(world, figures, directory)
-    with figures.measure("a failover, until all tasks run", IoKind.DEAL):
+    with figures.measure("a failover, until all tasks run", IoKind.DISTRIBUTE):
         before = world.sent_bytes
         world.timed(lambda: world.lose(parallelism // 2))
         world.settle()
         world.pass_time(1.0)
     assert world.job.status(0).state == "running" and world.job.status(0).restarts == 1
     figures.of["failover: all sent, bytes"] = world.sent_bytes - before
-    with figures.measure("a rescale to half of it", IoKind.RESCALE, IoKind.PUBLISH, IoKind.DEAL):
-        world.timed(lambda: world.shell.ask(1, m.DoRescale(parallelism // 2)))
+    with figures.measure("a rescale to half of it", IoKind.RESCALE, IoKind.PUBLISH, IoKind.DISTRIBUTE):
+        world.timed(lambda: world.shell.request(1, m.DoRescale(parallelism // 2)))
         world.settle()
         world.pass_time(1.0)
     assert not world.replies[1].error and world.job.status(0).slots == parallelism // 2, world.replies[1]
@@ -380,10 +380,10 @@ def _live(world: World, figures: Figures, parallelism: int, directory: str) -> N
 
 def _checkpoint(world: World, figures: Figures, directory: str) -> None:
     with figures.measure("a checkpoint, committed on the slots", IoKind.PUBLISH):
-        world.timed(lambda: world.shell.ask(0, m.DoCheckpoint()))
+        world.timed(lambda: world.shell.request(0, m.DoCheckpoint()))
         world.settle()
     assert world.replies[0].checkpoint is not None and world.job.checkpoints.history.completed_count == 1, world.replies
-    assert not world.job.committing.uncommitted
+    assert not world.job.commits.uncommitted
     file = Path(directory, world.replies[0].checkpoint.rsplit("/", 1)[-1], "_metadata")
     data = file.read_bytes()
     figures.of["its metadata, bytes"] = len(data)
@@ -396,9 +396,9 @@ def _end(world: World, figures: Figures) -> None:
     tasks = world.job.attempt
     assert tasks is not None
     world.ends.update(tasks.phases)
-    said = world.everybody(m.TaskEndOfData)
+    messages = world.everybody(m.TaskEndOfData)
     with figures.measure("the end, with its last checkpoint"):
-        world.timed(lambda: world.hear(said))
+        world.timed(lambda: world.deliver(messages))
         world.settle()
     assert world.outcome is not None and world.outcome.state == "finished", world.outcome
 

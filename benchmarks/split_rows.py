@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from midstream.engine.core.key_groups import key_groups, subtask_of
 from midstream.engine.exchange.result_partition import split_rows
@@ -18,13 +17,13 @@ ROWS = 131_072
 
 
 def by_masks(batch: pa.RecordBatch, owners: npt.NDArray[np.int32], consumers: int) -> list[pa.RecordBatch]:
-    return [batch.filter(pc.equal(pa.array(owners), consumer)) for consumer in range(consumers)]
+    return [batch.filter(pa.array(owners == consumer)) for consumer in range(consumers)]
 
 
 def by_sort(batch: pa.RecordBatch, owners: npt.NDArray[np.int32], consumers: int) -> list[pa.RecordBatch]:
     order = np.argsort(owners.astype(np.uint8), kind="stable")
     starts = np.concatenate(([0], np.cumsum(np.bincount(owners, minlength=consumers))))
-    gathered = batch.take(pa.array(order))
+    gathered = batch.take(order)
     return [gathered.slice(starts[i], starts[i + 1] - starts[i]) for i in range(consumers)]
 
 

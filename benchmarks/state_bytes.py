@@ -18,7 +18,8 @@ from midstream.engine.operators.windows.aggregates import Count, Sum
 from midstream.engine.operators.windows.window_factory import tumbling, window_operator
 from midstream.engine.operators.windows.window_operator import WindowOperator
 
-SCHEMA = pa.schema([("ts", pa.timestamp("ms")), ("key", pa.int64()), ("value", pa.float64())])
+COLUMNS: dict[str, pa.DataType] = {"ts": pa.timestamp("ms"), "key": pa.int64(), "value": pa.float64()}
+SCHEMA = pa.schema(COLUMNS)
 CHECKPOINTS = 200
 
 

@@ -26,7 +26,8 @@ from midstream.engine.state.keyed_states import KeyScope, ValueState
 
 ROWS = 2_000
 ROUNDS = 300
-SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("s", pa.large_string())])
+COLUMNS: dict[str, pa.DataType] = {"k": pa.int64(), "v": pa.int64(), "x": pa.float64(), "s": pa.large_string()}
+SCHEMA = pa.schema(COLUMNS)
 
 
 def best_ns(work: Callable[[], object], count: int) -> float:

@@ -150,7 +150,7 @@ def joins(env: Environment) -> None:
     right = env.from_collection(ROWS, splits=1).uid("right")
     right = right.select("k", began=pl.col("at"), other=pl.col("name"))
     right = right.with_watermarks("began", strategy)
-    left.key_by("k").connect(right.key_by("k")).interval_join("-30 s", "10 s").uid("joined").collect()
+    left.join(right, on="k", within=("-30 s", "10 s")).uid("joined").collect()
 
 
 def broadcasts(env: Environment) -> None:

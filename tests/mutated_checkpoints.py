@@ -46,7 +46,7 @@ from midstream.engine.core.key_groups import key_group_range, key_groups
 from midstream.engine.graph.job_graph import Edge, Partitioning
 from midstream.engine.operators.source_api import Split
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
-from midstream.engine.worker.source_driver import SPLITS, SPLITS_SCHEMA
+from midstream.engine.worker.source_reader import SPLITS, SPLITS_SCHEMA
 from midstream.inprocess.engine import EngineSnapshot
 from midstream.runtime.storage.file_storage import FileStorage
 from midstream.testing import job

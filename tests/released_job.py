@@ -178,7 +178,8 @@ def program(env: Environment, pause_s: float = 0.0) -> DataStream:
     bounded = WatermarkStrategy.bounded("20 s")
     rows = env.generate(first_rows, SPLITS * OF_SPLIT, splits=SPLITS, rows_per_s=rate).uid("rows")
     others = env.generate(other_rows, OF_SPLIT, splits=1, rows_per_s=rate).uid("others")
-    keyed = rows.with_watermarks("at", bounded).uid("times").key_by("k")
+    timed = rows.with_watermarks("at", bounded).uid("times")
+    keyed = timed.key_by("k")
     others = others.with_watermarks("began", bounded).uid("other-times")
     made = {
         "keyed": keyed.process(Keyed(), OUT),
@@ -194,7 +195,8 @@ def program(env: Environment, pause_s: float = 0.0) -> DataStream:
         fired = keyed.window(window).aggregate(n=Count(), s=Sum("x"), f=First("name"), m=Mean("x"))
         columns = pl.lit(name).alias("operator"), pl.format("{} {} {}", "s", "f", "m").alias("text")
         made[name] = fired.uid(f"{name}-windows").select("k", "n", *columns)
-    joined = keyed.connect(others.select("k", "began", "other").uid("right").key_by("k")).interval_join("-30 s", "10 s")
+    right = others.select("k", "began", "other").uid("right")
+    joined = timed.join(right, on="k", within=("-30 s", "10 s"))
     made["join"] = joined.uid("joined").select("k", operator=pl.lit("join"), n=pl.col("x"), text=pl.col("other"))
     first, *more = (stream.uid(name).select(*OUT).uid(f"{name}-columns") for name, stream in made.items())
     return first.union(*more).rebalance().map(Paused(pause_s), OUT).uid("paused")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.runtime.cpu_share import CoreShare
+from midstream.runtime.core_share import CoreShare
 
 
 class Machine:

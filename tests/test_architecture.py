@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -19,10 +22,10 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "midstream"
 LABORATORY = ROOT / "lab" / "midstream_lab"
 
-ROOMS = ("engine", "connectors", "runtime", "spark", "inprocess", "page", "api", "simulation", "testing", "cli")
-"""Low to high: a room imports only rooms before it."""
+PACKAGES = ("engine", "connectors", "runtime", "spark", "inprocess", "page", "api", "simulation", "testing", "cli")
+"""Low to high: a package imports only packages before it."""
 
-SUB_ROOMS = {
+SUBPACKAGES = {
     "engine": ("core", "state", "operators", "graph", "protocol", "checkpoint", "exchange", "worker", "coordinator"),
     "engine.operators": ("windows", "functions"),
     "engine.coordinator": ("restore", "placement", "checkpoints", "requests"),
@@ -31,9 +34,9 @@ SUB_ROOMS = {
     "testing": ("simulation",),
     "cli": ("commands",),
 }
-"""Within a room, low to high. Files of the room itself that import one of them lie above them all, the others below."""
+"""Within a package, low to high. Files of the package itself that import one of them lie above them all, the others below."""
 
-PURE_ROOM = "engine"
+PURE_PACKAGE = "engine"
 """Pure steps: time, chance, threads and the outside world reach them through engine.core.interfaces alone."""
 
 OUTSIDE_MODULES = {
@@ -103,7 +106,7 @@ def name_of(file: Path) -> str:
     return str(file.relative_to(SOURCE if file.is_relative_to(SOURCE) else ROOT))
 
 
-def room_of(file: Path) -> str | None:
+def package_of(file: Path) -> str | None:
     parts = file.relative_to(SOURCE).parts
     return parts[0] if len(parts) > 1 else None
 
@@ -135,36 +138,36 @@ def _imports(node: ast.AST, package: tuple[str, ...], lazy: bool, typing: bool) 
             yield from _imports(child, package, lazy or inside, typing or for_types)
 
 
-def room_imported(module: str) -> str | None:
-    """The room that importing `module` enters; what the package itself exports comes from `api`."""
+def package_imported(module: str) -> str | None:
+    """The package that importing `module` enters; what the package itself exports comes from `api`."""
     head, *rest = module.split(".")
     if head != "midstream":
         return None
-    return rest[0] if rest and rest[0] in ROOMS else "api"
+    return rest[0] if rest and rest[0] in PACKAGES else "api"
 
 
 def test_every_folder_is_a_room_with_a_docstring_that_says_what_it_owns():
     folders = {file.parent for file in files() if file.parent != SOURCE}
-    rooms = {folder.relative_to(SOURCE).parts[0] for folder in folders}
-    assert rooms <= set(ROOMS), f"no place among the layers for {sorted(rooms - set(ROOMS))}"
+    packages = {folder.relative_to(SOURCE).parts[0] for folder in folders}
+    assert packages <= set(PACKAGES), f"no place among the layers for {sorted(packages - set(PACKAGES))}"
     for folder in sorted(folders):
         init = folder / "__init__.py"
         assert init.exists(), f"{folder.relative_to(SOURCE)} has no __init__.py"
         docstring = ast.get_docstring(tree_of(init)) or ""
-        assert len(docstring) > 20, f"{name_of(init)}: say what the room owns, imports, and on which thread it runs"
+        assert len(docstring) > 20, f"{name_of(init)}: say what the package owns, imports, and on which thread it runs"
 
 
 def _imports_from_above(file: Path) -> Iterator[str]:
-    room = room_of(file)
-    if room is None:
+    package = package_of(file)
+    if package is None:
         return
     for found in imports_of(file):
-        target = room_imported(found.module)
-        if target is None or target == room:
+        target = package_imported(found.module)
+        if target is None or target == package:
             continue
-        if ROOMS.index(target) >= ROOMS.index(room):
-            yield f"{name_of(file)}:{found.line}: {room!r} imports {found.module}, but {target!r} lies above it"
-        if room == "simulation" and target == "spark":
+        if PACKAGES.index(target) >= PACKAGES.index(package):
+            yield f"{name_of(file)}:{found.line}: {package!r} imports {found.module}, but {target!r} lies above it"
+        if package == "simulation" and target == "spark":
             yield f"{name_of(file)}:{found.line}: the simulator needs no JVM"
 
 
@@ -172,40 +175,42 @@ def test_rooms_import_only_rooms_below_them():
     assert [offence for file in files() for offence in _imports_from_above(file)] == []
 
 
-def sub_room_of(module: str, room: str) -> str | None:
-    """The sub-room of `room`, a dotted path below `midstream`, in which a module lies that is given likewise."""
-    part = module.removeprefix(f"{room}.").split(".")[0] if module.startswith(f"{room}.") else None
-    return part if part in SUB_ROOMS[room] else None
+def subpackage_of(module: str, package: str) -> str | None:
+    """The subpackage of `package`, a dotted path below `midstream`, in which a module lies that is given likewise."""
+    part = module.removeprefix(f"{package}.").split(".")[0] if module.startswith(f"{package}.") else None
+    return part if part in SUBPACKAGES[package] else None
 
 
-def imports_within(file: Path, room: str) -> Iterator[tuple[Import, str]]:
-    """What a file imports of its own room, as dotted paths below `midstream`, but for names of types."""
+def imports_within(file: Path, package: str) -> Iterator[tuple[Import, str]]:
+    """What a file imports of its own package, as dotted paths below `midstream`, but for names of types."""
     for found in imports_of(file):
-        if found.module.startswith(f"midstream.{room}.") and not found.typing:
+        if found.module.startswith(f"midstream.{package}.") and not found.typing:
             yield found, found.module.removeprefix("midstream.")
 
 
-def _imports_from_later_sub_rooms(room: str) -> Iterator[str]:
-    order, folder, tops = SUB_ROOMS[room], SOURCE.joinpath(*room.split(".")), set()
+def _imports_from_later_subpackages(package: str) -> Iterator[str]:
+    order, folder, tops = SUBPACKAGES[package], SOURCE.joinpath(*package.split(".")), set()
     for file in folder.glob("*.py"):
-        if any(sub_room_of(path, room) for _, path in imports_within(file, room)):
+        if any(subpackage_of(path, package) for _, path in imports_within(file, package)):
             tops.add(file.stem)
     for index, name in enumerate(order):
         for file in sorted((folder / name).rglob("*.py")):
-            for found, path in imports_within(file, room):
-                target = sub_room_of(path, room)
-                own = path.removeprefix(f"{room}.").split(".")[0]
+            for found, path in imports_within(file, package):
+                target = subpackage_of(path, package)
+                own = path.removeprefix(f"{package}.").split(".")[0]
                 is_below = own not in tops if target is None else order.index(target) <= index
                 if not is_below:
                     yield f"{name_of(file)}:{found.line}: {name!r} imports {found.module}, which lies above it"
 
 
-@pytest.mark.parametrize("room", SUB_ROOMS)
-def test_sub_rooms_import_only_sub_rooms_before_them(room):
-    folder = SOURCE.joinpath(*room.split("."))
+@pytest.mark.parametrize("package", SUBPACKAGES)
+def test_subpackages_import_only_subpackages_before_them(package):
+    folder = SOURCE.joinpath(*package.split("."))
     folders = {each.name for each in folder.iterdir() if each.is_dir() and each.name != "__pycache__"}
-    assert folders == set(SUB_ROOMS[room]), f"no place in {room} for {sorted(folders ^ set(SUB_ROOMS[room]))}"
-    assert list(_imports_from_later_sub_rooms(room)) == []
+    assert folders == set(SUBPACKAGES[package]), (
+        f"no place in {package} for {sorted(folders ^ set(SUBPACKAGES[package]))}"
+    )
+    assert list(_imports_from_later_subpackages(package)) == []
 
 
 def test_the_product_does_not_import_the_laboratory():
@@ -219,14 +224,14 @@ def test_the_product_does_not_import_the_laboratory():
 
 
 def _imports_of_spark(file: Path) -> Iterator[str]:
-    if room_of(file) == "spark":
+    if package_of(file) == "spark":
         return
     for found in imports_of(file):
         if found.typing:
             continue
         if found.module.split(".")[0] in {"pyspark", "py4j"}:
             yield f"{name_of(file)}:{found.line}: {found.module}"
-        if room_imported(found.module) == "spark" and not found.lazy:
+        if package_imported(found.module) == "spark" and not found.lazy:
             yield f"{name_of(file)}:{found.line}: import midstream.spark where it is used, not on top"
 
 
@@ -253,7 +258,7 @@ def _reaches_outside(file: Path) -> Iterator[str]:
 
 
 def test_protocol_code_reaches_the_outside_only_through_interfaces():
-    protocol = [file for file in files() if room_of(file) == PURE_ROOM]
+    protocol = [file for file in files() if package_of(file) == PURE_PACKAGE]
     assert [offence for file in protocol for offence in _reaches_outside(file)] == []
 
 
@@ -274,7 +279,7 @@ ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {
     "simulation/recorded_rows.py SimSource": "each of them is drawn by scenarios",
     "engine/coordinator/coordinator.py Coordinator": "the parts that it connects; what they have in common is in notifications.py",
-    "engine/coordinator/placement/slots.py Slots": "the wait for slots, and what is known of those that came",
+    "engine/coordinator/placement/slot_pool.py SlotPool": "the wait for slots, and what is known of those that came",
     "inprocess/engine.py Engine": "stands for a driver, a cluster and a slot at once",
     "runtime/network/connection.py Connection": "handshake, sending and receiving of one socket share its buffers",
     "lab/midstream_lab/campaign.py Summary": "one count each",
@@ -389,6 +394,40 @@ def test_each_class_of_the_product_has_a_name_of_its_own() -> None:
                 if isinstance(node, ast.ClassDef):
                     files.setdefault(node.name, []).append(name_of(file))
     assert {name: found for name, found in files.items() if len(found) > 1} == {}
+
+
+FOREIGN_NAMES = {
+    *("attemptNumber", "partitionId", "taskAttemptId", "spark.task.maxFailures"),
+    *("rd_kafka_message_t", "transactional.id.expiration.ms"),
+    *("NA", "_total", "struct.with_fields"),
+}
+"""Names of other systems in docstrings, which no code has."""
+
+
+def test_names_in_docstrings_exist() -> None:
+    """A module or class that has been moved or renamed must not live on in the words about it."""
+    known, quoted = set(dir(builtins)), []
+    for file in all_files():
+        text = file.read_text(encoding="utf-8")
+        known.update(file.relative_to(ROOT).with_suffix("").parts)
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.NAME:
+                known.add(token.string)
+            elif token.type == tokenize.STRING and "\n" not in token.string:
+                known.update(re.findall(r"\w+", re.sub(r"`[^`]*`", "", token.string)))
+        for node in ast.walk(tree_of(file)) if file.is_relative_to(SOURCE) else ():
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                quoted += [(file, name) for name in re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", node.value.value)]
+    lost = {
+        f"{name_of(file)}: {name}"
+        for file, name in quoted
+        if name not in FOREIGN_NAMES and not all(part in known for part in name.split(".") if part)
+    }
+    assert not lost, "\n".join(sorted(lost))
 
 
 def test_long_functions_and_large_classes_have_a_reason() -> None:

@@ -14,7 +14,7 @@ from midstream_lab.impossible_pairs import MACHINES
 
 def test_the_page_is_drawn_from_the_tables() -> None:
     is_as_drawn = state_machines.PAGE.read_text(encoding="utf-8") == state_machines.page()
-    assert is_as_drawn, f"{state_machines.PAGE.name} is old: {state_machines.COMMAND} writes it anew"
+    assert is_as_drawn, f"{state_machines.PAGE.name} is old: {state_machines.COMMAND} writes it again"
 
 
 def test_every_table_is_in_the_coverage_and_so_on_the_page() -> None:

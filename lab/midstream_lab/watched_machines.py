@@ -1,7 +1,7 @@
 """The state machines of the engine as coverage sees them: the methods by which events reach them, and their states.
 
 The possible states and events are read from the code: states from enums; events from unions of messages, from the
-kinds of timers and I/O, and from the methods by which one room calls another, which are found in the syntax tree of
+kinds of timers and I/O, and from the methods by which one package calls another, which are found in the syntax tree of
 the caller. So new states and events appear by themselves, as pairs that were never seen. If a machine runs on a
 table, the table defines the possible pairs.
 """

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from midstream.engine.core.errors import UnavailableError as UnavailableError
     from midstream.engine.core.schemas import SchemaLike as SchemaLike
     from midstream.engine.operators.bad_records import BAD_RECORDS as BAD_RECORDS
+    from midstream.engine.operators.failed_rows import FAILED as FAILED
     from midstream.engine.operators.functions.batch_functions import BatchContext as BatchContext
     from midstream.engine.operators.functions.batch_functions import CoBatchFunction as CoBatchFunction
     from midstream.engine.operators.functions.batch_functions import KeyedBatchFunction as KeyedBatchFunction
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from midstream.engine.operators.watermarks import WatermarkStrategy as WatermarkStrategy
     from midstream.engine.operators.windows.aggregates import Accumulator as Accumulator
     from midstream.engine.operators.windows.aggregates import Aggregate as Aggregate
+    from midstream.engine.operators.windows.aggregates import ArgMax as ArgMax
+    from midstream.engine.operators.windows.aggregates import ArgMin as ArgMin
     from midstream.engine.operators.windows.aggregates import Count as Count
     from midstream.engine.operators.windows.aggregates import First as First
     from midstream.engine.operators.windows.aggregates import Last as Last
@@ -63,7 +66,12 @@ if TYPE_CHECKING:
     from midstream.engine.operators.windows.aggregates import Mean as Mean
     from midstream.engine.operators.windows.aggregates import Min as Min
     from midstream.engine.operators.windows.aggregates import Sum as Sum
+    from midstream.engine.operators.windows.distinct_count import CountDistinct as CountDistinct
+    from midstream.engine.operators.windows.moments import Covariance as Covariance
+    from midstream.engine.operators.windows.moments import StdDev as StdDev
+    from midstream.engine.operators.windows.moments import Variance as Variance
     from midstream.engine.operators.windows.window_factory import LATE as LATE
+    from midstream.engine.operators.windows.window_factory import LATE_RIGHT as LATE_RIGHT
     from midstream.engine.operators.windows.window_factory import session as session
     from midstream.engine.operators.windows.window_factory import sliding as sliding
     from midstream.engine.operators.windows.window_factory import tumbling as tumbling
@@ -94,14 +102,17 @@ _HOME = {
     "engine.core.errors": "ClusterError ConfigError DataError JobError MidstreamError SchemaError StorageError UnavailableError",
     "engine.core.schemas": "SchemaLike",
     "inprocess.preview": "Preview",
-    "engine.operators.windows.aggregates": "Accumulator Aggregate Count First Last Max Mean Min Sum",
+    "engine.operators.windows.aggregates": "Accumulator Aggregate ArgMax ArgMin Count First Last Max Mean Min Sum",
+    "engine.operators.windows.distinct_count": "CountDistinct",
+    "engine.operators.windows.moments": "Covariance StdDev Variance",
     "engine.operators.bad_records": "BAD_RECORDS",
+    "engine.operators.failed_rows": "FAILED",
     "engine.operators.functions.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
     "engine.operators.functions.process_functions": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
     "engine.operators.sink_api": "Committer CommitterContext Sink SinkWriter WriterContext",
     "engine.operators.source_api": "Discovery DiscoveryContext Source Split SplitReader",
     "engine.operators.watermarks": "WatermarkStrategy",
-    "engine.operators.windows.window_factory": "LATE session sliding tumbling",
+    "engine.operators.windows.window_factory": "LATE LATE_RIGHT session sliding tumbling",
     "engine.protocol.job_status": "JobStatus",
     "runtime.driver.job": "Job",
     "runtime.process.process_slots": "ProcessSlots",

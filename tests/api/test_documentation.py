@@ -15,7 +15,7 @@ from midstream.runtime.process.process_slots import ProcessSlots
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 EXAMPLES = {
-    "streams.md": ["Streams", "Environment", "Rows to rows"],
+    "streams.md": ["Streams", "Environment", "Rows to rows", "Running aggregates", "Models and clients"],
     "event-time.md": ["Event time and windows", "Late rows", "Interval joins"],
     "state.md": ["State and timers", "Two inputs", "Functions on batches", "Aggregates of your own"],
     "sources.md": ["Sources", "A source of your own"],

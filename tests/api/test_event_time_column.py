@@ -101,7 +101,7 @@ USES: dict[str, Callable[[DataStream], object]] = {
     "process": lambda s: s.key_by("k").process(Each(), {"k": int}),
     "process_batches": lambda s: s.key_by("k").process_batches(EachBatch(), {"k": int}),
     "connect": lambda s: s.connect(s).process(Both(), {"k": int}),
-    "interval_join": lambda s: s.key_by("k").connect(s.key_by("k")).interval_join(0, 1),
+    "join": lambda s: s.join(s, on="k", within=(0, 1)),
     "broadcast": lambda s: s.connect(s.broadcast()).process(Ruled(), {"k": int}),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,7 +17,6 @@ from midstream import (
     CoBatchFunction,
     CollectSink,
     ConfigError,
-    Count,
     DataStream,
     Environment,
     JobError,
@@ -27,7 +25,6 @@ from midstream import (
     TableState,
     WatermarkStrategy,
     no_restart,
-    tumbling,
 )
 from midstream.cli.commands.inspect_checkpoint import read_report
 from midstream.engine.graph.graph_builder import build_job_graph
@@ -168,60 +165,6 @@ def test_two_streams_are_joined_by_time() -> None:
     )
     assert len(expected) > 30
     assert values(sink, "user", "at", "page") == expected
-
-
-def test_an_interval_join_has_the_event_time_of_the_later_row_and_finds_all_pairs() -> None:
-    env = Environment("joined", parallelism=2)
-    orders: list[dict[str, Any]] = [
-        {"user": i % 3, "at": START + timedelta(seconds=7 * i), "price": i} for i in range(40)
-    ]
-    clicks: list[dict[str, Any]] = [{"who": i % 4, "seen": START + timedelta(seconds=5 * i)} for i in range(50)]
-    monotonous = WatermarkStrategy.monotonous()
-    left = env.from_collection(orders).with_watermarks("at", monotonous).key_by("user")
-    right = env.from_collection(clicks).with_watermarks("seen", monotonous).key_by("who")
-    joined = left.connect(right).interval_join("-1 min", 0)
-    assert joined.schema.names == ["user", "at", "price", "seen"]
-    assert joined.event_time == "at"
-    assert left.connect(right).interval_join(timedelta(0), "5 s").event_time == "seen"
-    assert right.connect(left).interval_join(timedelta(seconds=-5), 5.0).event_time is None
-    env = Environment("joined", parallelism=2)
-    left = env.from_collection(orders).with_watermarks("at", monotonous).key_by("user")
-    right = env.from_collection(clicks).with_watermarks("seen", monotonous).key_by("who")
-    per_minute = left.connect(right).interval_join("-1 min", 0).key_by("user").window(tumbling("1 min"))
-    sink = per_minute.aggregate(pairs=Count()).collect()
-    status = env.execute(slots=ProcessSlots())
-    minute = timedelta(minutes=1)
-    pairs = [o for o in orders for c in clicks if o["user"] == c["who"] and o["at"] - minute <= c["seen"] <= o["at"]]
-    expected = Counter((o["user"], START + (o["at"] - START) // minute * minute) for o in pairs)
-    assert {(row["user"], row["window_start"]): row["pairs"] for row in sink.rows()} == dict(expected)
-    assert sum(operator.late_rows for vertex in status.vertices for operator in vertex.operators) == 0
-
-
-def test_an_interval_join_needs_keys_event_time_and_an_interval() -> None:
-    rows = numbers(Environment("test"))
-    with pytest.raises(JobError, match="interval_join: both streams need keys and event time"):
-        rows.key_by("k").connect(rows.key_by("n")).interval_join(0, "1 s")
-    timed = (
-        Environment("test").from_collection([{"k": 1, "t": START}]).with_watermarks("t", WatermarkStrategy.monotonous())
-    )
-    both = timed.key_by("k").connect(
-        timed.select("k", u=pl.col("t")).with_watermarks("u", WatermarkStrategy.monotonous()).key_by("k")
-    )
-    with pytest.raises(ConfigError, match=r"interval_join: lower \(1 s\) is above upper \(-1 s\)"):
-        both.interval_join("1 s", "-1 s")
-    with pytest.raises(ConfigError, match="interval_join: '- soon' is not"):
-        both.interval_join("-- soon", "1 s")
-    with pytest.raises(ConfigError, match="interval_join: None is not a duration"):
-        both.interval_join(None, "1 s")  # type: ignore[arg-type]
-
-
-def test_the_event_time_of_a_join_is_that_column_even_if_it_is_a_key_of_the_second_stream() -> None:
-    env = Environment("test")
-    monotonous = WatermarkStrategy.monotonous()
-    left = env.from_collection([{"k": START, "at": START}]).with_watermarks("at", monotonous).key_by("k")
-    right = env.from_collection([{"at": START, "y": 1}]).with_watermarks("at", monotonous).key_by("at")
-    assert left.connect(right).interval_join(0, "1 s").event_time == "k"
-    assert left.connect(right).interval_join("-1 s", 0).event_time == "at"
 
 
 @pytest.fixture

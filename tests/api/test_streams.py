@@ -269,7 +269,7 @@ def test_expressions_must_compute_each_row_on_its_own():
     with refused(SchemaError, "a filter must be boolean"):
         stream().filter(pl.col("v"))
     with refused(JobError, "3 is not a column or a polars expression"):
-        stream().filter(3)  # type: ignore[arg-type]  # the mistake under test
+        stream().filter(3)  # type: ignore[call-overload]  # the mistake under test
     with refused(JobError, "is not a polars expression"):
         stream().with_columns(y=[3])  # type: ignore[arg-type]  # the mistake under test
     with refused(JobError, "select: name at least one"):

@@ -23,7 +23,7 @@ from midstream.engine.core.errors import (
     UnavailableError,
 )
 from midstream.engine.core.tracebacks import users_part
-from midstream.engine.operators.stateless import MapOperator
+from midstream.engine.operators.row_functions import MapOperator
 from midstream.engine.protocol.job_status import FailureStatus
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -52,11 +52,11 @@ def run_the_users_function():
 
 def test_of_an_operators_failure_only_the_users_frames_are_shown():
     details = details_of(run_the_users_function)
-    assert "stateless.py" in details
+    assert "row_functions.py" in details
     shown = users_part(details)
     assert "in bad_row" in shown
     assert "ZeroDivisionError" in shown
-    assert "stateless.py" not in shown
+    assert "row_functions.py" not in shown
     assert shown.startswith("Traceback (most recent call last):")
 
 

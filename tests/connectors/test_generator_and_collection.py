@@ -26,7 +26,7 @@ from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import ConfigError, JobError, SchemaError
 from midstream.engine.operators.source_api import DiscoveryContext
-from midstream.engine.worker.source_driver import ReadProgress, SourceDriver
+from midstream.engine.worker.source_reader import ReadProgress, SourceReader
 from recovering import task_seams
 
 
@@ -180,7 +180,7 @@ def test_a_rate_limit_is_kept_over_any_second_and_reached_in_the_long_run(rows_p
     time = FakeTime()
     emitted: list[tuple[float, int]] = []
     source = GeneratorSource(square, rows_per_s=rows_per_s, splits=2)
-    driver = SourceDriver(
+    driver = SourceReader(
         source,
         1,
         task_seams(time, None, clock=time, config=JobConfig(name="job", batch_rows=131_072)),  # type: ignore[arg-type]  # a stand-in

@@ -30,8 +30,8 @@ from midstream.engine.state import heap_snapshot as heap
 from midstream.engine.state.heap_snapshot import KeyEncoding
 from midstream.engine.state.table_state import TableState
 from midstream.engine.worker import gate_recovery
-from midstream.engine.worker.source_driver import ReadProgress as Step
-from midstream.engine.worker.source_driver import SourceDriver, SplitRequestState
+from midstream.engine.worker.source_reader import ReadProgress as Step
+from midstream.engine.worker.source_reader import SourceReader, SplitRequestState
 from midstream.engine.worker.watermark_valve import WatermarkValve
 from midstream.simulation.fault_kinds import Fault
 from midstream.simulation.recorded_rows import Outside, SimSource
@@ -261,7 +261,7 @@ def partly_alarmed(seed: int) -> Scenario:
 
 
 def ends_too_soon() -> Patches:
-    original = SourceDriver.step
+    original = SourceReader.step
 
     def step(self: Any) -> Step:
         return (
@@ -270,7 +270,7 @@ def ends_too_soon() -> Patches:
             else original(self)
         )
 
-    return [(SourceDriver, "step", step)]
+    return [(SourceReader, "step", step)]
 
 
 def saved_without_windows() -> Patches:

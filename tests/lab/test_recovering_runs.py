@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from effort import known
+from midstream.engine.checkpoint import channel_state_references as references
 from midstream.engine.checkpoint import redistribute_channel_state
-from midstream.engine.checkpoint import segment_references as references
+from midstream.engine.checkpoint.channel_state_references import Piece
 from midstream.engine.checkpoint.metadata import decode_metadata
-from midstream.engine.checkpoint.segment_references import Piece
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.protocol.messages import ChannelState
 from midstream.simulation.fault_kinds import BACKLOGGED, RECOVERING, Fault

@@ -20,7 +20,9 @@ from midstream_lab.jobs.timely import WITHIN_MS
 from midstream_lab.run import run
 from midstream_lab.scenarios.scenario import Scenario, draw
 
-KINDS = ("typed", "pickled", "rules", "clocks", "tags", "join", *WITHIN_MS, "sorted", *LENIENT, *KEY_LAYOUTS)
+KINDS = (
+    *("typed", "pickled", "rules", "clocks", "tags", "join", "running", *WITHIN_MS, "sorted", *LENIENT, *KEY_LAYOUTS),
+)
 
 
 @pytest.mark.parametrize("topology", KINDS)

@@ -225,7 +225,7 @@ def joined(draft: Draft) -> None:
     second = another_source(draft, draft.seconds).filter(pl.col("id") % 97 == 0)
     renamed = second.select("key", id2=pl.col("id"), at2=pl.col("at"), x2=pl.col("x"))
     timed = renamed.with_watermarks("at2", WatermarkStrategy.bounded(f"{2 * JITTER_MAX_US} us"))
-    pairs = few.key_by("key").connect(timed.key_by("key")).interval_join("-200 ms", 0).uid(f"{draft.uid}-pairs")
+    pairs = few.join(timed, on="key", within=("-200 ms", 0)).uid(f"{draft.uid}-pairs")
     draft.then(pairs.select("key", "id", "at", x=pl.col("x") * 3 + pl.col("x2") + pl.col("id2")))
 
 

@@ -35,7 +35,7 @@ KIND = 0x11
 
 
 class End:
-    """A LinkEnd that sends what it is given and keeps what it gets."""
+    """A ConnectionEnd that sends what it is given and keeps what it gets."""
 
     def __init__(self) -> None:
         self.queue: deque[list[bytes | memoryview]] = deque()

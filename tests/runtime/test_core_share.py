@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from midstream.runtime.cpu_share import POLL_INTERVAL_S, SHARE_MIN, CoreShare, Schedule
+from midstream.runtime.core_share import POLL_INTERVAL_S, SHARE_MIN, CoreShare, Schedule
 from scarce_cores import Machine
 
 
@@ -95,10 +95,10 @@ def test_the_system_says_how_long_this_thread_has_worked_and_waited() -> None:
 
 
 def test_a_file_that_is_not_there_or_says_something_else_is_no_schedule(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("midstream.runtime.cpu_share.SCHEDSTAT", str(tmp_path / "gone"))
+    monkeypatch.setattr("midstream.runtime.core_share.SCHEDSTAT", str(tmp_path / "gone"))
     assert Schedule().read() is None
     (tmp_path / "odd").write_text("nothing\n")
-    monkeypatch.setattr("midstream.runtime.cpu_share.SCHEDSTAT", str(tmp_path / "odd"))
+    monkeypatch.setattr("midstream.runtime.core_share.SCHEDSTAT", str(tmp_path / "odd"))
     odd = Schedule()
     assert odd.read() is None and odd.read() is None
     odd.close()

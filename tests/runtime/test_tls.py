@@ -353,7 +353,7 @@ def test_keys_are_not_shown() -> None:
 
 
 class Keeps:
-    """A LinkEnd: sends what it is given and keeps what it gets."""
+    """A ConnectionEnd: sends what it is given and keeps what it gets."""
 
     def __init__(self) -> None:
         self.queue: list[list[bytes | memoryview]] = []

@@ -142,11 +142,15 @@ def made_of(bound: int) -> tuple[list[DataStream], list[DataStream]]:
             late += [counted.side_output(LATE), lenient.side_output(LATE)]
     made.append(keyed.window(session("2 s")).aggregate(n=Count()).uid("combined"))
     made.append(first.window_all(session("1 s")).aggregate(n=Count()).uid("session_of_all"))
-    around = keyed.connect(other).interval_join("-2 s", "2 s").uid("around")
-    before = keyed.connect(other).interval_join("-2 s", 0).uid("before")
-    after = keyed.connect(other).interval_join(0, "2 s").uid("after")
-    made += [around, before, after]
-    for joined in (before, after):
+    joins = [
+        first.join(second, on="k", how=how, within=("-2 s", 0)).uid(f"{how}_joined")
+        for how in ("inner", "left", "right", "semi", "anti")
+    ]
+    same = second.rename({"then": "at"})
+    joins.append(first.join(same, on="k", how="full", within=(0, "2 s")).uid("full_joined"))
+    joins.append(first.join_asof(second, on="k", tolerance="2 s").uid("asof_joined"))
+    made += joins
+    for joined in (*joins[:3], joins[-1]):
         again = joined.key_by("k").window(session("2 s")).aggregate(n=Count()).uid(f"session_{len(made)}")
         made.append(again)
         late.append(again.side_output(LATE))

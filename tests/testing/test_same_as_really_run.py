@@ -149,7 +149,8 @@ def job() -> tuple[Environment, dict]:
         "tumbling": windows,
         "late": windows.side_output(LATE),
         "session": keyed.window(session("25 s")).aggregate(n=Count()),
-        "interval join": keyed.connect(keyed_again(env)).interval_join(0, "20 s"),
+        "join": timed.join(again(env), on="key", how="left", within=(0, "20 s")),
+        "as-of join": timed.join_asof(again(env), on="key"),
         "broadcast": keyed.connect(rules.broadcast()).process(Rules(), {"key": str, "large": pa.uint64()}),
         "complete table": keyed.connect(names.key_by("key")).process(Named(), {"at": datetime, "name": str}),
         "tables": keyed.process_batches(Totals(), {"key": str, "price": pl.Decimal(38, 2)}),
@@ -157,11 +158,11 @@ def job() -> tuple[Environment, dict]:
     return env, {name: stream.collect() for name, stream in streams.items()}
 
 
-def keyed_again(env: Environment):
+def again(env: Environment):
     other = env.from_collection(
         [{"key": f"k{i % 3}", "when": NOON + timedelta(seconds=7 * i), "n": i} for i in range(9)]
     )
-    return other.uid("others").with_watermarks("when", WatermarkStrategy.bounded("1 h")).key_by("key")
+    return other.with_watermarks("when", WatermarkStrategy.bounded("1 h"))
 
 
 def contents(found: pa.Table) -> Counter:

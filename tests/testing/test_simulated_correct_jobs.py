@@ -206,15 +206,23 @@ def union(rows: DataStream) -> DataStream:
 
 
 @job
-def interval_join(rows: DataStream) -> DataStream:
+def join(rows: DataStream) -> DataStream:
     left, right = (
         rows.select("key", pl.col("at").alias(f"{name}_at"), pl.col("id").alias(name)).with_watermarks(
             f"{name}_at", WatermarkStrategy.monotonous()
         )
         for name in ("left", "right")
     )
-    joined = left.key_by("key").connect(right.key_by("key")).interval_join("-5 s", "5 s")
+    joined = left.join(right, on="key", how="full", within=("-5 s", "5 s"))
     return joined.select("left", "right")
+
+
+@job
+def join_asof(rows: DataStream) -> DataStream:
+    monotonous = WatermarkStrategy.monotonous()
+    timed = rows.with_watermarks("at", monotonous)
+    versions = rows.select("key", since="at", version="id").with_watermarks("since", monotonous)
+    return timed.join_asof(versions, on="key", tolerance="1 min").select("id", "version")
 
 
 class Matched(CoProcessFunction):

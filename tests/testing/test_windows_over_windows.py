@@ -92,8 +92,8 @@ def test_a_result_has_the_event_time_of_its_window_for_whatever_follows(unit) ->
     """One unit before the end: for windows, functions, joins, and aggregates that look at the time."""
     kind = pa.timestamp(unit)
     source = Environment().from_collection([], schema={"k": int, "at": kind})
-    timed = source.with_watermarks("at", WatermarkStrategy.monotonous()).key_by("k")
-    minutes = timed.window(tumbling("1 min")).aggregate(n=Count())
+    timed = source.with_watermarks("at", WatermarkStrategy.monotonous())
+    minutes = timed.key_by("k").window(tumbling("1 min")).aggregate(n=Count())
     assert minutes.event_time == "window_end"
     hours = minutes.key_by("k").window(tumbling("1 h")).aggregate(n=Sum("n"), last=Last("n"))
     stamped = minutes.key_by("k").process(Stamped(), {"window_end": kind, "time": kind})
@@ -101,7 +101,7 @@ def test_a_result_has_the_event_time_of_its_window_for_whatever_follows(unit) ->
     assert renamed.event_time is None
     kept = minutes.rename({"window_end": "ended"}).select("k", "ended")
     assert kept.event_time == "ended"
-    pairs = timed.connect(kept.key_by("k")).interval_join(0, "59999 ms")
+    pairs = timed.join(kept, on="k", within=(0, "59999 ms"))
     begin = datetime(2024, 1, 1, 10)
     rows: list[dict[str, Any]] = [{"k": 1, "at": begin + timedelta(minutes=minute)} for minute in range(120)]
     found = testing.run([hours, stamped, pairs], rows)

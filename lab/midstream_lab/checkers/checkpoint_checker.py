@@ -35,6 +35,7 @@ from midstream_lab.checkers.lineage import After, Lineage
 from midstream_lab.checkers.row_inspection import Found, RowInspection
 from midstream_lab.checkers.state_checker import StateChecker
 from midstream_lab.checkers.window_checker import Made
+from midstream_lab.jobs import running
 from midstream_lab.jobs.end_operators import decode_count
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.tables import COUNTED
@@ -360,8 +361,9 @@ class CheckpointChecker:
         found: dict[int, tuple[int, int]] = {}
         group_of = self.inspection.contents.group_of
         for subtask in operator.subtasks:
-            for table in self.inspection.tables_of(self.storage, subtask, "keys", COUNTED):
-                columns = [table.column(name).to_pylist() for name in ("key", KEY_GROUP, "count", "sum")]
+            for table in self.inspection.tables_of(self.storage, subtask, "keys", COUNTED, running.PARTS):
+                counted = running.COLUMNS if running.COLUMNS[0] in table.column_names else ("count", "sum")
+                columns = [table.column(name).to_pylist() for name in ("key", KEY_GROUP, *counted)]
                 for key, group, count, total in zip(*columns, strict=True):
                     if key in found:
                         yield f"{where}: key {key} is in two subtasks of {operator.uid}"

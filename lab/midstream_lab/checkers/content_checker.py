@@ -20,6 +20,7 @@ import pyarrow as pa
 from midstream.engine.core.batches import concat
 from midstream.engine.core.key_groups import key_groups
 from midstream.simulation.recorded_rows import N_BITS, SOURCE_IDS, Int64s, SimSource, numbered
+from midstream_lab.jobs.joins import HOW
 from midstream_lab.jobs.lateness import LENIENT
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.topologies import uid_of
@@ -27,8 +28,8 @@ from midstream_lab.jobs.topologies import uid_of
 Bools = npt.NDArray[np.bool_]
 SAMPLES: Final = 5
 _NUMBERS: Final = ("id", "key", "sequence", "ts", "n")
-COUNTING: Final = frozenset(("count", "share"))
-MAKING: Final = frozenset(("window", "slide", "session", "total", "join", *LENIENT))
+COUNTING: Final = frozenset(("count", "share", "running"))
+MAKING: Final = frozenset(("window", "slide", "session", "total", *HOW, *LENIENT))
 """The kinds of operators that emit new rows on their main output, rather than rows of the sources."""
 
 
@@ -173,7 +174,10 @@ def ways(shape: Shape) -> list[Way]:
             if kind in COUNTING:
                 uid = uid_of(index, position, kind)
                 way = Way(frozenset[str | None]({uid}), uid)
-            elif kind in ("side", "tags", "unique", "unique_near", "sorted") or kind in MAKING:
+            elif (
+                kind in ("side", "tags", "unique", "unique_near", "sorted", "failing", "failing_batches")
+                or kind in MAKING
+            ):
                 way = Way(way.counted)
         out.append(way)
     return out

@@ -18,7 +18,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from midstream.engine.checkpoint.directory_files import OwnerFile, unsealed
+from midstream.engine.checkpoint.directory_records import OwnerFile, unsealed
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.checkpoint.store import is_metadata_path, is_superseded, jobs_of

@@ -14,7 +14,7 @@ from midstream.engine.core.arrow_types import to_list
 from midstream.engine.protocol.messages import OperatorSnapshot
 from midstream.simulation.recorded_rows import SimSource, Staged
 from midstream_lab.jobs import clocks, states
-from midstream_lab.jobs.joins import LEFT, RIGHT, Joined, wrong_pairs, wrong_sides
+from midstream_lab.jobs.joins import HOW, LEFT, RIGHT, Joined, wrong_results, wrong_sides
 from midstream_lab.jobs.key_types import stored_keys
 from midstream_lab.jobs.lateness import wrong_emissions
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
@@ -46,7 +46,7 @@ class StateChecker:
         """The keys of each operator's subtasks that had finished in a checkpoint; a restore drops their state."""
 
     def _all_joined(self) -> Mapping[str, Joined]:
-        if not any("join" in node.chain for node in self._shape):
+        if not any(HOW.keys() & {*node.chain} for node in self._shape):
             return {}
         joined = expectation(self._shape, every_row(self._sources)).joined
         return {uid: found for uid, found in joined.items() if uid in self._never_late}
@@ -62,7 +62,7 @@ class StateChecker:
             yield from self._check_given(operator, expected.given[uid])
         elif uid in expected.joined:
             then = None if operator.finished else self._complete.get(uid)
-            left, right = (list(self._ids(operator, part)) for part in (LEFT, RIGHT))
+            left, right = (list(self._ids(operator, parts)) for parts in (LEFT, RIGHT))
             yield from wrong_sides(uid, expected.joined[uid], then, left, right)
         elif uid.startswith(TIMED):
             kind = next(kind for kind in TIMED if uid.startswith(kind))
@@ -87,7 +87,10 @@ class StateChecker:
             self._waiting = {expected.join_sinks[uid] for uid in sinks if uid in expected.join_sinks}
         for uid, pairs in found.items():
             is_exact = uid in self._never_late and uid not in self._waiting
-            for complaint in wrong_pairs(uid, expected.joined[uid].pairs(), pairs, is_exact=is_exact):
+            then, is_over = self._complete.get(uid), where == "end"
+            if is_over and is_exact:  # of a job that was drained, there are no more rows
+                then = expected.joined[uid]
+            for complaint in wrong_results(uid, expected.joined[uid], then, pairs, is_exact=is_exact, is_over=is_over):
                 yield f"{where}: {complaint}"
 
     def check_duplicates(
@@ -176,10 +179,11 @@ class StateChecker:
         if wrong:
             yield f"{who}: " + "; ".join(wrong[:_SAMPLES]) + f" ({len(wrong)})"
 
-    def _ids(self, operator: OperatorState, part: str) -> Iterator[int]:
+    def _ids(self, operator: OperatorState, parts: Sequence[str]) -> Iterator[int]:
         for subtask in operator.subtasks:
-            for table in self._tables(subtask, part):
-                yield from to_list(table.column("id" if part == LEFT else "id2"))
+            for table in self._tables(subtask, *parts):
+                name = "id" if parts is LEFT else "id2"
+                yield from to_list(table.column(name)) if name in table.schema.names else ()
 
     def _by_part(self, subtask: OperatorSnapshot, parts: Sequence[str]) -> dict[str, pa.Table]:
         found = {}

@@ -1,7 +1,7 @@
-"""The join of two streams by time in a simulated job, and the rules for its pairs.
+"""The joins of two streams by time in a simulated job, and the rules for their results.
 
-A pair is lost only if one of its rows is late, so that its partner has been dropped already. If no row can be late, the
-pairs are exactly those of the rows received, and the state has every row that will still find a partner.
+A pair is lost only if one of its rows is late. If no row can be late, the pairs are exactly those of the rows received,
+the state has every row that will still find a partner, and the rows without a partner are those that never get one.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.operators.base import Operator, OperatorContext, Output
+from midstream.engine.operators.functions.asof_join import asof_join_operator
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.interval_join import interval_join_operator
 from midstream.simulation.recorded_rows import SCHEMA, Outside, time_ms
@@ -24,8 +27,15 @@ from midstream_lab.jobs.wrapped_operator import Around
 
 LOWER_MS: Final = -2
 UPPER_MS: Final = 1
-LEFT: Final = "table:left"
-RIGHT: Final = "table:right"
+TOLERANCE_MS: Final = 3
+"""How old the version of an as-of join may be."""
+LEFT: Final = ("table:left", "table:left_unmatched", "table:left_waiting")
+RIGHT: Final = ("table:right", "table:right_unmatched", "table:right_waiting", "table:newest")
+"""The parts of the state that have the rows of each side."""
+HOW: Final = {"join": "inner", "full_join": "full", "anti_join": "anti", "asof_join": "asof"}
+"""The kinds of joins."""
+NONE: Final = -1
+"""Stands for the id of the partner of a row that has none."""
 _SECOND: Final = "2"
 """The suffix of the names of the second stream's columns."""
 
@@ -33,17 +43,22 @@ _SECOND: Final = "2"
 class Join(Around):
     """The operator of `interval_join`, with renamed columns of the second stream."""
 
-    def __init__(self, uid: str, outside: Outside, layout: KeyLayout) -> None:
-        self._given = uid, outside, layout
+    def __init__(self, uid: str, outside: Outside, layout: KeyLayout, how: str) -> None:
+        self._given = uid, outside, layout, how
         self._second = pa.schema([field.with_name(field.name + _SECOND) for field in layout.schema])
         second_keys = tuple(name + _SECOND for name in layout.keys)
         ports = [
             Port("process1", layout.keys, "ts", layout.schema),
             Port("process2", second_keys, "ts" + _SECOND, self._second),
         ]
-        super().__init__(outside, interval_join_operator(uid, ports, LOWER_MS * 1000, UPPER_MS * 1000))
+        super().__init__(
+            outside,
+            asof_join_operator(uid, ports, TOLERANCE_MS * 1000)
+            if how == "asof"
+            else interval_join_operator(uid, ports, LOWER_MS * 1000, UPPER_MS * 1000, how),
+        )
 
-    def __reduce__(self) -> tuple[type[Join], tuple[str, Outside, KeyLayout]]:
+    def __reduce__(self) -> tuple[type[Join], tuple[str, Outside, KeyLayout, str]]:
         return Join, self._given
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
@@ -55,22 +70,37 @@ class Join(Around):
 
 
 class Couple(Operator):
-    """Emits one row of SCHEMA for each pair: the first row, with the id of the second as `n`."""
+    """Emits one row of SCHEMA for each row of a join: the first stream's, with the id of the second's as `n`. NONE stands
+    for the id of one that is missing, whose other columns are those of its partner."""
 
     def __init__(self, outside: Outside, layout: KeyLayout) -> None:
         self._outside = outside
         self._layout = layout
+        self._watermark_us = MIN_WATERMARK_US
         self._out: Output
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out
 
+    def advance_watermark(self, watermark_us: int) -> bool:
+        self._watermark_us = watermark_us
+        return True
+
     def process(self, batch: pa.RecordBatch, port: int) -> None:
+        times = batch.column("ts").view(pa.int64()).to_numpy()
+        if (times <= self._watermark_us).any():
+            self._outside.world.bug(
+                f"a join has emitted rows of {times.min()} after the watermark {self._watermark_us}"
+            )
         key = "key" if self._layout is PLAIN else "was"
-        self._check_batch(batch, "", key)
-        self._check_batch(batch, _SECOND, key if key == "key" else key + _SECOND)
-        columns = {name: batch.column(name) for name in SCHEMA.names}
-        columns |= {"key": batch.column(key), "n": batch.column("id" + _SECOND)}
+        sides = [("", key)]
+        if "id" + _SECOND in batch.schema.names:
+            sides.append((_SECOND, key if key == "key" else key + _SECOND))
+        for end, name in sides:
+            self._check_batch(batch.filter(batch.column("id" + end).is_valid()), end, name)
+        columns = {name: _either(batch, name) for name in SCHEMA.names}
+        n = batch.column("id" + _SECOND).fill_null(NONE) if len(sides) > 1 else pa.array([NONE] * batch.num_rows)
+        columns |= {"id": batch.column("id").fill_null(NONE), "key": _either(batch, key), "n": n}
         self._out.emit(pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA))
 
     def _check_batch(self, batch: pa.RecordBatch, end: str, key: str) -> None:
@@ -86,10 +116,18 @@ class Couple(Operator):
             self._outside.world.bug(f"joined rows have other keys than they had: {ids}")
 
 
+def _either(batch: pa.RecordBatch, name: str) -> pa.Array[Any]:
+    """Return a column of the first stream, with the values of the second where there is no row of the first."""
+    if name + _SECOND not in batch.schema.names:
+        return batch.column(name)
+    return pc.coalesce(batch.column(name), batch.column(name + _SECOND))
+
+
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The ids that both sides of a join have received, and the keys of all rows by id."""
+    """The kind of a join, the ids that both of its sides have received, and the keys of all rows by id."""
 
+    how: str
     left: Counter[int]
     right: Counter[int]
     keys: Mapping[int, int]
@@ -97,6 +135,29 @@ class Joined:
 
     def pairs(self) -> Counter[tuple[int, int]]:
         return _pairs(self.left, self.right, self._key)
+
+    def alone(self) -> Counter[tuple[int, int]]:
+        """Return the rows without a partner that the join emits if no others arrive, as pairs with NONE."""
+        pairs = self.pairs()
+        left, right = {row for row, _ in pairs}, {row for _, row in pairs}
+        found = {(row, NONE): n for row, n in self.left.items() if self.how != "inner" and row not in left}
+        if self.how == "full":
+            found |= {(NONE, row): n for row, n in self.right.items() if row not in right}
+        return Counter(found)
+
+    def versions(self) -> Callable[[int], set[int]]:
+        """Return a function that returns the rows of the right of which an as-of join must choose one for a row of the
+        left: those at the newest time."""
+        at: dict[object, dict[int, set[int]]] = {}
+        for row in self.right:
+            at.setdefault(self._key(row), {}).setdefault(time_ms(row), set()).add(row)
+
+        def of(row: int) -> set[int]:
+            times, time = at.get(self._key(row), {}), time_ms(row)
+            newest = max((t for t in times if time - TOLERANCE_MS <= t <= time), default=None)
+            return {NONE} if newest is None else times[newest]
+
+        return of
 
     def awaited(self, then: Joined) -> tuple[Counter[int], Counter[int]]:
         """Return the rows of each side that will find partners among those that arrive until the join is as `then`."""
@@ -122,15 +183,61 @@ def _pairs(left: Counter[int], right: Counter[int], key: Callable[[int], object]
     return found
 
 
-def wrong_pairs(
-    uid: str, expected: Counter[tuple[int, int]], found: Counter[tuple[int, int]], *, is_exact: bool
+def wrong_results(
+    uid: str,
+    joined: Joined,
+    then: Joined | None,
+    found: Counter[tuple[int, int]],
+    *,
+    is_exact: bool,
+    is_over: bool,
 ) -> Iterator[str]:
-    """Yield complaints about pairs. `is_exact`: no row can have been late, so none may be missing."""
+    """Yield complaints about the results of a join.
+
+    `then`: what it will have received at the end if no row can be late; otherwise None. `is_exact`: nothing is missing.
+    `is_over`: event time has passed all rows.
+    """
+    if joined.how == "asof":
+        yield from _wrong_versions(uid, joined, then, found, is_exact=is_exact and is_over)
+        return
+    alone = Counter({pair: n for pair, n in found.items() if NONE in pair})
+    if joined.how != "anti":
+        yield from _differing(uid, "pairs", joined.pairs(), found - alone, is_exact=is_exact)
+    elif pairs := found - alone:
+        yield f"{uid} has emitted pairs: {sorted(pairs)[:5]}"
+    if then is not None:
+        yield from _differing(uid, "rows without a partner", then.alone(), alone, is_exact=is_exact and is_over)
+    else:
+        got = {(row, NONE): n for row, n in joined.left.items()} | {(NONE, row): n for row, n in joined.right.items()}
+        yield from _differing(uid, "rows without a partner", Counter(got), alone, is_exact=False)
+
+
+def _wrong_versions(
+    uid: str, joined: Joined, then: Joined | None, found: Counter[tuple[int, int]], *, is_exact: bool
+) -> Iterator[str]:
+    emitted: Counter[int] = Counter()
+    for (row, _), n in found.items():
+        emitted[row] += n
+    if surplus := emitted - joined.left:
+        yield f"{uid} has emitted {surplus.total()} rows too many: {sorted(surplus)[:5]}"
+    if is_exact and (lost := joined.left - emitted):
+        yield f"{uid} has not emitted {lost.total()} rows: {sorted(lost)[:5]}"
+    if foreign := {version for _, version in found} - {NONE, *joined.right}:
+        yield f"{uid} has joined versions that it has not received: {sorted(foreign)[:5]}"
+    if then is not None:
+        versions = then.versions()
+        if wrong := sorted((row, version) for row, version in found if version not in versions(row)):
+            yield f"{uid} has joined {len(wrong)} rows with a version that is not the newest: {wrong[:5]}"
+
+
+def _differing(
+    uid: str, what: str, expected: Counter[tuple[int, int]], found: Counter[tuple[int, int]], *, is_exact: bool
+) -> Iterator[str]:
     lost, surplus = expected - found, found - expected
     if lost and is_exact:
-        yield f"{uid} has not made {lost.total()} pairs: {sorted(lost)[:5]}"
+        yield f"{uid} has not made {lost.total()} {what}: {sorted(lost)[:5]}"
     if surplus:
-        yield f"{uid} has made {surplus.total()} pairs too many: {sorted(surplus)[:5]}"
+        yield f"{uid} has made {surplus.total()} {what} too many: {sorted(surplus)[:5]}"
 
 
 def wrong_sides(
@@ -140,6 +247,12 @@ def wrong_sides(
     partner until the join is as `then` (None: unknown).
     """
     awaited = (Counter[int](), Counter[int]()) if then is None else joined.awaited(then)
+    if joined.how in ("anti", "asof"):  # rows leave as soon as they are certain; the right rows of "anti" have no ids
+        awaited = Counter(), Counter()
+        left, right = (
+            set(left),
+            set(right),
+        )  # a version that no longer waits lies in both of its tables until they merge
     for side, kept, got, needed in (
         ("left", Counter(left), joined.left, awaited[0]),
         ("right", Counter(right), joined.right, awaited[1]),

@@ -45,11 +45,15 @@ class Node:
     "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session"
     (keyed, late rows go to a side output) followed by "pack" (windows as rows), "tally" (state without a key), "sink";
 
+    "running" ("count" by running aggregates),
+
     "typed", "pickled" (keyed, states of all kinds), "rules" ("share" as a user's function), "clocks" (keyed, holds rows
-    by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join" (keyed, of
-    both ports) followed by "couple" (pairs as rows), "late_window", "late_slide", "late_session" (with allowed
-    lateness) followed by "stack" (their emissions as rows), "unique", "unique_near" (keyed, drop duplicates, the second
-    those that are near by event time), "sorted" (keyed, by event time); late rows of the last two go to a side output.
+    by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join", "full_join",
+    "anti_join", "asof_join" (keyed, of both ports) followed by "couple" (their results as rows), "late_window",
+    "late_slide", "late_session" (with allowed lateness) followed by "stack" (their emissions as rows), "unique",
+    "unique_near" (keyed, drop duplicates, the second those that are near by event time), "sorted" (keyed, by event time);
+    late rows of the last two go to a side output, "failing",
+    "failing_batches" (functions on rows and on batches, which fail for the rows that "side" takes aside).
 
     If a chain ends with one of `KEY_LAYOUTS`, its rows are keyed by other columns, and its readers begin with a keyed user's
     function or a join. "plain" converts them to ordinary rows again.
@@ -222,6 +226,14 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("count", Input(2, KEYED)),
         node_of("sink", Input(3, FORWARD)),
     ),
+    "running": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.3),
+        node_of("running", Input(0, KEYED), Input(1, KEYED)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
     "splits": (
         source_node("tight"),
         source_node("pass", "tight", rows_share=0.5),
@@ -306,6 +318,24 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("sorted", Input(0, KEYED), Input(1, KEYED)),
         node_of("sink", Input(2, REBALANCE), Input(2, FORWARD, tag=LATE)),
     ),
+    "full_join": (
+        source_node("tight"),
+        source_node("tight", rows_share=0.5),
+        node_of("full_join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "anti_join": (
+        source_node("tight"),
+        source_node("tight", rows_share=0.5),
+        node_of("anti_join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("sink", Input(2, REBALANCE)),
+    ),
+    "asof_join": (
+        source_node("tight"),
+        source_node("tight", rows_share=0.5),
+        node_of("asof_join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
     "late_window": (
         source_node("tight"),
         source_node("idle", rows_share=0.5),
@@ -362,6 +392,14 @@ SHAPES: Final[Mapping[str, Shape]] = {
         source_node("by_id"),
         node_of("pickled plain", Input(0, KEYED)),
         node_of("sink", Input(1, REBALANCE)),
+    ),
+    "failing": (
+        source_node("pass"),
+        source_node("failing_batches", rows_share=0.5),
+        node_of("failing", Input(0, REBALANCE), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("count", Input(2, KEYED, tag=SIDE), Input(1, KEYED, tag=SIDE)),
+        node_of("sink", Input(4, REBALANCE)),
     ),
     "finishing": (
         source_node(rows_share=0.05),

@@ -26,7 +26,7 @@ from midstream.engine.operators.windows.aggregates import Aggregate, Columns, Ma
 from midstream.engine.operators.windows.window_factory import Window, session, sliding, tumbling, window_operator
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.state.keyed_states import MapState
-from midstream.engine.worker.source_driver import SourceDriver, SplitRequestState
+from midstream.engine.worker.source_reader import SourceReader, SplitRequestState
 from midstream.simulation.recorded_rows import SCHEMA, Outside
 
 Integers = TypeVar("Integers", int, npt.NDArray[np.int64])
@@ -132,7 +132,7 @@ class Timestamps(TimestampsOperator):
     def _check_open_splits(self) -> None:
         """Check the same of splits that are open, right after each of them was examined."""
         idle_after_us, splits = self._rule.idle_after_us, self._splits
-        if idle_after_us is None or self._context.is_bounded or self.splits_end or not isinstance(splits, SourceDriver):
+        if idle_after_us is None or self._context.is_bounded or self.splits_end or not isinstance(splits, SourceReader):
             return
         for current in splits._splits:
             read_us, _ = getattr(current.reader, "without_rows_us", (0, 0))  # of two such reads the first was processed
@@ -156,7 +156,7 @@ class Timestamps(TimestampsOperator):
         """Check a watermark, or the report that all splits are idle, for which `watermark_us` is None."""
         now_us, idle_after_us = self._outside.world.now_us, self._rule.idle_after_us
         may_be_idle = idle_after_us is not None and not (self._context.is_bounded or self.splits_end)
-        if watermark_us is None and isinstance(self._splits, SourceDriver) and not list(self._splits.open):
+        if watermark_us is None and isinstance(self._splits, SourceReader) and not list(self._splits.open):
             if self._splits._request_state is SplitRequestState.MAY_REQUEST:
                 self._bug("it is idle between two splits, and has not requested the next one")
         for split in (0,) if self._splits is None else self._splits.open:

@@ -18,7 +18,18 @@ from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.operators.windows.window_factory import LATE
 from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass, Sieve, SimSource
-from midstream_lab.jobs import clocks, end_operators, joins, lateness, states, tables, timed, timely
+from midstream_lab.jobs import (
+    clocks,
+    end_operators,
+    failing,
+    joins,
+    lateness,
+    running,
+    states,
+    tables,
+    timed,
+    timely,
+)
 from midstream_lab.jobs.joins import Joined
 from midstream_lab.jobs.key_types import KEY_LAYOUTS, PLAIN, KeyLayout, Plain, Rekey
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
@@ -112,6 +123,15 @@ def with_ends(shape: Shape, random: Random) -> Shape:
     return tuple(nodes)
 
 
+def with_running(shape: Shape, random: Random) -> Shape:
+    """Replace a counting operator by running aggregates, in one of 15 shapes."""
+    counting = [index for index, node in enumerate(shape) if node.chain == ("count",)]
+    if not counting or random.random() >= 1 / 15:
+        return shape
+    index = random.choice(counting)
+    return (*shape[:index], replace(shape[index], chain=("running",)), *shape[index + 1 :])
+
+
 def with_states(shape: Shape, random: Random) -> Shape:
     """Replace some operators by users' functions with all kinds of state, and some windows by windows with allowed
     lateness; sometimes add keys of other types, or a join."""
@@ -145,10 +165,36 @@ def with_timely(shape: Shape, random: Random) -> Shape:
     entries = tuple(Input(index, KEYED) for index in random.sample(inner, min(len(inner), random.choice((1, 2)))))
     at = len(shape)
     main, late = Input(at, random.choice((FORWARD, REBALANCE))), Input(at, FORWARD, tag=LATE)
-    sinks: list[tuple[Input, ...]] = [(main, late)] if kind == "sorted" else [(main,)]
-    if kind == "unique_near":
-        sinks.append((late,))
-    return (*shape, Node((kind,), entries), *(Node(("sink",), inputs) for inputs in sinks))
+    sinks: dict[str, list[tuple[Input, ...]]] = {
+        "unique": [(main,)],
+        "unique_near": [(main,), (late,)],
+        "sorted": [(main, late)],
+    }
+    return (*shape, Node((kind,), entries), *(Node(("sink",), inputs) for inputs in sinks[kind]))
+
+
+def with_joins(shape: Shape, random: Random) -> Shape:
+    """Add, in some shapes, a join that waits for event time."""
+    if random.random() > 1 / 15:
+        return shape
+    made = {"pack", "stack", "couple", "sink", "total", "plain", *KEY_LAYOUTS}
+    inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
+    pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
+    kind = random.choice(("full_join", "anti_join", "asof_join"))
+    return (*shape, Node((kind, "couple"), tuple(pair)), node_of("sink", Input(len(shape), REBALANCE)))
+
+
+def with_failing(shape: Shape, random: Random) -> Shape:
+    """Sometimes add a function that fails for some of the rows of a node."""
+    if random.random() > 1 / 15:
+        return shape
+    made = {"pack", "stack", "couple", "sink", "total", *KEY_LAYOUTS}
+    inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
+    entry = Input(random.choice(inner), random.choice((FORWARD, REBALANCE, KEYED)))
+    at = len(shape)
+    sinks = (Input(at, random.choice((FORWARD, REBALANCE))), Input(at, REBALANCE, tag=SIDE))
+    kind = random.choice(("failing", "failing_batches"))
+    return (*shape, Node((kind,), (entry,)), *(Node(("sink",), (each,)) for each in sinks))
 
 
 def _with_states(node: Node, random: Random) -> Node:
@@ -359,10 +405,10 @@ class _Walk:
         match kind:
             case "source":
                 outputs[None] = Counter(dict.fromkeys(self._rows[uid], 1))
-            case "side":
+            case "side" | "failing" | "failing_batches":
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[None] = Counter({row: n for row, n in stream.items() if row % 3})
-            case "count":
+            case "count" | "running":
                 expected.counts[uid] = _counted(stream, expected.keys)
             case "share":
                 outputs[None] = by_port[0]
@@ -383,8 +429,10 @@ class _Walk:
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[BRIEF] = Counter({row: n for row, n in stream.items() if row % 3 == 1})
                 outputs[None] = stream - outputs[SIDE] - outputs[BRIEF]
-            case "join":
-                expected.joined[uid] = Joined(by_port[0], by_port[1], expected.keys, self._layout(node))
+            case "join" | "full_join" | "anti_join" | "asof_join":
+                expected.joined[uid] = Joined(
+                    joins.HOW[kind], by_port[0], by_port[1], expected.keys, self._layout(node)
+                )
                 self._makers[index] = uid
             case "late_window" | "late_slide" | "late_session":
                 expected.lenient[uid] = lateness.LENIENT[kind], stream
@@ -496,17 +544,9 @@ def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
 
 _MIXES: Final = frozenset(
     (
-        "side",
-        "timer",
-        "alarm",
-        "table",
-        "total",
-        "clocks",
-        "tags",
-        "join",
-        "unique",
-        "unique_near",
-        "sorted",
+        *("side", "timer", "alarm", "table", "total", "clocks", "tags", "unique", "unique_near", "sorted"),
+        *("failing", "failing_batches"),
+        *joins.HOW,
         *KEY_LAYOUTS,
     )
 )
@@ -551,8 +591,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return states.operator(kind, uid, outside, layout)
         case "clocks":
             return clocks.clocks(uid, outside, layout)
-        case "join":
-            return joins.Join(uid, outside, layout)
+        case "join" | "full_join" | "anti_join" | "asof_join":
+            return joins.Join(uid, outside, layout, joins.HOW[kind])
         case "couple":
             return joins.Couple(outside, layout)
         case "unique" | "unique_near" | "sorted":
@@ -569,8 +609,12 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return Sieve()
         case "side":
             return Pass(outside, SIDE)
+        case "failing" | "failing_batches":
+            return failing.Failing(kind, uid, outside)
         case "count":
             return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
+        case "running":
+            return running.Running(uid, outside)
         case "share":
             return KeyCounter(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
         case "times" | "tight" | "idle":

@@ -18,6 +18,7 @@ class Around(Operator):
     def __init__(self, outside: Outside, inner: Operator) -> None:
         self._outside = outside
         self._inner = inner
+        self.watermark_delay_us = inner.watermark_delay_us
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         return self._inner.state_settings()

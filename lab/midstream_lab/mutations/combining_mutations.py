@@ -103,8 +103,8 @@ def combined_over_panes() -> Replacements:
     """Rows of two panes are combined."""
     original = PaneCombiner.__init__
 
-    def init(self: Any, aggregation: Any, room: int, pane: int, offset: int) -> None:
-        original(self, aggregation, room, 2 * pane, offset)
+    def init(self: Any, aggregation: Any, room: int, pane: int, offset: int, days: Any) -> None:
+        original(self, aggregation, room, 2 * pane, offset, days)
 
     return [(PaneCombiner, "__init__", init)]
 

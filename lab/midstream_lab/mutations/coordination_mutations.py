@@ -18,7 +18,7 @@ from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Chec
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import CheckpointProgress
 from midstream.engine.coordinator.placement import split_assignment
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
-from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.coordinator.placement.slot_pool import SlotPool
 from midstream.engine.coordinator.requests.client_requests import ClientRequests
 from midstream.engine.coordinator.restart_backoff import RestartBackoff
 from midstream.engine.core.elements import MAX_WATERMARK_US, EndOfData, Watermark
@@ -26,7 +26,7 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.operators import watermarks
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.state.state_parts import Redistribute
-from midstream.engine.worker import source_driver
+from midstream.engine.worker import source_reader
 from midstream.engine.worker.deployment import Deployment
 from midstream.engine.worker.operator_chain import OperatorChain
 from midstream.engine.worker.task import Step, Task, TaskState
@@ -129,7 +129,7 @@ def rescale_keeps_slots() -> Replacements:
         self.needed = needed
         self._stop_if_complete()
 
-    return [(Slots, "resize", resize), (Slots, "check", lambda self: None)]
+    return [(SlotPool, "resize", resize), (SlotPool, "check", lambda self: None)]
 
 
 def rescale_before_stored() -> Replacements:
@@ -275,7 +275,7 @@ def event_time_of_the_fastest_split() -> Replacements:
 
 def pending_splits_are_newer() -> Replacements:
     """Event time advances, whatever splits wait to be assigned."""
-    return [(source_driver.SourceDriver, "all_assigned", property(lambda self: True))]
+    return [(source_reader.SourceReader, "all_assigned", property(lambda self: True))]
 
 
 def parts_among_files() -> Replacements:
@@ -296,6 +296,7 @@ def watermark_before_timers() -> Replacements:
             self.offered_us[index] = watermark_us
             if index in self._pending or not operator.advance_watermark(watermark_us):
                 self._pending[index] = watermark_us
+            watermark_us = self._leaving(index, watermark_us)
             index += 1
         if watermark_us > self.offered_us[-1]:
             self.offered_us[-1] = watermark_us

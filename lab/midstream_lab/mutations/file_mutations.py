@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from midstream.engine.checkpoint import store
-from midstream.engine.checkpoint.directory_files import FromFile, OwnerFile, sealed
+from midstream.engine.checkpoint.directory_records import FromFile, OwnerFile, sealed
 from midstream.engine.checkpoint.metadata import encode_metadata
 from midstream.engine.checkpoint.store import split_retained
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints

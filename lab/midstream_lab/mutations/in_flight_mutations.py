@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from midstream.engine.checkpoint import redistribute_channel_state, segment_references, state_files
+from midstream.engine.checkpoint import channel_state_references, redistribute_channel_state, state_files
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator, metadata_builder
 from midstream.engine.core.elements import CheckpointBarrier
 from midstream.engine.exchange.batch_lease import LeasedBatch, release
@@ -133,7 +133,7 @@ def as_far_as_the_first() -> Replacements:
     """What consumers share counts as gone for all of them once it is for one."""
 
     def merge_shares(states: Any, whole: Any) -> Any:
-        state, pieces = segment_references.merge_shares(states, whole)
+        state, pieces = channel_state_references.merge_shares(states, whole)
         furthest = max(skip for _, _, skip in pieces)
         return state, [(first, behind, furthest) for first, behind, _ in pieces]
 
@@ -144,7 +144,7 @@ def joined_over_gaps() -> Replacements:
     """Key groups between those that consumers still share come back, though their rows are gone."""
 
     def merge_shares(states: Any, whole: Any) -> Any:
-        state, pieces = segment_references.merge_shares(states, whole)
+        state, pieces = channel_state_references.merge_shares(states, whole)
         return state, [(pieces[0][0], pieces[-1][1], min(skip for _, _, skip in pieces))]
 
     return [(redistribute_channel_state, "merge_shares", merge_shares)]
@@ -152,7 +152,7 @@ def joined_over_gaps() -> Replacements:
 
 def ahead_counts_from_the_start() -> Replacements:
     """What is gone for some key groups is counted from a segment that is not referred to any more."""
-    original = segment_references.without_first
+    original = channel_state_references.without_first
 
     def without_first(state: Any, segments: int, batches: int) -> Any:
         return msgspec.structs.replace(original(state, segments, batches), ahead=state.ahead)

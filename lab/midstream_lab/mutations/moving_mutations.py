@@ -9,8 +9,8 @@ from typing import Any, Final
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.coordinator.job_phase import Phase
-from midstream.engine.coordinator.placement.attempts import Attempts
-from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
+from midstream.engine.coordinator.placement.slot_pool import SlotPool
 from midstream.engine.operators.base import Snapshot
 from midstream.engine.protocol.messages import OperatorSnapshot, Start
 from midstream.engine.worker.task_snapshots import TaskSnapshots
@@ -49,11 +49,11 @@ def metrics_as_usual() -> Replacements:
 
 
 def used_again() -> Replacements:
-    return [(Slots, "ids", lambda self: tuple(sorted(self.live)))]
+    return [(SlotPool, "ids", lambda self: tuple(sorted(self.live)))]
 
 
 def let_go_at_once() -> Replacements:
-    original = Slots.mark_leaving
+    original = SlotPool.mark_leaving
 
     def mark_leaving(self: Any, slot: int, reason: str) -> bool:
         is_new = original(self, slot, reason)
@@ -61,7 +61,7 @@ def let_go_at_once() -> Replacements:
             self.release_leaving(slot)
         return is_new
 
-    return [(Slots, "mark_leaving", mark_leaving)]
+    return [(SlotPool, "mark_leaving", mark_leaving)]
 
 
 def end_is_no_failure() -> Replacements:
@@ -81,7 +81,7 @@ def not_a_peer() -> Replacements:
     def start(self: Any) -> None:
         self.send(Start(self.current.number, self._slots.peers(self._slots.ids())))
 
-    return [(Attempts, "start", start)]
+    return [(AttemptDeployer, "start", start)]
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -95,7 +95,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "move_sources_hold_for_ever": Mutation(
         "sources stay paused when a move or a rescale is given up",
-        lambda: [(Attempts, "resume_sources", nothing)],
+        lambda: [(AttemptDeployer, "resume_sources", nothing)],
         targeted.given_up,
     ),
     "move_slot_used_again": Mutation("a slot that has to leave is used again", used_again, targeted.leaving),

@@ -9,9 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from midstream.engine.checkpoint import store
-from midstream.engine.checkpoint.directory_files import FromFile, OwnerFile, sealed
+from midstream.engine.checkpoint.directory_records import FromFile, OwnerFile, sealed
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, encode_metadata
-from midstream.engine.checkpoint.store import ListedCheckpoint, RetainedCheckpoint, ClaimedDirectory
+from midstream.engine.checkpoint.store import ClaimedDirectory, ListedCheckpoint, RetainedCheckpoint
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
 from midstream.engine.coordinator.checkpoints import cleanup
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator

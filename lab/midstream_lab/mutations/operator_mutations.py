@@ -11,11 +11,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.core.python_values import to_python
+from midstream.engine.operators.functions.asof_join import AsofJoinOperator
+from midstream.engine.operators.functions.event_time_join import PROGRESS, EventTimeJoinOperator
 from midstream.engine.operators.functions.interval_join import IntervalJoinOperator
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.windows import window_operator
@@ -28,6 +31,7 @@ from midstream.engine.state.keyed_states import ListState, MapState, ReducingSta
 from midstream.engine.state.state_parts import Redistribute, StatePart
 from midstream.engine.state.table_state import TableState
 from midstream.engine.state.timers import TimerQueue
+from midstream.engine.worker.operator_chain import OperatorChain
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.scenario import draw
 from midstream_lab.scenarios.targeted import in_pieces
@@ -175,9 +179,9 @@ def half_dead_runs_are_dropped() -> Replacements:
 
 def oldest_run_is_not_looked_at() -> Replacements:
     """Of the rows that are held, those are not found that lie together for the longest."""
-    original = JoinIndex.pairs
+    original = JoinIndex.matches
 
-    def pairs(self: Any, *arguments: Any) -> Any:
+    def matches(self: Any, *arguments: Any) -> Any:
         runs, whole = self._runs, self._whole
         self._runs, self._whole = runs[min(1, len(runs) - 1) :] if runs else runs, None
         try:
@@ -185,12 +189,12 @@ def oldest_run_is_not_looked_at() -> Replacements:
         finally:
             self._runs, self._whole = runs, whole
 
-    return [(JoinIndex, "pairs", pairs)]
+    return [(JoinIndex, "matches", matches)]
 
 
 def merged_run_keeps_its_id() -> Replacements:
     """Rows that are put together with others count as stored, as some of them are."""
-    original = JoinIndex._put
+    original = JoinIndex.put
 
     def put(self: Any, run: Any) -> None:
         known = [each for each in self._timed() if each.chunk_id]
@@ -199,7 +203,54 @@ def merged_run_keeps_its_id() -> Replacements:
         if gone:
             self._timed()[-1].chunk_id = gone[0]
 
-    return [(JoinIndex, "_put", put)]
+    return [(JoinIndex, "put", put)]
+
+
+def watermarks_leave_joins_undelayed() -> Replacements:
+    """A watermark leaves a join as it came, though the join will still emit earlier rows."""
+    return [(OperatorChain, "_leaving", lambda self, index, watermark_us: watermark_us)]
+
+
+def partners_do_not_count() -> Replacements:
+    """A row that has found a partner still counts as one that has none."""
+
+    def take(self: Any, positions: Any) -> Any:
+        return self._whole[np.unique(positions)]
+
+    return [(JoinIndex, "take", take)]
+
+
+def joins_restore_no_progress() -> Replacements:
+    """After a restore, a join does not know how far event time had come."""
+    original = EventTimeJoinOperator.restore
+
+    def restore(self: Any, parts: Mapping[str, StatePart]) -> None:
+        original(self, {name: part for name, part in parts.items() if name != PROGRESS})
+
+    return [(EventTimeJoinOperator, "restore", restore)]
+
+
+def versions_are_not_waited_for() -> Replacements:
+    """An as-of join emits rows before event time has passed them: their versions may still come."""
+    original = AsofJoinOperator.advance_watermark
+
+    def advance_watermark(self: Any, watermark_us: int) -> bool:
+        return original(self, min(watermark_us + 5_000, MAX_WATERMARK_US))
+
+    return [(AsofJoinOperator, "advance_watermark", advance_watermark)]
+
+
+def newest_versions_are_forgotten() -> Replacements:
+    """An as-of join forgets the newest version of a key once it has joined it."""
+    original = AsofJoinOperator._completed
+
+    def completed(self: Any, watermark_us: int) -> Any:
+        made = original(self, watermark_us)
+        if made is not None:
+            self._states["table:newest"].pop(made)
+        return made
+
+    return [(AsofJoinOperator, "_completed", completed)]
 
 
 # ---- side outputs
@@ -345,6 +396,31 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "oldest_run_is_not_looked_at": Mutation(
         "a join does not search all that it holds", oldest_run_is_not_looked_at, partial(draw, topology="join")
+    ),
+    "watermarks_leave_joins_undelayed": Mutation(
+        "a join does not hold back event time for the rows that it still holds",
+        watermarks_leave_joins_undelayed,
+        partial(draw, topology="full_join"),
+    ),
+    "partners_do_not_count": Mutation(
+        "rows with a partner are emitted as rows without one too",
+        partners_do_not_count,
+        partial(draw, topology="anti_join"),
+    ),
+    "joins_restore_no_progress": Mutation(
+        "rows without a partner are emitted again after a restore",
+        joins_restore_no_progress,
+        partial(draw, topology="full_join"),
+    ),
+    "versions_are_not_waited_for": Mutation(
+        "an as-of join does not wait for versions",
+        versions_are_not_waited_for,
+        partial(draw, topology="asof_join"),
+    ),
+    "newest_versions_are_forgotten": Mutation(
+        "an as-of join forgets a version that later rows need",
+        newest_versions_are_forgotten,
+        partial(draw, topology="asof_join"),
     ),
     "merged_run_keeps_its_id": Mutation("a chunk outlives its rows", merged_run_keeps_its_id, waiting_in_runs),
     "one_side_output_at_a_time": Mutation(

@@ -6,22 +6,26 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from midstream.engine.checkpoint import redistribute_channel_state, redistribute_state
-from midstream.engine.checkpoint.edge_ends import EdgeEnds, edge_ends
+from midstream.engine.checkpoint.edge_identity import EdgeIdentity, edge_identities
 from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
 from midstream_lab.scenarios import targeted
 
 
 def edges_by_number() -> Replacements:
     def ends(vertices: Any, edges: Any) -> list[Any]:
-        return [EdgeEnds("", "", 0, None, edge.id) for edge in edges]
+        return [EdgeIdentity("", "", 0, None, edge.id) for edge in edges]
 
-    return [(redistribute_channel_state, "edge_ends", ends)]
+    return [(redistribute_channel_state, "edge_identities", ends)]
 
 
 def edges_by_their_readers() -> Replacements:
     """Rows in flight from one producer may be recovered on the edge of another."""
     return [
-        (redistribute_channel_state, "edge_ends", lambda *of: [ends._replace(source="") for ends in edge_ends(*of)])
+        (
+            redistribute_channel_state,
+            "edge_identities",
+            lambda *of: [ends._replace(source="") for ends in edge_identities(*of)],
+        )
     ]
 
 

@@ -12,10 +12,10 @@ import msgspec
 
 from midstream.engine.checkpoint import (
     channel_state,
+    channel_state_references,
     extents,
     redistribute_channel_state,
     redistribute_state,
-    segment_references,
     state_files,
 )
 from midstream.engine.coordinator import coordinator as machine
@@ -59,7 +59,7 @@ def range_one_too_short() -> Replacements:
 
 def range_of_a_range_too_short() -> Replacements:
     """What was distributed before loses its last key group when it is distributed again."""
-    original = segment_references.pieces_of
+    original = channel_state_references.pieces_of
 
     def pieces_of(state: Any, whole: Any) -> Any:
         pieces = original(state, whole)
@@ -68,14 +68,14 @@ def range_of_a_range_too_short() -> Replacements:
         first, end, skip = pieces[-1]
         return [*pieces[:-1], (first, end - 1, skip)]
 
-    return [(redistribute_channel_state, "pieces_of", pieces_of), (segment_references, "pieces_of", pieces_of)]
+    return [(redistribute_channel_state, "pieces_of", pieces_of), (channel_state_references, "pieces_of", pieces_of)]
 
 
 def shared_border_off_by_one() -> Replacements:
     """Of two consumers that share a segment and have read different parts, the first has one key group of the other."""
 
     def merge_shares(states: Any, whole: Any) -> Any:
-        state, pieces = segment_references.merge_shares(states, whole)
+        state, pieces = channel_state_references.merge_shares(states, whole)
         moved = [list(piece) for piece in pieces]
         for before, after in pairwise(moved):
             if before[1] == after[0] and before[2] != after[2] and after[1] - after[0] > 1:
@@ -88,7 +88,7 @@ def shared_border_off_by_one() -> Replacements:
 
 def merged_over_gaps() -> Replacements:
     """Key groups of which the same batches are gone are merged, and so are those between them, which another has."""
-    original = segment_references.left_of
+    original = channel_state_references.left_of
 
     def left_of(state: Any, pieces: Any) -> Any:
         merged: list[tuple[int, int, int]] = []
@@ -175,7 +175,7 @@ def rest_behind_recovered() -> Replacements:
 
 def skip_counted_twice() -> Replacements:
     """What had been skipped before is skipped once more in the next checkpoint."""
-    original = segment_references.without_first
+    original = channel_state_references.without_first
 
     def without_first(state: Any, segments: int, batches: int) -> Any:
         left = original(state, segments, batches)
@@ -187,12 +187,12 @@ def skip_counted_twice() -> Replacements:
 
 def skip_of_the_last_segment() -> Replacements:
     """What is gone is counted as if segments that are gone were still there."""
-    original = segment_references.without_first
+    original = channel_state_references.without_first
 
     def without_first(state: Any, segments: int, batches: int) -> Any:
         left = original(state, segments, batches)
         gone = sum(segment.batches for segment in state.segments[:segments])
-        return msgspec.structs.replace(left, skip=min(left.skip + gone, segment_references.batches_of(left) - 1))
+        return msgspec.structs.replace(left, skip=min(left.skip + gone, channel_state_references.batches_of(left) - 1))
 
     return [(recovery, "without_first", without_first)]
 

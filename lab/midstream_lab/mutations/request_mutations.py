@@ -12,7 +12,7 @@ from midstream.engine.coordinator.checkpoints.schedule import CheckpointSchedule
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.coordinator.placement.attempt import Attempt, CheckpointPlan, TaskPhase
-from midstream.engine.coordinator.placement.attempts import Attempts
+from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
 from midstream.engine.coordinator.requests.client_requests import ClientRequests
 from midstream.engine.coordinator.requests.savepoints import Savepoints
@@ -118,8 +118,8 @@ def cancelled_is_not_awaited() -> Replacements:
         original(self, *why)
         self.current.unanswered.clear()
 
-    original = Attempts.cancel
-    return [(Attempts, "cancel", cancel)]
+    original = AttemptDeployer.cancel
+    return [(AttemptDeployer, "cancel", cancel)]
 
 
 def started_before_all_are_deployed() -> Replacements:

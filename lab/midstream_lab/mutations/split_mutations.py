@@ -14,7 +14,7 @@ from midstream.engine.core.interfaces import Done
 from midstream.engine.graph.idleness import IdleOrigin
 from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.worker import task
-from midstream.engine.worker.source_driver import Reading, SourceDriver
+from midstream.engine.worker.source_reader import Reading, SourceReader
 from midstream.engine.worker.watermark_valve import WatermarkValve
 from midstream.simulation.fault_kinds import Fault
 from midstream_lab.mutations.mutation import Mutation, Replacements
@@ -131,8 +131,8 @@ def last_batch_again() -> Replacements:
             current.split = split
         return parts
 
-    original = SourceDriver.snapshot
-    return [(SourceDriver, "snapshot", snapshot)]
+    original = SourceReader.snapshot
+    return [(SourceReader, "snapshot", snapshot)]
 
 
 def split_that_is_read_only() -> Replacements:
@@ -145,8 +145,8 @@ def split_that_is_read_only() -> Replacements:
         self._splits = everything
         return parts
 
-    original = SourceDriver.snapshot
-    return [(SourceDriver, "snapshot", snapshot)]
+    original = SourceReader.snapshot
+    return [(SourceReader, "snapshot", snapshot)]
 
 
 def split_being_read_is_left_out() -> Replacements:
@@ -159,8 +159,8 @@ def split_being_read_is_left_out() -> Replacements:
         self._splits = everything
         return parts
 
-    original = SourceDriver.snapshot
-    return [(SourceDriver, "snapshot", snapshot)]
+    original = SourceReader.snapshot
+    return [(SourceReader, "snapshot", snapshot)]
 
 
 def restored_splits_are_all() -> Replacements:
@@ -170,8 +170,8 @@ def restored_splits_are_all() -> Replacements:
         original(self, parts)
         self._all_assigned = bool(self._splits)
 
-    original = SourceDriver.restore
-    return [(SourceDriver, "restore", restore)]
+    original = SourceReader.restore
+    return [(SourceReader, "restore", restore)]
 
 
 # ---- idleness
@@ -179,29 +179,29 @@ def restored_splits_are_all() -> Replacements:
 
 def read_under_way_is_idle() -> Replacements:
     """A split counts as having no rows while it is being read, of a bounded source as well."""
-    original = SourceDriver.quiet_until_s
+    original = SourceReader.quiet_until_s
 
     def quiet_until_s(self: Any, split: int) -> float:
         current = next(current for current in self._splits if current.number == split)
         return float("inf") if current.state is Reading.UNDER_WAY else original(self, split)
 
-    return [(task, "is_bounded", lambda graph, vertex: False), (SourceDriver, "quiet_until_s", quiet_until_s)]
+    return [(task, "is_bounded", lambda graph, vertex: False), (SourceReader, "quiet_until_s", quiet_until_s)]
 
 
 def open_split_is_never_idle() -> Replacements:
     """A split that is open holds event time back, of a source without an end as well."""
-    return [(SourceDriver, "quiet_until_s", lambda self, split: float("-inf"))]
+    return [(SourceReader, "quiet_until_s", lambda self, split: float("-inf"))]
 
 
 def filtered_rows_are_no_evidence() -> Replacements:
     """Rows that a filter removes do not show that a split has no others."""
-    original = SourceDriver._emit_timed
+    original = SourceReader._emit_timed
 
     def emit_timed(self: Any, current: Any, batch: Any) -> None:
         current.quiet_until_s = float("-inf")
         original(self, current, batch)
 
-    return [(SourceDriver, "_emit_timed", emit_timed)]
+    return [(SourceReader, "_emit_timed", emit_timed)]
 
 
 def assignment_is_a_row() -> Replacements:
@@ -217,7 +217,7 @@ def assignment_is_a_row() -> Replacements:
 
 def nothing_waits_unanswered() -> Replacements:
     """A subtask that has read its splits to the end is idle before its next request has been answered."""
-    return [(SourceDriver, "none_waits", property(lambda self: True))]
+    return [(SourceReader, "none_waits", property(lambda self: True))]
 
 
 def time_waits_for_rows_without_it() -> Replacements:

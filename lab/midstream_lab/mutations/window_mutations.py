@@ -328,8 +328,8 @@ def parts_of_old_runs_are_missed() -> Replacements:
 def join_without_its_bound() -> Replacements:
     """Rows that are just as far apart as they may be are not joined."""
 
-    original = JoinIndex.pairs
-    return [(JoinIndex, "pairs", lambda self, rows, low, high: original(self, rows, low, high - 1))]
+    original = JoinIndex.matches
+    return [(JoinIndex, "matches", lambda self, rows, low, high: original(self, rows, low, high - 1))]
 
 
 # ---- where they are searched

@@ -17,7 +17,7 @@ from midstream.engine.operators.windows import fired_watermarks
 from midstream.engine.worker import operator_chain as chain
 from midstream.engine.worker import task, task_snapshots
 from midstream.engine.worker import watermark_valve as valve
-from midstream.engine.worker.source_driver import SourceDriver
+from midstream.engine.worker.source_reader import SourceReader
 from midstream.engine.worker.watermark_valve import WatermarkValve
 from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
 from midstream_lab.mutations.state_mutations import plain
@@ -64,7 +64,7 @@ def early_split() -> Replacements:
 
 def offset_before_emit() -> Replacements:
     """What was read ahead counts as emitted."""
-    original = SourceDriver.snapshot
+    original = SourceReader.snapshot
 
     def snapshot(self: Any, new_id: Any) -> Any:
         before = [current.split for current in self._splits]
@@ -76,7 +76,7 @@ def offset_before_emit() -> Replacements:
             current.split = split
         return parts
 
-    return [(SourceDriver, "snapshot", snapshot)]
+    return [(SourceReader, "snapshot", snapshot)]
 
 
 # ---- snapshots

@@ -34,7 +34,10 @@ from midstream_lab.jobs.topologies import (
     random_shape,
     varied,
     with_ends,
+    with_failing,
+    with_joins,
     with_parallelism,
+    with_running,
     with_sieves,
     with_states,
     with_tables,
@@ -194,6 +197,9 @@ def _shapes(
         base = with_ends(with_tables(random_shape(random), Random(f"tables {seed}")), Random(f"ends {seed}"))
         base = with_states(base, Random(f"states {seed}"))
         base = with_timely(base, Random(f"timely {seed}"))
+        base = with_joins(base, Random(f"joins {seed}"))
+        base = with_running(base, Random(f"running {seed}"))
+        base = with_failing(base, Random(f"failing {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
     base = with_sieves(base, Random(f"sieves {seed}"))

@@ -1,6 +1,6 @@
 """The API for users: environments, streams, and loading a job from a file.
 
-May import every room but `simulation` and `cli`; `midstream.spark` only inside functions.
+May import every package but `simulation` and `cli`; `midstream.spark` only inside functions.
 Runs on the user's thread. Every call checks its arguments against the stream it is called on and
 appends to the logical graph; nothing runs before `Environment.execute()` or `.start()`.
 

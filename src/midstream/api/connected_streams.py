@@ -6,19 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from midstream.api.data_stream import DataStream, main_output
+from midstream.api.hints import OF_CONNECTED_STREAMS, Hinted
 from midstream.api.keyed_streams import processed, require_function
 from midstream.api.program import located
 from midstream.api.stream_core import StreamCore
-from midstream.engine.core.config import Duration, signed_duration_us
-from midstream.engine.core.errors import ConfigError, JobError
+from midstream.engine.core.errors import JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, CoBatchFunction
 from midstream.engine.operators.functions.function_operator import Port, two_ports
-from midstream.engine.operators.functions.interval_join import interval_join_operator
 from midstream.engine.operators.functions.process_functions import BroadcastProcessFunction, CoProcessFunction
 
 
-class ConnectedStreams:
+class ConnectedStreams(Hinted):
     """Two streams as the inputs of one function; if both are keyed, their rows share the states of a key.
 
     Event time is the minimum of both: it does not advance while one of them has no watermark. No order holds between
@@ -33,6 +32,8 @@ class ConnectedStreams:
         >>> sorted({row["what"] for row in testing.run(tagged).rows})
         ['click of ann', 'order of ann', 'order of bob']
     """
+
+    _hints = OF_CONNECTED_STREAMS
 
     def __init__(self, first: StreamCore, second: StreamCore) -> None:
         for core in (first, second):
@@ -115,47 +116,6 @@ class ConnectedStreams:
                 second=self._second,
             )
         )
-
-    @located
-    def interval_join(self, lower: Duration, upper: Duration) -> DataStream:
-        """Join rows with the same key whose event times are no further apart than given.
-
-        Both bounds are included, and may be negative: `interval_join("-1 min", 0)` joins each row of the first stream
-        with the rows of the second in the minute before. A pair is emitted as soon as the later of its rows has
-        arrived. A late row is joined with the rows that are still in state.
-
-        `lower`, `upper`: the bounds of the second row's event time less that of the first: durations such as "10 s" or
-        "-1 min", numbers of seconds, or timedeltas.
-
-        Returns a stream of pairs: the columns of the first row, then those of the second without its keys. Its event
-        time is the first's if `upper` is not above 0, the second's if `lower` is not below 0; otherwise it has none.
-        Raises JobError if a stream lacks keys or event time, or if both have another column of the same name;
-        ConfigError if `lower` is above `upper`.
-
-            >>> sales = env.from_collection([{"user": "ann", "sold": datetime(2024, 1, 1, 12, 2, 30)}])
-            >>> sales = sales.with_watermarks("sold", WatermarkStrategy.monotonous())
-            >>> pairs = sales.key_by("user").connect(clicks.key_by("user")).interval_join("-1 min", 0)
-            >>> for row in testing.run(pairs).rows:
-            ...     print(row["user"], row["sold"], row["at"])
-            ann 2024-01-01 12:02:30 2024-01-01 12:02:00
-        """
-        first, second = self._first, self._second
-        if not first.keys or first.event_time is None or second.event_time is None:
-            raise JobError(
-                "interval_join: both streams need keys and event time: "
-                "a.with_watermarks(…).key_by(…).connect(b.with_watermarks(…).key_by(…))"
-            )
-        lower_us, upper_us = (signed_duration_us(value, "interval_join") for value in (lower, upper))
-        if lower_us > upper_us:
-            raise ConfigError(f"interval_join: lower ({lower}) is above upper ({upper}): there are no such pairs")
-        result = first.then(
-            "interval_join", lambda name: interval_join_operator(name, self._ports, lower_us, upper_us), second=second
-        )
-        # a pair is emitted when its later row arrives, so that row's time is not late downstream
-        names = dict(zip(second.keys, first.keys, strict=True))
-        of_second = replace(second.event_time, name=names.get(second.event_time.name, second.event_time.name))
-        event_time = first.event_time if upper_us <= 0 else of_second if lower_us >= 0 else None
-        return main_output(replace(result, event_time=event_time))
 
 
 class BroadcastConnectedStreams:

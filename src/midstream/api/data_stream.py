@@ -6,17 +6,17 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, cast, get_args, overload
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.api.argument_checks import calling_line, columns_text, require_callable, require_column
+from midstream.api.argument_checks import calling_line, columns_text, require_column
 from midstream.api.columns import Columns, all_of, computes, expressions, renamed, without
 from midstream.api.columns import Literal as Constant
+from midstream.api.function_checks import check_function, error_policy
 from midstream.api.hints import OF_STREAMS, Hinted
-from midstream.api.picklability import check_shippable
 from midstream.api.program import Handle, MakeOperator, located
 from midstream.api.stream_core import StreamCore
 from midstream.api.stream_sinks import Writable
@@ -28,18 +28,21 @@ from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.operators.bad_records import BAD_RECORDS
 from midstream.engine.operators.event_time_column import TimeColumn
+from midstream.engine.operators.failed_rows import FAILED, FailedMax, OnError
 from midstream.engine.operators.functions.duplicates import drop_duplicates_operator
 from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.interval_join import How
+from midstream.engine.operators.pandas_frames import require_pandas
 from midstream.engine.operators.row_conversion import Row
-from midstream.engine.operators.row_keys import RowKeysOperator
-from midstream.engine.operators.stateless import (
-    ColumnsOperator,
-    FilterOperator,
+from midstream.engine.operators.row_functions import (
+    BatchForm,
+    FilterFunctionOperator,
     FlatMapOperator,
     MapBatchesOperator,
     MapOperator,
-    ProjectOperator,
 )
+from midstream.engine.operators.row_keys import RowKeysOperator
+from midstream.engine.operators.stateless import ColumnsOperator, FilterOperator, ProjectOperator
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 from midstream.engine.operators.windows.window_factory import Window
 
@@ -77,30 +80,55 @@ class DataStream(Handle, Writable, Hinted):
 
     # ---- rows to rows
 
+    @overload
+    def filter(
+        self,
+        predicate: Callable[[Row], object],
+        /,
+        *,
+        on_error: OnError = ...,
+        failed_max: FailedMax | None = ...,
+    ) -> DataStream: ...
+
+    @overload
+    def filter(self, *predicates: Columns, **equal: Constant) -> DataStream: ...
+
     @located
-    def filter(self, *predicates: Columns | Callable[[Row], object], **equal: Constant) -> DataStream:
+    def filter(
+        self,
+        *predicates: Columns | Callable[[Row], object],
+        on_error: Any = "fail",
+        failed_max: Any = None,
+        **equal: Constant,
+    ) -> DataStream:
         """Keep the rows for which all predicates are true; rows for which one is null are dropped.
 
         `predicates`: boolean polars expressions that compute each row on its own; or one function that takes a row as a
         dict and returns a truth value.
+        `on_error`, `failed_max`: as for `map`, with a function.
         `equal`: columns that must have a value: `filter(user="ann")`.
 
         Returns a stream with the same columns. Raises SchemaError for an expression that names an unknown column or is
-        not boolean, JobError for one that does not compute each row on its own, for a function that cannot be sent to
-        the slots, and if there is no predicate.
+        not boolean, JobError for one that does not compute each row on its own, for a function that cannot be called
+        with a row or sent to the slots, and if there is no predicate.
 
             >>> testing.run(orders.filter(pl.col("price") > 3, pl.col("price") < 9)).rows
             [{'user': 'bob', 'price': 5}, {'user': 'ann', 'price': 4}]
             >>> testing.run(orders.filter(lambda row: row["user"] == "ann")).rows
             [{'user': 'ann', 'price': 3}, {'user': 'ann', 'price': 4}]
         """
+        policy = error_policy(on_error, failed_max, self.schema, "filter")
         functions = [one for one in predicates if callable(one) and not isinstance(one, pl.Expr)]
-        if functions and (len(predicates) > 1 or equal):
+        if not functions:
+            if policy.on_error != "fail":
+                raise JobError("filter: on_error= is for a function; an expression that fails for a row fails the job")
+            predicate = all_of(self.schema, cast("Sequence[Columns]", predicates), equal)
+            return self._then("filter", lambda name: FilterOperator(name, predicate, self.schema))
+        if len(predicates) > 1 or equal:
             raise JobError("filter: a function is the only argument; call filter() once for each condition")
-        predicate = functions[0] if functions else all_of(self.schema, cast("Sequence[Columns]", predicates), equal)
-        if functions:
-            check_shippable(predicate, "filter")
-        return self._then("filter", lambda name: FilterOperator(name, predicate, self.schema))
+        [function] = functions
+        check_function(function, "filter", "write for example filter(lambda row: row['price'] > 3)")
+        return self._then("filter", lambda name: FilterFunctionOperator(name, function, self.schema, policy))
 
     @located
     def select(self, *columns: Columns, **named: pl.Expr | Constant) -> DataStream:
@@ -171,39 +199,71 @@ class DataStream(Handle, Writable, Hinted):
         return self._projected("with_columns", exprs, keep=True)
 
     @located
-    def map(self, function: Callable[[Row], Row], schema: SchemaLike | None = None) -> DataStream:
+    def map(
+        self,
+        function: Callable[[Row], Row],
+        schema: SchemaLike | None = None,
+        *,
+        on_error: OnError = "fail",
+        failed_max: FailedMax | None = None,
+    ) -> DataStream:
         """Replace each row by the row that a function returns.
 
-        `function`: takes a row as a dict and returns a dict with the columns of `schema`. A value that does not fit its
-        column fails the job.
+        `function`: takes a row as a dict and returns a dict with the columns of `schema`. It may be an object with
+        `__call__`, for what cannot be pickled: its `open(ctx)`, if it has one, is called once per subtask before the first
+        row, with a context that has `uid`, `name`, `subtask`, `parallelism` and `metrics`; its `close()` at the end, also
+        after a failure.
         `schema`: the columns of the result, as an Arrow or polars schema or as `{"column": type}` with Arrow, polars or
         Python types; by default those of this stream.
+        `on_error`: what happens to a row for which the function raises, or returns a value that does not fit its column:
+        "fail" fails the job; "drop" drops the row; "side_output" emits it on `side_output(FAILED)`, with the columns `row`,
+        `function`, `error_type` and `error`. Both are counted in the job's status.
+        `failed_max`: unless "fail": `(100, 10_000)` fails the job when more than 100 of 10,000 rows of a subtask fail.
 
         Returns a stream of these columns. Raises SchemaError for an invalid schema, JobError for a function that cannot
-        be sent to the slots.
+        be called with a row or sent to the slots, ConfigError for other values of `on_error` and `failed_max`.
 
             >>> lengths = orders.map(lambda row: {"length": len(row["user"])}, schema={"length": int})
             >>> testing.run(lengths).rows
             [{'length': 3}, {'length': 3}, {'length': 3}]
+            >>> shares = orders.map(lambda row: {"share": 20 // (row["price"] - 4)}, {"share": int}, on_error="side_output")
+            >>> found = testing.run(shares)
+            >>> found.rows
+            [{'share': -20}, {'share': 20}]
+            >>> [(one["row"], one["error_type"]) for one in found[FAILED]]
+            [({'user': 'ann', 'price': 4}, 'ZeroDivisionError')]
         """
-        made = self._schema_of(function, schema, "map")
-        return self._then("map", lambda name: MapOperator(name, function, made))
+        check_function(function, "map", "write for example map(my_function, schema={'word': str})")
+        made = self._made_schema(schema, "map")
+        policy = error_policy(on_error, failed_max, self.schema, "map")
+        return self._then("map", lambda name: MapOperator(name, function, made, policy))
 
     @located
-    def flat_map(self, function: Callable[[Row], Iterable[Row] | None], schema: SchemaLike | None = None) -> DataStream:
+    def flat_map(
+        self,
+        function: Callable[[Row], Iterable[Row] | None],
+        schema: SchemaLike | None = None,
+        *,
+        on_error: OnError = "fail",
+        failed_max: FailedMax | None = None,
+    ) -> DataStream:
         """Replace each row by any number of rows.
 
         `function`: takes a row as a dict, and returns or yields dicts with the columns of `schema`, or returns None for
-        no row.
+        no row. It may be an object as for `map`.
         `schema`: the columns of the result, by default those of this stream; forms as for `map`.
+        `on_error`, `failed_max`: as for `map`; of a row that fails, nothing that it has yielded is emitted.
 
         Returns a stream of these columns. Raises as `map` does.
 
             >>> testing.run(orders.flat_map(lambda row: [row] * (row["price"] - 3))).rows
             [{'user': 'bob', 'price': 5}, {'user': 'bob', 'price': 5}, {'user': 'ann', 'price': 4}]
         """
-        made = self._schema_of(function, schema, "flat_map")
-        return self._then("flat_map", lambda name: FlatMapOperator(name, function, made))
+        example = "write for example flat_map(my_function, schema={'word': str})"
+        check_function(function, "flat_map", example, yields=True)
+        made = self._made_schema(schema, "flat_map")
+        policy = error_policy(on_error, failed_max, self.schema, "flat_map")
+        return self._then("flat_map", lambda name: FlatMapOperator(name, function, made, policy))
 
     @located
     def map_batches(
@@ -211,30 +271,42 @@ class DataStream(Handle, Writable, Hinted):
         function: Callable[[Any], Any],
         schema: SchemaLike | None = None,
         *,
-        form: Literal["polars", "arrow"] = "polars",
+        form: BatchForm = "polars",
+        on_error: OnError = "fail",
+        failed_max: FailedMax | None = None,
     ) -> DataStream:
         """Replace whole batches of rows, for functions that are faster on many rows together.
 
-        `function`: takes a batch, and returns a polars DataFrame or an Arrow RecordBatch or Table with the columns of
-        `schema` and any number of rows. The engine decides where batches are cut, so a result must not depend on which
-        rows share one.
+        `function`: takes a batch, and returns a polars or pandas DataFrame or an Arrow RecordBatch or Table with the
+        columns of `schema` and any number of rows. The engine decides where batches are cut, so a result must not depend
+        on which rows share one. It may be an object as for `map`: a model that `open` loads.
         `schema`: the columns of the result, by default those of this stream; forms as for `map`.
-        `form`: what the function takes: "polars" for a DataFrame, "arrow" for a RecordBatch.
+        `form`: what the function takes: "polars" or "pandas" for a DataFrame, "arrow" for a RecordBatch. The columns of a
+        pandas frame have Arrow types (`int64[pyarrow]`), which hold every value unchanged.
+        `on_error`, `failed_max`: as for `map`. The function is called again with halves of a batch for which it fails,
+        until each row that fails is alone.
 
-        Returns a stream of these columns. Raises JobError for another `form` and for a function that cannot be sent to
-        the slots, SchemaError for an invalid schema and for columns that polars cannot hold.
+        Returns a stream of these columns. Raises as `map` does, JobError for another `form`, and SchemaError for columns
+        that polars cannot hold.
 
-            >>> def doubled(frame):
-            ...     return frame.with_columns(price=pl.col("price") * 2)
-            >>> testing.run(orders.map_batches(doubled)).rows
+            >>> class Doubled:
+            ...     def open(self, ctx):
+            ...         self.factor = 2
+            ...     def __call__(self, frame):
+            ...         return frame.with_columns(price=pl.col("price") * self.factor)
+            >>> testing.run(orders.map_batches(Doubled())).rows
             [{'user': 'ann', 'price': 6}, {'user': 'bob', 'price': 10}, {'user': 'ann', 'price': 8}]
         """
-        made = self._schema_of(function, schema, "map_batches")
-        if form not in ("polars", "arrow"):
-            raise JobError(f"map_batches: form {form!r} is neither 'polars' nor 'arrow'")
+        check_function(function, "map_batches", "write for example map_batches(my_function)", takes="batch")
+        made = self._made_schema(schema, "map_batches")
+        if form not in get_args(BatchForm):
+            raise JobError(f"map_batches: form {form!r} is not one of polars, arrow, pandas")
         if form == "polars":
             check_held_by_polars(self.schema, "map_batches")
-        return self._then("map_batches", lambda name: MapBatchesOperator(name, function, made, form))
+        elif form == "pandas":
+            require_pandas("map_batches")
+        policy = error_policy(on_error, failed_max, self.schema, "map_batches")
+        return self._then("map_batches", lambda name: MapBatchesOperator(name, function, made, form, policy))
 
     @located
     def with_watermarks(self, column: str, strategy: WatermarkStrategy) -> DataStream:
@@ -288,7 +360,10 @@ class DataStream(Handle, Writable, Hinted):
         """
         method = "drop_duplicates"
         names, within_us = _names(method, columns), None
-        core = self._keyed(method, names) if names else self._keyed_by_rows(method)
+        if names:
+            core = replace(self.core, keys=checked_keys(self, names, method))
+        else:
+            core = self._keyed_by_rows(method)
         if within is None:
             _log.warning(
                 "%s: drop_duplicates remembers each distinct value of %s for as long as the job lives, so its state grows "
@@ -389,6 +464,87 @@ class DataStream(Handle, Writable, Hinted):
         return ConnectedStreams(self.core, other.core)
 
     @located
+    def join(
+        self,
+        other: DataStream,
+        on: str | Sequence[str] | None = None,
+        how: How = "inner",
+        *,
+        within: tuple[Duration, Duration],
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        suffix: str = "_right",
+    ) -> DataStream:
+        """Join with another stream: rows of equal keys whose event times are no further apart than given.
+
+        `other`: the right stream. Both have event time.
+        `on`: the key columns, as for `key_by`.
+        `left_on`, `right_on`: the key columns of each stream, in place of `on`, if their names differ.
+        `how`: "inner" for the pairs alone; "left", "right" or "full" also for the rows of that side, or of both, that have
+        no partner; "semi" or "anti" for the left rows alone that have a partner, each once, or have none.
+        `within`: the bounds of the right row's event time less that of the left, both included: `("-1 min", 0)` joins each
+        left row with the right rows of the minute before. Durations, numbers of seconds, or timedeltas.
+        `suffix`: appended to the names of the right stream's columns that the left has too.
+
+        Returns a stream of the left's columns, then the right's without its keys (those of a right row without a partner
+        are in the left's key columns). The event time of a row is the left's, or the right's with "right"; with "full" the
+        left's column has the right's time where there is no left row. Rows leave as soon as they are certain: a pair when
+        its later row arrives, a row without a partner once event time has passed all its partners. So windows and joins
+        may follow. Late rows are not joined: they are in
+        `side_output(LATE)`, and those of the right stream in `side_output(LATE_RIGHT)`. Raises JobError and SchemaError
+        for streams and columns that do not fit, ConfigError for an unknown `how` and an empty interval.
+
+            >>> sales = env.from_collection([{"user": "ann", "sold": datetime(2024, 1, 1, 12, 2, 30)}])
+            >>> sales = sales.with_watermarks("sold", WatermarkStrategy.monotonous())
+            >>> for row in testing.run(clicks.join(sales, on="user", how="left", within=(0, "1 min"))).rows:
+            ...     print(*row.values())
+            ann 2024-01-01 12:02:00 2024-01-01 12:02:30
+            ann 2024-01-01 12:00:00 None
+        """
+        from midstream.api.joins import interval_joined
+
+        self._require_stream(other, "join")
+        return interval_joined(self, other, (on, left_on, right_on), how, within, suffix)
+
+    @located
+    def join_asof(
+        self,
+        other: DataStream,
+        on: str | Sequence[str] | None = None,
+        *,
+        tolerance: Duration | None = None,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        suffix: str = "_right",
+    ) -> DataStream:
+        """Join each row with the newest row of another stream that has its key and is not later by event time.
+
+        `other`: the right stream: versions of what belongs to a key. Both have event time.
+        `on`: the key columns, as for `key_by` (in polars, `by`: the times compared are the event times).
+        `tolerance`: how old the right row may be, at most: a duration, a number of seconds, or a timedelta; without it,
+        the newest row of each key is held indefinitely.
+        `left_on`, `right_on`: the key columns of each stream, in place of `on`, if their names differ.
+        `suffix`: appended to the names of the right stream's columns that the left has too.
+
+        Returns a stream of all rows of the left: its columns, then the right's without its keys, null where there is no
+        such row. Its event time is the left's. A row leaves once event time has passed it, so that no version can be
+        missing; of versions at the same time, the one that came last counts. Late rows are not joined: they are in
+        `side_output(LATE)`, and those of the right stream in `side_output(LATE_RIGHT)`. Raises JobError and SchemaError
+        for streams and columns that do not fit, ConfigError for an invalid tolerance.
+
+            >>> prices = env.from_collection([{"user": "ann", "since": datetime(2024, 1, 1, 12, 1), "rate": 7}])
+            >>> prices = prices.with_watermarks("since", WatermarkStrategy.monotonous())
+            >>> for row in testing.run(clicks.join_asof(prices, on="user", tolerance="1 d")).rows:
+            ...     print(*row.values())
+            ann 2024-01-01 12:00:00 None None
+            ann 2024-01-01 12:02:00 2024-01-01 12:01:00 7
+        """
+        from midstream.api.joins import asof_joined
+
+        self._require_stream(other, "join_asof")
+        return asof_joined(self, other, (on, left_on, right_on), tolerance, suffix)
+
+    @located
     def key_by(self, *columns: str) -> KeyedStream:
         """Partition the rows by the values of columns: one subtask gets all rows of a key, and keeps their state.
 
@@ -404,7 +560,7 @@ class DataStream(Handle, Writable, Hinted):
         """
         from midstream.api.keyed_streams import KeyedStream
 
-        return KeyedStream(self._keyed("key_by", columns))
+        return KeyedStream(replace(self.core, keys=checked_keys(self, columns, "key_by")))
 
     @located
     def window_all(self, window: Window) -> WindowedStream:
@@ -428,8 +584,9 @@ class DataStream(Handle, Writable, Hinted):
     def side_output(self, tag: str) -> DataStream:
         """Return the rows that the operator before it emits apart from its main output.
 
-        `tag`: which side output. `LATE` is that of windows; a function's tags are those of `side_outputs=`;
-        `BAD_RECORDS` is that of a source that drops bad records.
+        `tag`: which side output. `LATE` is that of windows and joins, whose right stream has `LATE_RIGHT`; a function's
+        tags are those of `side_outputs=`; `BAD_RECORDS` is that of a source that drops bad records, `FAILED` that of rows
+        for which a function fails.
 
         Returns a stream with the columns of the side output. Raises JobError for a tag that the operator does not have.
 
@@ -444,6 +601,11 @@ class DataStream(Handle, Writable, Hinted):
                 raise JobError(
                     "side_output: bad records are with the stream that read_kafka or read_files made, of which "
                     "on_bad_record='drop' takes them aside"
+                )
+            if tag == FAILED:
+                raise JobError(
+                    "side_output: failed rows are with the stream that a function made of which on_error='side_output' takes "
+                    "them aside"
                 )
             raise JobError(
                 f"side_output: there is no side output {tag!r} here (there is: {known}); "
@@ -543,25 +705,6 @@ class DataStream(Handle, Writable, Hinted):
         [found] = preview(program.graph, program.config, [end], rows, seconds, time.time_ns() // 1000)
         return found
 
-    def _keyed(self, method: str, columns: tuple[str, ...]) -> StreamCore:
-        """Return the rows partitioned by these columns. Raises errors for columns that cannot be keys."""
-        if not columns:
-            raise JobError(f"{method}: name at least one column")
-        for column in columns:
-            advice = "Name columns of the stream; make one with with_columns() first if it has to be computed."
-            field = require_column(self.schema, column, method, "key column", advice)
-            if not key_type_supported(field.type):
-                raise SchemaError(
-                    f"{method}: key column {column!r} is {field.type}, which cannot be a key; "
-                    f"{key_cast(field.type, method)}"
-                )
-        if len(set(columns)) < len(columns):
-            raise JobError(f"{method}: a column is named twice in {', '.join(columns)}")
-        how = self.core.partitioning
-        if how is not None:
-            raise JobError(f"{method}: defines where rows go, and so does {_METHOD[how]}(); use one of them")
-        return replace(self.core, keys=columns)
-
     def _keyed_by_rows(self, method: str) -> StreamCore:
         """Return the rows with one more column, which stands for all others, and partitioned by it."""
         key = "__row"
@@ -570,7 +713,7 @@ class DataStream(Handle, Writable, Hinted):
         made = self._then(
             "row_keys", lambda name: RowKeysOperator(method if name == "row_keys" else name, key, self.schema)
         )
-        return made._keyed(method, (key,))
+        return replace(made.core, keys=checked_keys(made, (key,), method))
 
     def _then(self, kind: str, make: MakeOperator) -> DataStream:
         return main_output(self.core.then(kind, make))
@@ -587,10 +730,8 @@ class DataStream(Handle, Writable, Hinted):
             )
         )
 
-    def _schema_of(self, function: object, schema: SchemaLike | None, kind: str) -> pa.Schema:
-        require_callable(function, kind, f"write for example {kind}(my_function, schema={{'word': str}})")
-        check_shippable(function, kind)
-        return self.schema if schema is None else as_schema(schema, kind)
+    def _made_schema(self, schema: SchemaLike | None, method: str) -> pa.Schema:
+        return self.schema if schema is None else as_schema(schema, method)
 
     def _require_stream(self, other: object, method: str) -> None:
         if not isinstance(other, DataStream):
@@ -616,6 +757,25 @@ _METHOD = {
     Partitioning.GLOBAL: "global_",
     Partitioning.BROADCAST: "broadcast",
 }
+
+
+def checked_keys(stream: DataStream, columns: tuple[str, ...], method: str) -> tuple[str, ...]:
+    """Return the columns; raise SchemaError or JobError if the stream cannot be keyed by them."""
+    if not columns:
+        raise JobError(f"{method}: name at least one column")
+    for column in columns:
+        advice = "Name columns of the stream; make one with with_columns() first if it has to be computed."
+        field = require_column(stream.schema, column, method, "key column", advice)
+        if not key_type_supported(field.type):
+            raise SchemaError(
+                f"{method}: key column {column!r} is {field.type}, which cannot be a key; {key_cast(field.type, method)}"
+            )
+    if len(set(columns)) < len(columns):
+        raise JobError(f"{method}: a column is named twice in {', '.join(columns)}")
+    how = stream.core.partitioning
+    if how is not None:
+        raise JobError(f"{method}: defines where rows go, and so does {_METHOD[how]}(); use one of them")
+    return columns
 
 
 def main_output(core: StreamCore) -> DataStream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
-_AGGREGATE: Final = "key_by(…).window(…).aggregate(n=Count()), or key_by(…).process(…) for a result per row"
+_AGGREGATE: Final = "key_by(…).aggregate(n=Count()) for a result per row, or key_by(…).window(…).aggregate(n=Count())"
 _SORT: Final = "key_by(…).sort_by_time() for the order of event time, or collect(), and sort what arrived"
 _UNIQUE: Final = "drop_duplicates('id', within='1 h'), or distinct() for all columns"
 _BATCHES: Final = "map_batches(function, schema)"
@@ -19,7 +19,7 @@ OF_STREAMS: Final = {
     **dict.fromkeys(("agg", "aggregate", "reduce", "sum", "count", "mean", "min", "max"), _AGGREGATE),
     **dict.fromkeys(("withWatermark", "assign_timestamps_and_watermarks"), "with_watermarks('column', WatermarkStrategy.bounded('5 s'))"),
     **dict.fromkeys(("show", "head", "limit", "take", "first", "tail"), "preview(20), which returns the first rows; a source may end early instead: generate(…, count=20)"),
-    **dict.fromkeys(("join", "join_asof", "join_where", "crossJoin"), "key_by(…).connect(other.key_by(…)), then interval_join(…) or process(…)"),
+    **dict.fromkeys(("join_where", "crossJoin", "merge_asof", "lookup", "interval_join", "intervalJoin"), "join(other, on='column', within=('-1 min', '1 min')), or key_by(…).connect(other.key_by(…)).process(…)"),
     **dict.fromkeys(("flatMap", "explode"), "flat_map(function, schema)"),
     **dict.fromkeys(("map_partitions", "mapInPandas", "mapInArrow", "mapPartitions", "map_batch"), _BATCHES),
     **dict.fromkeys(("sort", "orderBy", "order_by", "sort_by"), _SORT),
@@ -38,11 +38,14 @@ OF_STREAMS: Final = {
     "dtypes": "schema",
 }  # fmt: skip
 OF_KEYED_STREAMS: Final = {
-    **dict.fromkeys(("agg", "aggregate", "reduce", "sum", "count", "mean", "min", "max"), "window(…).aggregate(n=Count()), or process(…) for a result per row"),
+    **dict.fromkeys(("agg", "reduce", "sum", "count", "mean", "min", "max"), "aggregate(n=Count(), …) for a result per row, or window(…).aggregate(n=Count(), …)"),
     **dict.fromkeys(("filter", "select", "with_columns", "map", "flat_map", "map_batches", "drop", "rename", "union", "with_watermarks", "drop_duplicates", "distinct"), "it before key_by()"),
-    **dict.fromkeys(("join", "interval_join"), "connect(other.key_by(…)), then interval_join(…) or process(…)"),
     **dict.fromkeys(("sort", "orderBy", "order_by", "sort_by"), "sort_by_time()"),
+    **dict.fromkeys(("join", "join_asof", "interval_join", "intervalJoin"), "join(other, on='column', within=('-1 min', '1 min')) of the stream before key_by()"),
     "flatMap": "process(…)",
+}  # fmt: skip
+OF_CONNECTED_STREAMS: Final = {
+    **dict.fromkeys(("interval_join", "intervalJoin", "join"), "join(other, on='column', within=('-1 min', '1 min')) of the first stream, without connect()"),
 }  # fmt: skip
 OF_WINDOWS: Final = {
     **dict.fromkeys(("top_k", "bottom_k", "limit", "head", "sort", "orderBy"), "top(3, by='x'), with descending=False for the smallest"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Never, overload
+from typing import TYPE_CHECKING, Any, Never, overload
 
 from midstream.api.argument_checks import require_column
 from midstream.api.data_stream import BroadcastStream, DataStream, main_output
@@ -13,7 +14,7 @@ from midstream.api.picklability import check_shippable
 from midstream.api.program import MakeOperator, located
 from midstream.api.stream_core import StreamCore
 from midstream.api.stream_sinks import Writable
-from midstream.engine.core.config import Duration, duration_s, is_whole
+from midstream.engine.core.config import Duration, duration_s, interval_s, is_whole
 from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
@@ -21,8 +22,10 @@ from midstream.engine.operators.base import Operator
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, KeyedBatchFunction
 from midstream.engine.operators.functions.function_operator import Function, Port
+from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
 from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
 from midstream.engine.operators.functions.time_sort import sort_by_time_operator
 from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
 from midstream.engine.operators.windows.window_factory import (
@@ -37,6 +40,9 @@ from midstream.engine.state.declared_state import DeclaredState
 
 if TYPE_CHECKING:
     from midstream.api.connected_streams import BroadcastConnectedStreams, ConnectedStreams
+
+
+_log = logging.getLogger("midstream")
 
 
 class KeyedStream(Writable, Hinted):
@@ -75,6 +81,73 @@ class KeyedStream(Writable, Hinted):
             ann 2024-01-01 12:02:00 2024-01-01 12:03:00 1
         """
         return WindowedStream(self.core, window)
+
+    @located
+    def aggregate(
+        self,
+        *unnamed: Never,
+        every: Duration | None = None,
+        ttl: Duration | None = None,
+        **aggregates: AnyAggregate,
+    ) -> DataStream:
+        """Compute aggregates of all rows of a key so far: a stream of updates.
+
+        `aggregates`: the name of each column with its aggregate: `n=Count(), total=Sum("price")`.
+        `every`: emit a row per key only at multiples of this duration that event time passes, if the key had rows since
+        the last one. By default there is a row for each row of the stream.
+        `ttl`: a row that is later than all rows of its key by more than this duration starts the key's aggregates again
+        (with `every`: multiples with rows that are further apart). Without it, a row per key stays in state.
+        `unnamed`: nothing; an aggregate without the name of its column is refused.
+
+        Returns a stream of the key columns, the event-time column if there is one, and a column per aggregate; the newest
+        row of a key has its current values. For each row there is one with its time and the aggregates up to it, in order
+        of arrival; `First` and `Last` depend on event time, and on arrival if there is none. With `every`, the time is the
+        multiple, the aggregates are those of all rows before it, and the event time of the row is one unit earlier. With
+        `every` or `ttl`, late rows are in `side_output(LATE)` instead, unchanged. Raises what `aggregate` of windows
+        raises, and ConfigError for `every` or `ttl` without event time.
+
+            >>> totals = orders.key_by("user").aggregate(n=Count(), total=Sum("price"))
+            >>> for row in testing.run(totals).rows:
+            ...     print(*row.values())
+            ann 1 3
+            bob 1 5
+            ann 2 7
+        """
+        _check_aggregates(unnamed, aggregates)
+        core = self.core
+        core.check_not_overwritten("aggregate")
+        every_us, ttl_us = (
+            None if value is None else round(interval_s(value, f"aggregate: {name}") * 1_000_000)
+            for name, value in (("every", every), ("ttl", ttl))
+        )
+        if ttl_us is None:
+            _log.info(
+                "aggregate: the state keeps a row for each key (%s) of the whole stream, and grows with their number; with "
+                "ttl='1 d', keys leave it that had no row for a day",
+                ", ".join(self.keys),
+            )
+        event_time = core.event_time
+        if event_time is None and (every_us or ttl_us):
+            raise ConfigError(
+                f"aggregate: {'every' if every_us else 'ttl'} is a duration of event time, and the stream has none; call "
+                "with_watermarks(column, strategy) before key_by()"
+            )
+
+        def make(name: str) -> Operator:
+            shared: dict[str, Any] = {
+                "keys": core.keys,
+                "aggregates": aggregates,
+                "schema": core.schema,
+                "ttl_us": ttl_us,
+            }
+            if every_us is None or event_time is None:
+                return running_aggregate_operator(name, event_time=event_time, **shared)
+            return periodic_aggregate_operator(name, event_time=event_time, every_us=every_us, **shared)
+
+        result = core.then("aggregate", make)
+        if every_us is not None and event_time is not None:
+            result = replace(result, event_time=TimeColumn(event_time.name, is_end=True))
+        return main_output(result)
 
     @located
     def process(
@@ -260,21 +333,10 @@ class WindowedStream(Hinted):
             ann 2024-01-01 12:00:00 1 2024-01-01 12:00:00
             ann 2024-01-01 12:02:00 1 2024-01-01 12:02:00
         """
-        if unnamed:
-            raise JobError(
-                f"aggregate: {type(unnamed[0]).__name__} has no column; name one: aggregate(n=Count(), total=Sum('x'))"
-            )
+        _check_aggregates(unnamed, aggregates)
         core = self._core
         event_time = core.event_time
         assert event_time is not None
-        for column, aggregate in aggregates.items():
-            if not isinstance(aggregate, (Aggregate, Accumulator)):
-                raise JobError(
-                    f"aggregate: {column}={aggregate!r} is not an aggregate; write for example {column}=Count()"
-                )
-            check_shippable(aggregate, f"aggregate: {column}")
-        if not aggregates:
-            raise JobError("aggregate: name at least one aggregate, for example n=Count()")
 
         def make(name: str) -> Operator:
             return window_operator(
@@ -343,6 +405,19 @@ class WindowedStream(Hinted):
         # a row at the very end of a session would continue it, so a session fires one unit later than other windows
         time = TimeColumn(WINDOW_END, is_end=not isinstance(self._window, Session))
         return main_output(replace(result, event_time=time))
+
+
+def _check_aggregates(unnamed: Sequence[object], aggregates: Mapping[str, object]) -> None:
+    if unnamed:
+        raise JobError(
+            f"aggregate: {type(unnamed[0]).__name__} has no column; name one: aggregate(n=Count(), total=Sum('x'))"
+        )
+    for column, aggregate in aggregates.items():
+        if not isinstance(aggregate, (Aggregate, Accumulator)):
+            raise JobError(f"aggregate: {column}={aggregate!r} is not an aggregate; write for example {column}=Count()")
+        check_shippable(aggregate, f"aggregate: {column}")
+    if not aggregates:
+        raise JobError("aggregate: name at least one aggregate, for example n=Count()")
 
 
 def require_function(function: object, kind: type, method: str) -> None:

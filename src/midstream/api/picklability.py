@@ -15,7 +15,7 @@ from midstream.engine.core.errors import JobError
 from midstream.engine.core.job_pickle import pickled
 
 _ADVICE = (
-    "create connections, locks, files and sessions inside the function, or in open() of a process function, "
+    "create connections, locks, files and sessions inside the function, or in open() of a function that is an object, "
     "and use plain values outside it"
 )
 _SPARK_ADVICE = (

@@ -1,4 +1,4 @@
-"""What a stream is made of, for the rooms that add operators to it or read its program; users see the stream."""
+"""What a stream is made of, for the packages that add operators to it or read its program; users see the stream."""
 
 from __future__ import annotations
 
@@ -15,18 +15,10 @@ from midstream.engine.graph.logical_graph import Input
 from midstream.engine.operators.event_time_column import TimeColumn
 
 _KEEPS_ROWS: Final = frozenset(
-    {
-        "filter",
-        "select",
-        "with_columns",
-        "drop",
-        "rename",
-        "window",
-        "window_all",
-        "row_keys",
-        "drop_duplicates",
-        "sort_by_time",
-    }
+    (
+        *("filter", "select", "with_columns", "drop", "rename", "window", "window_all", "aggregate"),
+        *("row_keys", "drop_duplicates", "sort_by_time", "join", "join_asof"),
+    )
 )
 """The kinds of operators that pass on the event-time column as it is, or state that they compute it; windows in LATE."""
 

@@ -154,6 +154,8 @@ def operator_table(status: JobStatus, rates: Rates | None, wide: bool, lines_max
             notes.append(f"  {share(operator.work).strip()} of the work", style="bold yellow")
         if operator.late_rows:
             notes.append(f"  {formatting.rows(operator.late_rows)} late rows dropped", style="bold yellow")
+        if operator.failed_rows:
+            notes.append(f"  {formatting.rows(operator.failed_rows)} rows failed", style="bold yellow")
         if operator.bad_records:
             notes.append(f"  {formatting.rows(operator.bad_records)} bad records dropped", style="bold yellow")
         counts = (operator.rows_in, operator.rows_out) if wide else (rows_handled(operator),)
@@ -468,6 +470,9 @@ def progress_line(status: JobStatus, rates: Rates) -> str:
     late_rows = sum(operator.late_rows for vertex in status.vertices for operator in vertex.operators)
     if late_rows:
         parts.append(f"dropped {formatting.rows(late_rows)} late rows")
+    failed_rows = sum(operator.failed_rows for vertex in status.vertices for operator in vertex.operators)
+    if failed_rows:
+        parts.append(f"{formatting.rows(failed_rows)} rows failed")
     bad_records = sum(operator.bad_records for vertex in status.vertices for operator in vertex.operators)
     if bad_records:
         parts.append(f"dropped {formatting.rows(bad_records)} bad records")

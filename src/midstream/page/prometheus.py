@@ -127,6 +127,8 @@ def _of_operators(status: JobStatus) -> Iterator[Family]:
     yield _counter("operator_rows_in_total", f"Rows received. {again}", each(lambda op: op.rows_in))
     yield _counter("operator_rows_out_total", f"Rows emitted. {again}", each(lambda op: op.rows_out))
     yield _counter("operator_late_rows_total", "Rows dropped as late.", each(lambda op: op.late_rows))
+    failed = "Rows for which the function failed, dropped or emitted apart."
+    yield _counter("operator_failed_rows_total", failed, each(lambda op: op.failed_rows))
     yield _counter("operator_bad_records_total", "Bad records dropped by a source.", each(lambda op: op.bad_records))
     of_checkpoint = "of its state in the newest completed checkpoint."
     yield _gauge("operator_state_rows", f"Rows {of_checkpoint}", each(lambda op: op.state_rows))

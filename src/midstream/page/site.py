@@ -72,7 +72,7 @@ from midstream.page.routes import (
     Route,
     openapi,
 )
-from midstream.runtime.driver.control_server import Question
+from midstream.runtime.driver.control_server import DriverRequest
 from midstream.runtime.storage.file_storage import absolute
 
 STATUS_AGE_S_MAX: Final = 0.25
@@ -112,7 +112,7 @@ class Served(Protocol):
         """The final status; None while the job runs."""
         ...
 
-    def request(self, request: Question) -> Future[Reply]: ...
+    def request(self, request: DriverRequest) -> Future[Reply]: ...
 
 
 class EndedJob:
@@ -125,7 +125,7 @@ class EndedJob:
     def last(self) -> JobStatus:
         return self._last
 
-    def request(self, request: Question) -> Future[Reply]:
+    def request(self, request: DriverRequest) -> Future[Reply]:
         """Refuse every request: there is no driver any more."""
         refused: Future[Reply] = Future()
         refused.set_result(Reply(error="the job has ended", status=self._last))
@@ -264,9 +264,9 @@ class Site:
             return self._status
         return None
 
-    def _request(self, question: Question, then: Callable[[Reply], None]) -> None:
+    def _request(self, request: DriverRequest, then: Callable[[Reply], None]) -> None:
         """Send a request to the job, and handle the reply on the page's thread."""
-        self._job.request(question).add_done_callback(lambda future: self._loop.post(partial(then, future.result())))
+        self._job.request(request).add_done_callback(lambda future: self._loop.post(partial(then, future.result())))
 
     def _take(self, reply: Reply) -> None:
         self._is_requesting = False
@@ -284,7 +284,7 @@ class Site:
 
     def _answer_in_time(
         self,
-        question: Question,
+        request: DriverRequest,
         view: Callable[[Reply], Response],
         respond: Respond,
         waiting: dict[int, Respond],
@@ -300,7 +300,7 @@ class Site:
                 respond(response)
 
         self._loop.call_later(within_s, lambda: answered(_busy(within_s)))
-        self._request(question, lambda reply: answered(view(reply)))
+        self._request(request, lambda reply: answered(view(reply)))
 
     # ---- logs
 

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from midstream.engine.core.interfaces import WALL_CLOCK_CHECK_S, Done, Failed, Mail
-from midstream.runtime.cpu_share import CoreShare, Schedule
+from midstream.runtime.core_share import CoreShare, Schedule
 from midstream.runtime.io_pool import THREADS_MAX, IoPool
 
 T = TypeVar("T")

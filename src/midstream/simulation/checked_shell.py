@@ -22,7 +22,7 @@ from midstream.engine.coordinator.events import (
 from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.rescale import Rescaling
-from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.coordinator.placement.slot_pool import SlotPool
 from midstream.engine.coordinator.requests.savepoints import Savepoints
 from midstream.engine.coordinator.shell import Connections, CoordinatorMachine, Host, Shell, ShellLoop
 from midstream.engine.core.errors import MidstreamError
@@ -38,7 +38,7 @@ class CheckedMachine(CoordinatorMachine, Protocol):
     phase: Phase
     outcome: tuple[EndState, MidstreamError | None] | None
     savepoints: Savepoints
-    slots: Slots
+    slots: SlotPool
 
     @property
     def attempt(self) -> Attempt | None: ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from midstream.engine.checkpoint.directory_files import EpochFile, unsealed
+from midstream.engine.checkpoint.directory_records import EpochFile, unsealed
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.batches import concat
 from midstream.engine.core.errors import StorageError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from midstream.engine.coordinator.placement.slots import PYTHON
+from midstream.engine.coordinator.placement.slot_pool import PYTHON
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol import messages as m

@@ -1,4 +1,4 @@
 """Everything that uses Spark: slots, sessions, DataFrames, and Python Data Sources.
 
-The only room that imports pyspark. May import every room below it.
+The only package that imports pyspark. May import every package below it.
 """

@@ -31,8 +31,8 @@ from midstream.engine.core.interfaces import SlotAvailability
 from midstream.runtime.network.ports import ANY_PORT, PORT_MAX, Ports
 from midstream.runtime.process.slot_main import run_slot
 from midstream.runtime.process.slot_output import SlotOutput
-from midstream.runtime.process.slot_processes import MEMORY_ADVICE, SlotEnd, WatchedSlot, end_all
 from midstream.runtime.process.slot_provider import OnFailed, OnLeaving, SlotLaunch
+from midstream.runtime.process.watched_slots import MEMORY_ADVICE, SlotEnd, WatchedSlot, end_all
 from midstream.spark.decommission import INSTANCES_DEFAULT, LeavingSlots, SparkClient
 from midstream.spark.session import (
     CORES_MAX,

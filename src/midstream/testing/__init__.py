@@ -3,7 +3,7 @@ connectors.
 
 No processes, no JVM, no files: the engine itself (`inprocess`) runs, with its operators, states and watermarks, in the
 thread of the test, and time stands still until the test advances it; `simulate` puts a job through failures in the
-simulator's world (`simulation`). May import every room but `cli`; nothing but `cli` imports it.
+simulator's world (`simulation`). May import every package but `cli`; nothing but `cli` imports it.
 
 Reading order: `jobs` (run, job), `inputs` and `results`, `cuts`, `function_harness`, `sources`, `sinks` and
 `aggregates` (contract checks); then `simulate` and `simulation`.

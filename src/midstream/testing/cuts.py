@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from midstream.engine.operators.windows.window_specs import LATE
+from midstream.engine.operators.windows.window_specs import LATE, LATE_RIGHT
 from midstream.inprocess.endpoints import table_rows
 from midstream.testing.float_compare import close_of, is_near
 from midstream.testing.inputs import Cut, Rows
@@ -83,7 +83,7 @@ def _difference(first: Result, other: Result, cut: Cut) -> str:
         close = {field.name: close_of(field.type) for field in table.schema}
         only_one, only_two = _only_in_one(one, two, close)
         if only_one or only_two:
-            is_late = is_late or label.endswith(f"side output {LATE!r}")
+            is_late = is_late or label.endswith((f"side output {LATE!r}", f"side output {LATE_RIGHT!r}"))
             texts.append(f"{label}:")
             texts += _shown("one row a batch", only_one)
             texts += _shown(_cut_text(cut), only_two)

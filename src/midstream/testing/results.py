@@ -13,7 +13,7 @@ from midstream.api.stream_sinks import StreamSink
 from midstream.engine.core.batches import check_held_by_polars, to_polars
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.operators.sink_api import Sink
-from midstream.engine.operators.windows.window_specs import LATE
+from midstream.engine.operators.windows.window_specs import LATE, LATE_RIGHT
 from midstream.inprocess.endpoints import table_rows
 from midstream.inprocess.rewrite import KeptOutput
 
@@ -82,9 +82,14 @@ class Result:
 
     @property
     def late(self) -> dict[str, list[Row]]:
-        """Rows that were too late for their windows, by the window's uid; only of windows that had some."""
-        late = {output.uid: table_rows(self._tables[output.id]) for output in self._outputs if output.tag == LATE}
-        return {uid: rows for uid, rows in late.items() if rows}
+        """Rows that came too late for a window or join, by its uid; only of those that had some. Of a join, those of the
+        left stream come first."""
+        late: dict[str, list[Row]] = {}
+        for tag in (LATE, LATE_RIGHT):
+            for output in self._outputs:
+                if output.tag == tag and (rows := table_rows(self._tables[output.id])):
+                    late.setdefault(output.uid, []).extend(rows)
+        return late
 
     def __iter__(self) -> Iterator[str]:
         return (output.label for output in self._outputs)

@@ -16,9 +16,9 @@ from checkpoint_samples import chain, metadata_of
 from effort import examples
 from in_memory import MemoryStorage, NeverRun, NoRows
 from midstream.engine.checkpoint.channel_state import Captured, store_channels
+from midstream.engine.checkpoint.channel_state_references import InFlight, each_once, left_bytes
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.checkpoint.redistribute_channel_state import assign_channels
-from midstream.engine.checkpoint.segment_references import InFlight, each_once, left_bytes
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.key_groups import key_group_range, key_groups, subtask_of

@@ -11,10 +11,10 @@ from in_memory import MemoryStorage
 from midstream.engine.checkpoint.state_files import state_file
 from midstream.engine.checkpoint.store import (
     SAVEPOINT,
-    FencedError,
-    StartState,
-    RetainedCheckpoint,
     ClaimedDirectory,
+    FencedError,
+    RetainedCheckpoint,
+    StartState,
     UnknownOutcomeError,
     begin,
     check_records,
@@ -119,7 +119,10 @@ def test_metadata_that_was_given_up_and_is_written_after_another_took_over_is_ne
     assert [entry.checkpoint_id for entry in list_checkpoints(storage)] == [1, 3]
     with pytest.raises(StorageError, match="checkpoint 2 is not in the checkpoint directory, which has: 1, 3"):
         load(storage, "job", "2")
-    assert opened(storage, "latest").retained == (RetainedCheckpoint(1, frozenset()), RetainedCheckpoint(3, frozenset()))
+    assert opened(storage, "latest").retained == (
+        RetainedCheckpoint(1, frozenset()),
+        RetainedCheckpoint(3, frozenset()),
+    )
     assert not storage.exists("chk-2")
 
 

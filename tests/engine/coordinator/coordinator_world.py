@@ -21,7 +21,7 @@ from midstream.engine.coordinator.events import (
     RunIo,
     SetTimer,
 )
-from midstream.engine.coordinator.placement.slots import PYTHON
+from midstream.engine.coordinator.placement.slot_pool import PYTHON
 from midstream.engine.coordinator.shell import Shell
 from midstream.engine.core.config import JobConfig, RestartStrategy
 from midstream.engine.core.errors import ConfigError

@@ -8,7 +8,7 @@ import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
 from in_memory import MemoryStorage
-from midstream.engine.checkpoint.directory_files import JobDescriptor, sealed
+from midstream.engine.checkpoint.directory_records import JobDescriptor, sealed
 from midstream.engine.coordinator.events import (
     CancelRequested,
     JobEnded,

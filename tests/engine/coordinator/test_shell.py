@@ -7,8 +7,8 @@ from coordinator_world import Bench
 
 from midstream.engine.coordinator import shell
 from midstream.engine.coordinator.events import CancelRequested, JobEnded
-from midstream.engine.coordinator.placement.attempts import CAUSE_WAIT_S
-from midstream.engine.coordinator.placement.slots import PYTHON
+from midstream.engine.coordinator.placement.attempt_deployer import CAUSE_WAIT_S
+from midstream.engine.coordinator.placement.slot_pool import PYTHON
 from midstream.engine.core.errors import ClusterError, InvariantError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.protocol import messages as m

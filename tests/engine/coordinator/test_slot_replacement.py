@@ -6,7 +6,7 @@ import pytest
 from coordinator_world import Bench
 from test_rescaling import acknowledged_by_all, rescale
 
-from midstream.engine.coordinator.placement.slots import PYTHON
+from midstream.engine.coordinator.placement.slot_pool import PYTHON
 from midstream.engine.core.config import RestartStrategy
 from midstream.engine.core.ids import TaskId
 from midstream.engine.protocol import messages as m

@@ -142,3 +142,33 @@ def _is_utf8(text: bytes | None) -> bool:
 def _as_text(values: pa.Array[Any]) -> pa.Array[Any]:
     """Declare bytes to be text, which Arrow does not check."""
     return pa.Array.from_buffers(pa.large_string(), len(values), values.buffers(), values.null_count)
+
+
+_LISTS = pl.DataFrame({"l": [[-1, -1], [], [7], None, [None], [3, None, 3]]}, schema={"l": pl.List(pl.Int64)})
+_SHORTENED = {
+    "drop_nulls": pl.col("l").list.drop_nulls(),
+    "head": pl.col("l").list.head(0),
+    "gather_every": pl.col("l").list.gather_every(5, 4),
+    "filter": pl.col("l").list.eval(pl.element().filter(pl.element() > 100)),
+    "unique": pl.col("l").list.unique(maintain_order=True),
+}
+_NESTED = {
+    "lists": pl.col("l"),
+    "lists of lists": pl.col("l").implode().over(pl.int_range(pl.len())),
+    "structs": pl.struct("l"),
+    "structs of structs": pl.struct(inner=pl.struct("l", more=pl.lit(1))),
+}
+
+
+@pytest.mark.parametrize("nesting", _NESTED)
+@pytest.mark.parametrize("shortened", _SHORTENED)
+def test_batches_of_empty_lists_can_be_put_together(shortened: str, nesting: str) -> None:
+    """polars shortens lists by offsets into values that it has cut off: what Arrow gets must be whole."""
+    for start in range(_LISTS.height):
+        for count in (1, 2, 3):
+            made = _LISTS.slice(start, count).select(_SHORTENED[shortened]).select(_NESTED[nesting])
+            batch = from_polars(made, made.clear().to_arrow(compat_level=pl.CompatLevel.oldest()).schema, "here")
+            batch.validate(full=True)
+            twice = pa.concat_batches([batch, batch])
+            assert to_polars(twice).equals(pl.concat([made, made]))
+            assert batch.take(pa.array([0])).to_pylist() == batch.to_pylist()[:1]

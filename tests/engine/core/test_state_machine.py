@@ -7,7 +7,13 @@ from enum import Enum, auto
 import pytest
 
 from midstream.engine.core.errors import InvariantError
-from midstream.engine.core.state_machine import HISTORY_EVENTS_MAX, TransitionHistory, Transition, TransitionTable, new_history
+from midstream.engine.core.state_machine import (
+    HISTORY_EVENTS_MAX,
+    Transition,
+    TransitionHistory,
+    TransitionTable,
+    new_history,
+)
 
 
 class Door(Enum):

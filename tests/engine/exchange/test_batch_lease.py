@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_exchange import batch
 from test_element_queue import Freed, forward, numbers
+from test_exchange import batch
 
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased

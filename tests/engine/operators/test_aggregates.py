@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter as Counts
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,12 @@ from operator_world import World, restored
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.errors import SchemaError
 from midstream.engine.core.key_groups import key_groups, subtask_of
+from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
 from midstream.engine.operators.windows import dense_groupby as folds
-from midstream.engine.operators.windows.aggregates import Count, Max, Mean, Min, Sum
+from midstream.engine.operators.windows.aggregates import ArgMax, ArgMin, Count, First, Last, Max, Mean, Min, Sum
 from midstream.engine.operators.windows.dense_groupby import DenseGroupBy, fold
+from midstream.engine.operators.windows.distinct_count import CountDistinct
+from midstream.engine.operators.windows.moments import Covariance, Variance
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_factory import Window, session, sliding, tumbling, window_operator
 
@@ -178,6 +182,53 @@ def _outcome(aggregate: Callable[[str], Any], kind: pa.DataType, values: list[An
         world.process(pa.RecordBatch.from_arrays(arrays, schema=schema))
     world.advance(MAX_WATERMARK_US)
     return sorted(map(str, world.out.rows()))
+
+
+def _itself(chosen: Callable[..., Any]) -> Callable[[str], Any]:
+    return lambda column: chosen(column, column)
+
+
+@pytest.mark.parametrize("kind", VALUES, ids=str)
+@pytest.mark.parametrize(
+    "aggregate",
+    [
+        *(Count, Sum, Min, Max, Mean, First, Last, CountDistinct, Variance),
+        *(pytest.param(_itself(each), id=each.__name__) for each in (ArgMin, ArgMax, Covariance)),
+    ],
+)
+def test_the_last_row_of_a_running_aggregate_has_the_value_of_a_window(
+    aggregate: Callable[[str], Any], kind: pa.DataType
+) -> None:
+    """Whether the rows come together, or one by one; also of some of the rows."""
+    values = [*VALUES[kind], None, *VALUES[kind], None]
+    schema = pa.schema([pa.field("k", pa.int64()), pa.field("t", pa.timestamp("ms")), pa.field("v", kind)])
+    made = aggregate("v")
+    some = copy(made)
+    some._where = pl.col("t").dt.millisecond() % 2 == 0
+    aggregates = {"all": made, "some": some}
+    shared: dict[str, Any] = {"keys": ["k"], "event_time": "t", "aggregates": aggregates, "schema": schema}
+    arrays: list[pa.Array[Any]] = [
+        pa.array([row // 2 % 2 for row in range(len(values))]),
+        pa.array(range(len(values))).view(pa.timestamp("ms")),
+        pa.nulls(len(values)) if pa.types.is_null(kind) else pa.array(values, _plain(kind)).cast(kind),
+    ]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    found: list[Any] = []
+    for cut in (1, len(values)):
+        try:
+            makers = [window_operator("w", window=tumbling("1 s"), **shared), running_aggregate_operator("w", **shared)]
+        except SchemaError:
+            with pytest.raises(SchemaError, match="operator 'w': "):
+                running_aggregate_operator("w", **shared)
+            return
+        for world in (World(each, max_parallelism=MAX_PARALLELISM) for each in makers):
+            for start in range(0, len(values), cut):
+                world.process(batch.slice(start, cut))
+            world.advance(MAX_WATERMARK_US)
+            last = {(row["k"], name): row[name] for row in world.out.rows() for name in aggregates}
+            found.append({key: round(value, 9) if isinstance(value, float) else value for key, value in last.items()})
+    assert len(found[0]) == 4
+    assert found == [found[0]] * 4
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

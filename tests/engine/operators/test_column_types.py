@@ -115,7 +115,7 @@ TOUCHING: dict[str, Callable[[pa.Schema], Operator]] = {
     "accumulator": whole_window(tumbling("1 s"), Newest()),
     "count": whole_window(tumbling("1 s"), Count("x")),
     "process_batches": on_batches,
-    "interval_join": join,
+    "join": join,
 }
 
 
@@ -167,9 +167,8 @@ def test_what_polars_can_hold_comes_out_as_it_went_in(operator: str, name: str) 
     except MidstreamError as error:
         pytest.fail(str(error))
     world.process(rows)
-    if operator == "interval_join":
-        (snapshot,) = world.snapshot().values()
-        assert snapshot.table().sort_by("t").column("x").combine_chunks().equals(rows.column("x"))
+    if operator == "join":
+        assert world.snapshot()["table:left"].table().sort_by("t").column("x").combine_chunks().equals(rows.column("x"))
         return
     world.advance(MAX_WATERMARK_US)
     out = pa.Table.from_batches([batch for _, batch in world.out.batches])

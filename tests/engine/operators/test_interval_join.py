@@ -1,9 +1,8 @@
-"""The join by time: the same pairs as all rows compared with each other, and nothing kept that is of no more use."""
+"""The join by time: the rows that polars joins, whatever arrives when, and nothing kept that is of no more use."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import polars as pl
@@ -11,125 +10,73 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_world import Parts, World, restored
+from join_plans import LEFT, MAX_PARALLELISM, RIGHT, SAME_TIME, SIZES, STEP, Plan, PlannedJoin, Row, batch, contents
+from operator_world import World, restored
+from polars.testing import assert_frame_equal
 
 from effort import examples
 from in_memory import CountingIds
-from midstream.engine.core.elements import MAX_WATERMARK_US
-from midstream.engine.core.errors import JobError
+from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.core.key_groups import key_groups, subtask_of
+from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.function_operator import Port
-from midstream.engine.operators.functions.interval_join import IntervalJoinOperator, interval_join_operator
+from midstream.engine.operators.functions.interval_join import How, interval_join_operator
+from midstream.engine.operators.windows.window_specs import LATE_RIGHT
 from midstream.engine.state import columnar, join_index
 from midstream.engine.state.state_parts import Redistribute, StatePart
 from midstream.engine.state.table_state import TableState
 
-LEFT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("ms")), ("a", pa.int64())])
-RIGHT = pa.schema([("b", pa.int64()), ("u", pa.timestamp("us", "Europe/Berlin")), ("id", pa.int64())])
-MAX_PARALLELISM = 8
-
-Row = tuple[int, int, int, int]
-"""Input, key, time in ms, number."""
+HOWS = get_args(How)
 
 
-def operator_of(lower_ms: int, upper_ms: int) -> Any:
-    first, second = Port("process1", ("k",), "t", LEFT), Port("process2", ("id",), "u", RIGHT)
-    return interval_join_operator("join", [first, second], lower_ms * 1000, upper_ms * 1000)
-
-
-def batch(rows: list[Row], port: int) -> pa.RecordBatch:
-    if port == 0:
-        return pa.RecordBatch.from_pylist([{"k": k, "t": t, "a": n} for _, k, t, n in rows], schema=LEFT)
-    return pa.RecordBatch.from_pylist([{"id": k, "u": t * 1000, "b": n} for _, k, t, n in rows], schema=RIGHT)
-
-
-def sides(world: World) -> dict[str, pl.DataFrame]:
-    """What it holds."""
-    assert isinstance(world.operator, IntervalJoinOperator)
-    return world.operator.contents()
-
-
-TIMES = st.integers(0, 40)
-STEP = st.one_of(
-    st.tuples(st.just("rows"), st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), TIMES), max_size=8)),
-    st.tuples(st.just("advance"), TIMES),
-    st.tuples(st.just("snapshot"), st.none()),
-    st.tuples(st.just("restore"), st.integers(1, 3)),
-)
-SIZES = st.sampled_from([(262_144, 8_192), (8, 3), (3, 1)])
-"""From how many rows on a run is not merged, and is a chunk of its own."""
+def operator_of(lower_ms: int, upper_ms: int, how: str = "inner", right: pa.Schema = RIGHT) -> Any:
+    first, second = Port("process1", ("k",), "t", LEFT), Port("process2", ("id",), "u", right)
+    return interval_join_operator("join", [first, second], lower_ms * 1000, upper_ms * 1000, how)
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(st.lists(STEP, max_size=16), st.integers(-12, 12), st.integers(0, 12), st.booleans(), SIZES)
-def test_pairs_are_those_with_all_rows_that_are_held(
-    plan: list[tuple[str, Any]], lower: int, width: int, with_late: bool, sizes: tuple[int, int]
+@given(st.lists(STEP, max_size=16), st.integers(-12, 12), st.integers(0, 12), st.sampled_from(HOWS), SIZES)
+def test_the_result_is_what_polars_joins_of_the_rows_that_are_not_late(
+    plan: Plan, lower: int, width: int, how: str, sizes: tuple[int, int]
 ) -> None:
-    """Late rows are held until the next watermark at least, whatever is restored in between."""
     with patch.object(join_index, "RUN_ROWS", sizes[0]), patch.object(columnar, "OWN_CHUNK_ROWS", sizes[1]):
-        compare(plan, lower, lower + width, with_late)
+        compare(plan, lower, lower + width, how)
 
 
-def compare(plan: list[tuple[str, Any]], lower: int, upper: int, with_late: bool) -> None:
-    worlds = [World(operator_of(lower, upper), max_parallelism=MAX_PARALLELISM)]
-    came = 0
-    held: list[Row] = []
-    found: Counter[tuple[int, int]] = Counter()
-    expected: Counter[tuple[int, int]] = Counter()
-    chunks: dict[tuple[World, str], pa.Table] = {}
-    watermark = -1
+def compare(plan: Plan, lower: int, upper: int, how: str) -> None:
+    right = SAME_TIME if how == "full" else RIGHT  # the event times of a full join are in one column
+    join = PlannedJoin(lambda: operator_of(lower, upper, how, right), right)
 
-    def drain() -> None:
-        for world in worlds:
-            found.update((row["a"], row["b"]) for row in world.out.rows())
-            world.out.clear()
-
-    def snapshots() -> list[Parts]:
-        parts = [world.snapshot() for world in worlds]
-        for world, part in zip(worlds, parts, strict=True):
-            for chunk in (chunk for each in part.values() for chunk in each.chunks):
-                table = chunks.setdefault((world, chunk.id), chunk.table)
-                assert table.equals(chunk.table)
-        return parts
-
-    for step, argument in plan:
-        if step == "rows":
-            given = [row for row in argument if with_late or row[2] > watermark]
-            rows = [(p, k, t, came + i) for i, (p, k, t) in enumerate(given)]
-            came += len(rows)
-            for port in (0, 1):
-                mine = [row for row in rows if row[0] == port]
-                for _, k, t, n in mine:
-                    for q, i, u, m in held:
-                        left, right = ((t, n), (u, m)) if port == 0 else ((u, m), (t, n))
-                        if q != port and k == i and lower <= right[0] - left[0] <= upper:
-                            expected[left[1], right[1]] += 1
-                held += mine
-                keys = pa.record_batch({"k": pa.array([k for _, k, _, _ in mine], pa.int64())})
-                owners = subtask_of(key_groups(keys, ("k",), MAX_PARALLELISM), len(worlds), MAX_PARALLELISM)
-                for subtask, world in enumerate(worlds):
-                    part = [row for row, owner in zip(mine, owners, strict=True) if owner == subtask]
-                    if part:
-                        world.process(batch(part, port), port)
-        elif step == "advance":
-            watermark = max(watermark, argument)
-            held = [row for row in held if row[2] + (-lower if row[0] else upper) > watermark]
-            for world in worlds:
-                world.advance(watermark * 1000)
-        elif step == "snapshot":
-            snapshots()
-        else:
-            drain()
-            worlds = restored(lambda: operator_of(lower, upper), snapshots(), argument, MAX_PARALLELISM)
-        for port, (side, column) in enumerate((("left", "a"), ("right", "b"))):
-            assert sorted(n for world in worlds for n in sides(world)[side][column]) == [
-                n for p, _, _, n in held if p == port
+    def check_contents() -> None:
+        held_ms = max(upper, 0), max(-lower, 0)
+        for port, (side, number) in enumerate((("left", "a"), ("right", "b"))):
+            tables = [
+                table for world in join.worlds for name, table in contents(world).items() if name.startswith(side)
             ]
-    drain()
-    assert found == expected
-    for world in worlds:
-        world.advance(MAX_WATERMARK_US)
-    assert [world.snapshot() for world in worlds] == [{}] * len(worlds)
+            assert sorted(n for table in tables for n in table[number]) == [
+                n for p, k, t, n in join.given if p == port and t + held_ms[port] > join.marks[k]
+            ]
+
+    found = join.go(plan, (lambda: None) if how in ("semi", "anti") else check_contents)
+    assert_frame_equal(found, joined_by_polars(join.given, lower, upper, how, right), check_row_order=False)
+
+
+def joined_by_polars(rows: list[Row], lower: int, upper: int, how: str, right: pa.Schema) -> pl.DataFrame:
+    a = pl.DataFrame(batch([row for row in rows if row[0] == 0], 0))
+    b = pl.DataFrame(batch([row for row in rows if row[0] == 1], 1, right)).rename({"id": "k"})
+    apart = pl.col("u").dt.epoch("ms") - pl.col("t").dt.epoch("ms")
+    pairs = a.join(b, on="k").filter(apart.is_between(lower, upper))
+    is_paired = pairs.select("a").unique()
+    if how == "semi":
+        return a.join(is_paired, on="a", how="semi")
+    alone = a.join(is_paired, on="a", how="anti")
+    if how == "anti":
+        return alone
+    unpaired = b.join(pairs.select("b").unique(), on="b", how="anti")
+    if how == "full":
+        unpaired = unpaired.with_columns(t="u")
+    parts = [pairs, *([alone] if how in ("left", "full") else []), *([unpaired] if how in ("right", "full") else [])]
+    return pl.concat(parts, how="diagonal").select(pairs.columns)
 
 
 def test_a_run_that_was_stored_is_not_stored_again_and_is_dropped_as_a_whole() -> None:
@@ -137,7 +84,7 @@ def test_a_run_that_was_stored_is_not_stored_again_and_is_dropped_as_a_whole() -
     rows = columnar.OWN_CHUNK_ROWS
 
     def stored() -> dict[str, int]:
-        return {chunk.id: chunk.table.num_rows for part in world.snapshot().values() for chunk in part.chunks}
+        return {chunk.id: chunk.table.num_rows for chunk in world.snapshot()["table:left"].chunks}
 
     world.process(batch([(0, n, n % 1000, n) for n in range(rows)], 0), 0)
     first = stored()
@@ -146,12 +93,12 @@ def test_a_run_that_was_stored_is_not_stored_again_and_is_dropped_as_a_whole() -
     world.process(batch([(0, 1, 2000, 1)], 0), 0)
     second = stored()
     assert first.items() < second.items()  # the dead rows are in it still, as many as they are
-    assert [row for row in second.values() if row != rows] == [16, 1]  # key groups, and the row
+    assert [row for row in second.values() if row != rows] == [1]
     world.advance(1_600_000)
     assert first.keys().isdisjoint(stored())
     assert sum(stored().values()) < rows // 2
     world.advance(2_000_000)
-    assert stored() == {next(iter(stored())): 1}
+    assert list(stored().values()) == [1]
 
 
 def test_dead_rows_stay_dead_among_those_of_subtasks_that_have_not_come_so_far() -> None:
@@ -164,11 +111,12 @@ def test_dead_rows_stay_dead_among_those_of_subtasks_that_have_not_come_so_far()
         world.process(batch([(0, mine, t, t + 100 * number) for t in (0, 5, 10, 20, 30)], 0), 0)
         world.advance((number * 10 + 5) * 1000)
     [one] = restored(lambda: operator_of(0, 10), [world.snapshot() for world in worlds], 1, 2)
-    assert sides(one)["left"]["a"].sort().to_list() == [0, 5, 10, 20, 30, 110, 120, 130]
-    one.process(batch([(1, owners.index(1), t, t) for t in (5, 10)], 1), 1)
-    assert [row["a"] for row in one.out.rows()] == [110]
+    assert contents(one)["left"]["a"].sort().to_list() == [0, 5, 10, 20, 30, 110, 120, 130]
+    one.process(batch([(1, owners.index(1), t, t) for t in (15, 16)], 1), 1)
+    assert [(row["a"], row["b"]) for row in one.out.rows()] == [(110, 16)]
+    assert [row["b"] for row in one.out.rows(LATE_RIGHT)] == [15]
     [again] = restored(lambda: operator_of(0, 10), [one.snapshot()], 1, 2)
-    assert sides(again)["left"]["a"].sort().to_list() == [0, 5, 10, 20, 30, 110, 120, 130]
+    assert contents(again)["left"]["a"].sort().to_list() == [0, 5, 10, 20, 30, 110, 120, 130]
 
 
 def test_what_was_stored_as_tables_is_restored() -> None:
@@ -184,10 +132,10 @@ def test_what_was_stored_as_tables_is_restored() -> None:
         if chunks is not None:
             parts[table.part_name] = StatePart(Redistribute.KEYED, chunks())
     worlds = restored(lambda: operator_of(0, 10), [parts], 3, MAX_PARALLELISM)
-    assert sum(sides(world)["left"].height for world in worlds) == 50
+    assert sum(contents(world)["left"].height for world in worlds) == 50
     for world in worlds:
         world.advance(20_000)
-    kept = pl.concat([sides(world)["left"] for world in worlds])
+    kept = pl.concat([contents(world)["left"] for world in worlds])
     assert sorted(kept["a"].to_list()) == list(range(11, 50))
 
 
@@ -196,22 +144,84 @@ def test_a_row_is_kept_for_just_as_long_as_its_like_may_come() -> None:
     world.process(batch([(0, 1, 100, 1)], 0), 0)
     world.process(batch([(1, 1, 200, 2)], 1), 1)
     world.advance(109_999)
-    assert set(world.snapshot()) == {"table:left", "table:right"}
+    assert set(world.snapshot()) == {"table:left", "table:right", "progress"}
     world.advance(110_000)
-    assert set(world.snapshot()) == {"table:right"}
+    assert set(world.snapshot()) == {"table:right", "progress"}
     world.advance(205_000)
-    assert world.snapshot() == {}
+    assert set(world.snapshot()) == {"progress"}
+
+
+def test_rows_that_are_semi_or_anti_joined_are_kept_until_their_first_partner_alone() -> None:
+    for how in ("semi", "anti"):
+        world = World(operator_of(-5, 10, how))
+        world.process(batch([(0, 1, 100, 1), (0, 2, 100, 2)], 0), 0)
+        world.process(batch([(1, 1, 101, 3), (1, 1, 102, 4)], 1), 1)
+        assert {name: frame.height for name, frame in contents(world).items()} == {"right": 2, "left_unmatched": 1}
+        assert contents(world)["right"].columns == ["u", "k"], "no other column of the right matters"
+        world.process(batch([(0, 1, 103, 5)], 0), 0)
+        assert [row["a"] for row in world.out.rows()] == ([1, 5] if how == "semi" else [])
+        world.advance(110_000)
+        assert [row["a"] for row in world.out.rows()] == ([1, 5] if how == "semi" else [2])
+
+
+def test_what_has_been_stored_is_not_stored_again_when_other_rows_find_their_first_partner() -> None:
+    world = World(operator_of(0, 1000, "left"))
+    rows = columnar.OWN_CHUNK_ROWS
+    with patch.object(join_index, "RUN_ROWS", rows):
+        for first in (0, rows):
+            world.process(batch([(0, n, 5, n) for n in range(first, first + rows)], 0), 0)
+        before = {chunk.id for chunk in world.snapshot()["table:left_unmatched"].chunks}
+        world.process(batch([(1, 1, 6, 1)], 1), 1)
+        after = world.snapshot()
+    assert len(before) == 2
+    assert len(before & {chunk.id for chunk in after["table:left_unmatched"].chunks}) == 1
+    assert [chunk.table.num_rows for chunk in after["table:left"].chunks] == [1]
 
 
 def test_the_columns_are_those_of_both_with_the_keys_once() -> None:
     assert operator_of(0, 1).schema.names == ["k", "t", "a", "b", "u"]
-    first = Port("process1", ("k",), "t", LEFT)
-    both = Port("process2", ("k",), "t", LEFT)
-    with pytest.raises(JobError, match="operator 'join': both streams have a column 't'; rename it"):
-        interval_join_operator("join", [first, both], 0, 1)
+    for how in ("semi", "anti"):
+        assert operator_of(0, 1, how).schema.names == ["k", "t", "a"]
+    first, both = Port("process1", ("k",), "t", LEFT), Port("process2", ("k",), "t", LEFT)
+    assert interval_join_operator("join", [first, both], 0, 1).schema.names == ["k", "t", "a", "t_right", "a_right"]
     named_as_the_key = Port("process2", ("id",), "u", RIGHT.append(pa.field("k", pa.int64())))
-    with pytest.raises(JobError, match="operator 'join': both streams have a column 'k'; rename it"):
-        interval_join_operator("join", [first, named_as_the_key], 0, 1)
+    named = interval_join_operator("join", [first, named_as_the_key], 0, 1, suffix="_of_b")
+    assert named.schema.names == ["k", "t", "a", "b", "u", "k_of_b"]
+    named_twice = Port(
+        "process2", ("id",), "u", RIGHT.append(pa.field("a", pa.int64())).append(pa.field("a_right", pa.int8()))
+    )
+    with pytest.raises(
+        SchemaError, match=r"operator 'join': two columns of the result would be called 'a_right'.*suffix="
+    ):
+        interval_join_operator("join", [first, named_twice], 0, 1)
+
+
+def test_the_time_of_a_row_is_the_lefts_or_that_of_the_only_row_there_is() -> None:
+    delays = {how: operator_of(-5, 10, how, SAME_TIME).watermark_delay_us for how in HOWS}
+    assert delays == {"inner": 10_000, "left": 10_000, "right": 5_000, "full": 10_000, "semi": 10_000, "anti": 10_000}
+    assert [operator_of(2, 5, how, SAME_TIME).watermark_delay_us for how in ("left", "right")] == [5_000, 0]
+    assert [operator_of(-5, -2, how, SAME_TIME).watermark_delay_us for how in ("left", "right")] == [0, 5_000]
+    with pytest.raises(
+        SchemaError, match=r"full join puts the event times .* column 't', and these are timestamp\[ms\] and"
+    ):
+        operator_of(0, 1, "full")
+    ends = [
+        Port("process1", ("k",), TimeColumn("t", is_end=True), LEFT),
+        Port("process2", ("id",), "u", SAME_TIME),
+    ]
+    world = World(interval_join_operator("join", ends, 0, 0, "full"))
+    world.process(batch([(0, 1, 11, 1)], 0), 0)
+    world.process(batch([(1, 1, 10, 2), (1, 2, 20, 3)], 1, SAME_TIME), 1)
+    world.advance(20_000)
+    times = [made.column("t").cast(pa.int64()).to_pylist() for _, made in world.out.batches]
+    assert times == [[11], [21]], "both are in a window that ends one unit later"
+
+
+def test_another_interval_is_refused_where_completed_rows_could_not_be_told_from_others() -> None:
+    settings = {how: operator_of(0, 1, how, SAME_TIME).state_settings()[""] for how in HOWS}
+    assert "the interval" not in settings["inner"]
+    assert all(settings[how]["the interval"] == "0 µs to 1000 µs" for how in HOWS if how != "inner")
+    assert {settings[how]["the kind of join"] for how in HOWS} == set(HOWS)
 
 
 @pytest.mark.parametrize("port", [0, 1])

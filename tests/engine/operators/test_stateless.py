@@ -22,15 +22,15 @@ from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.errors import ConfigError, JobError, SchemaError
 from midstream.engine.core.python_values import to_python
 from midstream.engine.operators.base import Operator
-from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
-from midstream.engine.operators.sink_operator import SinkOperator
-from midstream.engine.operators.stateless import (
-    FilterOperator,
+from midstream.engine.operators.row_functions import (
+    FilterFunctionOperator,
     FlatMapOperator,
     MapBatchesOperator,
     MapOperator,
-    ProjectOperator,
 )
+from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
+from midstream.engine.operators.sink_operator import SinkOperator
+from midstream.engine.operators.stateless import FilterOperator, ProjectOperator
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 
 SCHEMA = schema_of([("n", pa.int64()), ("s", pa.large_string())])
@@ -57,7 +57,7 @@ def test_expressions_and_functions_do_what_python_does(given_rows: list[tuple[in
     batch = rows(*given_rows)
     kept = [{"n": n, "s": s} for n, s in given_rows if n is not None and n > 1]
     assert run(FilterOperator("f", pl.col("n") > 1, SCHEMA), batch) == kept
-    assert run(FilterOperator("f", lambda row: row["n"] is not None and row["n"] > 1, SCHEMA), batch) == kept
+    assert run(FilterFunctionOperator("f", lambda row: row["n"] is not None and row["n"] > 1, SCHEMA), batch) == kept
     doubled = [{"m": None if n is None else n * 2, "one": 1} for n, _ in given_rows]
     assert (
         run(ProjectOperator("s", [(pl.col("n") * 2).alias("m"), pl.lit(1).alias("one")], SCHEMA, keep=False), batch)
@@ -266,7 +266,7 @@ def test_a_map_with_a_key_twice_is_an_error_that_names_the_key_and_the_row() -> 
 def test_errors_of_other_functions_name_the_row_or_what_came_back() -> None:
     batch = rows((1, "a"), (0, "b"))
     with pytest.raises(JobError, match=r"ZeroDivisionError for the row {'n': 0, 's': 'b'}") as e:
-        run(FilterOperator("f", lambda row: 1 // row["n"], SCHEMA), batch)
+        run(FilterFunctionOperator("f", lambda row: 1 // row["n"], SCHEMA), batch)
     text = "".join(traceback.format_exception(e.value))
     assert text.index("ZeroDivisionError") < text.index("JobError")
     with pytest.raises(JobError, match=r"returned a dict for the row {'n': 1, 's': 'a'}"):
@@ -437,7 +437,7 @@ def test_rows_give_nanoseconds_as_microseconds_where_none_is_lost() -> None:
     operators: list[Operator] = [
         MapOperator("m", lambda row: row, out),
         FlatMapOperator("m", lambda row: [row], out),
-        FilterOperator("m", lambda row: True, schema),
+        FilterFunctionOperator("m", lambda row: True, schema),
     ]
     for operator in operators:
         with pytest.raises(
@@ -560,7 +560,7 @@ def test_a_filter_that_returns_what_is_always_true_is_refused(predicate: Callabl
     with pytest.raises(
         JobError, match=f"for the row {{'n': 1, 's': 'a'}}: .*returned {kind}, which is true for every row"
     ):
-        run(FilterOperator("f", predicate, SCHEMA), rows((1, "a")))
+        run(FilterFunctionOperator("f", predicate, SCHEMA), rows((1, "a")))
 
 
 def test_a_filter_keeps_the_rows_for_which_its_function_is_true() -> None:
@@ -578,10 +578,14 @@ def test_a_filter_keeps_the_rows_for_which_its_function_is_true() -> None:
         np.bool_(False),
     ]
     found = run(
-        FilterOperator("f", lambda row: answers[row["n"]], SCHEMA), rows(*((n, "a") for n in range(len(answers))))
+        FilterFunctionOperator("f", lambda row: answers[row["n"]], SCHEMA),
+        rows(*((n, "a") for n in range(len(answers)))),
     )
     assert [row["n"] for row in found] == [n for n, answer in enumerate(answers) if answer]
-    assert run(FilterOperator("f", lambda row: re.match("a", row["s"]), SCHEMA), rows((1, "ab"), (2, "b")))[0]["n"] == 1
+    assert (
+        run(FilterFunctionOperator("f", lambda row: re.match("a", row["s"]), SCHEMA), rows((1, "ab"), (2, "b")))[0]["n"]
+        == 1
+    )
 
 
 def test_a_row_that_a_generator_returns_is_not_lost_silently() -> None:

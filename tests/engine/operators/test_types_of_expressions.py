@@ -378,3 +378,47 @@ def test_a_constant_may_be_reduced_from_a_series(constant: pl.Expr, value: objec
 def test_a_series_is_no_constant(series: list[int]) -> None:
     with pytest.raises(JobError, match=r"is a series of values, not one value for each row; use pl\.lit\(\) of one"):
         ProjectOperator("p", [pl.lit(pl.Series(series)).alias("out")], SCHEMA, keep=True)
+
+
+# ---- types that polars plans, and those that values have ----
+
+_BOTH: Final[dict[str, Callable[[pl.Expr, pl.Expr], pl.Expr]]] = {
+    "when": lambda one, other: pl.when(one.is_not_null()).then(one).otherwise(other),
+    "coalesce": pl.coalesce,
+    "difference": lambda one, other: one - other,
+    "list": pl.concat_list,
+    "steps": lambda one, other: pl.concat_list(one, other).list.diff(),
+}
+_KINDS: Final = {
+    "int": pl.Int64(),
+    "text": pl.String(),
+    "float": pl.Float32(),
+    "date": pl.Date(),
+    "at": pl.Datetime("ms"),
+    "time": pl.Time(),
+    "took": pl.Duration("us"),
+}
+
+
+@pytest.mark.parametrize("how", _BOTH)
+def test_an_expression_of_two_types_is_refused_or_has_the_declared_type(how: str) -> None:
+    """polars plans another type than it computes for some expressions: no batch would fit the declared one."""
+    pairs = [(one, other) for one in _KINDS for other in _KINDS]
+    refused, failures = 0, list[str]()
+    for one, other in pairs:
+        schema = pl.DataFrame(schema={"one": _KINDS[one], "other": _KINDS[other]})
+        rows = probe_frame(dict(schema.schema), close_together=True).drop(ROW)
+        expr = _BOTH[how](pl.col("one"), pl.col("other")).alias("r")
+        try:
+            operator = ProjectOperator("p", [expr], frame_schema(schema), keep=False)
+        except MidstreamError:
+            refused += 1
+            continue
+        world = World(operator)
+        for row in range(rows.height):
+            try:
+                world.process(batch_of(rows[row : row + 1]))
+            except MidstreamError as error:
+                failures.append(f"{one}, {other}: {error}")
+    assert [failure for failure in failures if "declared as" in failure] == []
+    assert 0 < refused < len(pairs)

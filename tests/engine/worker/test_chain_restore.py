@@ -87,6 +87,52 @@ def test_the_end_of_event_time_passes_a_generator_that_ran_apart_or_is_new(other
     assert last.at == [MAX_WATERMARK_US] and edges.watermarks == [MAX_WATERMARK_US]
 
 
+class Delays(Fires):
+    watermark_delay_us = 30
+
+
+def test_an_operator_that_still_emits_earlier_rows_delays_watermarks_but_not_the_end_of_time() -> None:
+    first, last, edges = Delays(), Fires(), Heard()
+    chain = OperatorChain([first, last], edges, StandingClock())
+    for watermark_us in (MIN_WATERMARK_US + 1, 100, 120, MAX_WATERMARK_US):
+        chain.offer(0, watermark_us)
+        chain.check()
+    assert first.at == [MIN_WATERMARK_US + 1, 100, 120, MAX_WATERMARK_US]
+    assert last.at == edges.watermarks == [70, 90, MAX_WATERMARK_US]
+
+
+@pytest.mark.parametrize(
+    ("marks", "fired"),
+    [
+        ({0: (100, 70), 1: (70, 70)}, []),
+        ({0: (100, 70), 1: (70, 40)}, [70]),
+        ({0: (100, 60), 1: (60, 60)}, [70]),
+        ({0: (100, 80), 1: (80, 80)}, []),  # its delay was shorter then
+        ({0: (MAX_WATERMARK_US, 70), 1: (70, 70)}, [MAX_WATERMARK_US]),
+    ],
+)
+def test_a_delayed_watermark_is_restored_where_it_was(marks: dict[int, tuple[int, int]], fired: list[int]) -> None:
+    first, second = Delays(), Fires()
+    chain, edges = restored(marks, first, second)
+    assert second.at == edges.watermarks == fired
+    chain.check()
+    if not fired:
+        chain.offer(0, 120)
+        assert edges.watermarks == [90]
+
+
+def test_a_delayed_watermark_leaves_after_all_slices_have_fired() -> None:
+    class DelaysInSlices(FiresInSlices):
+        watermark_delay_us = 30
+
+    edges = Heard()
+    chain = OperatorChain([DelaysInSlices(2)], edges, StandingClock())
+    chain.offer(0, 100)
+    assert edges.watermarks == [] and chain.is_firing
+    chain.pump()
+    assert edges.watermarks == [70] and not chain.is_firing
+
+
 class FiresInSlices(Fires):
     def __init__(self, slices: int) -> None:
         super().__init__()

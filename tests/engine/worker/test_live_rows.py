@@ -26,7 +26,7 @@ from midstream.engine.protocol.live_rows import (
     ShowRows,
 )
 from midstream.engine.worker.operator_chain import OperatorChain, TaskOutputs
-from midstream.engine.worker.row_sampling import rows_shown, show_next
+from midstream.engine.worker.shown_rows import rows_shown, show_next
 from standing_clock import StandingClock
 
 

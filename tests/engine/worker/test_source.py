@@ -20,7 +20,7 @@ from midstream.engine.core.interfaces import Done, Failed, Mail
 from midstream.engine.operators.bad_records import TALLY, BadRecords
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.engine.state.state_parts import StatePart
-from midstream.engine.worker.source_driver import REST_S_MAX, REST_S_MIN, SPLITS, ReadProgress, SourceDriver, splits_of
+from midstream.engine.worker.source_reader import REST_S_MAX, REST_S_MIN, SPLITS, ReadProgress, SourceReader, splits_of
 from recovering import task_seams
 from scarce_cores import Machine
 
@@ -124,7 +124,7 @@ class Reader:
         self.requests = 0
         self.failures: list[BaseException] = []
         self.world = world
-        self.driver = SourceDriver(
+        self.driver = SourceReader(
             source,
             1,
             task_seams(world, None, clock=world, config=JobConfig(name="job", batch_rows=rows_max)),

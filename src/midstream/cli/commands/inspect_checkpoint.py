@@ -14,15 +14,15 @@ from rich.text import Text
 from midstream.cli import formatting
 from midstream.cli.output import Answer, Exit
 from midstream.engine.checkpoint.channel_state import channel_text, segment_bytes
+from midstream.engine.checkpoint.channel_state_references import batches_of, each_once, left_bytes, segments_left
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState
-from midstream.engine.checkpoint.segment_references import batches_of, each_once, left_bytes, segments_left
 from midstream.engine.checkpoint.state_files import read_parts, verify_chunks
 from midstream.engine.checkpoint.store import SAVEPOINT, check_records, checkpoint_path, load
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.core.urls import below, parted
 from midstream.engine.protocol.messages import ChannelState, PartHandle
-from midstream.engine.worker.source_driver import SPLITS, splits_of
+from midstream.engine.worker.source_reader import SPLITS, splits_of
 from midstream.runtime.storage.file_storage import FileStorage
 
 _CHECKPOINT = re.compile(r"((?P<root>.*)/)?(?P<name>chk-\d+)(/_metadata)?/?")

@@ -1,1 +1,1 @@
-"""Formats of values, for any connector: Avro and Protobuf, and a Confluent schema registry."""
+"""Formats of values, for any connector: Avro and Protobuf."""

@@ -1,6 +1,6 @@
 """Decides how a process reads Kafka: from the client's memory if a probe shows that this is right here, else as objects.
 
-What the fast reader relies on is not all part of an interface (see `kafka_fetched`): where a consumer has its handle, and
+What the fast reader relies on is not all part of an interface (see `fetched_records`): where a consumer has its handle, and
 which events come through which queue. A wrong guess ends or hangs the process. So the probe is a process of its own, with
 the same Python and the same libraries, started once in each process that reads Kafka, before it opens its first
 partition. It reads records that it has written, with keys, times, headers and without, and the client's reports, both

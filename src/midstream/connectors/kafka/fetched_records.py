@@ -6,7 +6,7 @@ follows the pointers, and Arrow copies all keys or values in one call, which tak
 
 The call needs the client's handle. confluent-kafka has it as the first field of a consumer and does not expose it, so
 the place is checked: librdkafka must confirm that the handle found there belongs to this very object. Records are read
-as Python objects for headers, and where `kafka_probe` finds that reading from memory is not right.
+as Python objects for headers, and where `fetch_probe` finds that reading from memory is not right.
 
 The call takes only from the partition's queue, which is therefore no longer forwarded to the consumer's. Everything
 else still arrives through the consumer, whose callbacks only work during calls that confluent-kafka itself makes. Of

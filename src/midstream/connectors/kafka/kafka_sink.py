@@ -1,7 +1,7 @@
 """Rows into a Kafka topic, exactly once or at least once.
 
-Exactly once: each subtask stages its rows in the checkpoint storage (`kafka_staged_writer`), and when the checkpoint is
-complete they go into the topic in one short transaction (`kafka_committer`). No transaction is open across a
+Exactly once: each subtask stages its rows in the checkpoint storage (`staged_writer`), and when the checkpoint is
+complete they go into the topic in one short transaction (`committer`). No transaction is open across a
 checkpoint, so none can time out while the job is down, and a row is visible only if its checkpoint is complete.
 
 At least once: one producer per subtask; librdkafka batches, retries and keeps the order of what it sends (idempotence).

@@ -15,11 +15,11 @@ taken either
 The choice depends on time: a barrier carries the time after its creation from which it may overtake (`timeout_ms`; 0:
 immediately, None: never). Ids only grow. At most one checkpoint is pending, and a newer one aborts it.
 
-A handler dispatches by `BARRIER_TABLE`, which has every possible pair of state and event, and the states that may
-follow. Two kinds of events are about another checkpoint than the pending one, whatever their class: an event about
-an OVER checkpoint changes nothing, and a barrier of a NEWER one ends the pending checkpoint first and is then handled
-in IDLE. An event without a row is refused: a barrier that was overtaken is never received, a timer fires once, writing
-can only fail for what is being captured, and a task is triggered once.
+A handler dispatches by `BARRIER_TABLE`, which has every pair of state and event that can occur, and the states that
+may follow. An event may concern another checkpoint than the pending one: an event about a checkpoint that is OVER
+changes nothing; a barrier of a NEWER one ends the pending checkpoint first and is then handled in IDLE. A pair that the
+table lacks cannot occur, and raises: a barrier that has overtaken rows is not received a second time, a timer fires
+once, writing can only fail for what is being captured, and a task is triggered once.
 
 A channel that has ended, or whose end has arrived, counts as having delivered every later barrier. This machine
 identifies channels only by numbers from 0.
@@ -34,7 +34,7 @@ from typing import Final, TypeAlias
 
 from midstream.engine.core.elements import CheckpointBarrier
 from midstream.engine.core.errors import assert_never
-from midstream.engine.core.state_machine import TransitionHistory, Transition, TransitionTable, new_history
+from midstream.engine.core.state_machine import Transition, TransitionHistory, TransitionTable, new_history
 
 # ---- events ----------------------------------------------------------------
 
@@ -394,7 +394,7 @@ class BarrierHandler:
 _IDLE, _ALIGNING, _OVERTAKING, _CAPTURING = _ANY = tuple(Alignment)
 _NEWER, _H = OtherCheckpoint.NEWER, BarrierHandler
 _OVER: BarrierKind = OtherCheckpoint.OVER
-_URGENT = (_OVERTAKING, _CAPTURING, _IDLE)
+_UNALIGNED = (_OVERTAKING, _CAPTURING, _IDLE)
 BARRIER_TABLE: Final[TransitionTable[Alignment, BarrierKind]] = TransitionTable(
     "barrier handler",
     (
@@ -408,23 +408,31 @@ BARRIER_TABLE: Final[TransitionTable[Alignment, BarrierKind]] = TransitionTable(
         Transition(
             _ALIGNING, BarrierReceived, (_ALIGNING, _IDLE), "Block; the last: TakeSnapshot, Resume", _H._on_received
         ),
-        Transition(_ALIGNING, TimedOut, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_timeout),
+        Transition(_ALIGNING, TimedOut, _UNALIGNED, "TakeSnapshot, Resume, CaptureComplete", _H._on_timeout),
         Transition(_ALIGNING, CancelReceived, (_IDLE,), "AbortCheckpoint, Resume", _H._on_cancel),
         Transition(_ALIGNING, EndAnnounced, (_ALIGNING,), "it has still to be read", _H._on_end_announced),
         Transition(_ALIGNING, ChannelEnded, (_ALIGNING, _IDLE), "the last: TakeSnapshot, Resume", _H._on_end),
         Transition(_ALIGNING, _NEWER, (_IDLE,), "AbortCheckpoint, Resume", _H._on_newer),
-        Transition(_OVERTAKING, BarrierAnnounced, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_announced),
         Transition(
-            _OVERTAKING, BarrierReceived, _URGENT, "Block, or TakeSnapshot, Resume, CaptureComplete", _H._on_received
+            _OVERTAKING, BarrierAnnounced, _UNALIGNED, "TakeSnapshot, Resume, CaptureComplete", _H._on_announced
+        ),
+        Transition(
+            _OVERTAKING, BarrierReceived, _UNALIGNED, "Block, or TakeSnapshot, Resume, CaptureComplete", _H._on_received
         ),
         Transition(_OVERTAKING, CancelReceived, (_IDLE,), "AbortCheckpoint, Resume", _H._on_cancel),
-        Transition(_OVERTAKING, EndAnnounced, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_end_announced),
-        Transition(_OVERTAKING, ChannelEnded, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_end),
+        Transition(
+            _OVERTAKING, EndAnnounced, _UNALIGNED, "TakeSnapshot, Resume, CaptureComplete", _H._on_end_announced
+        ),
+        Transition(_OVERTAKING, ChannelEnded, _UNALIGNED, "TakeSnapshot, Resume, CaptureComplete", _H._on_end),
         Transition(_OVERTAKING, _NEWER, (_IDLE,), "AbortCheckpoint, Resume", _H._on_newer),
         Transition(_CAPTURING, BarrierAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_announced),
         Transition(_CAPTURING, CancelReceived, (_IDLE,), "AbortCheckpoint", _H._on_cancel),
         Transition(
-            _CAPTURING, CaptureFailed, (_IDLE,), "the rest of the barriers is not captured", _H._on_capture_failed
+            _CAPTURING,
+            CaptureFailed,
+            (_IDLE,),
+            "the rows before the remaining barriers are not captured",
+            _H._on_capture_failed,
         ),
         Transition(_CAPTURING, EndAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end_announced),
         Transition(_CAPTURING, ChannelEnded, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end),

@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from midstream.engine.checkpoint.channel_state_references import segments_left
 from midstream.engine.checkpoint.extents import Piece, WrittenExtent, check_extent, with_extent, write_extents
-from midstream.engine.checkpoint.segment_references import segments_left
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_batch
 from midstream.engine.core.batch_framing import PREFIX_BYTES, prefix, read_prefix
 from midstream.engine.core.batches import concat

@@ -1,7 +1,7 @@
 """Assigns the rows in flight of a checkpoint to the consumers of a graph.
 
 Rows are always assigned to consumers: what a producer had not sent follows what its consumer had received. An edge is
-identified by its ends (`engine/checkpoint/edge_ends.py`), since its number may be different in the new graph.
+identified by its ends (`engine/checkpoint/edge_identity.py`), since its number may be different in the new graph.
 
     partitioning now   consumer j of q gets
     keyed              every state that can hold rows of its key groups; the reader filters them. States split by
@@ -17,9 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from midstream.engine.checkpoint.edge_ends import EdgeEnds, edge_ends
-from midstream.engine.checkpoint.metadata import CheckpointMetadata, EdgeLayout, columns_of, combined_of, layout_of
-from midstream.engine.checkpoint.segment_references import (
+from midstream.engine.checkpoint.channel_state_references import (
     Piece,
     left_of,
     merge_shares,
@@ -27,6 +25,8 @@ from midstream.engine.checkpoint.segment_references import (
     segments_left,
     sharing,
 )
+from midstream.engine.checkpoint.edge_identity import EdgeIdentity, edge_identities
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, EdgeLayout, columns_of, combined_of, layout_of
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.key_groups import key_group_range
@@ -43,12 +43,12 @@ def assign_channels(
     Raises ConfigError if rows were in flight on an edge that no longer exists, now has other columns, or does not
     determine their consumer.
     """
-    there = dict(zip(edge_ends(*layout_of(graph)), graph.edges, strict=True))
+    there = dict(zip(edge_identities(*layout_of(graph)), graph.edges, strict=True))
     of_edge: dict[int, list[ChannelState]] = {}
     for state in metadata.channels:
         of_edge.setdefault(state.edge, []).append(state)
     found: dict[TaskId, list[ChannelState]] = {}
-    for ends, old in zip(edge_ends(metadata.vertices, metadata.edges), metadata.edges, strict=True):
+    for ends, old in zip(edge_identities(metadata.vertices, metadata.edges), metadata.edges, strict=True):
         if old.id not in of_edge:
             continue
         states = _in_order(of_edge[old.id])
@@ -188,7 +188,7 @@ def _each_once(
             yield state, pieces_of(state, whose[state.consumer]) if state.skip or state.ahead else None
 
 
-def _check_columns(metadata: CheckpointMetadata, ends: EdgeEnds, old: EdgeLayout, edge: Edge) -> None:
+def _check_columns(metadata: CheckpointMetadata, ends: EdgeIdentity, old: EdgeLayout, edge: Edge) -> None:
     now = columns_of(edge)
     if old.columns == now:
         return
@@ -202,7 +202,7 @@ def _check_columns(metadata: CheckpointMetadata, ends: EdgeEnds, old: EdgeLayout
 
 def _check_combined(
     metadata: CheckpointMetadata,
-    ends: EdgeEnds,
+    ends: EdgeIdentity,
     old: EdgeLayout,
     states: list[ChannelState],
     now: tuple[tuple[str, str], ...],
@@ -221,7 +221,7 @@ def _check_combined(
 
 
 def _lost_edge_error(
-    metadata: CheckpointMetadata, ends: EdgeEnds, states: list[ChannelState], edge: Edge | None
+    metadata: CheckpointMetadata, ends: EdgeIdentity, states: list[ChannelState], edge: Edge | None
 ) -> ConfigError:
     rows = sum(segment.rows for state in states for segment in state.segments)
     why = "they are no longer connected in this way" if edge is None else "that edge is a broadcast now"

@@ -13,15 +13,16 @@
 Fencing. A coordinator that was replaced because it seemed dead may resume at any instruction. Every coordinator checks
 the epochs before it publishes or deletes; it claims `_owner` exclusively, so it cannot overwrite what a later one has
 published under the same id; and it checks the epochs again *after* publishing, before the checkpoint is reported. A
-checkpoint that slips in between has a lower epoch than the later coordinator and an id that is not among those which
-that coordinator listed when it started (`.from`), by which it is recognised as superseded and never offered. A
+checkpoint may still be published between these checks. It is recognised as superseded, and never offered, because its
+epoch is lower than the later coordinator's, and its id is not in the list that the later one wrote when it started
+(`.from`). A
 coordinator that rewinds to an older checkpoint and has sinks roll back newer output records this in the same way,
 before the first sink does: from then on the newer checkpoints are superseded.
 
 A deletion cannot be conditional, so a complete checkpoint is marked first (`_dropped`), and the epochs are checked
 again after that. A later coordinator takes its epoch before it lists the checkpoints: either it finds the mark, and
-begins without that checkpoint, or the marking coordinator finds the epoch, and deletes nothing. A mark
-therefore does not count when a coordinator of a higher epoch has recorded that the checkpoint counts.
+begins without that checkpoint, or the marking coordinator finds the epoch, and deletes nothing. So a mark
+does not count if a coordinator of a higher epoch has listed the checkpoint in its `.from`.
 
 These small files carry a checksum each, with their own name in it.
 
@@ -36,7 +37,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from midstream.engine.checkpoint.directory_files import EpochFile, FromFile, JobDescriptor, OwnerFile, sealed, unsealed
+from midstream.engine.checkpoint.directory_records import (
+    EpochFile,
+    FromFile,
+    JobDescriptor,
+    OwnerFile,
+    sealed,
+    unsealed,
+)
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, check_job, decode_metadata, encode_metadata
 from midstream.engine.checkpoint.state_files import SHARED, StateFile
 from midstream.engine.core.errors import StorageError

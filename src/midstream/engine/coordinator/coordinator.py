@@ -31,10 +31,11 @@ from midstream.engine.coordinator.failures import Failure, failure_of, failure_o
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase, PhaseEvent
 from midstream.engine.coordinator.notifications import subscribe
 from midstream.engine.coordinator.placement.attempt import Attempt
-from midstream.engine.coordinator.placement.attempts import Attempts
+from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
-from midstream.engine.coordinator.placement.slots import PYTHON, Slots, other_python
+from midstream.engine.coordinator.placement.slot_pool import PYTHON, SlotPool, other_python
 from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
+from midstream.engine.coordinator.recent_events import RecentEvents
 from midstream.engine.coordinator.requests.client_requests import ClientRequests
 from midstream.engine.coordinator.requests.pending_waits import PendingWaits
 from midstream.engine.coordinator.requests.savepoints import Savepoints
@@ -49,9 +50,8 @@ from midstream.engine.coordinator.restore.open_directory import (
     describe_opening,
     open_checkpoints,
 )
-from midstream.engine.coordinator.recent_events import RecentEvents
 from midstream.engine.core.errors import InvariantError, MidstreamError, StorageError, assert_never
-from midstream.engine.core.interfaces import Done, Failed, Signal, Storage, SlotAvailability
+from midstream.engine.core.interfaces import Done, Failed, Signal, SlotAvailability, Storage
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.job_status import FailureStatus, JobStatus
 
@@ -95,8 +95,8 @@ class Coordinator:
 
         self._effects = Effects()
         self.waits = PendingWaits(self._effects, plan.config.name)
-        self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, availability)
-        self.attempts = Attempts(self._effects, self.slots, plan.config.heartbeat_timeout_s)
+        self.slots = SlotPool(self._effects, plan.graph, plan.config.slot_timeout_s, availability)
+        self.attempts = AttemptDeployer(self._effects, self.slots, plan.config.heartbeat_timeout_s)
         self.restarts = RestartBackoff(self._effects, plan.config.restart)
         self.requests = ClientRequests(self._effects)
         self._distribution = StateDistribution(self._effects)
@@ -440,7 +440,7 @@ class Coordinator:
 
     def _step_running(self) -> bool:
         assert self.attempt is not None
-        uncommitted = self.commits.oldest_holder
+        uncommitted = self.commits.oldest_uncommitted
         self.savepoints.advance(self.checkpoints.storage, uncommitted)
         self.checkpoints.retain(uncommitted, self.savepoints.oldest_needed)
         stop = self.requests.stop

@@ -64,89 +64,92 @@ class Notifications:
     """The job ends, for the given reason. True: it was stopped."""
 
 
-def subscribe(job: Coordinator, notifications: Notifications) -> None:
+def subscribe(coordinator: Coordinator, notifications: Notifications) -> None:
     """List the subscribers of each notification in order, with the reason for this order. It is long because it is one
     table.
     """
-    notifications.warned = Notification((job.warnings.append, "the status shows it"))
-    notifications.attempt_failed = Notification((job.fail_attempt, "the job restarts, or ends"))
-    notifications.start_failed = Notification((job.start_failed, "the same, and a job that has never run ends"))
+    notifications.warned = Notification((coordinator.warnings.append, "the status shows it"))
+    notifications.attempt_failed = Notification((coordinator.fail_attempt, "the job restarts, or ends"))
+    notifications.start_failed = Notification((coordinator.start_failed, "the same, and a job that has never run ends"))
     notifications.slots_failed = Notification(
-        (job.slots_failed, "the same, unless only a rescale or a move needs them")
+        (coordinator.slots_failed, "the same, unless only a rescale or a move needs them")
     )
     notifications.storage_opened = Notification(
-        (job.cleanup.storage_opened, "nothing is in progress yet, so these may come in any order"),
-        (job.sources.storage_opened, "sources may keep files there"),
-        (job.commits.storage_opened, "before the committables of the checkpoint are added"),
-        (job.checkpoints.storage_opened, "the job resumes from the newest one"),
+        (coordinator.cleanup.storage_opened, "nothing is in progress yet, so these may come in any order"),
+        (coordinator.sources.storage_opened, "sources may keep files there"),
+        (coordinator.commits.storage_opened, "before the committables of the checkpoint are added"),
+        (coordinator.checkpoints.storage_opened, "the job resumes from the newest one"),
     )
     notifications.commit_failed = Notification(
-        (job.checkpoints.check_epochs, "perhaps another coordinator has taken over")
+        (coordinator.checkpoints.check_epochs, "perhaps another coordinator has taken over")
     )
     notifications.fenced = Notification(
-        (job.cleanup.stop, "another coordinator owns the files: the end of the job must not delete any"),
-        (job.commits.abandon, "nor may the end of the job clean up any output"),
-        (job.fenced, "last: the job ends, and the parts that it closes must be notified before"),
+        (coordinator.cleanup.stop, "another coordinator owns the files: the end of the job must not delete any"),
+        (coordinator.commits.abandon, "nor may the end of the job clean up any output"),
+        (coordinator.fenced, "last: the job ends, and the parts that it closes must be notified before"),
     )
     notifications.checkpoint_completed = Notification(
-        (job.attempts.checkpoint_completed, "slots first: all later messages to them presuppose it"),
+        (coordinator.attempts.checkpoint_completed, "slots first: all later messages to them presuppose it"),
         (
-            job.checkpoints.drop_older_attempts,
+            coordinator.checkpoints.drop_older_attempts,
             "files of earlier attempts that no checkpoint references are not needed any more",
         ),
-        (job.rescaling.checkpoint_completed, "after the slots, which may have to resume their sources"),
-        (job.savepoints.checkpoint_completed, "it is retained for them until its output is committed and it is copied"),
+        (coordinator.rescaling.checkpoint_completed, "after the slots, which may have to resume their sources"),
         (
-            job.restarts.checkpoint_completed,
+            coordinator.savepoints.checkpoint_completed,
+            "it is retained for them until its output is committed and it is copied",
+        ),
+        (
+            coordinator.restarts.checkpoint_completed,
             "before its output is committed: if that fails, it fails for the first time",
         ),
-        (job.commits.checkpoint_completed, "its output is made visible, in the order of checkpoints"),
+        (coordinator.commits.checkpoint_completed, "its output is made visible, in the order of checkpoints"),
         (
-            job.sources.checkpoint_completed,
+            coordinator.sources.checkpoint_completed,
             "after the output is queued, which the checkpoint's metadata holds too: what sources forget now can never be read again",
         ),
-        (job.requests.checkpoint_completed, "clients last: by then, what the answer says has been done"),
+        (coordinator.requests.checkpoint_completed, "clients last: by then, what the answer says has been done"),
     )
     notifications.checkpoint_aborted = Notification(
         (
-            job.savepoints.checkpoint_aborted,
+            coordinator.savepoints.checkpoint_aborted,
             "first: a savepoint may wait for the next one, or fail together with its stop",
         ),
         (
-            job.requests.checkpoint_aborted,
+            coordinator.requests.checkpoint_aborted,
             "waiting clients are answered, and a stop that still waits for it is cancelled",
         ),
-        (job.rescaling.checkpoint_aborted, "last: the job stays as it is"),
+        (coordinator.rescaling.checkpoint_aborted, "last: the job stays as it is"),
     )
     notifications.stop_requested = Notification(
-        (job.stop_requested, "first: sources must end before giving up a rescale resumes them"),
-        (job.rescaling.stop_requested, "a job that was stopped resumes at the program's own parallelism"),
+        (coordinator.stop_requested, "first: sources must end before giving up a rescale resumes them"),
+        (coordinator.rescaling.stop_requested, "a job that was stopped resumes at the program's own parallelism"),
     )
     notifications.stop_failed = Notification(
-        (job.savepoints.stop_failed, "the directory is cleared, then clients are answered")
+        (coordinator.savepoints.stop_failed, "the directory is cleared, then clients are answered")
     )
     notifications.attempt_runs = Notification(
-        (job.slots.running, "from now on a slot that does not start is requested again"),
-        (job.restarts.running, "the time for which the job runs is counted from now"),
-        (job.checkpoints.schedule.running, "the first one comes one interval after this"),
-        (job.rescaling.running, "the client that requested a rescale is answered"),
+        (coordinator.slots.running, "from now on a slot that does not start is requested again"),
+        (coordinator.restarts.running, "the time for which the job runs is counted from now"),
+        (coordinator.checkpoints.schedule.running, "the first one comes one interval after this"),
+        (coordinator.rescaling.running, "the client that requested a rescale is answered"),
     )
     notifications.attempt_over = Notification(
-        (job.requests.attempt_over, "a stop is cancelled before its checkpoint fails, which is not the reason"),
-        (job.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
-        (job.commits.abort_kept, "what finished tasks have prepared is cleaned up, and will be prepared again"),
-        (job.checkpoints.check_epochs, "perhaps it failed because another coordinator has taken over"),
-        (job.attempts.cancel, "slots receive Cancel after all other messages about the attempt"),
-        (job.slots.gather, "missing ones are requested meanwhile"),
+        (coordinator.requests.attempt_over, "a stop is cancelled before its checkpoint fails, which is not the reason"),
+        (coordinator.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
+        (coordinator.commits.abort_kept, "what finished tasks have prepared is cleaned up, and will be prepared again"),
+        (coordinator.checkpoints.check_epochs, "perhaps it failed because another coordinator has taken over"),
+        (coordinator.attempts.cancel, "slots receive Cancel after all other messages about the attempt"),
+        (coordinator.slots.gather, "missing ones are requested meanwhile"),
     )
     notifications.job_ends = Notification(
         (
-            job.savepoints.job_ended,
+            coordinator.savepoints.job_ended,
             "first: savepoints whose checkpoint fails next fail for the job's reason",
         ),
-        (job.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
-        (job.rescaling.job_ended, "the client is answered"),
-        (job.sources.end, "nothing more is discovered"),
-        (job.commits.give_up, "nothing is retried, and slots are not waited for: they are released next"),
-        (job.slots.release, "last: all other messages to them are sent before"),
+        (coordinator.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
+        (coordinator.rescaling.job_ended, "the client is answered"),
+        (coordinator.sources.end, "nothing more is discovered"),
+        (coordinator.commits.give_up, "nothing is retried, and slots are not waited for: they are released next"),
+        (coordinator.slots.release, "last: all other messages to them are sent before"),
     )

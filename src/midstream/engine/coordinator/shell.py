@@ -1,9 +1,10 @@
 """The shell around a coordinator: it carries out the coordinator's instructions, and feeds it events.
 
 The coordinator is a pure machine, and its surroundings differ: threads, sockets and Spark (`midstream.runtime`), a
-simulated world (`midstream.simulation`), or a test. What must not differ is in the shell: one event at a time and its
-instructions in order, timers and I/O by their tokens, slots that are requested, register once, are lost and abandoned,
-requests that are answered once each, and the end of the job, after which the coordinator gets no event. The program
+simulated world (`midstream.simulation`), or a test. The shell is what must be the same in all of them. It feeds one event at
+a time and carries out its instructions in order; it matches timers and I/O to their tokens; it lets each requested slot
+register once, and reports it lost or abandons it; it answers each request once; and it feeds nothing after the end of
+the job. The program
 that owns a shell gives it a loop and a `Host`, and reports to it what the host observes. Everything happens on that
 loop's thread.
 """

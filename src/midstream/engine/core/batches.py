@@ -205,7 +205,42 @@ def to_arrow(frame: pl.DataFrame) -> pa.Table:
     Raises SchemaError for a column whose type Arrow does not have.
     """
     _check_dtypes(tuple(zip(frame.columns, frame.dtypes, strict=True)))  # a schema takes four times as long to make
-    return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    for index, field in enumerate(table.schema):
+        if field.type.num_fields:
+            chunks = table.column(index).chunks
+            sound = [_with_sound_values(chunk) for chunk in chunks]
+            if any(new is not old for new, old in zip(sound, chunks, strict=True)):
+                table = table.set_column(index, field, pa.chunked_array(sound, field.type))
+    return table
+
+
+def _with_sound_values(array: Any) -> Any:
+    """Return an array whose lists Arrow can concatenate.
+
+    If all lists are empty, polars may hand over values of length 0 that begin past the end of a buffer without bytes.
+    Arrow takes the array as valid, and fails later, where it slices that buffer.
+    """
+    kind = array.type
+    if pa.types.is_struct(kind):
+        fields = [array.field(number) for number in range(kind.num_fields)]
+        sound = [_with_sound_values(field) for field in fields]
+        if all(new is old for new, old in zip(sound, fields, strict=True)):
+            return array
+        return pa.StructArray.from_arrays(sound, fields=list(kind), mask=array.is_null())
+    if not kind.num_fields:
+        return array
+    values = array.values
+    if len(values):
+        new = _with_sound_values(values)
+        if new is values:
+            return array
+    elif values.offset:
+        new = pa.nulls(0, values.type)
+    else:
+        return array
+    own = 1 if pa.types.is_fixed_size_list(kind) else 2  # validity, and offsets
+    return pa.Array.from_buffers(kind, len(array), array.buffers()[:own], array.null_count, array.offset, [new])
 
 
 @lru_cache(maxsize=1024)

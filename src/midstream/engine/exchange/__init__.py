@@ -1,4 +1,4 @@
-"""This room carries elements from task to task in bounded memory, through partitions, channels, gates and links.
+"""This package carries elements from task to task in bounded memory, through partitions, channels, gates and links.
 
 It may import `core` and the edge descriptions of `graph`. Everything runs on the slot's loop thread: there are no
 locks, threads or sockets here. The transport pumps links through `engine.core.interfaces.ConnectionEnd`.

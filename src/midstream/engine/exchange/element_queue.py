@@ -3,8 +3,8 @@
 A queue has whole elements in order. A captured batch is held, not copied: its lease (`engine.exchange.batch_lease`) is
 over once the consumer has processed it *and* it has been written.
 
-The capture for checkpoint n has every batch before barrier n, queued or still to arrive. Only one queue captures a
-batch: the one that holds it when the barrier overtakes it. A batch that has not been sent completely is still in the
+The capture for checkpoint n has every batch before barrier n, queued or still to arrive. A batch is captured by the
+queue in which it is when the barrier overtakes it, and by no other. Until a batch has been sent completely, it is in the
 producer's queue.
 """
 

@@ -6,8 +6,8 @@
 
 An `InputGate` connects itself to its channels' queues, and a `PeerLink` to the queue of each subpartition that it
 sends. A `Task` registers itself with all its gates and partitions when it is created (`listen`). A task that had
-finished registers nowhere. What concerns neither is a function that a constructor is given: a lost connection is
-reported to the deployment (`PeerLink`), and a request for rows to the partition (`Subpartition`).
+finished registers nowhere. Two notifications concern neither, and are functions given to
+constructors: a lost connection (`PeerLink` to the deployment), and a request for rows (`Subpartition` to its partition).
 
 Everything is called on the slot's loop thread, within a step of another task, a call of the transport, or the completion
 of a write. So a listener only notes what it must do, and schedules it: it neither reads nor emits before it returns.

@@ -48,13 +48,13 @@ class Sender:
 
     def can_send(self) -> bool:
         if self._element is not None:
-            return self._credit > 0 or self._sub.is_urgent
+            return self._credit > 0 or self._sub.has_overtaking_barrier
         return self._sub.head_is_event() or (self._credit > 0 and not self._sub.is_empty)
 
     def next_frame(self, pieces: list[bytes | memoryview]) -> int:
         """Append one frame to `pieces`, and return its size in bytes. It may only be called if `can_send`."""
         inside = self._element is not None
-        if not inside or self._sub.is_urgent:
+        if not inside or self._sub.has_overtaking_barrier:
             element = self._sub.take(self._rows_max)
             if element is None:
                 raise InvariantError(f"{self._sub.channel}: nothing to send")

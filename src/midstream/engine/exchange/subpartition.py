@@ -48,7 +48,7 @@ class Subpartition:
         self._combined = combined
         self.rows_requested = False
         """Whether the consumer has requested rows. Events are sent without a request."""
-        self._urgent: deque[CheckpointBarrier] = deque()
+        self._overtaking: deque[CheckpointBarrier] = deque()
         """The barriers that have overtaken every element in the queue."""
         self.sending: LeasedBatch | None = None
         """The batch that is being sent to a remote consumer."""
@@ -91,8 +91,8 @@ class Subpartition:
 
         A local consumer must release a batch. For a remote consumer, `sent` must be called when it has been sent.
         """
-        if self._urgent:
-            taken: LeasedBatch | Event | None = self._urgent.popleft()
+        if self._overtaking:
+            taken: LeasedBatch | Event | None = self._overtaking.popleft()
         else:
             taken = self.queue.take(rows_max)
             if taken is None:
@@ -127,15 +127,15 @@ class Subpartition:
 
     @property
     def is_empty(self) -> bool:
-        return not len(self.queue) and not self._urgent
+        return not len(self.queue) and not self._overtaking
 
     def head_is_event(self) -> bool:
-        return bool(self._urgent) or self.queue.head_is_event()
+        return bool(self._overtaking) or self.queue.head_is_event()
 
     @property
-    def is_urgent(self) -> bool:
+    def has_overtaking_barrier(self) -> bool:
         """Whether the next element is sent immediately, even inside a batch that is being sent."""
-        return bool(self._urgent)
+        return bool(self._overtaking)
 
     def overtake(self, barrier: CheckpointBarrier) -> list[LeasedBatch]:
         """Send the barrier ahead of every batch here. Returns these batches, which the producer must store.
@@ -147,7 +147,7 @@ class Subpartition:
         captured = [] if self.sending is None else [self.sending.hold()]
         captured += self.queue.capture(barrier.checkpoint_id)
         self.queue.stop_capture()
-        self._urgent.append(barrier)
+        self._overtaking.append(barrier)
         self.queue.notify()
         return captured
 
@@ -156,7 +156,7 @@ class Subpartition:
         charged, self._charged = self._charged, 0
         self._quota.free(charged)
         self.queue.clear()
-        self._urgent.clear()
+        self._overtaking.clear()
         self.sending = None
         self.closed = True
 

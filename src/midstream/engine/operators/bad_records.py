@@ -27,7 +27,7 @@ BAD_RECORDS_SCHEMA: Final = schema_of(
     ]
 )
 TALLY: Final = "tally"
-"""The part of a source's state that holds the subtask's position in its window of `bad_records_max`."""
+"""The part of the state that holds a subtask's position in its block of `bad_records_max` or `failed_max`."""
 _TALLY_SCHEMA: Final = pa.schema([("records", pa.int64()), ("bad", pa.int64())])
 _log = logging.getLogger(__name__)
 
@@ -48,49 +48,45 @@ class BadRecords:
     at: tuple[int, ...]
 
 
-class BadRecordCount:
-    """Counts the bad records of one subtask, and fails when there are too many.
+class Tally:
+    """Counts the rows or records that one subtask has given up, and whether there are too many of them.
 
-    `most`: (bad, records): how many bad records are allowed in each block of `records` records that the subtask reads.
-    The position in the window is in the checkpoint with the splits, so records that are read again are not counted
-    twice.
+    `most`: (lost, all): how many may be lost in each block of `all` that the subtask processes; None: any number. The
+    position in the block is in the checkpoint, so what is processed again is not counted twice.
     """
 
     def __init__(self, most: tuple[int, int] | None) -> None:
-        self._most = most
-        self._records = 0
-        """Records in the current window."""
-        self._bad = 0
-        """Bad records in the current window."""
+        self.most = most
+        self.block = 0
+        """Rows in the current block."""
+        self.lost = 0
+        """Those of them that are lost."""
         self.total = 0
-        """Bad records since the task was deployed."""
+        """Lost rows since the task was deployed."""
 
-    def count(self, good: int, bad: BadRecords | None) -> None:
-        """Count one more batch. Raises SchemaError for the record that exceeds the limit."""
-        if bad is None:
-            self._advance(good)
-            return
-        before = 0
-        for number, at in enumerate(bad.at):
-            self._advance(at - before)
-            before = at + 1
-            self._bad += 1
-            self.total += 1
-            if self._most is not None and self._bad > self._most[0]:
-                raise SchemaError(self._too_many(bad.rows.slice(number, 1).to_pylist()[0]))
-            self._advance(1)
-            if self.total & (self.total - 1) == 0:  # the 1st, 2nd, 4th, 8th …
-                row = bad.rows.slice(number, 1).to_pylist()[0]
-                _log.warning(
-                    "%s: dropped: %s (bad record %d of this subtask)", _position(row), row["error"], self.total
-                )
-        self._advance(good + len(bad.at) - before)
+    def advance(self, rows: int) -> None:
+        """Count rows of any kind."""
+        self.block += rows
+        if self.most is not None and self.block >= self.most[1]:
+            self.block %= self.most[1]
+            self.lost = 0
+
+    def lose(self) -> bool:
+        """Count one more lost row, before it is counted by `advance`. Returns whether this is one too many."""
+        self.lost += 1
+        self.total += 1
+        return self.most is not None and self.lost > self.most[0]
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether the last lost row is logged: the 1st, 2nd, 4th, 8th … is."""
+        return self.total & (self.total - 1) == 0
 
     def restore(self, part: StatePart) -> None:
-        """Restore the tally. After a rescale a subtask may get several tallies; it continues with the one that has the
-        most bad records.
+        """Restore the tally. After a rescale a subtask may get several tallies; it continues with the one that has lost
+        most.
         """
-        if self._most is not None:
+        if self.most is not None:
             for chunk in part.chunks:
                 check_columns(
                     chunk.table,
@@ -99,25 +95,42 @@ class BadRecordCount:
                 )
             found = part.table().to_pylist()
             worst = max(found, key=lambda row: row["bad"])
-            self._records, self._bad = worst["records"] % self._most[1], worst["bad"]
+            self.block, self.lost = worst["records"] % self.most[1], worst["bad"]
 
     def snapshot(self, new_id: Callable[[], str]) -> StatePart | None:
-        if self._most is None:
+        if self.most is None:
             return None
-        table = pa.table({"records": [self._records], "bad": [self._bad]}, schema=_TALLY_SCHEMA)
+        table = pa.table({"records": [self.block], "bad": [self.lost]}, schema=_TALLY_SCHEMA)
         return StatePart(Redistribute.SPLIT, (Chunk(new_id(), table),))
 
-    def _advance(self, records: int) -> None:
-        self._records += records
-        if self._most is not None and self._records >= self._most[1]:
-            self._records %= self._most[1]
-            self._bad = 0
+
+class BadRecordCount(Tally):
+    """The tally of a source's bad records."""
+
+    def count(self, good: int, bad: BadRecords | None) -> None:
+        """Count one more batch. Raises SchemaError for the record that exceeds the limit."""
+        if bad is None:
+            self.advance(good)
+            return
+        before = 0
+        for number, at in enumerate(bad.at):
+            self.advance(at - before)
+            before = at + 1
+            if self.lose():
+                raise SchemaError(self._too_many(bad.rows.slice(number, 1).to_pylist()[0]))
+            self.advance(1)
+            if self.is_reported:
+                row = bad.rows.slice(number, 1).to_pylist()[0]
+                _log.warning(
+                    "%s: dropped: %s (bad record %d of this subtask)", _position(row), row["error"], self.total
+                )
+        self.advance(good + len(bad.at) - before)
 
     def _too_many(self, row: dict[str, object]) -> str:
-        assert self._most is not None
+        assert self.most is not None
         return (
-            f"{_position(row)}: {row['error']}; {self._bad} of the last {self._records + 1} records read by this subtask are "
-            f"bad, and bad_records_max allows {self._most[0]} of {self._most[1]}. Repair the input or schema=, or allow "
+            f"{_position(row)}: {row['error']}; {self.lost} of the last {self.block + 1} records read by this subtask are "
+            f"bad, and bad_records_max allows {self.most[0]} of {self.most[1]}. Repair the input or schema=, or allow "
             "more of them"
         )
 

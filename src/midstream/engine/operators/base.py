@@ -176,8 +176,13 @@ class Operator(ABC):
     """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
     keeps_rows: bool = False
     """True: for each batch, the operator emits one batch with a row for each input row, or for some of them, in order."""
+    watermark_delay_us: int = 0
+    """By how much a row that the operator emits may be earlier than a watermark that it was given before: each watermark
+    is forwarded as one that much earlier, except the one at the end of the stream."""
     timers_dropped: int = 0
     """Users' timers that were still set after the last timers fired, and so never fire."""
+    failed_rows: int = 0
+    """Rows for which the user's function failed, and which it was configured to drop or to emit apart."""
     user_metrics: UserMetrics | None = None
     """The metrics of the user's function, once it is open."""
 
@@ -210,7 +215,7 @@ class Operator(ABC):
         """Handle event time having reached `watermark_us` on all ports: fire what is due, in the order of time.
 
         What it emits leaves before the watermark does. But for late rows, nothing has a time at or below a watermark that
-        has left. The next operator may make watermarks of the first results, which must not pass the others.
+        has left, which is `watermark_delay_us` less than this one. The next operator may make watermarks of the first results, which must not pass the others.
 
         Of several watermarks in a row, with no rows between them, only the last may be delivered.
 

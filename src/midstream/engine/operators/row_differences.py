@@ -10,6 +10,8 @@ from typing import Final
 
 import polars as pl
 
+from midstream.engine.core.batches import frame_schema, from_polars
+from midstream.engine.core.errors import SchemaError
 from midstream.engine.operators.expressions import EXPRESSION_ERRORS
 from midstream.engine.operators.probe_values import ROW, ROWS, probe_frame
 
@@ -20,6 +22,7 @@ OTHER_ROWS: Final = (
 )
 USE_MAP: Final = "use map() instead"
 _TYPE: Final = "state the type, with return_dtype= or a cast"
+_ONE_TYPE: Final = "cast its parts to one type, or use map_elements() with return_dtype="
 _NO_CAST: Final = (
     "cast to another type first, or use a function for it, such as str.to_date(format), dt.to_string() or to_physical()"
 )
@@ -112,13 +115,15 @@ def difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text
         return 0
     expected = [*results.values()]
     kinds = dict(expected[0].schema)
-    for result in expected:
-        fault = _add_types(kinds, result.schema)
-        if fault is not None:
-            return fault
+    fault = next(filter(None, (_add_types(kinds, result.schema) for result in expected)), None)
+    if fault is not None:
+        return fault
     if any(isinstance(kind, pl.Object) for kind in kinds.values()):
         return 0  # polars cannot compare them, and a column cannot have them
     whole = pl.concat([_cast(result, kinds) for result in expected])
+    fault = _planned_otherwise(outcome_of(exprs, rows.all.clear()), whole)
+    if fault is not None:
+        return fault
     for order, arranged in _in_orders(rows, list(results)):
         outcome = together if arranged is rows.all else outcome_of(exprs, arranged)
         if isinstance(outcome, ExpressionFault):
@@ -190,6 +195,24 @@ def _add_types(kinds: dict[str, pl.DataType], others: Mapping[str, pl.DataType])
             kinds[name] = other
         elif not _is_of(other, kind):
             return ExpressionFault(f"returned {kind} for some rows and {other} for others", _TYPE)
+    return None
+
+
+def _planned_otherwise(
+    planned: pl.DataFrame | BaseException | ExpressionFault, computed: pl.DataFrame
+) -> ExpressionFault | None:
+    """Return a fault if values do not fit the type that polars plans for their column, which is the one declared."""
+    if isinstance(planned, pl.DataFrame):
+        for name, kind in planned.schema.items():
+            if kind != computed.schema[name]:
+                try:
+                    from_polars(computed.select(name), frame_schema(planned.select(name)), "")
+                except SchemaError:
+                    return ExpressionFault(
+                        f"has the planned type {kind}, but values of {computed.schema[name]}",
+                        _ONE_TYPE,
+                        is_of_types=True,
+                    )
     return None
 
 

@@ -32,9 +32,9 @@ class Split(msgspec.Struct, frozen=True):
     `id`: a name that no other split of the source has.
     `payload`: describes it in the source's own encoding (no pickles).
     `offset`: where to resume: 0 for a new split, else whatever the reader returned with the last batch it emitted.
-    `follows`: it continues where the split found before it ends (parts of one file), so its rows are in order with
-    those too. Event time does not wait until it is assigned if all splits that were found with it and before it are of
-    that same line; the coordinator keeps `follows` only then.
+    `follows`: it continues where the split listed before it ends, as the next part of a file does, so the rows of both
+    are in order. Event time then does not wait for it to be assigned. The coordinator keeps `follows` only if the
+    discovery listed nothing but such a chain up to this split.
 
         >>> from midstream import Split
         >>> Split("file-7", b"in/file-7").offset

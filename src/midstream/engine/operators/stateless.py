@@ -1,4 +1,4 @@
-"""Operators without state: filter, projections, and functions per row or per batch.
+"""Operators without state: filter and projections by expressions; the base of those that call functions.
 
 All are built on the driver, where their schemas and expressions are checked: a missing column is reported before the
 job runs. `schema` is always the schema of what an operator emits.
@@ -6,16 +6,14 @@ job runs. `schema` is always the schema of what an operator emits.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from types import GeneratorType
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.batches import canonical_schema, conform, from_polars, invalid_value, single_batch, to_polars
-from midstream.engine.core.error_rows import row_text
-from midstream.engine.core.errors import JobError, MidstreamError, SchemaError
+from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.core.python_values import kind_of
 from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.elementwise import check_row_by_row
@@ -26,20 +24,7 @@ from midstream.engine.operators.expressions import (
     infer_type,
     is_plain_column,
 )
-from midstream.engine.operators.row_conversion import (
-    USER_ERRORS,
-    Row,
-    as_it_is_now,
-    at_row,
-    map_rows,
-    to_batch,
-    to_rows,
-    user_error,
-    yielded,
-)
-
-RowFunction: TypeAlias = Callable[[Row], Row]
-RowsFunction: TypeAlias = Callable[[Row], "Iterable[Row] | None"]
+from midstream.engine.operators.row_conversion import user_error
 
 
 class Stateless(Operator):
@@ -59,32 +44,28 @@ class Stateless(Operator):
 class FilterOperator(Stateless):
     """Keeps the rows for which `predicate` is true; a row for which it is null is dropped.
 
-    `predicate`: a boolean polars expression over the columns, or a function from row to bool.
+    `predicate`: a boolean polars expression over the columns.
     Raises SchemaError immediately for an unknown column or an expression that is not boolean.
     """
 
     keeps_rows = True
 
-    def __init__(self, name: str, predicate: pl.Expr | Callable[[Row], object], schema: pa.Schema) -> None:
+    def __init__(self, name: str, predicate: pl.Expr, schema: pa.Schema) -> None:
         super().__init__(name, schema)
         self._predicate = predicate
-        self._reads: list[str] = []
-        if isinstance(predicate, pl.Expr):
-            check_row_by_row([predicate], self.schema, self._where)
-            self._reads = columns_read([predicate], self.schema)
-            kind = infer_type(self.schema, predicate, self._where)
-            if kind != pa.bool_():
-                raise SchemaError(f"{self._where}: a filter must be boolean; this one is {kind}: {predicate}")
+        check_row_by_row([predicate], self.schema, self._where)
+        self._reads = columns_read([predicate], self.schema)
+        kind = infer_type(self.schema, predicate, self._where)
+        if kind != pa.bool_():
+            raise SchemaError(f"{self._where}: a filter must be boolean; this one is {kind}: {predicate}")
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        if isinstance(self._predicate, pl.Expr):
-            kept = self._filter_by_expression(batch, self._predicate)
-        else:
-            kept = self._filter_by_function(batch, self._predicate)
+        kept = self._kept(batch)
         if kept.num_rows:
             self._out.emit(kept)
 
-    def _filter_by_expression(self, batch: pa.RecordBatch, predicate: pl.Expr) -> pa.RecordBatch:
+    def _kept(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        predicate = self._predicate
         try:
             # with_columns, not select: it gives a literal as many rows as the batch has
             frame = to_polars(batch.select(self._reads)).with_columns(predicate.alias("__keep"))
@@ -94,24 +75,6 @@ class FilterOperator(Stateless):
         if mask.all(ignore_nulls=False):
             return batch
         return batch.filter(mask.to_arrow(compat_level=pl.CompatLevel.oldest()))
-
-    def _filter_by_function(self, batch: pa.RecordBatch, predicate: Callable[[Row], object]) -> pa.RecordBatch:
-        keep: list[bool] = []
-        rows = to_rows(batch, self._where)
-        try:
-            for row in rows:
-                result = predicate(row)
-                keep.append(result if result is True or result is False else _truth(result))
-        except USER_ERRORS as error:
-            raise user_error(self._where, "the function", error, (batch, len(keep))) from error
-        return batch if all(keep) else batch.filter(pa.array(keep, pa.bool_()))
-
-
-def _truth(result: object) -> bool:
-    """Raises TypeError for what is always true: a function that was not called, a generator, a coroutine."""
-    if callable(result) or isinstance(result, (Iterator, Awaitable, AsyncIterator)):
-        raise TypeError(f"the filter returned {kind_of(result)}, which is true for every row; return True or False")
-    return bool(result)
 
 
 class ProjectOperator(Stateless):
@@ -159,85 +122,6 @@ class ColumnsOperator(Stateless):
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         self._out.emit(pa.RecordBatch.from_arrays([batch.column(name) for name in self._names], schema=self.schema))
-
-
-class MapOperator(Stateless):
-    """Calls `function(row) -> row` for each row; `schema` is that of the returned rows."""
-
-    keeps_rows = True
-
-    def __init__(self, name: str, function: RowFunction, schema: pa.Schema) -> None:
-        super().__init__(name, schema)
-        self._function = function
-
-    def process(self, batch: pa.RecordBatch, port: int) -> None:
-        self._out.emit(map_rows(self._function, batch, self.schema, self._where))
-
-
-class FlatMapOperator(Stateless):
-    """Calls `function(row) -> rows` for each row, which returns an iterable of dicts (or is a generator), or None for
-    no row.
-    """
-
-    def __init__(self, name: str, function: RowsFunction, schema: pa.Schema) -> None:
-        super().__init__(name, schema)
-        self._function = function
-        self._as_it_is_now = as_it_is_now(self.schema)
-
-    def process(self, batch: pa.RecordBatch, port: int) -> None:
-        function = self._function
-        made: list[Row] = []
-        origin: list[int] = []
-        index = 0
-        rows = to_rows(batch, self._where)
-        try:
-            for index, row in enumerate(rows):
-                result = function(row)
-                if result is None:
-                    continue
-                if isinstance(result, (dict, str, bytes)):
-                    raise at_row(
-                        JobError(
-                            f"{self._where}: the function returned {kind_of(result)} for the row "
-                            f"{row_text(batch, index)}; return an iterable of dicts, or None (map() returns one row for each)"
-                        ),
-                        index,
-                    )
-                if type(result) is GeneratorType:
-                    result = yielded(result)
-                made.extend(map(self._as_it_is_now, result))
-                origin.extend([index] * (len(made) - len(origin)))
-        except MidstreamError:
-            raise
-        except USER_ERRORS as error:
-            raise user_error(self._where, "the function", error, (batch, index)) from error
-        if made:
-            self._out.emit(to_batch(made, self.schema, self._where, origin, batch))
-
-
-class MapBatchesOperator(Stateless):
-    """Calls `function` on whole batches; it may return any number of rows, with the columns of `schema`.
-
-    `form`: what the function takes, "polars" (a DataFrame) or "arrow" (a RecordBatch). It may return a polars
-    DataFrame, an Arrow RecordBatch or an Arrow Table. The engine decides where batches are cut: a result must not
-    depend on which rows share a batch.
-    """
-
-    def __init__(
-        self, name: str, function: Callable[[Any], Any], schema: pa.Schema, form: Literal["polars", "arrow"] = "polars"
-    ) -> None:
-        super().__init__(name, schema)
-        self._function = function
-        self._form = form
-
-    def process(self, batch: pa.RecordBatch, port: int) -> None:
-        try:
-            made = self._function(to_polars(batch) if self._form == "polars" else batch)
-        except EXPRESSION_ERRORS as error:
-            raise user_error(self._where, "the function", error) from error
-        result = made_batch(made, self.schema, self._where, "the function")
-        if result.num_rows:
-            self._out.emit(result)
 
 
 def expression_error(

@@ -117,17 +117,17 @@ class Dialer:
 class Acceptor:
     """The side that was dialled.
 
-    `judge` receives an identity only once it is proved, and returns "" to accept it, or the reason for the refusal.
+    `refusal` receives an identity only once it is proved, and returns "" to accept it, or the reason for the refusal.
     """
 
-    def __init__(self, secret: bytes, nonce: bytes, judge: Callable[[Identity], str]) -> None:
+    def __init__(self, secret: bytes, nonce: bytes, refusal: Callable[[Identity], str]) -> None:
         _check_sizes(secret, nonce)
         self._secret = secret
         self._challenge = _OPENING + nonce
         self._hello: bytes | None = None
         self.channel = b""
         """See `Dialer.channel`."""
-        self._judge = judge
+        self._refusal = refusal
         self.identity: Identity | None = None
         """The identity of the peer, once it is proved."""
         self.refusal = ""
@@ -159,7 +159,7 @@ class Acceptor:
             self.identity = _identity_decoder.decode(claimed)
         except msgspec.MsgspecError as error:
             raise ProtocolViolation(f"handshake: the identity is invalid: {error}") from error
-        self.refusal = self._judge(self.identity)
+        self.refusal = self._refusal(self.identity)
         refusal = self.refusal.encode()[:REFUSAL_BYTES_MAX]
         self.done = True
         return _bytes_of(

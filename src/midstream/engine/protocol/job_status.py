@@ -57,6 +57,10 @@ class OperatorStatus(msgspec.Struct, frozen=True):
     """Counters of the user's function, by name: the sum over subtasks since the attempt began."""
     gauges: dict[str, GaugeStatus] = {}
     """Gauges of the user's function, by name."""
+    failed_rows: int = 0
+    """Rows for which the operator's function failed since the job began, dropped or emitted on `side_output(FAILED)`; rows
+    that were read again after a failure count again.
+    """
 
 
 class RecoveryStatus(msgspec.Struct, frozen=True):

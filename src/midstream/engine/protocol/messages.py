@@ -96,7 +96,7 @@ class ChannelState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     The input part (`is_output` false) was held by the consumer, and precedes what its producers held. The first `skip`
     batches are no longer part of it, nor are rows of other key groups than `key_groups` (the first, and one past the
-    last), if that is given (see `engine.checkpoint.segment_references`). There may be 130,000 of these objects, so they
+    last), if that is given (see `engine.checkpoint.channel_state_references`). There may be 130,000 of these objects, so they
     are as small as possible and not tracked by the garbage collector.
     """
 

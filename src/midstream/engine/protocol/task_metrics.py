@@ -71,6 +71,8 @@ class TaskMetrics(msgspec.Struct, frozen=True):
     """The bytes of those that it has read."""
     late: tuple[tuple[str, int], ...] = ()
     """For each operator that has dropped rows as late: uid, rows."""
+    failed: tuple[tuple[str, int], ...] = ()
+    """For each operator that has dropped rows for which its function failed, or emitted them apart: uid, rows."""
     timers_dropped: tuple[tuple[str, int], ...] = ()
     """For each operator whose last timers have set others: uid, number of those."""
     bad_records: int = 0

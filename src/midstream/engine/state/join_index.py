@@ -1,14 +1,14 @@
 """The rows of a keyed stream, indexed by key and time, so that the matches of a few rows are looked up.
 
 Rows lie in runs in the order of arrival; a run is sorted by a hash of the key, then by time, so two binary searches
-find all rows of a key and an interval. A row is held for some time after its event time. A run whose rows have all
-expired is dropped; in other runs, expired rows are skipped until they make up half of the run.
+find all rows of a key and an interval. A row is held for some time after its event time, unless it is taken out before.
+A run whose rows have all expired is dropped; in other runs, expired rows are skipped until they make up half of the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,10 @@ import polars as pl
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.schemas import SchemaLike
-from midstream.engine.state.columnar import FrameRun, Int32s
+from midstream.engine.state.columnar import Int32s
 from midstream.engine.state.state_parts import Chunk
 from midstream.engine.state.table_state import TableState
+from midstream.engine.state.tombstones import Bools, TombstonedRun
 
 RUN_ROWS: Final = 262_144
 """A run of this many rows is not merged any more: merging it would block everything else for more than some 50 ms."""
@@ -37,12 +38,12 @@ def _later(times: Int64s, by_us: int) -> Int64s:
     return later
 
 
-class TimedRun(FrameRun):
+class TimedRun(TombstonedRun):
     """Rows sorted by `codes`: 32 bits of the key's hash, then 32 of the time since the first row, in ticks of 2^shift
     µs.
     """
 
-    __slots__ = ("codes", "dead_until", "first", "last", "middle", "shift", "times")
+    __slots__ = ("_by_time", "codes", "dead_until", "first", "last", "middle", "shift", "times")
 
     def __init__(self, frame: pl.DataFrame, hashes: UInt64s, times: Int64s) -> None:
         """Sort rows; `hashes` have 32 bits. Sorting rows that are nearly sorted costs little more than a copy."""
@@ -57,6 +58,8 @@ class TimedRun(FrameRun):
         """About half of the rows are of this time or earlier."""
         self.dead_until = MIN_WATERMARK_US
         """Rows up to this time have expired."""
+        self._by_time: tuple[Int64s, Int64s] | None = None
+        """The positions of the rows in the order of time, and their times. Built when the first row is due."""
 
     @property
     def hashes(self) -> UInt64s:
@@ -76,6 +79,8 @@ class TimedRun(FrameRun):
         times = self.times[mine]
         above_low = times.view(np.uint64) - other.times[theirs].view(np.uint64) - np.int64(low).view(np.uint64)
         fit = (above_low <= np.uint64(high - low)) & (times > self.dead_until)
+        if self.there is not None:
+            fit &= self.there[mine]
         return theirs[fit], mine[fit]
 
     def _near(self, other: TimedRun, low: int, high: int) -> tuple[Int64s, Int64s]:
@@ -91,11 +96,34 @@ class TimedRun(FrameRun):
         mine = np.arange(len(theirs)) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
         return theirs, mine
 
+    def due(self, until: int) -> Int64s:
+        """Return the positions of the rows that expire at `until` and have not been removed, in the order of time."""
+        if self.first > until:
+            return np.empty(0, np.int64)
+        if self._by_time is None:
+            order = self.times.argsort(kind="stable")
+            self._by_time = order, self.times[order]
+        order, times = self._by_time
+        begin, end = times.searchsorted([self.dead_until, until], "right")
+        return self.living_of(order[begin:end])
+
     def remaining(self) -> tuple[pl.DataFrame, UInt64s, Int64s]:
-        if self.first > self.dead_until:
+        if self.first > self.dead_until and self.there is None:
             return self.frame, self.hashes, self.times
         alive = self.times > self.dead_until
-        return self.frame.filter(pl.Series(alive)), self.hashes[alive], self.times[alive]
+        return self.only(alive if self.there is None else alive & self.there)
+
+    def only(self, some: Bools) -> tuple[pl.DataFrame, UInt64s, Int64s]:
+        return self.frame.filter(pl.Series(some)), self.hashes[some], self.times[some]
+
+
+class Matches(NamedTuple):
+    """Pairs of rows with equal keys: their positions in the run that was looked up and in the index, and the rows."""
+
+    theirs: Int64s
+    mine: Int64s
+    their_rows: pl.DataFrame
+    rows: pl.DataFrame
 
 
 class JoinIndex(TableState):
@@ -109,8 +137,6 @@ class JoinIndex(TableState):
         self._event_time = event_time
         self._time_us = times.dt.epoch("us")
         self._held_us = held_us
-        self._dead_until = MIN_WATERMARK_US
-        """The latest time up to which rows have been dropped."""
 
     @property  # type: ignore[misc]  # it cannot be replaced
     def frame(self) -> pl.DataFrame:
@@ -118,21 +144,18 @@ class JoinIndex(TableState):
         frames = [run.remaining()[0] for run in self._timed()]
         return pl.concat(frames) if frames else self._empty.clone()
 
-    def append(self, frame: pl.DataFrame) -> TimedRun | None:  # type: ignore[override]
-        """Add rows, and return them as a run that can be looked up in the other stream."""
+    def run_of(self, frame: pl.DataFrame) -> TimedRun | None:
+        """Return rows, which conform to the schema, as a run that can be looked up in the other stream; None if empty."""
         rows = self._conforming(frame)
-        if not rows.height:
-            return None
-        run = self._run(rows)
-        self._put(run)
-        return run
+        return self._run(rows) if rows.height else None
 
-    def pairs(self, rows: TimedRun | None, low: int, high: int) -> tuple[pl.DataFrame, pl.DataFrame] | None:
-        """Return two frames of equal length: the matching rows of `rows`, and their matches here, `low` to `high`
-        later.
-        """
-        if rows is None:
-            return None
+    def append(self, frame: pl.DataFrame) -> None:
+        run = self.run_of(frame)
+        if run is not None:
+            self.put(run)
+
+    def matches(self, rows: TimedRun, low: int, high: int) -> Matches | None:
+        """Return the pairs of a row of `rows` and a row held here that is `low` to `high` later; None if there is none."""
         theirs, mine, before = [], [], 0
         for run in self._timed():
             if run.first <= rows.last + high and run.last >= max(rows.first + low, run.dead_until + 1):
@@ -145,15 +168,45 @@ class JoinIndex(TableState):
             return None
         if self._whole is None:
             self._whole = pl.concat([run.frame for run in self._timed()], rechunk=False)
-        left, right = rows.frame[np.concatenate(theirs)], self._whole[np.concatenate(mine)]
+        at_theirs, at_mine = np.concatenate(theirs), np.concatenate(mine)
+        left, right = rows.frame[at_theirs], self._whole[at_mine]
         equal = pl.all_horizontal(left.get_column(key) == right.get_column(key) for key in self._layout.keys)
         same = left.select(equal).to_series()
-        return (left, right) if same.all() else (left.filter(same), right.filter(same))
+        if same.all():
+            return Matches(at_theirs, at_mine, left, right)
+        are = same.to_numpy()
+        return Matches(at_theirs[are], at_mine[are], left.filter(same), right.filter(same)) if are.any() else None
+
+    def take(self, positions: Int64s) -> pl.DataFrame:
+        """Remove the rows at these positions, as `matches` returns them, and return each of them once."""
+        runs, frames, before = [], [], 0
+        positions = np.unique(positions)
+        for run in self._timed():
+            begin, end = positions.searchsorted([before, before + run.frame.height])
+            if begin < end:
+                at = positions[begin:end] - before
+                frames.append(run.frame[at])
+                run.remove(at)
+            before += run.frame.height
+            if run.is_mostly_there:
+                runs.append(run)
+            elif run.rows:
+                remaining = run.remaining()
+                runs += [TimedRun(*remaining)] if remaining[0].height else []
+        self._hold(runs)
+        return pl.concat(frames)
+
+    def pop_expired(self, watermark_us: int) -> pl.DataFrame:
+        """Remove the rows that have expired at this watermark, and return them: those of a key and a time in the order in
+        which they were added."""
+        until = self._expired_at(watermark_us)
+        due = [run.frame[at] for run in self._timed() if len(at := run.due(until))]
+        self.advance(watermark_us)
+        return pl.concat(due) if due else self._empty.clone()
 
     def advance(self, watermark_us: int) -> None:
         """Drop rows that have expired at this watermark."""
-        dead_until = max(MIN_WATERMARK_US, min(watermark_us - self._held_us, MAX_WATERMARK_US))
-        self._dead_until = max(self._dead_until, dead_until)
+        dead_until = self._expired_at(watermark_us)
         runs = self._timed()
         for run in runs:
             run.dead_until = max(run.dead_until, dead_until)
@@ -161,7 +214,14 @@ class JoinIndex(TableState):
             self._hold([run for run in runs if run.middle > run.dead_until])
             for run in runs:
                 if run.middle <= run.dead_until < run.last:
-                    self._put(TimedRun(*run.remaining()))
+                    remaining = run.remaining()
+                    if remaining[0].height:
+                        self.put(TimedRun(*remaining))
+
+    def _expired_at(self, watermark_us: int) -> int:
+        if watermark_us == MAX_WATERMARK_US:
+            return MAX_WATERMARK_US
+        return max(MIN_WATERMARK_US, min(watermark_us - self._held_us, MAX_WATERMARK_US))
 
     def drop(self, watermarks_of: Callable[[Int32s], Int64s]) -> None:
         """Drop rows that have expired, given the watermark of each key group."""
@@ -171,14 +231,8 @@ class JoinIndex(TableState):
             if held.all():
                 runs.append(run)
             elif held.any():
-                runs.append(TimedRun(run.frame.filter(pl.Series(held)), run.hashes[held], run.times[held]))
+                runs.append(TimedRun(*run.only(held)))
         self._hold(runs)
-
-    def without_dead(self) -> None:
-        """Remove expired rows."""
-        if self.holds_dead:
-            runs = [TimedRun(*run.remaining()) if run.first <= run.dead_until else run for run in self._timed()]
-            self._hold(runs)
 
     def _timed(self) -> list[TimedRun]:
         return cast("list[TimedRun]", self._bound_runs())
@@ -187,7 +241,7 @@ class JoinIndex(TableState):
         hashes = rows.select(self._layout.keys).hash_rows(0).to_numpy() >> _HALF
         return TimedRun(rows, hashes, rows.select(self._time_us).to_series().to_numpy())
 
-    def _put(self, run: TimedRun) -> None:
+    def put(self, run: TimedRun) -> None:
         """Append a run, merging runs so that each is more than twice as long as the next, except those of `RUN_ROWS` or
         more.
         """
@@ -202,19 +256,9 @@ class JoinIndex(TableState):
 
     # ---- for the operator ----
 
-    @property
-    def holds_dead(self) -> bool:
-        """Whether expired rows would be stored."""
-        return any(run.first <= run.dead_until for run in self._timed())
-
-    @property
-    def holds_late(self) -> bool:
-        """Whether rows are held that arrived after they should have been dropped; this lasts until the next watermark."""
-        return any(run.dead_until < run.first <= self._dead_until for run in self._timed())
-
     def _never_null(self) -> Sequence[str]:
         return *self._layout.keys, self._event_time
 
     def restore(self, chunks: Sequence[Chunk], where: str) -> None:
-        rows = self._restored_rows(chunks, where).sort(self._time_us)
+        rows = self._restored_rows(chunks, where).sort(self._time_us, maintain_order=True)
         self._hold([self._run(rows.slice(start, RUN_ROWS)) for start in range(0, rows.height, RUN_ROWS)])

@@ -1,4 +1,4 @@
-"""The functions that pickles call instead of types, whose own calls could do more than make one value of the pickle.
+"""The functions that pickles of state call in place of types: each makes one value and can do nothing else.
 
 `list(range(10**10))` is a pickle of 30 bytes; so is setting an attribute of a class. Each function here makes what the
 writer has reduced to it, and checks its arguments.

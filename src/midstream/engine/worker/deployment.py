@@ -1,7 +1,7 @@
 """Builds the tasks of one attempt in one slot, with their partitions, gates and channels, from a `Deploy` message.
 
 `load` reads on the I/O pool the state that the message refers to. `Deployment` builds everything from the message and
-that state alone. A late completion reaches the deployment for which it was meant, which is closed by then.
+that state alone. I/O of an older attempt that completes late is delivered to that attempt's deployment, which is closed and ignores it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from midstream.engine.exchange.peer_link import PeerLink
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Edge, JobGraph
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker.finished_task import FinishedTask
+from midstream.engine.worker.finished_on_restore import FinishedOnRestoreTask
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.task import Task
@@ -104,7 +104,7 @@ class Deployment:
         )
         self.tasks: dict[TaskId, Task] = {}
         """The tasks that run."""
-        self.finished: dict[TaskId, FinishedTask] = {}
+        self.finished: dict[TaskId, FinishedOnRestoreTask] = {}
         """The stand-ins for tasks of this slot that had finished in the checkpoint."""
         self._partitions: dict[tuple[int, int], ResultPartition] = {}
         """The partitions by edge and producing subtask."""
@@ -118,13 +118,13 @@ class Deployment:
             gates = [self._gate(edge, ref, loaded, window) for edge in graph.inputs(ref.vertex)]
             outputs = [self._partitions[edge.id, ref.subtask] for edge in graph.outputs(ref.vertex)]
             if ref in deploy.finished:
-                self.finished[ref] = FinishedTask(ref, deploy.attempt, gates, outputs, services.send)
+                self.finished[ref] = FinishedOnRestoreTask(ref, deploy.attempt, gates, outputs, services.send)
             else:
                 self.tasks[ref] = Task(ref, graph, services, gates, outputs)
         self.pool.check_capacity()
 
     @property
-    def all_tasks(self) -> list[Task | FinishedTask]:
+    def all_tasks(self) -> list[Task | FinishedOnRestoreTask]:
         """All tasks of the slot: first those that run, then the stand-ins for those that had finished."""
         return [*self.tasks.values(), *self.finished.values()]
 

@@ -11,7 +11,7 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.core.tracebacks import depends_on_values, kind_and_line
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.operator_chain import OperatorChain
-from midstream.engine.worker.source_driver import SourceDriver
+from midstream.engine.worker.source_reader import SourceReader
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def task_failed(
     )
 
 
-def position_of_failure(source: SourceDriver | None, chain: OperatorChain, error: BaseException, name: str) -> str:
+def position_of_failure(source: SourceReader | None, chain: OperatorChain, error: BaseException, name: str) -> str:
     """The position in the input of the rows on which an operator of the task has failed, or "" if it is unknown."""
     if source is None or not source.emitting_rows or not chain.processes_batch:
         return ""

@@ -6,8 +6,7 @@ They are not copied to other files: channel state is immutable and stays where i
 So a checkpoint can be taken at any moment of recovery. It has the batches that have not been taken yet by reference
 (`remaining`), with the number of batches to skip.
 
-Invariants: the live channels of the gate are not read before recovery is over, so that rows keep their order. The
-batches in `remaining` and those that `take` has returned are all batches, and no batch is in both. At most one segment
+Invariants: the live channels of the gate are not read before recovery is over, so that rows keep their order. Each recovered batch is either in `remaining` or has been returned by `take`, never both. At most one segment
 is read ahead of the queue, even if that overdraws the pool: recovery never waits for buffers, so that it cannot be
 part of a deadlock.
 """
@@ -21,7 +20,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from midstream.engine.checkpoint.channel_state import ReadAhead, channel_text, read_segment, rows_of
-from midstream.engine.checkpoint.segment_references import left_bytes, without_first
+from midstream.engine.checkpoint.channel_state_references import left_bytes, without_first
 from midstream.engine.core.batches import batch_bytes
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.interfaces import Done, Failed

@@ -17,7 +17,7 @@ from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.interfaces import Clock
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.operators.base import Operator
-from midstream.engine.operators.windows.window_specs import LATE
+from midstream.engine.operators.windows.window_specs import LATE, LATE_RIGHT
 
 NO_OPERATOR: Final = (-1, -1)
 
@@ -59,13 +59,13 @@ class ChainOutput:
         """Rows that were dropped because they were late, and no edge carries the side output of late rows."""
         self.tap: Callable[[pa.RecordBatch, str | None], None] | None = None
         """Called with each batch and its side output before it is forwarded, while a user requests rows (see
-        `engine.worker.row_sampling`)."""
+        `engine.worker.shown_rows`)."""
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         rows = batch.num_rows
         if rows == 0:
             return
-        if tag == LATE and not self._task_outputs.has_reader(tag):
+        if tag in (LATE, LATE_RIGHT) and not self._task_outputs.has_reader(tag):
             self.late_rows += rows
             return
         self.rows_out += rows
@@ -145,10 +145,16 @@ class OperatorChain:
             if index in self._pending or not self._fire(index, watermark_us):
                 self._pending[index] = watermark_us
                 return
+            watermark_us = self._leaving(index, watermark_us)
             index += 1
         if watermark_us > self.offered_us[-1]:
             self.offered_us[-1] = watermark_us
             self._task_outputs.broadcast(Watermark(watermark_us))
+
+    def _leaving(self, index: int, watermark_us: int) -> int:
+        """Return the watermark that leaves the operator at `index` once it has fired this one."""
+        delay_us = self.operators[index].watermark_delay_us
+        return watermark_us if watermark_us == MAX_WATERMARK_US else max(MIN_WATERMARK_US, watermark_us - delay_us)
 
     def idle(self, index: int, idle: bool) -> None:
         """Handle a change of the input of the operator at `index`: it has become idle, or active again."""
@@ -182,7 +188,9 @@ class OperatorChain:
             offered_us, left_us = marks.get(index, (MIN_WATERMARK_US, MIN_WATERMARK_US))
             self.offered_us[index] = offered_us = max(offered_us, self.offered_us[index])
             self.offered_us[index + 1] = left_us
-            if left_us < offered_us and (offered_us == MAX_WATERMARK_US or not operator.makes_watermarks):
+            if left_us < self._leaving(index, offered_us) and (
+                offered_us == MAX_WATERMARK_US or not operator.makes_watermarks
+            ):
                 self._pending[index] = offered_us
 
     @property
@@ -199,7 +207,7 @@ class OperatorChain:
         watermark_us = self._pending[index]
         if self._fire(index, watermark_us):
             del self._pending[index]
-            self.offer(index + 1, watermark_us)
+            self.offer(index + 1, self._leaving(index, watermark_us))
 
     def _fire(self, index: int, watermark_us: int) -> bool:
         before = self.enter((index, -1))
@@ -249,7 +257,7 @@ class OperatorChain:
             return  # nearly always: the last watermark has left the chain
         for index, operator in enumerate(self.operators):
             mark, left = self.offered_us[index], self.offered_us[index + 1]
-            if mark > left and index not in self._pending and not operator.makes_watermarks:
+            if self._leaving(index, mark) > left and index not in self._pending and not operator.makes_watermarks:
                 following = self.operators[index + 1 : index + 2]
                 if mark == MAX_WATERMARK_US or not any(each.makes_watermarks for each in following):
                     raise InvariantError(

@@ -20,7 +20,7 @@ from midstream.engine.core.elements import CheckpointBarrier
 from midstream.engine.core.errors import InvariantError, assert_never
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
-from midstream.engine.core.state_machine import TransitionHistory, Transition, TransitionTable, new_history
+from midstream.engine.core.state_machine import Transition, TransitionHistory, TransitionTable, new_history
 from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.graph.unaligned_edges import unaligned_edges
 from midstream.engine.protocol import messages as m

@@ -32,7 +32,7 @@ from midstream.engine.core.elements import (
 )
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
-from midstream.engine.core.state_machine import TransitionHistory, Transition, TransitionTable, new_history
+from midstream.engine.core.state_machine import Transition, TransitionHistory, TransitionTable, new_history
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.listeners import Arrival
 from midstream.engine.exchange.result_partition import ResultPartition
@@ -44,8 +44,8 @@ from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.protocol.task_metrics import TaskMetrics
 from midstream.engine.worker.failure_reports import position_of_failure, task_failed
 from midstream.engine.worker.interfaces import TaskServices
-from midstream.engine.worker.row_sampling import show_next
-from midstream.engine.worker.source_driver import ReadProgress, SourceDriver
+from midstream.engine.worker.shown_rows import show_next
+from midstream.engine.worker.source_reader import ReadProgress, SourceReader
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
 from midstream.engine.worker.task_input import TaskInput
 from midstream.engine.worker.task_metrics import has_dropped, task_metrics
@@ -334,7 +334,7 @@ class Task:
     def stop_source(self) -> None:
         self._mail_source(lambda source: source.stop())
 
-    def _mail_source(self, call: Callable[[SourceDriver], None]) -> None:
+    def _mail_source(self, call: Callable[[SourceReader], None]) -> None:
         source = self.operators.source
         if source is not None and self.is_live:
             self.mail(lambda: call(source))

@@ -6,13 +6,13 @@ A task takes a checkpoint in one step on the loop:
 2. Every operator gives its snapshot.
 3. The batches that the barrier has overtaken are held until they are stored.
 
-Later events only add to these batches: those still in transit, until the last channel has announced its barrier, and
-those in outputs where the barrier overtakes after its timeout. When they are complete, the batches are encoded and
+Until the last channel has announced its barrier, the batches that arrive before the barriers are added; so are those in
+outputs whose barrier overtakes only after its timeout. When the batches are complete, the batches are encoded and
 written on the I/O pool, and acknowledged together with the operators' state.
 
-Batches are held (`engine.exchange.batch_lease`), and charged to the pool, until they are written. If the barriers are
-slow to arrive, the batches captured so far are written from time to time: a producer that still has to process the rows
-before its barrier, because they are on an edge that cannot be overtaken, may need those buffers.
+Batches are held (`engine.exchange.batch_lease`), and charged to the pool, until they are written. If barriers are
+slow to arrive, the batches captured so far are written from time to time, to free their buffers: a producer on whose
+input edge barriers cannot overtake may need them to process the rows before its barrier.
 
 Every batch in flight is stored by exactly one owner: a batch that has arrived is stored by its consumer, a batch that
 has not left, or has left in part, by its producer, and a recovered batch by the gate that recovers it.

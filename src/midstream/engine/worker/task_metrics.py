@@ -12,7 +12,7 @@ from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.protocol.task_metrics import SPLIT_CHARS_MAX, EdgeMetrics, SplitMetrics, TaskMetrics, UserMetric
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.operator_chain import OperatorChain
-from midstream.engine.worker.source_driver import SourceDriver
+from midstream.engine.worker.source_reader import SourceReader
 
 if TYPE_CHECKING:
     from midstream.engine.worker.task import Task
@@ -39,6 +39,11 @@ def task_metrics(task: Task, backpressured_s: float) -> TaskMetrics:
         operators=tuple(rows),
         worked_us=tuple(worked_us),
         late=tuple((uid, outputs[i + 1].late_rows) for i, uid in enumerate(uids) if outputs[i + 1].late_rows),
+        failed=tuple(
+            (uid, operator.failed_rows)
+            for uid, operator in zip(uids, chain.operators, strict=True)
+            if operator.failed_rows
+        ),
         timers_dropped=tuple(
             (uid, operator.timers_dropped)
             for uid, operator in zip(uids, chain.operators, strict=True)
@@ -61,7 +66,7 @@ def has_dropped(task: Task) -> bool:
     chain, source = task.operators.chain, task.operators.source
     return (
         any(output.late_rows for output in chain.outputs)
-        or any(operator.timers_dropped for operator in chain.operators)
+        or any(operator.timers_dropped or operator.failed_rows for operator in chain.operators)
         or (source is not None and source.tally.total > 0)
     )
 
@@ -75,7 +80,7 @@ def _user_metrics(uids: Sequence[str], chain: OperatorChain) -> Iterator[UserMet
                 yield UserMetric(uid, name, False, float(value))
 
 
-def _slowest_split(chain: OperatorChain, source: SourceDriver) -> SplitMetrics | None:
+def _slowest_split(chain: OperatorChain, source: SourceReader) -> SplitMetrics | None:
     for operator in chain.operators:
         if isinstance(operator, TimestampsOperator):
             found = operator.slowest_split()

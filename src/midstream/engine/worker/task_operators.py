@@ -20,7 +20,7 @@ from midstream.engine.protocol import messages as m
 from midstream.engine.state.state_parts import StatePart
 from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.operator_chain import NO_OPERATOR, OperatorChain, TaskOutputs
-from midstream.engine.worker.source_driver import SourceDriver
+from midstream.engine.worker.source_reader import SourceReader
 from midstream.engine.worker.task_input import SLICE_S
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class TaskOperators:
         self.outputs = TaskOutputs(partitions)
         self.chain = OperatorChain([spec.operator for spec in vertex.operators], self.outputs, services.clock)
         self.uids = [spec.uid for spec in vertex.operators]
-        self.source: SourceDriver | None = None
+        self.source: SourceReader | None = None
         self.may_be_busy = [op for op in self.chain.operators if type(op).ready is not Operator.ready]
         """The operators that at times are not ready for rows."""
         self.due_timers: deque[Callable[[], None]] = deque()
@@ -76,7 +76,7 @@ class TaskOperators:
         """Open every operator and give it its state. Raises any exception that an operator raises."""
         vertex, services, head = self._vertex, self._services, self._vertex.source
         if head is not None:
-            self.source = SourceDriver(
+            self.source = SourceReader(
                 head.source,
                 vertex.parallelism,
                 services,

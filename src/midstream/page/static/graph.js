@@ -101,6 +101,7 @@ function card(vertex, status, names, rates) {
           vertex.operators.length > 1 && vertex.busy >= 0.1 && operator.work !== null && operator.work >= 0.05 ? h("span", { class: "small" }, `${share(operator.work)} of the work`) : null,
           userMetrics(operator),
           operator.late_rows ? h("span", { class: "small bad-text" }, `${count(operator.late_rows)} late rows dropped`) : null,
+          operator.failed_rows ? h("span", { class: "small bad-text" }, `${count(operator.failed_rows)} rows failed`) : null,
           operator.bad_records ? h("span", { class: "small bad-text" }, `${count(operator.bad_records)} bad records dropped`) : null),
         isFed || at > 0 ? passing(operator.rows_in, operator.uid, "in", rates) : h("td"),
         isFollowed || at + 1 < vertex.operators.length ? passing(operator.rows_out, operator.uid, "out", rates) : h("td"))))),

@@ -46,20 +46,20 @@ QUESTIONS_PER_CLIENT_MAX: Final = 64
 
 _log = logging.getLogger(__name__)
 FromSlotLine: TypeAlias = FromSlot | Logged | RowsShown
-Question: TypeAlias = ClientRequest | GetLogs | GetRows
+DriverRequest: TypeAlias = ClientRequest | GetLogs | GetRows
 """The requests of clients, to the coordinator or to the driver alone."""
 _slot_decoder: msgspec.msgpack.Decoder[FromSlotLine] = msgspec.msgpack.Decoder(FromSlotLine)
-_client_decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
+_client_decoder: msgspec.msgpack.Decoder[DriverRequest] = msgspec.msgpack.Decoder(DriverRequest)
 
 
 class ControlServerOwner(Protocol):
     """The owner of the connections, which decides about them: the driver."""
 
-    def judge(self, identity: Identity) -> str:
+    def identity_refusal(self, identity: Identity) -> str:
         """Return why this authenticated peer is refused; "" if it is accepted."""
         ...
 
-    def unwanted(self, register: Register) -> str:
+    def slot_refusal(self, register: Register) -> str:
         """Return why this slot is refused; "" if it is accepted, and then `slot_registered` follows immediately."""
         ...
 
@@ -75,7 +75,7 @@ class ControlServerOwner(Protocol):
 
     def slot_lost(self, slot: int, reason: str) -> None: ...
 
-    def client_requested(self, client: ClientConnection, request: Question) -> None: ...
+    def client_requested(self, client: ClientConnection, request: DriverRequest) -> None: ...
 
 
 class ControlServer:
@@ -110,7 +110,7 @@ class ControlServer:
             loop,
             bind_host,
             keys,
-            owner.judge,
+            owner.identity_refusal,
             self._opened,
             frame_bytes_max=CONTROL_FRAME_BYTES_MAX,
             buffer_bytes=RECEIVE_BUFFER_BYTES,
@@ -120,7 +120,7 @@ class ControlServer:
 
     def start(self) -> None:
         self._listener.start()
-        self.loop.call_later(self.heartbeat_interval_s, self._beat)
+        self.loop.call_later(self.heartbeat_interval_s, self._check_heartbeats)
 
     def send(self, slot: int, message: ToSlot) -> None:
         """Send to a slot; the message is dropped if the slot is gone."""
@@ -176,7 +176,7 @@ class ControlServer:
         self._slots[slot] = connection
         return slot
 
-    def turn_away(self, connection: SlotConnection, reason: str) -> None:
+    def refuse(self, connection: SlotConnection, reason: str) -> None:
         """End a refused slot in good order, so that Spark does not run its task again."""
         _log.info("%s", reason)
         connection.channel.send(Release())
@@ -212,7 +212,7 @@ class ControlServer:
         )
         self._open.add(connection)
 
-    def _beat(self) -> None:
+    def _check_heartbeats(self) -> None:
         now_s, beat = self.loop.monotonic_s(), Heartbeat()
         for slot, connection in list(self._slots.items()):
             silent_s = now_s - connection.channel.received_s
@@ -225,7 +225,7 @@ class ControlServer:
                 )
             elif slot in self._slots:
                 connection.channel.send(beat)
-        self.loop.call_later(self.heartbeat_interval_s, self._beat)
+        self.loop.call_later(self.heartbeat_interval_s, self._check_heartbeats)
 
 
 class SlotConnection:
@@ -253,9 +253,9 @@ class SlotConnection:
                 server.owner.slot_message_received(self.slot, message)
             return
         self._timer.cancel()
-        reason = server.owner.unwanted(message)
+        reason = server.owner.slot_refusal(message)
         if reason:
-            server.turn_away(self, f"slot of process {message.pid} is refused: {reason}")
+            server.refuse(self, f"slot of process {message.pid} is refused: {reason}")
             return
         self.slot = server.add(self)
         # before the owner learns of the slot, so that its messages come after the welcome
@@ -273,13 +273,15 @@ class ClientConnection:
     def __init__(self, server: ControlServer, stream: Connection) -> None:
         self._server = server
         self._open_questions = 0
-        self.channel: MessageChannel[Question] = MessageChannel(stream, _client_decoder, self._received, self._lost)
+        self.channel: MessageChannel[DriverRequest] = MessageChannel(
+            stream, _client_decoder, self._received, self._lost
+        )
 
     def answer(self, reply: Reply) -> None:
         self._open_questions -= 1
         self.channel.send(reply)
 
-    def _received(self, request: Question) -> None:
+    def _received(self, request: DriverRequest) -> None:
         if self._open_questions >= QUESTIONS_PER_CLIENT_MAX:
             raise ProtocolViolation(f"more than {QUESTIONS_PER_CLIENT_MAX} requests at once")
         self._open_questions += 1

@@ -34,13 +34,13 @@ from midstream.engine.protocol.job_status import FailureStatus, JobStatus
 from midstream.engine.protocol.live_rows import GetRows, RowsShown
 from midstream.engine.protocol.messages import FromSlot, GetLogs, Logged, Register, Reply
 from midstream.runtime.driver import job_registry
-from midstream.runtime.driver.control_server import ClientConnection, ControlServer, Question
+from midstream.runtime.driver.control_server import ClientConnection, ControlServer, DriverRequest
 from midstream.runtime.driver.job_history import KEEP_EVERY_S, HistoryWriter
 from midstream.runtime.driver.job_logs import JobLogs
 from midstream.runtime.driver.live_row_requests import LiveRowRequests
 from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.tls import keys_for, tls_shown
-from midstream.runtime.process.descriptors import DRIVER_OWN, PER_SLOT, allow
+from midstream.runtime.process.open_file_limit import DRIVER_OWN, PER_SLOT, allow
 from midstream.runtime.process.slot_output import levels_set
 from midstream.runtime.process.slot_provider import SlotLaunch, SlotProvider
 from midstream.runtime.storage.file_storage import FileStorage
@@ -162,7 +162,7 @@ class Driver:
         if self.page is not None:
             self.page.begin(self)
 
-    def request(self, request: Question) -> Future[Reply]:
+    def request(self, request: DriverRequest) -> Future[Reply]:
         """Send a request, and return its future answer, an error if the job has ended before it."""
         future: Future[Reply] = Future()
         self._questions[id(future)] = future
@@ -274,14 +274,14 @@ class Driver:
 
     # ---- what the connections report
 
-    def judge(self, identity: Identity) -> str:
+    def identity_refusal(self, identity: Identity) -> str:
         if identity.job_id != self.plan.job_id:
             return f"this is the driver of job {self.plan.job_id}"
         if identity.role not in (Role.SLOT_CONTROL, Role.CLIENT):
             return "this is a driver's port, which accepts slots and clients"
         return ""
 
-    def unwanted(self, register: Register) -> str:
+    def slot_refusal(self, register: Register) -> str:
         return self._shell.refusal(register)
 
     def slot_registered(self, slot: int, register: Register) -> None:
@@ -299,7 +299,7 @@ class Driver:
     def slot_lost(self, slot: int, reason: str) -> None:
         self._shell.slot_lost(slot, reason)
 
-    def client_requested(self, client: ClientConnection | Future[Reply], request: Question) -> None:
+    def client_requested(self, client: ClientConnection | Future[Reply], request: DriverRequest) -> None:
         self._client_count += 1
         self._clients[self._client_count] = client
         if isinstance(request, GetLogs):

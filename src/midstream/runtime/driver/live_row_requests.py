@@ -22,7 +22,7 @@ SLACK_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Meant:
-    """The operator `shown` whose output is shown for `asked`, and which side output of it."""
+    """The operator of a request, by `uid` and `name`, and the one whose output is shown for it."""
 
     uid: str
     name: str

@@ -1,7 +1,7 @@
 """One nonblocking TCP connection: TLS if the job uses it, the handshake, then frames between a socket and a `ConnectionEnd`.
 
-Sending is by pull: what waits to be sent stays in the LinkEnd, where a priority frame can still overtake it, until the
-socket accepts it. Outside the LinkEnd there are at most `PULL_BYTES_MAX` here and about `NOT_SENT_BYTES_MAX` unsent in
+Sending is by pull: what waits to be sent stays in the ConnectionEnd, where a priority frame can still overtake it, until the
+socket accepts it. Outside the ConnectionEnd there are at most `PULL_BYTES_MAX` here and about `NOT_SENT_BYTES_MAX` unsent in
 the kernel. All connections of the loop receive into one buffer in turn, and a frame is passed on as a view of it: a
 slot may have a thousand peers. Loop thread only.
 """

@@ -60,7 +60,7 @@ def accepted(
 
 
 class Listener:
-    """Accepts connections. `judge` returns "" to accept an authenticated identity, else the reason; `opened` gets the
+    """Accepts connections. `refusal` returns "" to accept an authenticated identity, else the reason; `opened` gets the
     accepted ones.
     """
 
@@ -69,7 +69,7 @@ class Listener:
         loop: EventLoop,
         host: str,
         keys: JobKeys,
-        judge: Callable[[Identity], str],
+        refusal: Callable[[Identity], str],
         opened: Callable[[Connection, Identity], None],
         *,
         frame_bytes_max: int,
@@ -80,7 +80,7 @@ class Listener:
     ) -> None:
         self._loop = loop
         self._keys = keys
-        self._judge = judge
+        self._refusal = refusal
         self._opened = opened
         self._frame_bytes_max = frame_bytes_max
         self._buffer_bytes = buffer_bytes
@@ -125,7 +125,7 @@ class Listener:
         connection = Connection(
             self._loop,
             sock,
-            Acceptor(self._keys.secret, secrets.token_bytes(NONCE_BYTES), self._judge),
+            Acceptor(self._keys.secret, secrets.token_bytes(NONCE_BYTES), self._refusal),
             self._authenticated,
             self._failed,
             frame_bytes_max=self._frame_bytes_max,

@@ -1,6 +1,6 @@
 """Control connections: typed messages, first in first out, both ways, bounded.
 
-One `MessageChannel` is the LinkEnd of a control connection: it validates what arrives against the types that this side
+One `MessageChannel` is the ConnectionEnd of a control connection: it validates what arrives against the types that this side
 expects, and queues what must be sent. A peer that does not read is given up once `QUEUE_BYTES_MAX` are queued for it.
 """
 
@@ -120,7 +120,7 @@ class MessageChannel(Generic[In]):
     def close(self) -> None:
         self._connection.close()
 
-    # ---- LinkEnd
+    # ---- ConnectionEnd
 
     def pull(self, bytes_max: int) -> list[bytes | memoryview]:
         pieces: list[bytes | memoryview] = []

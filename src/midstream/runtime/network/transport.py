@@ -65,7 +65,7 @@ class TcpTransport:
             loop,
             host,
             keys,
-            self._judge,
+            self._refusal,
             self._came,
             frame_bytes_max=DATA_FRAME_BYTES_MAX,
             buffer_bytes=RECEIVE_BUFFER_BYTES,
@@ -151,7 +151,7 @@ class TcpTransport:
             reason = f"slot {slot}: {error}"
             self._loop.post(lambda: peer.lost(reason))
 
-    def _judge(self, identity: Identity) -> str:
+    def _refusal(self, identity: Identity) -> str:
         """Return why this authenticated peer is refused, or ""."""
         key = (identity.from_slot, identity.attempt)
         if identity.role is not Role.SLOT_DATA or identity.job_id != self._job_id:
@@ -218,7 +218,7 @@ class _PeerConnection:
         self.connection = connection
         connection.carry(self)
 
-    # ---- LinkEnd of the connection
+    # ---- ConnectionEnd of the connection
 
     def pull(self, bytes_max: int) -> list[bytes | memoryview]:
         return [] if self._end is None else self._end.pull(bytes_max)

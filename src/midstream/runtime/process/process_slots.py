@@ -32,9 +32,9 @@ from midstream.engine.core.interfaces import SlotAvailability
 from midstream.engine.protocol.framing import LENGTH, LENGTH_BYTES
 from midstream.runtime.network.ports import ANY_PORT
 from midstream.runtime.process.slot_output import SlotOutput
-from midstream.runtime.process.slot_processes import MEMORY_ADVICE, SlotEnd, WatchedSlot, end_all
 from midstream.runtime.process.slot_provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.runtime.process.thread_limits import ENVIRONMENT
+from midstream.runtime.process.watched_slots import MEMORY_ADVICE, SlotEnd, WatchedSlot, end_all
 
 KILL_WAIT_S: Final = 5.0
 ORPHAN_WAIT_S: Final = 5.0

@@ -1,6 +1,6 @@
 """The main of a slot process: it connects to the driver, registers, and runs the SlotMachine until released.
 
-While a user's function occupies the loop, another thread reports that the slot is alive (`beating`).
+While a user's function occupies the loop, another thread reports that the slot is alive (`heartbeat_thread`).
 
 A slot ends when it is released, when the driver is silent for longer than the heartbeat timeout, when the control
 connection closes, or on a bug. One that was stopped (SIGSTOP) and resumed later finds its connection closed, or the
@@ -47,7 +47,7 @@ from midstream.runtime.network.connection import Connection, dial
 from midstream.runtime.network.message_channel import RECEIVE_BUFFER_BYTES, MessageChannel
 from midstream.runtime.network.tls import tls_of
 from midstream.runtime.network.transport import DIAL_TIMEOUT_S, REDIAL_S, TcpTransport
-from midstream.runtime.process.descriptors import SLOT_DESCRIPTORS, allow
+from midstream.runtime.process.open_file_limit import SLOT_DESCRIPTORS, allow
 from midstream.runtime.process.slot_memory import keep_freed_memory, memory_limit
 from midstream.runtime.process.slot_output import SlotOutput
 from midstream.runtime.process.slot_provider import SlotLaunch

@@ -3,7 +3,7 @@
 | scheme | a file is whole and durable because | `create` is exclusive because |
 |---|---|---|
 | (path), file | temporary name, fsync, rename, fsync of the directory | `link` refuses an existing name |
-| s3, gs, gcs, abfs | an object appears when its upload ends, or not at all | the store refuses it: see `conditional` |
+| s3, gs, gcs, abfs | an object appears when its upload ends, or not at all | the store refuses it: see `exclusive_create` |
 | hdfs, viewfs | temporary name, then rename | it is not: looked up, then written |
 
 Where `create` is not exclusive, two coordinators that start at the same moment can both win an epoch. The rest of the

@@ -37,11 +37,11 @@ class CheckpointHistory:
         if has_output:
             self._committing_since[status.id] = now_ms
 
-    def committed(self, oldest_holder: int | None, now_ms: int) -> None:
-        """All output is committed, except that of `oldest_holder` and later checkpoints."""
+    def committed(self, oldest_uncommitted: int | None, now_ms: int) -> None:
+        """All output is committed, except that of `oldest_uncommitted` and later checkpoints."""
         if not self._committing_since:
             return
-        done = [known for known in self._committing_since if oldest_holder is None or known < oldest_holder]
+        done = [known for known in self._committing_since if oldest_uncommitted is None or known < oldest_uncommitted]
         for checkpoint_id in done:
             commit_ms = max(0, now_ms - self._committing_since.pop(checkpoint_id))
             for at, status in enumerate(self.newest_first):

@@ -25,12 +25,12 @@ from midstream.engine.coordinator.checkpoints.pending_checkpoint import Complete
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.failures import Failure, failure_of, failure_of_user_code, warn_if_failed
-from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.coordinator.placement.slot_pool import SlotPool
 from midstream.engine.coordinator.restore.open_directory import OpenedStorage
 from midstream.engine.core.errors import InvariantError, StorageError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
-from midstream.engine.core.state_machine import TransitionHistory, Transition, TransitionTable, new_history
+from midstream.engine.core.state_machine import Transition, TransitionHistory, TransitionTable, new_history
 from midstream.engine.protocol import messages as m
 
 TRIES_MAX = 5
@@ -95,7 +95,7 @@ COMMIT_TABLE: Final[TransitionTable[CommitState, CommitEvent]] = TransitionTable
         Transition(_S.RETRYING, _E.GIVEN_UP, (_S.STALLED,), "the timer is cancelled"),
         Transition(_S.STALLED, _E.RESUMED, (_S.IDLE,), "the commit begins again"),
         Transition(_S.STALLED, _E.CLEAN_UP, (_S.STALLED_CLEANING,), "on the driver or on slots"),
-        Transition(_S.STALLED_CLEANING, _E.CLEANED_UP, (_S.STALLED,), "what is to be cleaned up next is"),
+        Transition(_S.STALLED_CLEANING, _E.CLEANED_UP, (_S.STALLED,), "the next clean-up begins"),
         Transition(_S.STALLED_CLEANING, _E.RESUMED, (_S.CLEANING,), "the commit begins again afterwards"),
         Transition(
             _S.STALLED_CLEANING, _E.WITHDRAWN, (_S.STALLED,), "it is done on the driver, when the job has ended"
@@ -128,7 +128,12 @@ class _Commit:
 
 class CommitQueue:
     def __init__(
-        self, effects: Effects, plan: JobPlan, committers: DriverCommitters, slots: Slots, commit_slots: EligibleSlots
+        self,
+        effects: Effects,
+        plan: JobPlan,
+        committers: DriverCommitters,
+        slots: SlotPool,
+        commit_slots: EligibleSlots,
     ) -> None:
         self._effects = effects
         self._committers = committers
@@ -169,12 +174,12 @@ class CommitQueue:
         return tuple(commit.what for commit in self._commits)
 
     @property
-    def oldest_holder(self) -> int | None:
+    def oldest_uncommitted(self) -> int | None:
         """The oldest completed checkpoint of which not all is committed."""
         return self._commits[0].holder if self._commits else None
 
     @property
-    def holder_count(self) -> int:
+    def uncommitted_count(self) -> int:
         """The number of completed checkpoints of which not all is committed."""
         return len({commit.holder for commit in self._commits})
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from midstream.engine.checkpoint.metadata import Committables
 from midstream.engine.coordinator.effects import Effects, IoKind
 from midstream.engine.coordinator.job_phase import Phase
-from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.coordinator.placement.slot_pool import SlotPool
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.operators.sink_api import Sink
 from midstream.engine.protocol import messages as m
@@ -28,21 +28,21 @@ RUNNING_LANES_MAX: Final = 8
 _LANE_LIMIT: Final = 2**63
 
 
-def eligible_slots(job: Coordinator) -> tuple[int, ...] | None:
+def eligible_slots(coordinator: Coordinator) -> tuple[int, ...] | None:
     """Return the slots on which commits can run now: () while there are none, None if there will not be any.
 
     They are ordered so that lanes stay on their slots: the slot of subtask i has index i. None of them is used while
     tasks are being cancelled, since that stops commits as well.
     """
-    attempt = job.attempt
-    match job.phase:
+    attempt = coordinator.attempt
+    match coordinator.phase:
         case Phase.RUNNING if attempt is not None:
-            live = job.slots.live
+            live = coordinator.slots.live
             if attempt.all_finished:  # the other slots commit what lost ones have not
                 return in_place_of_lost(attempt.slots, live)
             return attempt.slots if live.keys() >= set(attempt.slots) else ()
-        case Phase.GATHERING if job.slots.complete:
-            return job.slots.ids() or None
+        case Phase.GATHERING if coordinator.slots.complete:
+            return coordinator.slots.ids() or None
         case _:  # slots may be replaced, or there are none
             return ()
 
@@ -66,20 +66,20 @@ def in_place_of_lost(slots: Sequence[int], live: Collection[int]) -> tuple[int, 
 class EligibleSlots:
     """Caches the result of `eligible_slots`, which is called again only if something it depends on has changed."""
 
-    def __init__(self, job: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator) -> None:
         self.now: tuple[int, ...] | None = ()
-        self._job = job
+        self._coordinator = coordinator
         self._key: object = None
         """What the result depends on, as of the last call."""
 
     def have_changed(self) -> bool:
         """Return whether the slots for commits may have changed, and bring `now` up to date."""
-        job, attempt = self._job, self._job.attempt
-        key = job.phase, attempt, attempt is not None and attempt.all_finished, job.slots.changes
+        coordinator, attempt = self._coordinator, self._coordinator.attempt
+        key = coordinator.phase, attempt, attempt is not None and attempt.all_finished, coordinator.slots.changes
         if key == self._key:
             return False
         self._key = key
-        self.now = eligible_slots(job)
+        self.now = eligible_slots(coordinator)
         return True
 
 
@@ -119,7 +119,7 @@ class _LaneRequest:
 class LaneDispatcher:
     """Does one piece of work at a time, on slots."""
 
-    def __init__(self, effects: Effects, plan: JobPlan, slots: Slots) -> None:
+    def __init__(self, effects: Effects, plan: JobPlan, slots: SlotPool) -> None:
         self._effects = effects
         self._plan = plan
         self._slots = slots

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
+from midstream.engine.checkpoint.channel_state_references import InFlight
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, Committables, SourcePosition
-from midstream.engine.checkpoint.segment_references import InFlight
 from midstream.engine.coordinator.placement.attempt import Attempt, CheckpointPlan
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.state_machine import Transition, TransitionTable

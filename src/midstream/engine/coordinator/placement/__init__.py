@@ -1,7 +1,7 @@
 """What runs where: the slots of the job, the attempts to run it on them, and the splits that its tasks read.
 
-`slots` requests slots, and keeps those that have come; an `attempt` defines which slot runs which task, and
-`deploy_messages` what each slot builds; `attempts` deploys and cancels attempts, and waits for the slots' answers;
+`slot_pool` requests slots, and keeps those that have come; an `attempt` defines which slot runs which task, and
+`deploy_messages` what each slot builds; `attempt_deployer` deploys and cancels attempts, and waits for the slots' answers;
 `split_assignment` assigns splits to tasks; `rescale` takes the job to another parallelism, or off slots that have to
 leave. `dropped_rows` counts the rows, timers and records that tasks drop.
 

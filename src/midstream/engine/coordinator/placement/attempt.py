@@ -33,7 +33,9 @@ ATTEMPT_TABLE: Final[TransitionTable[TaskPhase, type[TaskReport]]] = TransitionT
     "task, to the coordinator",
     (
         Transition(TaskPhase.DEPLOYING, TaskRunning, (TaskPhase.RUNNING,), "once all tasks run, checkpoints begin"),
-        Transition(TaskPhase.RUNNING, TaskEndOfData, (_FINISHING,), "once all tasks are, a last checkpoint is made"),
+        Transition(
+            TaskPhase.RUNNING, TaskEndOfData, (_FINISHING,), "once all tasks are FINISHING, a last checkpoint is made"
+        ),
         Transition(
             TaskPhase.RUNNING,
             TaskFinished,
@@ -67,15 +69,15 @@ class Attempt:
         self._in = dict.fromkeys(TaskPhase, 0)
         """The number of tasks in each phase: there may be thousands, and it is needed for every event."""
         self._in[TaskPhase.DEPLOYING] = len(self.phases)
-        self._not_final: set[TaskId] = set()
-        """The tasks that are FINISHING and not in `final`."""
+        self._unrecorded: set[TaskId] = set()
+        """The tasks that are FINISHING and not in `recorded_finished`."""
         self.unanswered = set(slots)
         """The slots that have still to answer `Deployed`, or later `Cancelled`."""
-        self.finished_at_start = set(finished)
-        """The tasks deployed as finished that have not ended yet. They end immediately, so no checkpoint is triggered
-        before: it would have to be aborted because they end meanwhile.
+        self.finished_on_restore = set(finished)
+        """The tasks deployed as finished that have not ended yet. They end immediately, and no checkpoint is triggered
+        until then: their end would abort it.
         """
-        self.final: set[TaskId] = set()
+        self.recorded_finished: set[TaskId] = set()
         """The tasks that a completed checkpoint records as finished: they end once their consumers have their rows."""
         self.has_checkpoint = False
 
@@ -96,8 +98,8 @@ class Attempt:
 
     def checkpoint_completed(self, finished: Iterable[TaskId]) -> None:
         self.has_checkpoint = True
-        self.final.update(finished)
-        self._not_final -= self.final
+        self.recorded_finished.update(finished)
+        self._unrecorded -= self.recorded_finished
 
     def advance(self, ref: TaskId, report: type[TaskReport]) -> None:
         """Record a task's message. Raises InvariantError if it cannot come in the phase of the task."""
@@ -107,10 +109,10 @@ class Attempt:
         self._in[before] -= 1
         self._in[phase] += 1
         if phase is _FINISHED:
-            self.finished_at_start.discard(ref)
-            self._not_final.discard(ref)
-        elif phase is _FINISHING and ref not in self.final:
-            self._not_final.add(ref)
+            self.finished_on_restore.discard(ref)
+            self._unrecorded.discard(ref)
+        elif phase is _FINISHING and ref not in self.recorded_finished:
+            self._unrecorded.add(ref)
 
     @property
     def all_started(self) -> bool:
@@ -128,7 +130,7 @@ class Attempt:
     @property
     def awaits_checkpoint(self) -> bool:
         """Whether `at_end_of_data`, and some task cannot finish without one more checkpoint."""
-        return bool(self._not_final) and self.at_end_of_data
+        return bool(self._unrecorded) and self.at_end_of_data
 
     def plan_checkpoint(self) -> CheckpointPlan:
         """Plan a checkpoint: tasks whose producers have all finished are triggered, and every unfinished task takes

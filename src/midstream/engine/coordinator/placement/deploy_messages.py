@@ -17,7 +17,7 @@ def deployments(
 ) -> Iterator[tuple[int, Deploy]]:
     """Yield, for each slot of the attempt, its tasks with the state that they restore.
 
-    `graph_for(slot, graph)` returns the pickled graph if the slot does not have it yet, see `Slots.graph_for`.
+    `graph_for(slot, graph)` returns the pickled graph if the slot does not have it yet, see `SlotPool.graph_for`.
     """
     config = msgspec.msgpack.encode(plan.config)
     for index, (slot, tasks) in enumerate(attempt.tasks_by_slot().items()):

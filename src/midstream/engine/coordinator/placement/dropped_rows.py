@@ -1,4 +1,6 @@
-"""What operators have dropped: late rows, timers set after the end of input, and bad records. Each loss is reported."""
+"""What operators have dropped: late rows, rows for which a function failed, timers set after the end of input, and bad
+records. Each loss is reported.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,16 @@ class DroppedRows:
 
 def late_rows(name: str, count: int) -> str:
     return (
-        f"operator {name!r} has dropped {count} rows that came late: event time had passed them. Give "
-        "with_watermarks() a larger bound, a window an allowed_lateness(), or take them aside with side_output(LATE)"
+        f"operator {name!r} has dropped {count} rows that came late: event time had passed them or their windows. Give "
+        "with_watermarks() a larger bound, a window an allowed_lateness(), or take them aside with side_output(LATE) (those of "
+        "a join's right stream: LATE_RIGHT)"
+    )
+
+
+def failed_rows(name: str, count: int) -> str:
+    return (
+        f"operator {name!r} has taken aside {count} rows for which its function failed: the slots' logs name the first ones, and "
+        "with on_error='side_output' side_output(FAILED) has each with its error"
     )
 
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from midstream.engine.checkpoint.edge_ends import loses_edges
+from midstream.engine.checkpoint.edge_identity import loses_edges
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, layout_of
 from midstream.engine.coordinator.effects import Effects, IoKind
 from midstream.engine.coordinator.events import NO_STORAGE, JobPlan
-from midstream.engine.coordinator.placement.attempts import Attempts
-from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
+from midstream.engine.coordinator.placement.slot_pool import SlotPool
 from midstream.engine.coordinator.restore.distribute import StateDistribution
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.core.state_machine import Transition, TransitionTable
@@ -133,8 +133,8 @@ class Rescaling:
     def __init__(
         self,
         effects: Effects,
-        slots: Slots,
-        attempts: Attempts,
+        slots: SlotPool,
+        attempts: AttemptDeployer,
         distribution: StateDistribution,
     ) -> None:
         self._effects = effects

@@ -4,9 +4,8 @@ A checkpoint's `pending` splits are taken in the step that triggers it. A split 
 in its reader's state, one that was not is in `pending`, and control messages to a slot stay in order, so no split is in
 both or in none.
 
-Nothing more is discovered while splits wait to be assigned. So all that wait were found together, and no subtask reads
-a split that was found after them: while event time waits for them (see `engine.operators.watermarks`), no newer splits prolong
-that wait.
+Nothing more is discovered while splits wait to be assigned. So all waiting splits were found by one discovery. Event time waits for them (see
+`engine.operators.watermarks`), and no newer splits can prolong that wait.
 
 At most one call of a source runs at a time, so a source needs no locks.
 """
@@ -34,7 +33,7 @@ from midstream.engine.core.interfaces import Done, Failed, Storage
 from midstream.engine.graph.job_graph import JobGraph, SourceSpec
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, checked_discovery
 from midstream.engine.protocol.messages import AssignSplit, NoMoreSplits, PartHandle, SplitsAssigned
-from midstream.engine.worker.source_driver import SPLITS, splits_of
+from midstream.engine.worker.source_reader import SPLITS, splits_of
 
 if TYPE_CHECKING:
     from midstream.engine.coordinator.checkpoints.pending_checkpoint import CompletedCheckpoint

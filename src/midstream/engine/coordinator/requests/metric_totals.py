@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Final
 
-from midstream.engine.coordinator.placement.slots import Rate
+from midstream.engine.coordinator.placement.slot_pool import Rate
 from midstream.engine.protocol.job_status import GaugeStatus
 
 NAMES_MAX: Final = 200

@@ -3,14 +3,14 @@
 | wait | limit |
 |---|---|
 | a checkpoint's acknowledgements, and its metadata's writing | `checkpoint_timeout`, see `checkpoint_coordinator` |
-| slots that were requested | `slot_timeout`, see `slots` |
-| slots that cancel their tasks | `heartbeat_timeout`, see `attempts` |
+| slots that were requested | `slot_timeout`, see `slot_pool` |
+| slots that cancel their tasks | `heartbeat_timeout`, see `attempt_deployer` |
 | slots that read state and open operators, tasks that start | `limit_s`; then the attempt fails |
 | the checkpoint directory, a sink's committer, a source's enumerator | `limit_s`; then the job fails for good |
-| a restart, before a drain can end | none: a failure that is temporary is over at some time, and clients see the wait |
+| a restart, before a drain can end | none: a temporary failure ends by itself, and clients see the wait |
 | all other I/O at the end of the job | `coordinator.END_TIMEOUT_S` |
 | savepoints that are copied, files that are deleted, the plan of a rescale | none: the job continues meanwhile |
-| brokers and other services that slots report as not answering | none: the source or sink that uses them has its own |
+| brokers and other services that slots report as not answering | none here: the source or sink that calls them has a limit of its own |
 | a user's function, while checkpoints are made | that of the checkpoints; then that of cancelling |
 
 A call of a committer or a source cannot be given up and repeated: each has one call at a time, and while it is not
@@ -62,22 +62,22 @@ class PendingWaits:
         self._logged: set[str] = set()
         """The waits that have been logged and continue."""
 
-    def poll(self, job: Coordinator, passed_s: float) -> None:
+    def poll(self, coordinator: Coordinator, passed_s: float) -> None:
         """Time has passed: log the waits that take long. If one exceeds its limit, the attempt or the job fails."""
         self._effects.elapsed_s += passed_s
-        state = _state(job)
+        state = _state(coordinator)
         if state != self._state:
             self._state, self._since_s = state, self._effects.elapsed_s
-        if job.phase in (Phase.ENDING, Phase.ENDED):
+        if coordinator.phase in (Phase.ENDING, Phase.ENDED):
             return  # the end of a job has its own limit
-        self._log([wait for wait in self.shown(job) if wait.for_ms >= LOGGED_S * 1000])
-        failure = self._overdue(job)
+        self._log([wait for wait in self.shown(coordinator) if wait.for_ms >= LOGGED_S * 1000])
+        failure = self._overdue(coordinator)
         if failure is not None:
             self._effects.notifications.attempt_failed(failure)
 
-    def shown(self, job: Coordinator) -> tuple[WaitStatus, ...]:
+    def shown(self, coordinator: Coordinator) -> tuple[WaitStatus, ...]:
         """Return the waits that have taken longer than `SHOWN_S`, longest first."""
-        found = [wait for wait in self._all(job) if wait.for_ms > SHOWN_S * 1000]
+        found = [wait for wait in self._all(coordinator) if wait.for_ms > SHOWN_S * 1000]
         return tuple(sorted(found, key=lambda wait: -wait.for_ms))
 
     def _log(self, long: list[WaitStatus]) -> None:
@@ -86,8 +86,8 @@ class PendingWaits:
                 _log.warning("job %s: %s", self._name, wait.sentence)
         self._logged = {wait.what for wait in long}
 
-    def _overdue(self, job: Coordinator) -> Failure | None:
-        most_s = limit_s(job.plan.config)
+    def _overdue(self, coordinator: Coordinator) -> Failure | None:
+        most_s = limit_s(coordinator.plan.config)
         for call in self._effects.calls:
             if call.has_limit and self._effects.elapsed_s - call.began_s > most_s:
                 text = (
@@ -95,26 +95,26 @@ class PendingWaits:
                     "neither abandon nor repeat it. End the program, remove the cause, and start the job again with --from latest"
                 )
                 return Failure(text, "", UnavailableError(text), fatal=True)
-        if job.phase in (Phase.DEPLOYING, Phase.STARTING) and self._in_phase_ms(job) > most_s * 1000:
-            what = ", ".join(wait.what for wait in self._of_phase(job))
+        if coordinator.phase in (Phase.DEPLOYING, Phase.STARTING) and self._in_phase_ms(coordinator) > most_s * 1000:
+            what = ", ".join(wait.what for wait in self._of_phase(coordinator))
             text = f"waited for {what}: not done within {most_s:g} s (if that is too short, raise checkpoint_timeout)"
             return Failure(text, "", ClusterError(text))
         return None
 
-    def _in_phase_ms(self, job: Coordinator) -> int:
+    def _in_phase_ms(self, coordinator: Coordinator) -> int:
         """Return how long the job has been in its phase; 0 if the phase has begun since the last call of `poll`."""
-        if _state(job) != self._state:
+        if _state(coordinator) != self._state:
             return 0
         return round((self._effects.elapsed_s - self._since_s) * 1000)
 
-    def _all(self, job: Coordinator) -> Iterator[WaitStatus]:
-        if job.phase is not Phase.ENDED:
-            yield from self._of_io(job)
-            yield from self._of_phase(job)
-            yield from self._of_tasks(job)
+    def _all(self, coordinator: Coordinator) -> Iterator[WaitStatus]:
+        if coordinator.phase is not Phase.ENDED:
+            yield from self._of_io(coordinator)
+            yield from self._of_phase(coordinator)
+            yield from self._of_tasks(coordinator)
 
-    def _of_io(self, job: Coordinator) -> Iterator[WaitStatus]:
-        config, publishing = job.plan.config, job.checkpoints.publishing_call
+    def _of_io(self, coordinator: Coordinator) -> Iterator[WaitStatus]:
+        config, publishing = coordinator.plan.config, coordinator.checkpoints.publishing_call
         for call in self._effects.calls:
             for_ms = round((self._effects.elapsed_s - call.began_s) * 1000)
             within_s = limit_s(config) if call.has_limit else None
@@ -122,13 +122,14 @@ class PendingWaits:
                 within_s = config.checkpoint_timeout_s
             yield WaitStatus(call.waits_for, for_ms, None if within_s is None else round(within_s * 1000))
 
-    def _of_phase(self, job: Coordinator) -> Iterator[WaitStatus]:
-        config, attempt, for_ms = job.plan.config, job.attempt, self._in_phase_ms(job)
+    def _of_phase(self, coordinator: Coordinator) -> Iterator[WaitStatus]:
+        config, attempt, for_ms = coordinator.plan.config, coordinator.attempt, self._in_phase_ms(coordinator)
         general_ms = round(limit_s(config) * 1000)
-        match job.phase:
-            case Phase.GATHERING if not job.slots.complete:
-                what = f"{job.slots.needed - job.slots.staying} of {job.slots.needed} slots to connect"
-                for_ms = round((self._effects.elapsed_s - job.slots.gathers_since_s) * 1000)
+        match coordinator.phase:
+            case Phase.GATHERING if not coordinator.slots.complete:
+                slots = coordinator.slots
+                what = f"{slots.needed - slots.staying} of {slots.needed} slots to connect"
+                for_ms = round((self._effects.elapsed_s - slots.gathers_since_s) * 1000)
                 yield WaitStatus(what, for_ms, round(config.slot_timeout_s * 1000))
             case Phase.DEPLOYING if attempt is not None:
                 what = f"{_slots(attempt.unanswered)} to load the state it resumes from, and to open the operators"
@@ -138,7 +139,7 @@ class PendingWaits:
             case Phase.CANCELLING if attempt is not None and attempt.unanswered:
                 what = f"{_slots(attempt.unanswered)} to cancel the tasks"
                 yield WaitStatus(what, for_ms, round(config.heartbeat_timeout_s * 1000))
-            case Phase.GATHERING if job.requests.draining and job.restarts.delayed:
+            case Phase.GATHERING if coordinator.requests.draining and coordinator.restarts.delayed:
                 what = "the restart after a failure, since a drain ends once the job processes everything"
                 yield WaitStatus(f"{what}; cancel the job to end it without", for_ms)
             case Phase.GATHERING | Phase.DEPLOYING | Phase.CANCELLING:
@@ -146,18 +147,18 @@ class PendingWaits:
             case Phase.CREATED | Phase.OPENING | Phase.RUNNING | Phase.ENDING | Phase.ENDED:
                 pass  # in these phases the job does not wait because of the phase
             case _:
-                assert_never(job.phase)
+                assert_never(coordinator.phase)
 
-    def _of_tasks(self, job: Coordinator) -> Iterator[WaitStatus]:
-        checkpoints = job.checkpoints
+    def _of_tasks(self, coordinator: Coordinator) -> Iterator[WaitStatus]:
+        checkpoints = coordinator.checkpoints
         pending = checkpoints.pending
         if pending is not None and checkpoints.outcome_is_known:
             for_ms = round((self._effects.elapsed_s - checkpoints.schedule.triggered_s) * 1000)
             if for_ms > SHOWN_S * 1000:  # a shorter wait is not shown, and there may be many tasks to name
                 what = f"checkpoint {pending.checkpoint_id}, of {checkpoints.unanswered(pending)}"
-                yield WaitStatus(what, for_ms, round(job.plan.config.checkpoint_timeout_s * 1000))
+                yield WaitStatus(what, for_ms, round(coordinator.plan.config.checkpoint_timeout_s * 1000))
         outside: dict[str, int] = {}
-        for slot in job.slots.live.values():
+        for slot in coordinator.slots.live.values():
             for wait in slot.status.waits if slot.status is not None else ():
                 outside[wait.what] = max(wait.for_ms, outside.get(wait.what, 0))
             if slot.in_call is not None:
@@ -167,8 +168,8 @@ class PendingWaits:
             yield WaitStatus(what, for_ms)
 
 
-def _state(job: Coordinator) -> tuple[Phase, int]:
-    return job.phase, job.attempt.number if job.attempt else -1
+def _state(coordinator: Coordinator) -> tuple[Phase, int]:
+    return coordinator.phase, coordinator.attempt.number if coordinator.attempt else -1
 
 
 def _slots(ids: set[int]) -> str:

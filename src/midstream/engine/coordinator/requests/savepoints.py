@@ -71,7 +71,10 @@ SAVEPOINT_TABLE: Final[TransitionTable[SavepointStage, SavepointEvent]] = Transi
     "savepoint",
     (
         Transition(
-            SavepointStage.CLAIMING, _CLAIMED, (SavepointStage.WAITING,), "a stop that waited for its directory begins"
+            SavepointStage.CLAIMING,
+            _CLAIMED,
+            (SavepointStage.WAITING,),
+            "a stop that waited for this savepoint's directory begins",
         ),
         Transition(SavepointStage.WAITING, _TRIGGERED, (SavepointStage.STORING,), "an aligned checkpoint is made"),
         Transition(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.coordinator.placement.rescale import RescaleStage
-from midstream.engine.coordinator.placement.slots import Rate
+from midstream.engine.coordinator.placement.slot_pool import Rate
 from midstream.engine.coordinator.requests.event_time_status import edge_watermark_us, held_back
 from midstream.engine.coordinator.requests.metric_totals import user_counters, user_gauges
 from midstream.engine.core.elements import MIN_WATERMARK_US
@@ -42,7 +42,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
     slots = [slot for _, slot in sorted(job.slots.live.items())]
     passed = job.slots.passed()
     metrics = {ref: rate.metrics for ref, rate in job.slots.rates.items()}
-    counts = _Counts(job.slots.rows(), job.slots.late.counts(), job.slots.bad.counts())
+    counts = _Counts(job.slots.rows(), job.slots.late.counts(), job.slots.bad.counts(), job.slots.failed.counts())
     vertices = tuple(_vertex_status(job, vertex, metrics, counts) for vertex in graph.vertices)
     edges = tuple((edge.source, edge.target, edge.partitioning.value) for edge in graph.edges)
     return JobStatus(
@@ -74,6 +74,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         warnings=(
             *job.warnings,
             *job.slots.late.warnings(),
+            *job.slots.failed.warnings(),
             *job.slots.timers.warnings(),
             *job.slots.bad.warnings(),
         ),
@@ -117,6 +118,7 @@ class _Counts:
     rows: Mapping[str, tuple[int, int]]
     late: Mapping[str, int]
     bad: Mapping[str, int]
+    failed: Mapping[str, int]
 
 
 def _vertex_status(
@@ -151,6 +153,7 @@ def _vertex_status(
                 work=work.get(spec.uid),
                 counters=counters.get(spec.uid, {}),
                 gauges=gauges.get(spec.uid, {}),
+                failed_rows=counts.failed.get(spec.uid, 0),
             )
             for spec in vertex.specs
         ),

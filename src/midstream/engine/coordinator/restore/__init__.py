@@ -3,6 +3,6 @@
 `open_directory` examines the checkpoint directory before anything runs, and takes it over; `newer_output` decides about
 output that is newer than the checkpoint; `distribute` distributes the state to the slots before each attempt.
 
-May import the events and effects of the coordinator, and no other sub-room. Everything except
+May import the events and effects of the coordinator, and no other subpackage. Everything except
 `distribute.StateDistribution` runs on the I/O pool.
 """

@@ -15,8 +15,8 @@ from midstream.engine.checkpoint.savepoint import copy_in
 from midstream.engine.checkpoint.store import (
     LastStart,
     ListedCheckpoint,
-    StartState,
     RetainedCheckpoint,
+    StartState,
     begin,
     begun_since,
     check_owner,

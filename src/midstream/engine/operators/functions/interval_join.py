@@ -1,108 +1,206 @@
-"""The inner join of two keyed streams by time, as a function on batches."""
+"""The join of two streams by keys and by an interval of event time: inner, outer, semi and anti.
+
+A side whose rows matter even without a partner (`left` of a left join) has two indexes: of the rows without a partner so
+far, and of those that have had one. The first partner moves a row from one to the other, so that a row's state is where
+it lies, and checkpoints store it incrementally.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.errors import JobError
-from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.engine.core.batches import empty_batch, to_polars
+from midstream.engine.core.errors import SchemaError
+from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.event_time_column import TimeColumn
-from midstream.engine.operators.functions.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction
+from midstream.engine.operators.functions.event_time_join import EventTimeJoinOperator, JoinColumns
 from midstream.engine.operators.functions.function_operator import Port
-from midstream.engine.operators.windows.fired_watermarks import FiredWatermarks
-from midstream.engine.state.join_index import JoinIndex
-from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
+from midstream.engine.state.join_index import JoinIndex, Matches, TimedRun
 
-PROGRESS: Final = "progress"
+How: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
+HOWS: Final[tuple[str, ...]] = get_args(How)
 _FURTHEST_US: Final = 2**62
 """A limit within int64: no two event times are further apart."""
 
+LEFT, RIGHT = 0, 1
+_SIDES: Final = ("left", "right")
+_KEEPS_UNMATCHED: Final[Mapping[str, tuple[int, ...]]] = {
+    "inner": (),
+    "left": (LEFT,),
+    "right": (RIGHT,),
+    "full": (LEFT, RIGHT),
+    "semi": (LEFT,),
+    "anti": (LEFT,),
+}
+"""The sides of each kind of join whose rows without a partner are told apart from the others."""
 
-def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, upper_us: int) -> BatchFunctionOperator:
+
+def interval_join_operator(
+    name: str, ports: Sequence[Port], lower_us: int, upper_us: int, how: str = "inner", suffix: str = "_right"
+) -> IntervalJoinOperator:
     """Return the operator that pairs rows of equal keys if the second is `lower_us` to `upper_us` after the first.
 
-    A pair has the columns of the first row, then those of the second except its keys. It is emitted when the later of
-    its rows arrives; a row is kept until, by event time, only late rows can match it. Times are compared in whole
-    microseconds.
+    A pair is emitted when the later of its rows arrives, a row without a partner when, by event time, only late rows
+    could match it. Times are compared in whole microseconds.
+
+    Raises SchemaError for columns that do not fit.
     """
-    first, second = ports
-    lower_us, upper_us = max(lower_us, -_FURTHEST_US), min(upper_us, _FURTHEST_US)
-    keys, names = list(first.keys), dict(zip(second.keys, first.keys, strict=True))
-    renamed = pa.schema([field.with_name(names.get(field.name, field.name)) for field in second.schema])
-    twice = [field.name for field in second.schema if field.name not in names and field.name in first.schema.names]
-    if twice:
-        raise JobError(
-            f"operator {name!r}: both streams have a column {twice[0]!r}; rename it in one of them, with "
-            f"rename({{{twice[0]!r}: …}})"
+    bounds = max(lower_us, -_FURTHEST_US), min(upper_us, _FURTHEST_US)
+    return IntervalJoinOperator(name, ports, bounds, how, JoinColumns.of(ports, suffix, f"operator {name!r}"))
+
+
+class IntervalJoinOperator(EventTimeJoinOperator):
+    def __init__(
+        self, name: str, ports: Sequence[Port], bounds_us: tuple[int, int], how: str, columns: JoinColumns
+    ) -> None:
+        lower_us, upper_us = self._bounds_us = bounds_us
+        self._how = how
+        self._columns = columns
+        self._is_filter = how in ("semi", "anti")
+        """Whether the result has rows of the left stream alone."""
+        right = columns.right
+        if self._is_filter:  # only whether there is a row matters
+            right = pa.schema([field for field in right if field.name in (*columns.keys, columns.right_time.name)])
+        self._right = right
+        after_left_us, after_right_us = max(upper_us, 0), max(-lower_us, 0)
+        """How long a row of each side is held after its own time. A row is held until then even if its partners are all
+        earlier: then no row is removed before event time has passed it."""
+        times, held_us = (columns.left_time, columns.right_time), (after_left_us, after_right_us)
+        tables = {}
+        for side, schema in ((LEFT, columns.left), (RIGHT, right)):
+            if side == RIGHT or not self._is_filter:
+                tables[_SIDES[side]] = _index(schema, times[side], held_us[side])
+            if side in _KEEPS_UNMATCHED[how]:
+                tables[f"{_SIDES[side]}_unmatched"] = _index(schema, times[side], held_us[side])
+        super().__init__(name, tables, ports, columns.left if self._is_filter else columns.both)
+        self.result_time = columns.right_time if how == "right" else columns.left_time
+        self.watermark_delay_us = {"right": after_right_us, "full": max(held_us)}.get(how, after_left_us)
+        if how == "full":
+            self._check_one_type()
+        self._empty = to_polars(empty_batch(self.schema))
+        # The following attributes are set when the operator opens.
+        self._matched: list[JoinIndex | None]
+        """By side: its rows, or those that have had a partner; None if these matter no more."""
+        self._unmatched: list[JoinIndex | None]
+        """By side: its rows that have not had a partner; None if they are not told apart."""
+
+    def _check_one_type(self) -> None:
+        """The event time of a full join is in one column."""
+        left, right = self._columns.left_time, self._columns.right_time
+        kinds = self._columns.left.field(left.name).type, self._columns.right.field(right.name).type
+        if kinds[0] != kinds[1]:
+            raise SchemaError(
+                f"{self._where}: a full join puts the event times of both streams into column {left.name!r}, and these are "
+                f"{kinds[0]} and {kinds[1]}; cast one of them before with_watermarks()"
+            )
+
+    def state_settings(self) -> Mapping[str, Mapping[str, str]]:
+        settings = dict(super().state_settings())
+        lower_us, upper_us = self._bounds_us
+        own = {"the kind of join": self._how}
+        if self._how != "inner":  # rows that the old interval has completed could not be told from the others
+            own["the interval"] = f"{lower_us} µs to {upper_us} µs"
+        settings[""] = {**settings[""], **own}
+        return settings
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        super().open(context, out)
+        bound = vars(self._function)
+        self._matched = [bound.get(side) for side in _SIDES]
+        self._unmatched = [bound.get(f"{side}_unmatched") for side in _SIDES]
+
+    def _joined(self, rows: pl.DataFrame, port: int) -> pl.DataFrame | None:
+        other = 1 - port
+        if port == RIGHT:
+            rows = rows.rename(self._columns.names).select(self._right.names)
+        own = self._matched[port] or self._unmatched[port]
+        assert own is not None, port
+        run = own.run_of(rows)
+        assert run is not None, rows
+        lower_us, upper_us = self._bounds_us
+        within = (lower_us, upper_us) if port == LEFT else (-upper_us, -lower_us)
+        matched, unmatched = (
+            None if index is None else index.matches(run, *within)
+            for index in (self._matched[other], self._unmatched[other])
         )
-    added = [field for field in renamed if field.name not in keys]
-    schema = pa.schema([*first.schema, *added])
-    assert first.event_time is not None and second.event_time is not None
-    first_time, second_time = (
-        TimeColumn(time) if isinstance(time, str) else time for time in (first.event_time, second.event_time)
-    )
-    second_time = replace(second_time, name=names.get(second_time.name, second_time.name))
-    second_names = [field.name for field in added]
+        self._hold(run, port, [matched, unmatched])
+        firsts = self._move(other, unmatched)
+        if self._how == "anti":
+            return None
+        if self._how == "semi":
+            return _matched_rows(run, matched) if port == LEFT else firsts
+        pairs = [self._side_by_side(each, port) for each in (matched, unmatched) if each is not None]
+        return pl.concat(pairs) if pairs else None
 
-    def side_by_side(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
-        return left.hstack(right.select(second_names))
+    def _hold(self, run: TimedRun, side: int, matches: Sequence[Matches | None]) -> None:
+        """Hold new rows, where those belong that have had a partner or not."""
+        matched, unmatched = self._matched[side], self._unmatched[side]
+        if unmatched is None:
+            assert matched is not None
+            matched.put(run)
+            return
+        had = _had_partner(run, matches)
+        for index, rows in ((matched, had), (unmatched, ~had)):
+            if index is not None and rows.any():
+                index.put(run if rows.all() else TimedRun(*run.only(rows)))
 
-    class IntervalJoin(CoBatchFunction):
-        left = _index(first.schema, first_time, upper_us)
-        right = _index(renamed, second_time, -lower_us)
+    def _move(self, side: int, matches: Matches | None) -> pl.DataFrame | None:
+        """Move the rows of `side` that have got their first partner. Returns them."""
+        unmatched, matched = self._unmatched[side], self._matched[side]
+        if matches is None or unmatched is None:
+            return None
+        rows = unmatched.take(matches.mine)
+        if matched is not None:
+            matched.append(rows)
+        return rows
 
-        def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame | None:
-            pairs = self.right.pairs(self.left.append(rows), lower_us, upper_us)
-            return None if pairs is None else side_by_side(*pairs)
+    def _side_by_side(self, matches: Matches, port: int) -> pl.DataFrame:
+        left, right = (matches.their_rows, matches.rows) if port == LEFT else (matches.rows, matches.their_rows)
+        return left.hstack(right.select(self._columns.added))
 
-        def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame | None:
-            pairs = self.left.pairs(self.right.append(rows.rename(names)), -upper_us, -lower_us)
-            return None if pairs is None else side_by_side(*reversed(pairs))
+    def _completed(self, watermark_us: int) -> pl.DataFrame | None:
+        made = []
+        for side, unmatched in enumerate(self._unmatched):
+            if unmatched is not None:
+                rows = unmatched.pop_expired(watermark_us)
+                if rows.height and self._how != "semi":
+                    made.append(self._without_partner(rows, side))
+        for matched in self._matched:
+            if matched is not None:
+                matched.advance(watermark_us)
+        return pl.concat(made).sort(self.result_time.name, maintain_order=True) if made else None
 
-    return IntervalJoinOperator(name, IntervalJoin(), ports, schema)
+    def _without_partner(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
+        """Return rows of one side as results, in which the other side's columns are null."""
+        if side == RIGHT and self._how == "full":
+            left, right = self._columns.left_time, self._columns.right_time
+            kind = self._columns.right.field(right.name).type
+            time = right.times(kind)
+            rows = rows.with_columns((time.dt.offset_by(f"1{kind.unit}") if left.is_end else time).alias(left.name))
+        return pl.concat([self._empty, rows], how="diagonal")
+
+    def _drop_completed(self) -> None:
+        for index in (*self._matched, *self._unmatched):
+            if index is not None:
+                index.drop(self._fired.of)
 
 
 def _index(schema: pa.Schema, time: TimeColumn, held_us: int) -> JoinIndex:
     return JoinIndex(schema, time.name, held_us, time.times(schema.field(time.name).type))
 
 
-class IntervalJoinOperator(BatchFunctionOperator):
-    """The operator of an interval join. It stores expired rows together with the progress of event time."""
+def _had_partner(run: TimedRun, matches: Sequence[Matches | None]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    had = np.zeros(run.frame.height, np.bool_)
+    for each in matches:
+        if each is not None:
+            had[each.theirs] = True
+    return had
 
-    def open(self, context: OperatorContext, out: Output) -> None:
-        super().open(context, out)
-        self._fired = FiredWatermarks(context.key_groups)
 
-    def advance_watermark(self, watermark_us: int) -> bool:
-        self._fired.reach(watermark_us)
-        for side in self._sides:
-            side.advance(watermark_us)
-        return True
-
-    @property
-    def _sides(self) -> list[JoinIndex]:
-        return [state for state in self._states.values() if isinstance(state, JoinIndex)]
-
-    def snapshot(self, checkpoint_id: int) -> Snapshot:
-        if any(side.holds_late for side in self._sides):  # a restore would drop them by the stored progress
-            for side in self._sides:
-                side.without_dead()
-        rows = super().snapshot(checkpoint_id)
-        if not any(side.holds_dead for side in self._sides):
-            return rows
-        marks = self._fired.table()
-        assert marks is not None, "rows are dead, and there was no watermark"
-        part = StatePart(Redistribute.KEYED, (Chunk(self._runtime.ids.new_id(), marks),))
-        return Snapshot(SnapshotResult({PROGRESS: part}), rows.later)
-
-    def restore(self, parts: Mapping[str, StatePart]) -> None:
-        super().restore({name: part for name, part in parts.items() if name != PROGRESS})
-        if PROGRESS in parts:
-            self._fired.restore(parts[PROGRESS].table())
-            for side in self._sides:
-                side.drop(self._fired.of)
+def _matched_rows(run: TimedRun, matches: Matches | None) -> pl.DataFrame | None:
+    return None if matches is None else run.frame.filter(pl.Series(_had_partner(run, [matches])))

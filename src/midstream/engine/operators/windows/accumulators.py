@@ -51,6 +51,27 @@ class AccumulatorAggregate(Aggregate):
     def finish(self, part: Columns) -> pl.Expr:
         return part("accumulator").map_batches(self._results, return_dtype=self._result_type)
 
+    def scan(
+        self, before: Sequence[bytes | None], columns: Mapping[str, pl.Series], lengths: Sequence[int]
+    ) -> list[bytes]:
+        """Add the rows of several keys one by one, and return the accumulator after each.
+
+        `before`: the accumulator of each key, None for a new one. `columns`: the rows, key after key, `lengths` of each.
+        """
+
+        def work() -> list[bytes]:
+            rows = zip(*(_python(columns[name]) for name in self.columns), strict=True) if self.columns else None
+            found = []
+            for begun, length in zip(before, lengths, strict=True):
+                accumulator = self._accumulator.init() if begun is None else self._read(begun)
+                for _ in range(length):
+                    row = {} if rows is None else dict(zip(self.columns, next(rows), strict=True))
+                    accumulator = self._accumulator.add(accumulator, row)
+                    found.append(self._written(accumulator))
+            return found
+
+        return self._guard("add", work)
+
     def _add(self, columns: Sequence[pl.Series]) -> bytes:
         def work() -> bytes:
             values = [_python(column) for column in columns[1:]]

@@ -10,8 +10,9 @@ polars expressions. An aggregate that only Python code can express is an `Accumu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar
 
 import polars as pl
@@ -106,7 +107,19 @@ class Aggregate(ABC):
         return None
 
 
-class _Folded(Aggregate):
+class Conditional(Aggregate):
+    """An aggregate of some of the rows: of those for which the expression `_where` is true, if there is one."""
+
+    _where: pl.Expr | None = None
+
+    def _of_columns(self, columns: Sequence[str]) -> Aggregate:
+        """Return the same aggregate of other columns."""
+        other = copy(self)
+        other.columns = tuple(columns)
+        return other
+
+
+class _Folded(Conditional):
     """An aggregate whose parts are folds, so that polars need not compute them."""
 
     @abstractmethod
@@ -117,6 +130,27 @@ class _Folded(Aggregate):
 
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
         return {name: fold.of_parts(part(name).meta.output_name()).expression for name, fold in self._folds().items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """An aggregate that counts some of the rows: it reads the columns `derived`, which are null in all others."""
+
+    aggregate: Aggregate
+    where: pl.Expr
+    derived: Mapping[str, pl.Expr]
+
+
+def filtered(aggregate: Aggregate, prefix: str) -> Filtered | None:
+    """Return how an aggregate with `where` is computed; None without. The names of derived columns begin with `prefix`."""
+    if not isinstance(aggregate, Conditional) or aggregate._where is None:
+        return None
+    where = aggregate._where
+    if not isinstance(where, pl.Expr):
+        raise SchemaError(f"where={where!r} is not a polars expression; write for example where=pl.col('x') > 0")
+    read = [pl.col(name) for name in aggregate.columns] or [pl.lit(True)]  # Count() of all rows
+    derived = {f"{prefix}{number}": pl.when(where).then(each) for number, each in enumerate(read)}
+    return Filtered(aggregate._of_columns(list(derived)), where, derived)
 
 
 def folds_of(aggregate: Aggregate) -> Mapping[str, DenseGroupBy]:
@@ -132,12 +166,17 @@ class Count(_Folded):
 
     `column`: the name of the column; without one all rows are counted.
 
+    `where`: a polars expression of the row; rows for which it is not true do not count. All aggregates have it.
+
         >>> testing.check_aggregate(Count("x"), [{"x": 3}, {"x": None}, {"x": 5}])
         2
+        >>> testing.check_aggregate(Count(where=pl.col("x") > 3), [{"x": 3}, {"x": None}, {"x": 5}])
+        1
     """
 
-    def __init__(self, column: str | None = None) -> None:
+    def __init__(self, column: str | None = None, *, where: pl.Expr | None = None) -> None:
         self.columns = () if column is None else (column,)
+        self._where = where
 
     def _folds(self) -> Mapping[str, DenseGroupBy]:
         return {"n": DenseGroupBy("count", self.columns[0] if self.columns else None)}
@@ -153,18 +192,20 @@ class Sum(_Folded):
     that does not fit fails the job instead of wrapping around.
 
     `column`: the name of the column. A column of another type raises SchemaError when the window is declared.
+    `where`: an expression; rows for which it is not true do not count.
 
         >>> testing.check_aggregate(Sum("x"), [{"x": 3}, {"x": None}, {"x": 5}])
         8
     """
 
-    def __init__(self, column: str) -> None:
+    def __init__(self, column: str, *, where: pl.Expr | None = None) -> None:
         self.columns = (column,)
+        self._where = where
         self._widened: pl.DataType | None = None
         self._wraps_at: float | None = None
 
     def bind(self, schema: pa.Schema) -> Aggregate:
-        kind = _numeric_kind(schema, self.columns[0], "sum", durations=True)
+        kind = numeric_kind(schema, self.columns[0], "sum", durations=True)
         bound = copy(self)
         if pa.types.is_floating(kind):
             bound._widened = pl.Float64()
@@ -193,12 +234,12 @@ class Sum(_Folded):
         return {"sum": total, "rough": DenseGroupBy("sum", self.columns[0], pl.Float64(), is_estimate=True)}
 
     def finish(self, part: Columns) -> pl.Expr:
-        return _with_one_zero(part("sum")) if self._widened == pl.Float64() else part("sum")
+        return with_one_zero(part("sum")) if self._widened == pl.Float64() else part("sum")
 
     def overflow(self, part: Columns) -> pl.Expr | None:
         if self._wraps_at is None:
             return None
-        return (_float(part("sum")) - part("rough")).abs() > self._wraps_at / 2
+        return (part("sum").cast(pl.Float64) - part("rough")).abs() > self._wraps_at / 2
 
 
 class _DecimalSum(Aggregate):
@@ -247,11 +288,12 @@ def _carried(part: Columns) -> tuple[pl.Expr, pl.Expr]:
     return high + low // _HALF, low % _HALF
 
 
-class _OfColumn(Aggregate):
+class _OfColumn(Conditional):
     """Base of aggregates that read one column."""
 
-    def __init__(self, column: str) -> None:
+    def __init__(self, column: str, *, where: pl.Expr | None = None) -> None:
         self.columns = (column,)
+        self._where = where
 
 
 class _Extreme(_OfColumn, _Folded):
@@ -259,8 +301,8 @@ class _Extreme(_OfColumn, _Folded):
 
     _kind: ClassVar[Literal["min", "max"]]
 
-    def __init__(self, column: str) -> None:
-        super().__init__(column)
+    def __init__(self, column: str, *, where: pl.Expr | None = None) -> None:
+        super().__init__(column, where=where)
         self._has_floats = False
 
     def bind(self, schema: pa.Schema) -> Aggregate:
@@ -276,7 +318,7 @@ class _Extreme(_OfColumn, _Folded):
         return {self._kind: DenseGroupBy(self._kind, self.columns[0])}
 
     def finish(self, part: Columns) -> pl.Expr:
-        return _with_one_zero(part(self._kind)) if self._has_floats else part(self._kind)
+        return with_one_zero(part(self._kind)) if self._has_floats else part(self._kind)
 
 
 class Min(_Extreme):
@@ -285,6 +327,7 @@ class Min(_Extreme):
     Nulls are ignored, NaN counts only if there is nothing else, and -0.0 is 0.0.
 
     `column`: the name of a column whose values have an order; lists and structs raise SchemaError.
+    `where`: an expression; rows for which it is not true do not count.
 
         >>> testing.check_aggregate(Min("x"), [{"x": 3}, {"x": None}, {"x": 5}])
         3
@@ -299,6 +342,7 @@ class Max(_Extreme):
     Nulls are ignored, NaN counts only if there is nothing else, and -0.0 is 0.0.
 
     `column`: the name of a column whose values have an order; lists and structs raise SchemaError.
+    `where`: an expression; rows for which it is not true do not count.
 
         >>> testing.check_aggregate(Max("x"), [{"x": 3}, {"x": None}, {"x": 5}])
         5
@@ -311,27 +355,60 @@ class Mean(_OfColumn, _Folded):
     """The mean of a numeric, boolean or decimal column as float64, ignoring nulls; null if there is no value.
 
     `column`: the name of the column. A column of another type raises SchemaError when the window is declared.
+    `where`: an expression; rows for which it is not true do not count.
 
         >>> testing.check_aggregate(Mean("x"), [{"x": 3}, {"x": None}, {"x": 5}])
         4.0
     """
 
     def bind(self, schema: pa.Schema) -> Aggregate:
-        _numeric_kind(schema, self.columns[0], "mean", durations=False)
+        numeric_kind(schema, self.columns[0], "mean", durations=False)
         return self
 
     def _folds(self) -> Mapping[str, DenseGroupBy]:
         return {"sum": DenseGroupBy("sum", self.columns[0], pl.Float64()), "n": DenseGroupBy("count", self.columns[0])}
 
     def finish(self, part: Columns) -> pl.Expr:
-        mean = _with_one_zero(part("sum") / part("n"))
+        mean = with_one_zero(part("sum") / part("n"))
         return pl.when(part("n") > 0).then(mean)
 
 
-class First(_OfColumn):
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """How an aggregate chooses the row whose value it is.
+
+    `of_row`: the part of each row alone. `by`: the column of a part by which rows are chosen; one in which it is null is
+    not. `takes_largest`: the row with the largest `by`, or the smallest. `takes_last`: the last of equals, or the first.
+    """
+
+    of_row: Mapping[str, pl.Expr]
+    by: str
+    takes_largest: bool
+    takes_last: bool
+
+
+class _Picked(Conditional):
+    """Base of the aggregates whose part is the value of one row, and what the row was chosen by."""
+
+    @abstractmethod
+    def _pick(self, event_time: pl.Expr) -> Pick: ...
+
+    def finish(self, part: Columns) -> pl.Expr:
+        return part("value")
+
+
+def pick_of(aggregate: Aggregate, event_time: pl.Expr) -> Pick | None:
+    """Return how an aggregate chooses its row; None if it does not, or is a user's."""
+    if not isinstance(aggregate, _Picked) or not type(aggregate).__module__.startswith("midstream.engine.operators."):
+        return None
+    return aggregate._pick(event_time)
+
+
+class First(_OfColumn, _Picked):
     """The value, possibly null, of the row with the smallest event time; among equals, of the one that arrived first.
 
     `column`: the name of the column, of any type.
+    `where`: an expression; rows for which it is not true do not count.
 
         >>> testing.check_aggregate(First("x"), [{"x": 3}, {"x": 9}, {"x": 5}])
         3
@@ -343,14 +420,15 @@ class First(_OfColumn):
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
         return _of_first(part("value"), part("at"))
 
-    def finish(self, part: Columns) -> pl.Expr:
-        return part("value")
+    def _pick(self, event_time: pl.Expr) -> Pick:
+        return Pick({"value": pl.col(self.columns[0]), "at": event_time}, "at", takes_largest=False, takes_last=False)
 
 
-class Last(_OfColumn):
+class Last(_OfColumn, _Picked):
     """The value, possibly null, of the row with the largest event time; among equals, of the one that arrived last.
 
     `column`: the name of the column, of any type.
+    `where`: an expression; rows for which it is not true do not count.
 
         >>> testing.check_aggregate(Last("x"), [{"x": 3}, {"x": 9}, {"x": 5}])
         5
@@ -362,8 +440,77 @@ class Last(_OfColumn):
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
         return _of_last(part("value"), part("at"))
 
-    def finish(self, part: Columns) -> pl.Expr:
-        return part("value")
+    def _pick(self, event_time: pl.Expr) -> Pick:
+        return Pick({"value": pl.col(self.columns[0]), "at": event_time}, "at", takes_largest=True, takes_last=True)
+
+
+class _ExtremeRow(_Picked):
+    """Base of the value of the row with the smallest or the largest value of another column."""
+
+    _takes_largest: ClassVar[bool]
+
+    def __init__(self, value: str, by: str, *, where: pl.Expr | None = None) -> None:
+        self.columns = (value, by)
+        self._where = where
+        self._has_floats = False
+
+    def bind(self, schema: pa.Schema) -> Aggregate:
+        _check_ordered(schema, self.columns[1], "extreme")
+        bound = copy(self)
+        bound._has_floats = pa.types.is_floating(schema.field(self.columns[1]).type)
+        return bound
+
+    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
+        return self._extreme(*(pl.col(name) for name in self.columns))
+
+    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
+        return self._extreme(part("value"), part("by"))
+
+    def _extreme(self, value: pl.Expr, by: pl.Expr) -> Mapping[str, pl.Expr]:
+        by = self._comparable(by)
+        best = by.max() if self._takes_largest else by.min()
+        return {"value": value.filter(by == best).first(), "by": best}
+
+    def _comparable(self, by: pl.Expr) -> pl.Expr:
+        return by.fill_nan(None) if self._has_floats else by
+
+    def _pick(self, event_time: pl.Expr) -> Pick:
+        value, by = (pl.col(name) for name in self.columns)
+        by = self._comparable(by)
+        of_row = {"value": pl.when(by.is_not_null()).then(value), "by": by}
+        return Pick(of_row, "by", takes_largest=self._takes_largest, takes_last=False)
+
+
+class ArgMin(_ExtremeRow):
+    """The value, possibly null, of the row with the smallest value of another column; of equals, the first that arrived.
+
+    Rows in which the other column is null or NaN do not count; null if there are no others.
+
+    `value`: the name of the column of the result, of any type.
+    `by`: the name of a column whose values have an order; lists and structs raise SchemaError.
+    `where`: an expression; rows for which it is not true do not count.
+
+        >>> testing.check_aggregate(ArgMin("shop", by="price"), [{"shop": s, "price": p} for s, p in [("a", 3), ("b", 2), ("c", 5)]])
+        'b'
+    """
+
+    _takes_largest = False
+
+
+class ArgMax(_ExtremeRow):
+    """The value, possibly null, of the row with the largest value of another column; of equals, the first that arrived.
+
+    Rows in which the other column is null or NaN do not count; null if there are no others.
+
+    `value`: the name of the column of the result, of any type.
+    `by`: the name of a column whose values have an order; lists and structs raise SchemaError.
+    `where`: an expression; rows for which it is not true do not count.
+
+        >>> testing.check_aggregate(ArgMax("shop", by="price"), [{"shop": s, "price": p} for s, p in [("a", 3), ("b", 2), ("c", 5)]])
+        'c'
+    """
+
+    _takes_largest = True
 
 
 class Accumulator(ABC, Generic[A]):
@@ -461,11 +608,7 @@ def _unmarked(at: pl.Expr) -> pl.Expr:
     return at.to_physical().xor(0)
 
 
-def _float(number: pl.Expr) -> pl.Expr:
-    return number.cast(pl.Float64)
-
-
-def _numeric_kind(schema: pa.Schema, column: str, what: str, *, durations: bool) -> pa.DataType:
+def numeric_kind(schema: pa.Schema, column: str, what: str, *, durations: bool) -> pa.DataType:
     kind: pa.DataType = schema.field(column).type
     numeric = (
         pa.types.is_integer(kind)
@@ -478,7 +621,7 @@ def _numeric_kind(schema: pa.Schema, column: str, what: str, *, durations: bool)
     return kind
 
 
-def _with_one_zero(floats: pl.Expr) -> pl.Expr:
+def with_one_zero(floats: pl.Expr) -> pl.Expr:
     """Replace -0.0 by 0.0: they are equal, so which of them a part has depends on where batches are cut."""
     return pl.when(floats == 0).then(floats.abs()).otherwise(floats)
 

@@ -47,6 +47,18 @@ class DenseGroupBy:
             return column.count().cast(pl.Int64)
         return _EXPRESSIONS[self.kind](column if self.widened is None else column.cast(self.widened))
 
+    @property
+    def of_row(self) -> pl.Expr:
+        """The part of each row alone."""
+        if self.column is None:
+            return pl.lit(1, pl.Int64)
+        column = pl.col(self.column)
+        if self.kind == "count":
+            return column.is_not_null().cast(pl.Int64)
+        wide = column if self.widened is None else column.cast(self.widened)
+        # a sum of nothing is a zero of the type that polars sums to: durations and integers of 8 bits among them
+        return wide.fill_null(strategy="zero") if self.kind == "sum" else wide
+
     def of_parts(self, part: str) -> DenseGroupBy:
         """Return what merges parts that are in the column `part`."""
         return DenseGroupBy("sum" if self.kind == "count" else self.kind, part, is_estimate=self.is_estimate)

@@ -22,6 +22,7 @@ from midstream.engine.core.errors import StorageError
 from midstream.engine.operators.event_time_column import Int64s
 from midstream.engine.operators.windows import window_operator as window_base
 from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGroupBy
+from midstream.engine.operators.windows.local_days import LocalDays
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
 from midstream.engine.operators.windows.window_operator import (
@@ -48,12 +49,17 @@ class PaneCombiner(WindowCombiner):
 
     bounds = (PANE,)
 
-    def __init__(self, aggregation: WindowAggregation, room: int, pane: int, offset: int) -> None:
+    def __init__(
+        self, aggregation: WindowAggregation, room: int, pane: int, offset: int, days: LocalDays | None
+    ) -> None:
         super().__init__(aggregation, room)
         self._pane = pane
         self._offset = offset
+        self._days = days
 
     def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:
+        if self._days is not None:
+            times = self._days.positions(times)
         panes = _by_pane(self._aggregation, frame, times, self._pane, self._offset, COUNT)
         parts = [part.with_columns(pl.lit(pane, pl.Int64).alias(PANE)) for pane, part in panes]
         return parts[0] if len(parts) == 1 else pl.concat(parts)
@@ -68,13 +74,15 @@ class PaneWindowOperator(WindowOperator):
         self._offset = native_units(window.offset_us, aggregation.time, f"{where} offset") % self._slide
         self._room = room_for(self._size + self._slide, window, aggregation)
         self._pane = gcd(self._size, self._slide)
+        self._days = None if window.zone is None else LocalDays(window.zone, aggregation.time.kind.unit)
+        """The days of the windows' time zone; panes and their bounds are positions of `LocalDays` then."""
         self._logs: dict[int, PartLog] = {}
         """The parts of each pane, by its start."""
         self._starts: list[int] = []
         """The keys of `_logs`, sorted."""
 
     def _combiner(self) -> WindowCombiner:
-        return PaneCombiner(self._aggregation, self._room, self._pane, self._offset)
+        return PaneCombiner(self._aggregation, self._room, self._pane, self._offset, self._days)
 
     @property
     def is_tumbling(self) -> bool:
@@ -87,7 +95,15 @@ class PaneWindowOperator(WindowOperator):
     def _state_log(self) -> pa.Field[Any]:
         return pa.field(PANE, self._aggregation.time.kind)
 
-    # ---- where windows lie; `//` rounds down, also before 1970 ----
+    # ---- where windows lie; `//` rounds down, also before 1970. Bounds of panes and windows are positions ----
+
+    def _position(self, time: int) -> int:
+        """Return where an instant lies among the panes."""
+        return time if self._days is None else self._days.position(time)
+
+    def _instant(self, position: int) -> int:
+        """Return the instant at which the pane or the window at this position begins."""
+        return position if self._days is None else self._days.instant(position)
 
     def _last_start(self, time: int) -> int:
         """Return the latest start of a window at or before `time`."""
@@ -102,15 +118,19 @@ class PaneWindowOperator(WindowOperator):
         if watermark == MIN_WATERMARK_US:
             return MIN_WATERMARK_US
         # the last window of a row starts at s; it takes rows until s + size - 1 + lateness <= watermark
-        return clamp(self._last_start(watermark + 1 - self._lateness - self._size) + self._slide)
+        return clamp(self._last_start(self._position(watermark + 1 - self._lateness) - self._size) + self._slide)
 
     def _fired_before(self, watermark: int) -> int:
         """Return the time before which rows are in a window that has fired."""
-        return MIN_WATERMARK_US if watermark == MIN_WATERMARK_US else clamp(self._last_end(watermark + 1))
+        return (
+            MIN_WATERMARK_US if watermark == MIN_WATERMARK_US else clamp(self._last_end(self._position(watermark + 1)))
+        )
 
     # ---- rows ----
 
     def _absorb(self, batch: pa.RecordBatch, times: Int64s, watermark: int) -> None:
+        if self._days is not None and not self._is_combined(batch):
+            times = self._days.positions(times)
         late_before = self._late_before(watermark)  # the start of a pane: all rows of a part are late, or none
         if times.min() < late_before:
             late = times < late_before
@@ -152,8 +172,8 @@ class PaneWindowOperator(WindowOperator):
     def _fired_ends(self, pane: int, watermark: int) -> range:
         """Return the ends of the windows of `pane` that have fired but still take rows."""
         first = self._last_end(pane + self._pane - 1) + self._slide
-        last = min(self._last_start(pane) + self._size, self._last_end(watermark + 1))
-        first = max(first, self._last_end(watermark + 1 - self._lateness) + self._slide)
+        last = min(self._last_start(pane) + self._size, self._last_end(self._position(watermark + 1)))
+        first = max(first, self._last_end(self._position(watermark + 1 - self._lateness)) + self._slide)
         return range(first, last + 1, self._slide)
 
     # ---- firing ----
@@ -164,31 +184,30 @@ class PaneWindowOperator(WindowOperator):
         at = (
             0
             if fired == MIN_WATERMARK_US
-            else bisect_left(self._starts, self._last_start(fired + 1 - self._size) + self._slide)
+            else bisect_left(self._starts, self._last_start(self._position(fired + 1) - self._size) + self._slide)
         )
         if at == len(self._starts):
             return None
         pane = self._starts[at]
         end = self._last_end(pane + self._pane - 1) + self._slide
         if fired != MIN_WATERMARK_US:
-            end = max(end, self._last_end(fired + 1) + self._slide)
-        if end - 1 > watermark:
-            return None
-        return Firing(self._due(end), end - 1)
+            end = max(end, self._last_end(self._position(fired + 1)) + self._slide)
+        reached = self._instant(end) - 1
+        return None if reached > watermark else Firing(self._due(end, reached), reached)
 
-    def _due(self, end: int) -> Iterator[Piece]:
+    def _due(self, end: int, reached: int) -> Iterator[Piece]:
         """Yield the window that ends at `end`, for the key groups in which it has not fired. A large one is merged one
         range of key groups at a time.
         """
         logs = self._logs_of(end)
         if sum(log.merged().height for log in logs) <= window_base.PIECE_ROWS:
-            yield Piece(self._unfired(self._window(end), end - 1), self._last_group, end - 1)
+            yield Piece(self._unfired(self._window(end), reached), self._last_group, reached)
             return
         frames = [log.by_group(self._layout) for log in logs]
         if not self._fired.is_even:
-            frames = [_only(ordered, self._fired.of(ordered[1]) < end - 1) for ordered in frames]
+            frames = [_only(ordered, self._fired.of(ordered[1]) < reached) for ordered in frames]
         for parts, last_group in self._cut_by_group(frames):
-            yield Piece(self._merged(parts, end), last_group, end - 1)
+            yield Piece(self._merged(parts, end), last_group, reached)
 
     def _window(self, end: int, keys: pl.DataFrame | None = None) -> pl.DataFrame:
         """Merge the window that ends at `end`, with its bounds; only for `keys` if given."""
@@ -212,7 +231,8 @@ class PaneWindowOperator(WindowOperator):
         `is_merged`: whether each frame has one part of a key only.
         """
         merged = frames[0] if len(frames) == 1 and is_merged else self._aggregation.merge(frames)
-        bounds = [pl.lit(end - self._size, pl.Int64).alias(START), pl.lit(end, pl.Int64).alias(END)]
+        start, stop = self._instant(end - self._size), self._instant(end)
+        bounds = [pl.lit(start, pl.Int64).alias(START), pl.lit(stop, pl.Int64).alias(END)]
         return merged.with_columns(bounds)
 
     def _forget(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeVar
 
 import polars as pl
 import pyarrow as pa
@@ -12,15 +13,29 @@ from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.engine.operators.elementwise import check_of_many_rows, check_row_by_row
 from midstream.engine.operators.event_time_column import EventTime, TimeColumn
-from midstream.engine.operators.expressions import EXPRESSION_ERRORS, computed_schema, empty_frame
+from midstream.engine.operators.expressions import EXPRESSION_ERRORS, computed_schema, empty_frame, infer_schema
 from midstream.engine.operators.row_conversion import require_columns, require_keys, user_error
 from midstream.engine.operators.windows.accumulators import AccumulatorAggregate
-from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate, Columns, folds_of
+from midstream.engine.operators.windows.aggregates import (
+    Accumulator,
+    Aggregate,
+    AnyAggregate,
+    Columns,
+    filtered,
+    folds_of,
+    pick_of,
+)
 from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGroupBy, fold
+from midstream.engine.operators.windows.prefix_scan import Segments, scan
 from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
 from midstream.engine.state.safe_pickle import OwnCode, Pickles
 
+T = TypeVar("T")
+
 ALL: Final = "__all"
+_NO_TIME: Final = "__no_time"
+"""Stands for the event time where there is none."""
+_ROW: Final = "__row"
 _NOT_SORTED: Final = "__not_sorted"
 """Stands for the key where there are no key columns."""
 
@@ -29,37 +44,49 @@ class WindowAggregation:
     """Computes `aggregates` by `keys` over rows of `schema`. Instances pickle.
 
     A part is a frame with the columns `by`, then the parts of all aggregates, named `output:part`. `schema` is that of
-    the results, with window columns. Raises SchemaError or ConfigError for arguments that do not fit together.
+    the results: keys, `bounds` (columns of the event time's type), and a column per aggregate. Without event time, rows
+    are of one time: their order of arrival counts. Raises SchemaError or ConfigError for arguments that do not fit together.
     """
 
     def __init__(
         self,
         name: str,
         keys: Sequence[str],
-        event_time: str | TimeColumn,
+        event_time: str | TimeColumn | None,
         aggregates: Mapping[str, AnyAggregate],
         schema: pa.Schema,
+        bounds: Sequence[str] = (WINDOW_START, WINDOW_END),
     ) -> None:
-        self._arguments = (name, tuple(keys), event_time, dict(aggregates), schema)
+        self._arguments = (name, tuple(keys), event_time, dict(aggregates), schema, tuple(bounds))
         self.where = f"operator {name!r}"
         self.settings: Mapping[str, str] = {}
         """Settings on which the parts depend in addition to their columns."""
         self.input_schema = canonical_schema(schema)
         self.keys = tuple(keys)
         self.by = self.keys or (ALL,)
-        self.time = EventTime(event_time, self.input_schema, self.where)
+        self._bounds = tuple(bounds)
+        self._time = None if event_time is None else EventTime(event_time, self.input_schema, self.where)
         require_keys(self.input_schema, self.keys, self.where)
+        self._derived: list[pl.Expr] = []
+        """Columns that aggregates read and the input does not have."""
+        if self._time is None:
+            self._derived.append(pl.lit(0, pl.Int64).alias(_NO_TIME))
+        self._wheres: dict[str, pl.Expr] = {}
+        """Which rows count, by output."""
         self._aggregates = {output: self._bind(output, aggregate) for output, aggregate in aggregates.items()}
         self._check_outputs()
         self._partial: list[pl.Expr] = []
         self._merge: list[pl.Expr] = []
         self._finish: list[pl.Expr] = []
+        self._parts_of: dict[str, list[str]] = {}
+        """The columns of a part that belong to each output."""
         self._overflow: list[tuple[str, pl.Expr]] = []
         self._folds: dict[str, DenseGroupBy] = {}
         """All columns of a part if they are all folds; otherwise some of them."""
         for output, aggregate in self._aggregates.items():
             self._compile(output, aggregate)
-        needed = {root for expr in self._partial for root in expr.meta.root_names()} | {*self.keys, self.time.column}
+        needed = {root for expr in (*self._partial, *self._derived) for root in expr.meta.root_names()} | {*self.keys}
+        needed |= set() if self._time is None else {self._time.column}
         self.columns = [name for name in self.input_schema.names if name in needed]
         """The input columns that are needed at all."""
         self._check_inputs()
@@ -85,6 +112,12 @@ class WindowAggregation:
         """Whether Python code makes and merges some of the parts."""
         return any(isinstance(aggregate, AccumulatorAggregate) for aggregate in self._aggregates.values())
 
+    @property
+    def time(self) -> EventTime:
+        """The event time, without which only running aggregates do."""
+        assert self._time is not None, self.where
+        return self._time
+
     # ---- checks ----
 
     def check_expressions(self) -> None:
@@ -94,17 +127,25 @@ class WindowAggregation:
         """
         overflow = dict(self._overflow)
         for (output, aggregate), finish in zip(self._aggregates.items(), self._finish, strict=True):
+            where = f"{self.where}: aggregate {output!r}"
+            if output in self._wheres:
+                check_row_by_row([self._wheres[output]], self.input_schema, f"{where}: where")
             if type(aggregate).__module__.startswith("midstream.engine.operators."):
                 continue  # not the user's
-            where = f"{self.where}: aggregate {output!r}"
             partial, merge = (
                 [expr for expr in exprs if expr.meta.output_name().startswith(f"{output}:")]
                 for exprs in (self._partial, self._merge)
             )
-            check_of_many_rows(partial, self.input_schema, f"{where}: partial")
+            check_of_many_rows(partial, self._prepared_schema(), f"{where}: partial")
             check_of_many_rows(merge, self.part_schema, f"{where}: merge")
             finished = [finish, overflow[output]] if output in overflow else [finish]
             check_row_by_row(finished, self.part_schema, f"{where}: finish")
+
+    def _prepared_schema(self) -> pa.Schema:
+        return computed_schema(self.prepare(self._empty_frame()), self.where)
+
+    def _empty_frame(self) -> pl.DataFrame:
+        return empty_frame(pa.schema([self.input_schema.field(name) for name in self.columns]), self.where)
 
     def _bind(self, output: str, aggregate: AnyAggregate) -> Aggregate:
         if isinstance(aggregate, Accumulator):
@@ -115,26 +156,47 @@ class WindowAggregation:
             )
         require_columns(self.input_schema, aggregate.columns, f"{self.where}: aggregate {output!r}", "column")
         try:
-            return aggregate.bind(self.input_schema)
+            some = filtered(aggregate, f"__{len(self._wheres)}_")
+            if some is None:
+                return aggregate.bind(self.input_schema)
+            what = f"{self.where}: aggregate {output!r}: where"
+            kinds = infer_schema(self.input_schema, [some.where], what, keep=False).types
+            if kinds != [pa.bool_()]:
+                raise SchemaError(
+                    f"where={some.where} is {', '.join(map(str, kinds))}; it must be one condition of a row"
+                )
+            aggregate.bind(self.input_schema)  # an error names the column as the user does
+            self._wheres[output] = some.where
+            self._derived.extend(expr.alias(name) for name, expr in some.derived.items())
+            kinds = [self.input_schema.field(name).type for name in aggregate.columns] or kinds
+            fields = [pa.field(name, kind) for name, kind in zip(some.derived, kinds, strict=True)]
+            return some.aggregate.bind(pa.schema([*self.input_schema, *fields]))
         except SchemaError as error:
+            if str(error).startswith(self.where):
+                raise
             raise SchemaError(f"{self.where}: aggregate {output!r}: {error}") from None
 
     def _check_outputs(self) -> None:
         if not self._aggregates:
-            raise ConfigError(f"{self.where}: the window has no aggregates; give at least one, such as n=Count()")
+            raise ConfigError(f"{self.where}: there are no aggregates; give at least one, such as n=Count()")
         for output in self._aggregates:
-            if output in self.keys or output in (WINDOW_START, WINDOW_END):
+            if output in self.keys or output in self._bounds:
                 raise ConfigError(f"{self.where}: two output columns are called {output!r}; rename the aggregate")
         for key in self.keys:
-            if key in (WINDOW_START, WINDOW_END):
+            if key in self._bounds:
                 raise ConfigError(f"{self.where}: the key column must not be called {key!r}; rename it first")
 
     def _check_inputs(self) -> None:
         for name in self.columns:
             if name.startswith("__"):  # the columns that windows add internally begin like this
                 raise ConfigError(
-                    f"{self.where}: a column that a window reads must not be called {name!r}; rename it first"
+                    f"{self.where}: a column that an aggregate reads must not be called {name!r}; rename it first"
                 )
+
+    def _time_of(self, output: str) -> pl.Expr:
+        """Return the event time of the rows that an aggregate counts, null for all others."""
+        time = pl.col(_NO_TIME) if self._time is None else self._time.expr
+        return pl.when(self._wheres[output]).then(time) if output in self._wheres else time
 
     def _compile(self, output: str, aggregate: Aggregate) -> None:
         def name(part: str) -> str:
@@ -144,19 +206,20 @@ class WindowAggregation:
             return pl.col(name(part))
 
         part: Columns = column
-        partial = dict(aggregate.partial(self.time.expr))
+        parts = dict(aggregate.partial(self._time_of(output)))
         merge = dict(aggregate.merge(part))
-        if partial.keys() != merge.keys():
+        if parts.keys() != merge.keys():
             raise JobError(
-                f"{self.where}: aggregate {output!r}: partial returns {sorted(partial)}, merge returns "
+                f"{self.where}: aggregate {output!r}: partial returns {sorted(parts)}, merge returns "
                 f"{sorted(merge)}; both must return the same columns"
             )
         taken = {existing.meta.output_name() for existing in self._partial}
-        for key in partial:
+        for key in parts:
             if name(key) in taken or name(key) in self.keys:
                 raise ConfigError(f"{self.where}: two columns of state are called {name(key)!r}; rename one")
-        self._partial.extend(expr.alias(name(key)) for key, expr in partial.items())
-        self._merge.extend(merge[key].alias(name(key)) for key in partial)
+        self._parts_of[output] = [name(key) for key in parts]
+        self._partial.extend(expr.alias(name(key)) for key, expr in parts.items())
+        self._merge.extend(merge[key].alias(name(key)) for key in parts)
         self._finish.append(aggregate.finish(part).alias(output))
         self._folds.update({name(key): each for key, each in folds_of(aggregate).items()})
         overflow = aggregate.overflow(part)
@@ -164,9 +227,9 @@ class WindowAggregation:
             self._overflow.append((output, overflow))
 
     def _schemas(self) -> tuple[pa.Schema, pa.Schema]:
-        frame = empty_frame(pa.schema([self.input_schema.field(name) for name in self.columns]), self.where)
+        frame = self.prepare(self._empty_frame())
         try:
-            parts = self._reduce(self.prepare(frame))
+            parts = self._reduce(frame)
             merged = parts.group_by(self.by).agg(self._merge)
             if merged.schema != parts.schema:
                 changed = [name for name in parts.columns if merged.schema[name] != parts.schema[name]]
@@ -178,7 +241,7 @@ class WindowAggregation:
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise SchemaError(f"{self.where}: the aggregates do not fit the columns: {error}") from error
         keys = [self.input_schema.field(key) for key in self.keys]
-        bounds = [pa.field(name, self.time.kind) for name in (WINDOW_START, WINDOW_END)]
+        bounds = [pa.field(name, self.time.kind) for name in self._bounds]
         # Keys in state have the stream's own types, as in all other state: polars has other types for some of them.
         own = {key.name: key for key in keys}
         part_schema = pa.schema([own.get(field.name, field) for field in computed_schema(parts, self.where)])
@@ -187,8 +250,9 @@ class WindowAggregation:
     # ---- work ----
 
     def prepare(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return rows with a column for every name in `by`."""
-        return frame if self.keys else frame.with_columns(pl.lit(0, pl.Int8).alias(ALL))
+        """Return rows with a column for every name in `by`, and all that aggregates read."""
+        added = self._derived if self.keys else [*self._derived, pl.lit(0, pl.Int8).alias(ALL)]
+        return frame.with_columns(added) if added else frame
 
     def reduce(
         self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, DenseGroupBy] = NO_FOLDS
@@ -227,6 +291,41 @@ class WindowAggregation:
             return None
         return fold(frame, by, folds)
 
+    def row_parts(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return the part of each prepared row alone, with the columns of a part; that of an accumulator is null."""
+        by_row, reduced = [*map(pl.col, self.by)], list[pl.Expr]()
+        for output, aggregate in self._aggregates.items():
+            folds, pick = folds_of(aggregate), pick_of(aggregate, self._time_of(output))
+            alone = {name: each.of_row for name, each in folds.items()} if pick is None else dict(pick.of_row)
+            if isinstance(aggregate, AccumulatorAggregate):
+                alone = {"accumulator": pl.lit(None, pl.Binary)}
+            by_row.extend(expr.alias(f"{output}:{name}") for name, expr in alone.items())
+            if not alone:
+                reduced.extend(expr for expr in self._partial if expr.meta.output_name() in self._parts_of[output])
+        parts = frame.select(by_row)
+        if reduced:
+            numbered = frame.with_row_index(_ROW).group_by(_ROW, maintain_order=True)
+            parts = parts.hstack(self._guard(lambda: numbered.agg(reduced)).drop(_ROW))
+        return parts.select(self.part_schema.names)
+
+    def prefixes(self, parts: pl.DataFrame, segments: Segments) -> pl.DataFrame:
+        """Return, for each part, the merge of it with all parts before it in its segment; not for accumulators."""
+        found = [parts.get_column(name) for name in self.by]
+        for output, aggregate in self._aggregates.items():
+            names = self._parts_of[output]
+            if isinstance(aggregate, AccumulatorAggregate):
+                found.append(parts.get_column(names[0]))
+                continue
+            merge = [expr for expr in self._merge if expr.meta.output_name() in names]
+            found.extend(self._guard(partial(scan, aggregate, names, parts, segments, merge)))
+        return pl.DataFrame(found)
+
+    def accumulators(self) -> Iterator[tuple[str, AccumulatorAggregate]]:
+        """Yield the accumulators, each with its column of a part."""
+        for output, aggregate in self._aggregates.items():
+            if isinstance(aggregate, AccumulatorAggregate):
+                yield self._parts_of[output][0], aggregate
+
     def finish(self, merged: pl.DataFrame) -> pl.DataFrame:
         """Return results with the columns `by`, then all other columns of `merged` that are not parts, then one per
         aggregate.
@@ -243,7 +342,7 @@ class WindowAggregation:
                 )
         return self._guard(lambda: merged.with_columns(self._finish))
 
-    def _guard(self, work: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+    def _guard(self, work: Callable[[], T]) -> T:
         try:
             return work()
         except EXPRESSION_ERRORS as error:  # the expressions may be the user's

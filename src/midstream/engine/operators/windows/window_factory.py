@@ -16,6 +16,7 @@ from midstream.engine.operators.windows.window_aggregation import WindowAggregat
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.window_specs import (
     LATE,
+    LATE_RIGHT,
     WINDOW_END,
     WINDOW_START,
     Session,
@@ -28,6 +29,7 @@ from midstream.engine.operators.windows.window_specs import (
 
 __all__ = [
     "LATE",
+    "LATE_RIGHT",
     "WINDOW_END",
     "WINDOW_START",
     "Session",

@@ -53,7 +53,8 @@ class Firing:
     """Windows that are due, with the columns START and END; after all are emitted, event time is at `reached`.
 
     The pieces are made one by one: the state must not change before the last of them. Windows are in the order of their
-    ends, over all pieces: a watermark that is made of the results, wherever they are cut, passes none that follow.
+    ends, over all pieces: a watermark that is made from the first results, wherever they are cut, makes none of the
+    others late.
     """
 
     pieces: Iterator[Piece]

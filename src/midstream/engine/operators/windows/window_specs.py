@@ -7,17 +7,22 @@ from typing import Final, TypeAlias
 
 from midstream.engine.core.config import Duration, duration_text, duration_us, signed_duration_us
 from midstream.engine.core.errors import ConfigError
+from midstream.engine.operators.windows.local_days import check_zone
 
+DAY_US: Final = 86_400_000_000
 WINDOW_START: Final = "window_start"
 WINDOW_END: Final = "window_end"
 LATE: Final = "late"
-"""The tag of the side output of rows that were too late for all of their windows; the rows are unchanged."""
+"""The tag of the side output of late rows, unchanged: of a window, those too late for all of their windows; of a join, those
+of the left stream."""
+LATE_RIGHT: Final = "late_right"
+"""The tag of the side output of a join's late rows of the right stream, unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
     """Windows of `size_us` that start every `slide_us`, shifted by `offset_us` from the epoch (UTC); all in
-    microseconds.
+    microseconds. With a time zone they are whole days of it, and the epoch is its midnight of 1970-01-01.
 
     Made by `tumbling` and `sliding`.
 
@@ -28,12 +33,14 @@ class Sliding:
     size_us: int
     slide_us: int
     offset_us: int = 0
+    zone: str | None = None
 
     def __str__(self) -> str:
         kind = "tumbling" if self.slide_us == self.size_us else "sliding"
         slide = "" if self.slide_us == self.size_us else f" every {duration_text(self.slide_us)}"
         offset = f" shifted by {duration_text(self.offset_us)}" if self.offset_us else ""
-        return f"{kind} windows of {duration_text(self.size_us)}{slide}{offset}"
+        zone = f" in {self.zone}" if self.zone else ""
+        return f"{kind} windows of {duration_text(self.size_us)}{slide}{offset}{zone}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,41 +62,58 @@ class Session:
 Window: TypeAlias = Sliding | Session
 
 
-def tumbling(size: Duration, offset: Duration = 0) -> Sliding:
+def tumbling(size: Duration, offset: Duration = 0, *, zone: str | None = None) -> Sliding:
     """Return windows that follow one another without gap or overlap.
 
     `size`: the length of a window: a duration such as "1 h", a number of seconds, or a timedelta.
     `offset`: windows begin at multiples of `size` since 1970-01-01 00:00 UTC, shifted by this duration, which may be
-    negative: "-2 h" makes days of two hours east of UTC.
+    negative: "4 d" makes weeks that begin on Mondays.
+    `zone`: the IANA name of a time zone, for windows of whole days from midnight to midnight there, of 23 and 25 hours
+    too when the clock changes. The event times are instants in UTC, as always.
 
-    Raises ConfigError for an invalid duration, and for a size that is not longer than 0.
+    Raises ConfigError for an invalid duration, for a size that is not longer than 0, for an unknown zone, and with a
+    zone for durations that are not whole days.
 
         >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count())
         >>> [row["n"] for row in testing.run(per_minute).rows]
         [1, 1]
     """
-    return sliding(size, size, offset)
+    return sliding(size, size, offset, zone=zone)
 
 
-def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> Sliding:
+def sliding(size: Duration, slide: Duration, offset: Duration = 0, *, zone: str | None = None) -> Sliding:
     """Return windows that overlap, so that a row is in several of them.
 
     `size`: the length of a window: a duration such as "1 h", a number of seconds, or a timedelta.
     `slide`: the time from the start of one window to the next, no longer than `size`.
     `offset`: windows begin at multiples of `slide` since 1970-01-01 00:00 UTC, shifted by this duration, which may be
     negative.
+    `zone`: the IANA name of a time zone, for windows of whole days there, as for `tumbling`.
 
-    Raises ConfigError for an invalid duration, for one that is not longer than 0, and for a slide longer than the size.
+    Raises ConfigError for an invalid duration, for one that is not longer than 0, for a slide longer than the size, for
+    an unknown zone, and with a zone for durations that are not whole days.
 
         >>> last_hour = clicks.key_by("user").window(sliding("1 h", "30 min")).aggregate(n=Count())
         >>> [row["n"] for row in testing.run(last_hour).rows]
         [2, 2]
     """
-    window = Sliding(duration_us(size, "size"), duration_us(slide, "slide"), signed_duration_us(offset, "offset"))
+    window = Sliding(duration_us(size, "size"), duration_us(slide, "slide"), signed_duration_us(offset, "offset"), zone)
     if window.size_us <= 0 or window.slide_us <= 0:
         raise ConfigError(f"window: size {size!r} and slide {slide!r} must be longer than 0")
     if window.slide_us > window.size_us:
         raise ConfigError(f"window: slide {slide!r} is longer than size {size!r}: rows between windows would be lost")
+    if zone is not None:
+        check_zone(zone)
+        for what, given, length in (
+            ("size", size, window.size_us),
+            ("slide", slide, window.slide_us),
+            ("offset", offset, window.offset_us),
+        ):
+            if length % DAY_US:
+                raise ConfigError(
+                    f"window: {what} {given!r} is not a whole number of days, which windows with a zone must be; leave zone out "
+                    "for windows of hours (an offset shifts them)"
+                )
     return window if window.offset_us >= 0 else replace(window, offset_us=window.offset_us % window.slide_us)
 
 
@@ -97,7 +121,7 @@ def session(gap: Duration) -> Session:
     """Return windows of a key's rows that are close together; a window ends when no row has come for the length of the
     gap.
 
-    `gap`: how far apart neighbouring rows of a window are at most (rows exactly this far apart are in one): a duration such as "30 min", a number of seconds, or
+    `gap`: how far apart neighbouring rows of a window are at most (rows exactly this far apart share a window): a duration such as "30 min", a number of seconds, or
     a timedelta.
 
     Raises ConfigError for an invalid duration, and for a gap that is not longer than 0.

@@ -1,8 +1,8 @@
 """The stand-in for a subtask that had finished in the checkpoint from which the attempt starts.
 
 It has no operators, no source and no input: the rows that it emitted are in its consumers' state, or are recovered by
-them. It sends its consumers the end of the data again, because they wait for it after every restore. It ends in the
-call in which it starts, before any checkpoint is taken.
+them. It sends its consumers the end of the data again, because they wait for it after every restore. It ends in the call in which it starts. It takes no part in checkpoints: the coordinator records its
+operators as finished again (`Attempt.plan_checkpoint`, `metadata_builder.operator_states`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from midstream.engine.protocol.task_metrics import TaskMetrics
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedTask:
+class FinishedOnRestoreTask:
     """A task that had finished. Its producers have finished as well: only their final events arrive through `gates`."""
 
     ref: TaskId
@@ -31,7 +31,7 @@ class FinishedTask:
     def start(self) -> None:
         """Report that the task runs, send the end of its data, and report that it has finished.
 
-        The tasks of this slot that run have been started before.
+        The slot has started its other tasks before it calls this.
         """
         self.send(m.TaskRunning(self.attempt, self.ref))
         for partition in self.partitions:

@@ -12,7 +12,7 @@ from midstream.engine.checkpoint.metadata import EdgeLayout, VertexLayout, layou
 from midstream.engine.graph.job_graph import JobGraph
 
 
-class EdgeEnds(NamedTuple):
+class EdgeIdentity(NamedTuple):
     """Identifies an edge. `source` is the uid of the last operator before it, `tag` the side output of that operator,
     and `target` the uid of the first operator after it.
     """
@@ -25,13 +25,13 @@ class EdgeEnds(NamedTuple):
     """The number of the edge among those between the same ends: a stream may be united with itself, by other keys."""
 
 
-def edge_ends(vertices: Sequence[VertexLayout], edges: Sequence[EdgeLayout]) -> list[EdgeEnds]:
+def edge_identities(vertices: Sequence[VertexLayout], edges: Sequence[EdgeLayout]) -> list[EdgeIdentity]:
     """Return the ends of each edge of a graph, in order."""
     seen: Counter[tuple[str, str, int, str | None]] = Counter()
     found = []
     for edge in edges:
         ends = vertices[edge.source].uids[-1], vertices[edge.target].uids[0], edge.port, edge.tag
-        found.append(EdgeEnds(*ends, seen[ends]))
+        found.append(EdgeIdentity(*ends, seen[ends]))
         seen[ends] += 1
     return found
 
@@ -41,7 +41,7 @@ def loses_edges(graph: JobGraph, other: JobGraph) -> bool:
     return graph is not other and bool(_redistributable(graph) - _redistributable(other))
 
 
-def _redistributable(graph: JobGraph) -> set[EdgeEnds]:
+def _redistributable(graph: JobGraph) -> set[EdgeIdentity]:
     """Return the ends between which rows in flight can be stored and assigned again."""
-    pairs = zip(edge_ends(*layout_of(graph)), graph.edges, strict=True)
+    pairs = zip(edge_identities(*layout_of(graph)), graph.edges, strict=True)
     return {ends for ends, edge in pairs if edge.partitioning.redistributable}

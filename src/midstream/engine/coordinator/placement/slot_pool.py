@@ -10,7 +10,13 @@ from typing import Final
 
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.failures import Failure
-from midstream.engine.coordinator.placement.dropped_rows import DroppedRows, bad_records, late_rows, late_timers
+from midstream.engine.coordinator.placement.dropped_rows import (
+    DroppedRows,
+    bad_records,
+    failed_rows,
+    late_rows,
+    late_timers,
+)
 from midstream.engine.core.errors import ClusterError, UnavailableError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed, SlotAvailability
@@ -37,8 +43,8 @@ class Rate:
     at_ms: int
     metrics: TaskMetrics
     recent_ms: float = 0.0
-    """The recent time, in which what lies `RECENT_MS` back counts a third (1/e) of what is now. The next three are how
-    much of it the task was busy and backpressured, and how long each of its operators worked.
+    """The time of the recent reports, exponentially decayed: a report that is `RECENT_MS` old counts a third (1/e) of a
+    new one. The next three are the busy time, the backpressured time and the time of each operator, decayed alike.
     """
     busy_ms: float = 0.0
     backpressured_ms: float = 0.0
@@ -68,10 +74,8 @@ class Slot:
         return f"slot {self.id} (process {self.register.pid} on {self.register.host})"
 
 
-class Slots:
-    """Requests and keeps slots. Requests and slots together are never more than the job needs, not counting slots that
-    are leaving.
-    """
+class SlotPool:
+    """Requests and keeps slots. Slots that are leaving apart, it never has more slots and open requests than the job needs."""
 
     def __init__(
         self,
@@ -92,6 +96,7 @@ class Slots:
         self._passed_before: dict[int, tuple[int, int, int]] = {}
         """The values of `rows` and `passed` when the current attempt began."""
         self.late = DroppedRows(graph, late_rows)
+        self.failed = DroppedRows(graph, failed_rows)
         self.timers = DroppedRows(graph, late_timers)
         self.bad = DroppedRows(graph, bad_records)
         self._warned: set[str] = set()
@@ -262,6 +267,7 @@ class Slots:
     def begin_attempt(self) -> None:
         """A new attempt begins: add what the tasks of the last one have reported to the totals."""
         self.late.attempt_over()
+        self.failed.attempt_over()
         self.timers.attempt_over()
         self.bad.attempt_over()
         self._rows_before = self.rows()
@@ -338,6 +344,7 @@ class Slots:
 
     def _record(self, metrics: TaskMetrics, now_ms: int) -> None:
         self.late.record(metrics.task, metrics.late)
+        self.failed.record(metrics.task, metrics.failed)
         self.timers.record(metrics.task, metrics.timers_dropped)
         if metrics.bad_records:
             self.bad.record(metrics.task, ((metrics.operators[0][0], metrics.bad_records),))

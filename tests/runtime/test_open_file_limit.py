@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from midstream.runtime.process.descriptors import allow
+from midstream.runtime.process.open_file_limit import allow
 soft, hard, needed = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 print(allow(needed), *resource.getrlimit(resource.RLIMIT_NOFILE))

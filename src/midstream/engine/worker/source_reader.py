@@ -130,7 +130,7 @@ _IDLE, _UNDER_WAY, _AHEAD, _RESTING, _AT_END = Reading
 _MAY_REQUEST, _REQUESTED, _NONE_AVAILABLE, _NO_MORE, _STOPPED, _CLOSED = SplitRequestState
 
 
-class SourceDriver(Splits):
+class SourceReader(Splits):
     """The source of one task. The operators of the chain see it as `engine.operators.base.Splits`."""
 
     def __init__(

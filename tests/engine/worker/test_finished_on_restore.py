@@ -10,7 +10,7 @@ from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Edge, Partitioning
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker.finished_task import FinishedTask
+from midstream.engine.worker.finished_on_restore import FinishedOnRestoreTask
 from recovering import SCHEMA
 
 
@@ -21,7 +21,7 @@ def test_a_finished_task_passes_on_its_end_without_waiting_for_that_of_its_produ
     gate = InputGate(into.edge, 0, [LocalChannel(into.subpartitions[0])])
     readers = [LocalChannel(subpartition) for subpartition in out.subpartitions]
     sent: list[m.FromSlot] = []
-    task = FinishedTask(TaskId(1, 0), 3, [gate], [out], sent.append)
+    task = FinishedOnRestoreTask(TaskId(1, 0), 3, [gate], [out], sent.append)
     task.start()
     assert sent == [m.TaskRunning(3, TaskId(1, 0)), m.TaskFinished(3, TaskId(1, 0))]
     for reader in readers:

@@ -13,7 +13,7 @@ from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.failures import Failure
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.deploy_messages import deployments
-from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.coordinator.placement.slot_pool import SlotPool
 from midstream.engine.coordinator.restore.distribute import DistributedState
 from midstream.engine.protocol.messages import Cancel, CheckpointCompleted, ResumeSources, Start, ToSlot
 
@@ -26,10 +26,10 @@ loss before the driver notices it.
 """
 
 
-class Attempts:
+class AttemptDeployer:
     """Deploys, starts and cancels attempts. `timeout_s`: the time that slots have to cancel their tasks."""
 
-    def __init__(self, effects: Effects, slots: Slots, timeout_s: float) -> None:
+    def __init__(self, effects: Effects, slots: SlotPool, timeout_s: float) -> None:
         self.current: Attempt | None = None
         """The current attempt; after its end it stays here until there is another. None before the first one."""
         self._effects = effects

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.engine.checkpoint.edge_ends import EdgeEnds, edge_ends, loses_edges
+from midstream.engine.checkpoint.edge_identity import EdgeIdentity, edge_identities, loses_edges
 from midstream.engine.checkpoint.metadata import EdgeLayout, VertexLayout
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from recovering import SCHEMA
@@ -15,11 +15,11 @@ def edge(number: int, source: int, target: int, port: int = 0, tag: str | None =
 def test_ends_are_operators_ports_and_side_outputs_and_edges_alike_are_counted() -> None:
     vertices = [VertexLayout(0, "", 1, ("files", "map"), "files"), VertexLayout(1, "", 1, ("join", "sink"), None)]
     edges = [edge(0, 0, 1), edge(1, 0, 1, port=1), edge(2, 0, 1), edge(3, 0, 1, tag="late")]
-    assert edge_ends(vertices, edges) == [
-        EdgeEnds("map", "join", 0, None, 0),
-        EdgeEnds("map", "join", 1, None, 0),
-        EdgeEnds("map", "join", 0, None, 1),
-        EdgeEnds("map", "join", 0, "late", 0),
+    assert edge_identities(vertices, edges) == [
+        EdgeIdentity("map", "join", 0, None, 0),
+        EdgeIdentity("map", "join", 1, None, 0),
+        EdgeIdentity("map", "join", 0, None, 1),
+        EdgeIdentity("map", "join", 0, "late", 0),
     ]
 
 

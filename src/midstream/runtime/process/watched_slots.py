@@ -21,7 +21,7 @@ RELEASE_WAIT_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class SlotEnd:
-    """See `provider.OnFailed`."""
+    """See `slot_provider.OnFailed`."""
 
     reason: str
     crash: str = ""

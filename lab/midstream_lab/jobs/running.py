@@ -1,0 +1,73 @@
+"""Running aggregates in a simulated job: each row leaves with the number that it is of its key, which sinks check.
+
+The state, the number of rows of each key and the sum of their ids, is checked in each checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.operators.base import OperatorContext, Output
+from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
+from midstream.engine.operators.windows.aggregates import Count, Min, Sum
+from midstream.simulation.recorded_rows import SCHEMA, Outside, numbered
+from midstream_lab.jobs.wrapped_operator import Around
+
+PARTS: Final = "table:parts"
+"""The state with what each key has come to."""
+COLUMNS: Final = ("rows:n", "ids:sum")
+"""The columns of `PARTS` with the number of rows, and the sum of their ids."""
+_N: Final = SCHEMA.get_field_index("n")
+
+
+class Running(Around):
+    """The operator of running aggregates. Each row must have what the one before it of its key had, and itself."""
+
+    def __init__(self, uid: str, outside: Outside) -> None:
+        self._given = uid, outside
+        self._uid = uid
+        self._emitted: list[pa.RecordBatch] = []
+        self._known: dict[int, tuple[int, int, int]] = {}
+        """What the last row of each key had that has come since this subtask began."""
+        aggregates = {"rows": Count(), "ids": Sum("id"), "lowest": Min("id")}
+        inner = running_aggregate_operator(uid, keys=["key"], event_time="ts", aggregates=aggregates, schema=SCHEMA)
+        super().__init__(outside, inner)
+
+    def __reduce__(self) -> tuple[type[Running], tuple[str, Outside]]:
+        return Running, self._given
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+        super().open(context, self)
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
+        self._emitted.append(batch)
+
+    def watermark(self, watermark_us: int) -> None:
+        self._out.watermark(watermark_us)
+
+    def idle(self, idle: bool) -> None:
+        self._out.idle(idle)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        super().process(batch, 0)
+        [made], self._emitted = self._emitted, []
+        if any(made.column(name) != batch.column(name) for name in ("key", "ts")):
+            self._outside.world.bug(f"{self._uid} has emitted rows of other keys or times than it has received")
+        columns = (batch.column(name) for name in ("id", "key"))
+        found = (made.column(name) for name in ("rows", "ids", "lowest"))
+        for row, key, *values in zip(*map(to_list, (*columns, *found)), strict=True):
+            before = self._known.get(key)
+            self._known[key] = rows, ids, lowest = values[0], values[1], values[2]
+            if before is not None and (rows, ids, lowest) != (before[0] + 1, before[1] + row, min(before[2], row)):
+                self._outside.world.bug(
+                    f"{self._uid}: row {row} of key {key} has {values}, and the one before {before}"
+                )
+        n = made.column("rows").to_numpy()
+        ids = batch.column("id").to_numpy()
+        self._outside.counted.setdefault(self._uid, set()).update(numbered(ids, n))
+        self._out.emit(batch.set_column(_N, "n", pa.array(n.astype(np.int64))))

@@ -1,0 +1,67 @@
+"""Known bugs of running aggregates, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from midstream.engine.operators.functions import running_aggregate
+from midstream.engine.state.table_state import TableState
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios import targeted
+
+
+def _layout(change: Any) -> Replacements:
+    original = running_aggregate._Layout.__init__
+
+    def init(self: Any, *arguments: Any) -> None:
+        original(self, *arguments)
+        change(self)
+
+    return [(running_aggregate._Layout, "__init__", init)]
+
+
+def each_batch_begins_again() -> Replacements:
+    """The rows of a batch are aggregated without what their keys had before."""
+
+    def change(self: Any) -> None:
+        self.is_first |= np.roll(self.is_known, 1)
+
+    return _layout(change)
+
+
+def first_row_is_kept() -> Replacements:
+    """What a key has after the first of its rows in a batch is kept, not after the last."""
+
+    def change(self: Any) -> None:
+        self.last = np.minimum(self.last, np.flatnonzero(self.is_first) + 1)
+
+    return _layout(change)
+
+
+def rows_by_key() -> Replacements:
+    """Aggregates leave in the order of the keys, and not in that of the rows."""
+
+    def change(self: Any) -> None:
+        self.row_positions = np.sort(self.row_positions)
+
+    return _layout(change)
+
+
+def totals_stay() -> Replacements:
+    """What a key had before its newest rows stays in state."""
+    return [(TableState, "pop", TableState.lookup)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "each_batch_begins_again": Mutation(
+        "running aggregates begin again with each batch", each_batch_begins_again, targeted.in_running
+    ),
+    "first_row_is_kept": Mutation(
+        "running aggregates keep the first row of a batch", first_row_is_kept, targeted.in_running
+    ),
+    "rows_by_key": Mutation("running aggregates leave in another order", rows_by_key, targeted.in_running),
+    "totals_stay": Mutation("what running aggregates replace stays in state", totals_stay, targeted.in_running),
+}

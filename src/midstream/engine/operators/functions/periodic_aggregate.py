@@ -1,0 +1,126 @@
+"""Aggregates of all rows of a key so far, at each multiple of an interval that event time passes.
+
+Rows are reduced as in tumbling windows. When such a window fires, it is merged into what the key had before, and the
+merged value is emitted instead of the window's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.core.batches import from_polars
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.engine.operators.event_time_column import TimeColumn
+from midstream.engine.operators.functions.process_context import Calendar
+from midstream.engine.operators.functions.running_aggregate import UNTIL
+from midstream.engine.operators.windows.aggregates import AnyAggregate
+from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
+from midstream.engine.operators.windows.window_operator import END, native_units
+from midstream.engine.operators.windows.window_specs import Sliding
+from midstream.engine.state.state_parts import Redistribute, StatePart
+from midstream.engine.state.table_state import TableState
+
+_TOTALS: Final = "totals"
+
+
+def periodic_aggregate_operator(
+    name: str,
+    *,
+    keys: Sequence[str],
+    event_time: TimeColumn,
+    aggregates: Mapping[str, AnyAggregate],
+    schema: pa.Schema,
+    every_us: int,
+    ttl_us: int | None = None,
+) -> PeriodicAggregateOperator:
+    """Return the operator that emits, at each multiple of `every_us`, a row for each key that had rows since the last one.
+
+    A row has the keys, the multiple in the event-time column, and the aggregates of all rows of the key before it. Late
+    rows go to the side output LATE. With `ttl_us`, a key that had no row between multiples that are further apart starts
+    again.
+
+    Raises immediately what `window_operator` raises.
+    """
+    if event_time.name in keys:
+        raise ConfigError(
+            f"operator {name!r}: with every, the event-time column {event_time.name!r} has the time of the aggregates, so it "
+            "cannot be a key; copy it first, with with_columns()"
+        )
+    aggregation = WindowAggregation(name, keys, event_time, aggregates, schema, [event_time.name])
+    aggregation.check_expressions()
+    return PeriodicAggregateOperator(aggregation, every_us, ttl_us)
+
+
+class PeriodicAggregateOperator(PaneWindowOperator):
+    """Tumbling windows that are merged into the totals of their keys when they fire."""
+
+    def __init__(self, aggregation: WindowAggregation, every_us: int, ttl_us: int | None) -> None:
+        super().__init__(aggregation, Sliding(every_us, every_us), 0)
+        self._ttl = None if ttl_us is None else native_units(ttl_us, aggregation.time, f"{aggregation.where}: ttl")
+        self._room += self._ttl or 0
+        added = [] if ttl_us is None else [pa.field(UNTIL, aggregation.time.kind)]
+        self._declared = TableState(pa.schema([*aggregation.part_schema, *added]))
+        self._calendar = Calendar(aware=aggregation.time.kind.tz is not None)
+        self._totals: TableState
+        """The merged part of each key, and the last multiple that continues it if there is a `ttl`."""
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        super().open(context, out)
+        keys = self._aggregation.keys
+        self._totals = self._declared.bound(_TOTALS, keys, context.key_groups, context.max_parallelism)
+
+    def _emit(self, merged: pl.DataFrame) -> None:
+        if not merged.height:
+            return
+        aggregation, names = self._aggregation, self._aggregation.part_schema.names
+        end = int(merged.item(0, END))
+        known = self._totals.pop(merged)
+        if self._ttl is not None:
+            known = known.filter(known.get_column(UNTIL).to_physical() >= end)
+        total = aggregation.merge([known.select(names), merged.select(names)])
+        if self._ttl is None:
+            self._totals.append(total)
+        else:
+            until = pl.Series(UNTIL, np.full(total.height, end + self._ttl)).cast(known.schema[UNTIL])
+            self._totals.append(total.with_columns(until))
+        time = self._aggregation.time
+        values = pa.schema([field for field in self.schema if field.name != time.column])
+        batch = from_polars(aggregation.finish(total).select(values.names), values, aggregation.where)
+        at = pa.array(np.full(batch.num_rows, end)).view(time.kind)
+        columns = [at if name == time.column else batch.column(name) for name in self.schema.names]
+        self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        has_fired = super().advance_watermark(watermark_us)
+        if has_fired and self._ttl is not None:
+            self._totals.pop_until(UNTIL, self._calendar.datetime(watermark_us))
+        return has_fired
+
+    # ---- snapshot ----
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        windows, totals = (
+            super().snapshot(checkpoint_id),
+            self._totals.snapshot(self._context.ids, self._aggregation.where),
+        )
+        if totals is None:
+            return windows
+
+        def later() -> SnapshotResult:
+            part = StatePart(Redistribute.KEYED, totals())
+            return SnapshotResult({**windows.complete().parts, self._totals.part_name: part})
+
+        return Snapshot(later=later)
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        own = self._totals.part_name
+        super().restore({name: part for name, part in parts.items() if name != own})
+        if own in parts:
+            self._totals.restore(parts[own].chunks, self._aggregation.where)

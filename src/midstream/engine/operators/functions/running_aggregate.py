@@ -1,0 +1,215 @@
+"""Aggregates of all rows of a key so far, after each row, as a function on batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.core.key_groups import key_groups
+from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.engine.operators.event_time_column import Int64s, TimeColumn
+from midstream.engine.operators.functions.batch_functions import (
+    BatchContext,
+    BatchFunctionOperator,
+    KeyedBatchFunction,
+)
+from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.windows.aggregates import AnyAggregate
+from midstream.engine.operators.windows.fired_watermarks import FiredWatermarks
+from midstream.engine.operators.windows.prefix_scan import Segments
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
+from midstream.engine.operators.windows.window_operator import native_units
+from midstream.engine.operators.windows.window_specs import LATE
+from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
+from midstream.engine.state.table_state import TableState
+
+UNTIL: Final = "__until"
+"""The column with the last time at which a row of the key still continues its aggregates."""
+PROGRESS: Final = "progress"
+
+
+def running_aggregate_operator(
+    name: str,
+    *,
+    keys: Sequence[str],
+    event_time: str | TimeColumn | None,
+    aggregates: Mapping[str, AnyAggregate],
+    schema: pa.Schema,
+    ttl_us: int | None = None,
+) -> RunningAggregateOperator:
+    """Return the operator that emits a row for each input row: its keys, its event time, the aggregates up to it.
+
+    With `ttl_us`, a row that is more than that later than all rows of its key starts the aggregates again; late rows
+    go to the side output LATE, since what they belong to may have left the state.
+
+    Raises immediately what `window_operator` raises.
+    """
+    column = event_time.name if isinstance(event_time, TimeColumn) else event_time
+    bounds = [] if column is None or column in keys else [column]
+    aggregation = WindowAggregation(name, keys, event_time, aggregates, schema, bounds)
+    aggregation.check_expressions()
+    return RunningAggregateOperator(name, aggregation, event_time, ttl_us)
+
+
+def _function(aggregation: WindowAggregation, ttl: int | None) -> _RunningAggregate:
+    added = [] if ttl is None else [pa.field(UNTIL, aggregation.time.kind)]
+
+    class RunningAggregate(_RunningAggregate):
+        parts = TableState(pa.schema([*aggregation.part_schema, *added]))
+
+    return RunningAggregate(aggregation, ttl)
+
+
+class _RunningAggregate(KeyedBatchFunction):
+    """`ttl` is in the unit of the event time."""
+
+    parts: TableState
+    """The merged part of each key, and until when it is valid if there is a `ttl`."""
+
+    def __init__(self, aggregation: WindowAggregation, ttl: int | None) -> None:
+        self._aggregation = aggregation
+        self._ttl = ttl
+
+    def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
+        aggregation, by = self._aggregation, self._aggregation.keys
+        if not rows.height:
+            return rows.clear().select()
+        frame = aggregation.prepare(rows)
+        numbered = frame.select(by).with_row_index("__row").group_by(by, maintain_order=True).agg("__row")
+        order = numbered.get_column("__row").explode().to_numpy()
+        keys = numbered.select(by)
+        known = keys.with_row_index("__group").join(self.parts.pop(keys), on=by, maintain_order="left")
+        layout = _Layout(
+            numbered.get_column("__row").list.len().to_numpy(), known.get_column("__group").to_numpy(), order
+        )
+        names = aggregation.part_schema.names
+        parts = pl.concat([known.select(names), aggregation.row_parts(frame)])[layout.source]
+        is_first, until = layout.is_first, None
+        if self._ttl is not None:
+            is_first, until = self._lives(layout, known, frame)
+        parts = self._accumulated(aggregation.prefixes(parts, Segments(is_first)), layout, is_first, frame[order])
+        last = parts[layout.last]
+        self.parts.append(last if until is None else last.with_columns(until.gather(layout.last)))
+        return self._results(parts[layout.row_positions], rows)
+
+    def _results(self, parts: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+        aggregation = self._aggregation
+        finished = aggregation.finish(parts)
+        own = [name for name in aggregation.schema.names if name in finished.columns]
+        given = [name for name in aggregation.schema.names if name not in finished.columns]
+        return finished.select(own).hstack(rows.select(given))
+
+    def _lives(
+        self, layout: _Layout, known: pl.DataFrame, frame: pl.DataFrame
+    ) -> tuple[npt.NDArray[np.bool_], pl.Series]:
+        """Return which rows start their key's aggregates again, and until when each row is continued."""
+        assert self._ttl is not None
+        time = self._aggregation.time
+        until = pl.concat([known.get_column(UNTIL), frame.select(time.expr.alias(UNTIL)).to_series()])
+        ticks = until.to_physical().to_numpy().copy()
+        ticks[known.height :] += self._ttl
+        ticks = ticks[layout.source]
+        latest = Segments(layout.is_first).accumulate(np.maximum, ticks)
+        is_first = layout.is_first.copy()
+        is_first[1:] |= ticks[1:] - self._ttl > latest[:-1]
+        return is_first, pl.Series(UNTIL, latest, pl.Int64).cast(until.dtype)
+
+    def _accumulated(
+        self, parts: pl.DataFrame, layout: _Layout, is_first: npt.NDArray[np.bool_], rows: pl.DataFrame
+    ) -> pl.DataFrame:
+        """Fill in what accumulators are after each row. `rows` are in the order of the layout."""
+        for name, aggregate in self._aggregation.accumulators():
+            begun = parts.get_column(name).to_list()
+            starts = np.flatnonzero(is_first)
+            sizes = np.diff(starts, append=len(is_first)) - layout.is_known[starts]
+            before = [begun[start] if layout.is_known[start] else None for start in starts.tolist()]
+            made = aggregate.scan(before, {each: rows.get_column(each) for each in aggregate.columns}, sizes.tolist())
+            for position, value in zip(np.flatnonzero(~layout.is_known).tolist(), made, strict=True):
+                begun[position] = value
+            parts = parts.with_columns(pl.Series(name, begun, pl.Binary))
+        return parts
+
+
+class _Layout:
+    """Where the rows of a batch lie key by key: what is known of the key, if anything, then its rows in their order.
+
+    `rows`: the number of rows of each key. `known`: the numbers of the keys that are known. `order`: the rows, key by key.
+    """
+
+    def __init__(self, rows: npt.NDArray[Any], known: npt.NDArray[Any], order: npt.NDArray[Any]) -> None:
+        sizes = rows.astype(np.int64)
+        sizes[known] += 1
+        starts = np.cumsum(sizes) - sizes
+        self.is_first = np.zeros(int(sizes.sum()), np.bool_)
+        self.is_first[starts] = True
+        self.is_known = np.zeros_like(self.is_first)
+        self.is_known[starts[known]] = True
+        self.last: Int64s = starts + sizes - 1
+        """The position of the last row of each key."""
+        self.source = np.empty(len(self.is_first), np.int64)
+        """For each position the number of what lies there: those of known keys first, then those of rows."""
+        self.source[starts[known]] = np.arange(len(known))
+        self.source[~self.is_known] = len(known) + order.astype(np.int64)
+        self.row_positions = np.empty(len(order), np.int64)
+        """The position of each row."""
+        self.row_positions[order] = np.flatnonzero(~self.is_known)
+
+
+class RunningAggregateOperator(BatchFunctionOperator):
+    """The operator of running aggregates. With a `ttl` it stores how far event time has come, since late rows stay late."""
+
+    def __init__(
+        self, name: str, aggregation: WindowAggregation, event_time: str | TimeColumn | None, ttl_us: int | None
+    ) -> None:
+        self._aggregation = aggregation
+        self._ttl = None if ttl_us is None else native_units(ttl_us, aggregation.time, f"{aggregation.where}: ttl")
+        port = Port("process", aggregation.keys, event_time, aggregation.input_schema)
+        super().__init__(name, _function(aggregation, self._ttl), [port], aggregation.schema)
+        self.side_outputs = {} if ttl_us is None else {LATE: aggregation.input_schema}
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._aggregation.pickles_of(self.own)
+        self._fired = FiredWatermarks(context.key_groups)
+        super().open(context, out)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if self._ttl is not None and batch.num_rows:
+            is_late = self._are_late(batch)
+            if is_late.any():
+                self._out.emit(batch.filter(pa.array(is_late)), LATE)
+                batch = batch.filter(pa.array(~is_late))
+        if batch.num_rows:
+            super().process(batch, port)
+
+    def _are_late(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        assert self._ttl is not None
+        times = self._aggregation.time.native(batch, self._ttl)
+        if self._fired.is_even:
+            return times <= self._fired.lowest
+        groups = key_groups(batch, self._aggregation.keys, self._runtime.max_parallelism)
+        return times <= self._fired.of(groups)
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        super().advance_watermark(watermark_us)
+        if self._ttl is not None:
+            self._fired.reach(self._aggregation.time.from_us(watermark_us))
+            for state in self._states.values():
+                state.pop_until(UNTIL, self._context.watermark)
+        return True
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        rows, marks = super().snapshot(checkpoint_id), self._fired.table()
+        if marks is None:
+            return rows
+        part = StatePart(Redistribute.KEYED, (Chunk(self._runtime.ids.new_id(), marks),))
+        return Snapshot(SnapshotResult({PROGRESS: part}), rows.later)
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        super().restore({name: part for name, part in parts.items() if name != PROGRESS})
+        if PROGRESS in parts:
+            self._fired.restore(parts[PROGRESS].table())

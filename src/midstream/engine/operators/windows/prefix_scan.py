@@ -1,0 +1,163 @@
+"""Prefix scans: for each row of a segment, the merge of its part and of all parts before it in the segment.
+
+A segment has the parts of one key, in their order. Sums of floats are added one by one, so that they do not depend on
+where batches are cut. What has no scan of its own is merged in log2(n) rounds, each over twice the distance of the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from midstream.engine.operators.windows.aggregates import Aggregate, Pick, folds_of, pick_of
+from midstream.engine.operators.windows.dense_groupby import DenseGroupBy
+from midstream.engine.operators.windows.distinct_count import CountDistinct
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+Values = npt.NDArray[Any]
+
+ROUNDS: Final = 32
+"""A segment with more rows than this is accumulated alone; shorter ones are accumulated together, a row of each at a time."""
+_AT: Final = "__at"
+_INT64: Final = np.iinfo(np.int64)
+_UFUNCS: Final[Mapping[str, tuple[np.ufunc, np.ufunc]]] = {
+    "count": (np.add, np.add),
+    "sum": (np.add, np.add),
+    "min": (np.minimum, np.fmin),
+    "max": (np.maximum, np.fmax),
+}
+"""For integers, and for floats: a minimum or maximum is NaN only if there is nothing else."""
+
+
+class Segments:
+    """Consecutive rows in segments; `is_first` marks the first row of each."""
+
+    def __init__(self, is_first: Bools) -> None:
+        assert is_first[0]
+        self.starts = np.flatnonzero(is_first)
+        self.lengths = np.diff(self.starts, append=len(is_first))
+        self.is_first = is_first
+
+    def accumulate(self, ufunc: np.ufunc, values: Values) -> Values:
+        """Return the left fold of each row's segment up to that row."""
+        with np.errstate(over="ignore", invalid="ignore"):  # as in any sum of floats: inf, and NaN for inf - inf
+            return self._accumulate(ufunc, values)
+
+    def _accumulate(self, ufunc: np.ufunc, values: Values) -> Values:
+        found = values.copy()
+        is_long = self.lengths > ROUNDS
+        for start, length in zip(self.starts[is_long].tolist(), self.lengths[is_long].tolist(), strict=True):
+            found[start : start + length] = ufunc.accumulate(values[start : start + length])
+        starts, lengths = self.starts[~is_long], self.lengths[~is_long]
+        for step in range(1, ROUNDS):
+            left = lengths > step
+            starts, lengths = starts[left], lengths[left]
+            if not len(starts):
+                break
+            at = starts + step
+            found[at] = ufunc(found[at - 1], found[at])
+        return found
+
+    def latest(self, marked: Bools) -> Int64s:
+        """Return for each row the position of the last marked row of its segment up to it, or else of the first row."""
+        positions = np.where(marked | self.is_first, np.arange(len(marked)), 0)
+        found: Int64s = np.maximum.accumulate(positions)
+        return found
+
+    def merged(self, frame: pl.DataFrame, merge: Sequence[pl.Expr]) -> pl.DataFrame:
+        """Return the prefixes of an associative `merge`, in rounds."""
+        positions = np.arange(frame.height) - np.repeat(self.starts, self.lengths)
+        step = 1
+        while len(later := np.flatnonzero(positions >= step)):
+            pairs = pl.concat([frame[later - step], frame[later]])
+            numbered = pairs.with_columns(pl.Series(_AT, np.concatenate([later, later])))
+            made = numbered.group_by(_AT, maintain_order=True).agg(merge)
+            source = np.arange(frame.height)
+            source[later] = frame.height + np.arange(len(later))
+            frame = pl.concat([frame, made.select(frame.columns)])[source]
+            step *= 2
+        return frame
+
+
+def scan(
+    aggregate: Aggregate, names: Sequence[str], parts: pl.DataFrame, segments: Segments, merge: Sequence[pl.Expr]
+) -> list[pl.Series]:
+    """Return the prefixes of the columns `names`, which are the part of `aggregate`."""
+    columns = [parts.get_column(name) for name in names]
+    folds = list(zip(folds_of(aggregate).values(), columns, strict=False))
+    if folds and all(_is_numeric(column) for column in columns):
+        return [_folded(each, column, segments) for each, column in folds]
+    pick = pick_of(aggregate, pl.lit(0))
+    if pick is not None:
+        chosen = _chosen(dict(zip(pick.of_row, columns, strict=True))[pick.by], segments, pick)
+        return [column[chosen] for column in columns]
+    if isinstance(aggregate, CountDistinct):
+        return list(_distinct(columns[0], columns[1], segments))
+    return segments.merged(parts.select(names), merge).get_columns()
+
+
+def _distinct(values: pl.Series, counts: pl.Series, segments: Segments) -> tuple[pl.Series, pl.Series]:
+    """Return lists of the distinct values up to the last row of each segment, empty in other rows, and numbers for all."""
+    numbers = np.repeat(np.arange(len(segments.starts)), segments.lengths)
+    flat = pl.DataFrame({"segment": numbers, "row": np.arange(len(values)), "value": values})
+    flat = flat.explode("value").filter(pl.col("value").is_not_null())
+    new = flat.filter(pl.struct("segment", "value").is_first_distinct())
+    added = np.bincount(new.get_column("row").to_numpy(), minlength=len(values))
+    found = pl.Series(counts.name, segments.accumulate(np.add, added.astype(np.int64)), counts.dtype)
+    lists = new.group_by("segment").agg("value")
+    last = pl.DataFrame({"segment": np.arange(len(segments.starts)), "row": segments.starts + segments.lengths - 1})
+    placed = pl.DataFrame({"row": np.arange(len(values))}).join(
+        last.join(lists, on="segment"), on="row", how="left", maintain_order="left"
+    )
+    return placed.get_column("value").cast(values.dtype).fill_null([]).alias(values.name), found
+
+
+def _is_numeric(column: pl.Series) -> bool:
+    return column.dtype.is_integer() or column.dtype.is_float() or column.dtype.is_temporal()
+
+
+def _folded(each: DenseGroupBy, column: pl.Series, segments: Segments) -> pl.Series:
+    physical = column.to_physical()
+    of_integers, of_floats = _UFUNCS[each.kind]
+    ufunc = of_floats if physical.dtype.is_float() else of_integers
+    if not column.null_count():
+        return _series(column, segments.accumulate(ufunc, physical.to_numpy()))
+    # Only an extreme has nulls, at rows that do not count: each has the extreme of the values before it.
+    there = column.is_not_null().to_numpy()
+    neutral = np.nan if physical.dtype.is_float() else _neutral(each.kind, physical.dtype)
+    values = segments.accumulate(ufunc, physical.fill_null(neutral).to_numpy())
+    any_there = segments.accumulate(np.logical_or, there)
+    return pl.select(pl.when(pl.Series(any_there)).then(_series(column, values))).to_series().alias(column.name)
+
+
+def _neutral(kind: str, dtype: Any) -> int:
+    bound = dtype.max() if kind == "min" else dtype.min()
+    return int(pl.select(bound).item())
+
+
+def _series(column: pl.Series, values: Values) -> pl.Series:
+    return pl.Series(column.name, values, column.to_physical().dtype).cast(column.dtype)
+
+
+def _chosen(by: pl.Series, segments: Segments, pick: Pick) -> Int64s:
+    """Return for each row the position of the row that is chosen among those up to it; one without `by` never is."""
+    whole = by if by.dtype.is_decimal() else by.to_physical()
+    if not whole.dtype.is_integer() or whole.dtype == pl.UInt64:
+        whole = whole.rank("dense").cast(pl.Int64)
+    there = by.is_not_null().to_numpy()
+    values = whole.cast(pl.Int64).fill_null(_INT64.min if pick.takes_largest else _INT64.max).to_numpy()
+    best = segments.accumulate(np.maximum if pick.takes_largest else np.minimum, values)
+    if pick.takes_last:
+        return segments.latest(there & (values == best))
+    before = np.empty_like(best)
+    before[1:] = best[:-1]
+    had_any = segments.accumulate(np.logical_or, there)
+    had_before = np.zeros(len(there), np.bool_)
+    had_before[1:] = had_any[:-1] & ~segments.is_first[1:]
+    is_better = values > before if pick.takes_largest else values < before
+    return segments.latest(there & (is_better | ~had_before))
