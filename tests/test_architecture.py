@@ -274,6 +274,7 @@ LONG_FUNCTIONS = {
     "lab/midstream_lab/simulate.py simulate": "what is printed of a campaign, line by line",
     "lab/midstream_lab/scenarios/scenario.py draw": "one field of the scenario after the other, in the order in which they are drawn",
     "cli/commands/doctor.py _check_settings": "one setting of Spark after the other",
+    "lab/midstream_lab/jobs/topologies.py _operator": "one arm for each kind of operator",
 }
 ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {

@@ -15,8 +15,8 @@ from midstream.runtime.process.process_slots import ProcessSlots
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 EXAMPLES = {
-    "streams.md": ["Streams", "Environment", "Rows to rows", "Running aggregates", "Models and clients"],
-    "event-time.md": ["Event time and windows", "Late rows", "Interval joins"],
+    "streams.md": ["Streams", "Environment", "Rows to rows", "Models and clients", "Running aggregates"],
+    "event-time.md": ["Event time and windows", "Late rows", "Joins"],
     "state.md": ["State and timers", "Two inputs", "Functions on batches", "Aggregates of your own"],
     "sources.md": ["Sources", "A source of your own"],
     "sinks.md": ["Sinks", "Delta", "A sink of your own"],

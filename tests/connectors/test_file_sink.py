@@ -468,6 +468,10 @@ def test_columns_that_the_format_cannot_hold_are_named(out):
         FileSink(out, format="jsonl").validate(pa.schema([("raw", pa.large_binary())]), restoring=False)
     with pytest.raises(SchemaError, match=r"column 'm' is month_day_nano_interval, which Parquet cannot hold"):
         FileSink(out).validate(pa.schema([("m", pa.month_day_nano_interval())]), restoring=False)
+    with pytest.raises(
+        SchemaError, match=r"column 'd' is decimal128\(5, -2\), which Parquet cannot hold: .*; cast it first"
+    ):
+        FileSink(out).validate(pa.schema([("d", pa.decimal128(5, -2))]), restoring=False)
     with pytest.raises(SchemaError, match="no columns"):
         FileSink(out).validate(pa.schema([]), restoring=False)
 

@@ -322,6 +322,10 @@ def test_a_json_value_that_is_no_object_is_named(tmp_path, line, at):
     path.write_text("\n".join(rows))
     error = failure(FileSource(path, schema=pa.schema([("n", pa.int64())])))
     assert f"{path}, line {at + 1}: " in str(error)
+    assert "each line must be an object" in str(error) or "null" in line
+    path.write_text('[{"n": 1}, {"n": 2}]')
+    with pytest.raises(SchemaError, match=r"convert a file that is one array, for example with jq -c"):
+        FileSource(path)
     path.write_text("null\n")
     with pytest.raises(StorageError, match="null is not an object"):
         FileSource(path)

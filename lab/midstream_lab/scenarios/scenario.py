@@ -29,20 +29,20 @@ from midstream.simulation.fault_kinds import (
     Fault,
 )
 from midstream.simulation.world import Tempo
-from midstream_lab.jobs.shapes import COMBINED, SHAPES, Shape
-from midstream_lab.jobs.topologies import (
+from midstream_lab.jobs.random_shapes import (
     random_shape,
     varied,
     with_ends,
     with_failing,
     with_joins,
-    with_parallelism,
     with_running,
     with_sieves,
     with_states,
     with_tables,
     with_timely,
 )
+from midstream_lab.jobs.shapes import COMBINED, SHAPES, Shape
+from midstream_lab.jobs.topologies import with_parallelism
 
 CHECKPOINTS_MAX: Final = 30
 """The approximate number of checkpoints above which a run finds nothing new, and only takes longer."""

@@ -129,9 +129,9 @@ def check_encodable(schema: pa.Schema, format: OutputFormat, where: str) -> None
         try:
             with pyarrow.parquet.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])):
                 pass
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:  # OSError: a type that Arrow has, and Parquet has not
             raise SchemaError(
-                f"{where}: column {field.name!r} is {field.type}, which Parquet cannot hold: {error}"
+                f"{where}: column {field.name!r} is {field.type}, which Parquet cannot hold: {error}; cast it first"
             ) from error
 
 

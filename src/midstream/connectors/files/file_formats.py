@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -68,6 +68,10 @@ class WantedColumns:
         return self.schema if self.in_seconds is None else self.in_seconds
 
 
+_NO_OBJECT: Final = "Column() changed from object"
+"""What pyarrow reports of a line that is a value, or an array."""
+
+
 def format_of(path: str) -> Format | None:
     """Return the format that a file's suffix names, ignoring a compression suffix; None if it names none."""
     lower = path.lower()
@@ -87,6 +91,11 @@ def what_is_wrong(where: str, format: Format, text: str) -> SchemaError | DataEr
         if format == "csv":
             text = f"{text}, or declare pa.binary() to read bytes"
         return SchemaError(text) if "conversion error" in text else DataError(text)
+    if format == "jsonl" and _NO_OBJECT in text:
+        return SchemaError(
+            f'{where}: {text}; each line must be an object such as {{"n": 1}}: convert a file that is one array, for '
+            "example with jq -c '.[]'"
+        )
     if any(sign in text for sign in _OF_VALUES):
         return SchemaError(f"{where}: {text}; declare other types for its columns in schema=, or repair the file")
     return DataError(f"{where}: cannot be read as {format}; it is incomplete, damaged, or of another format: {text}")
