@@ -41,6 +41,7 @@ from midstream.engine.operators.row_functions import (
     MapBatchesOperator,
     MapOperator,
 )
+from midstream.engine.operators.row_keys import RowKeysOperator
 from midstream.engine.operators.stateless import ColumnsOperator, FilterOperator, ProjectOperator
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 from midstream.engine.operators.windows.window_factory import Window
@@ -340,8 +341,9 @@ class DataStream(Handle, Writable, Hinted):
         A row is emitted as soon as it arrives. No order of arrival holds between rows of different splits of a source:
         which one is the first may then differ from run to run.
 
-        `columns`: the names of the columns whose values together are the key, or lists of them; all columns if none is
-        named. They have the types of keys (see `key_by`), and none of their values is null.
+        `columns`: the names of the columns whose values together are the key, or lists of them. They have the types of
+        keys (see `key_by`), and none of their values is null. Without columns, whole rows are compared: nulls equal each
+        other, and so do NaN; only columns of lists or structs are refused.
         `within`: how long a duplicate is one: a row is dropped if its key has a kept row whose event time is at most this
         duration earlier or later. Kept rows leave the state once event time is this far past them. Without it, every key
         is remembered for as long as the job lives: the state grows with each new key, as a warning in the log says.
@@ -357,20 +359,25 @@ class DataStream(Handle, Writable, Hinted):
             ['2024-01-01 12:00:00', '2024-01-01 12:02:00']
         """
         method = "drop_duplicates"
-        core = replace(self.core, keys=checked_keys(self, _names(method, columns) or tuple(self.schema.names), method))
-        within_us = None
+        names, within_us = _names(method, columns), None
+        if names:
+            core = replace(self.core, keys=checked_keys(self, names, method))
+        else:
+            core = self._keyed_by_rows(method)
         if within is None:
             _log.warning(
                 "%s: drop_duplicates remembers each distinct value of %s for as long as the job lives, so its state grows "
                 "with them; within='1 h' forgets those that are an hour old by event time",
                 calling_line(),
-                ", ".join(core.keys),
+                ", ".join(names) or "all columns",
             )
         else:
             core.check_event_time(method, "within= compares event times")
             within_us = duration_us(within, f"{method}: within")
         port = Port("process", core.keys, core.event_time if within is not None else None, core.schema)
-        return main_output(core.then(method, lambda name: drop_duplicates_operator(name, port, within_us)))
+        return main_output(
+            core.then(method, lambda name: drop_duplicates_operator(name, port, within_us, hides_keys=not names))
+        )
 
     @located
     def distinct(self) -> DataStream:
@@ -697,6 +704,16 @@ class DataStream(Handle, Writable, Hinted):
         end = End(tuple((origin.node, origin.tag) for origin in self.core.origins), self.schema)
         [found] = preview(program.graph, program.config, [end], rows, seconds, time.time_ns() // 1000)
         return found
+
+    def _keyed_by_rows(self, method: str) -> StreamCore:
+        """Return the rows with one more column, which stands for all others, and partitioned by it."""
+        key = "__row"
+        while key in self.schema.names:
+            key += "_"
+        made = self._then(
+            "row_keys", lambda name: RowKeysOperator(method if name == "row_keys" else name, key, self.schema)
+        )
+        return replace(made.core, keys=checked_keys(made, (key,), method))
 
     def _then(self, kind: str, make: MakeOperator) -> DataStream:
         return main_output(self.core.then(kind, make))

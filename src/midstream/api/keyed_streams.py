@@ -370,9 +370,9 @@ class WindowedStream(Hinted):
         `descending`: whether the largest come first.
 
         Returns a stream of the key columns, `window_start`, `window_end`, `rank` (1 for the first row), and all other
-        columns of the row; columns of the row that are called like the window's are left out, so rename them to have
-        both. Its late rows and its event time are those of `aggregate`. Raises SchemaError for an unknown column and
-        one that has no order, ConfigError for another `count` and two columns of one name, JobError without a column in `by`.
+        columns of the row, except those that are called like one of these: rename them before, to have both. Its late
+        rows and its event time are those of `aggregate`. Raises SchemaError for an unknown column and one that has no
+        order, ConfigError for another `count`, JobError without a column in `by`.
 
             >>> hours = clicks.with_columns(ms=pl.col("at").dt.minute()).window_all(tumbling("1 h"))
             >>> for row in testing.run(hours.top(1, by="ms")).rows:

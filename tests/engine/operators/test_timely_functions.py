@@ -235,25 +235,24 @@ def test_what_is_late_by_a_part_of_a_microsecond_is_late(make: Any) -> None:
     assert all(frame.is_empty() for frame in world.operator.contents().values())  # type: ignore[attr-defined]
 
 
-ODD = pa.schema(
-    [
-        ("k", pa.int64()),
-        ("t", pa.timestamp("us")),
-        ("x", pa.float64()),
-        ("d", pa.decimal128(5, 2)),
-        ("b", pa.large_binary()),
-        ("at", pa.time32("s")),
-        ("for", pa.duration("ns")),
-        ("ok", pa.bool_()),
-        ("all", pa.large_list(pa.int64())),
-        ("in", pa.struct([("y", pa.float32())])),
-        ("none", pa.null()),
-    ]
-)
+FIELDS: list[tuple[str, pa.DataType]] = [
+    ("k", pa.int64()),
+    ("t", pa.timestamp("us")),
+    ("x", pa.float64()),
+    ("d", pa.decimal128(5, 2)),
+    ("b", pa.large_binary()),
+    ("at", pa.time32("s")),
+    ("for", pa.duration("ns")),
+    ("ok", pa.bool_()),
+    ("all", pa.large_list(pa.int64())),
+    ("in", pa.struct([("y", pa.float32())])),
+    ("none", pa.null()),
+]
+ODD = pa.schema(FIELDS)
 
 
 def test_ties_are_broken_by_the_other_columns_whatever_their_types() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"k": 1, "t": 5, "x": float("nan"), "all": [1], "in": {"y": 1.0}},
         {"k": 1, "t": 5, "x": None},
         {"k": 1, "t": 5, "x": 2.0, "ok": False},
@@ -273,17 +272,16 @@ def test_ties_are_broken_by_the_other_columns_whatever_their_types() -> None:
 
 def test_keys_of_many_types_are_compared_as_they_are() -> None:
     """Each column alone, and with another: two equal rows among different ones."""
-    schema = pa.schema(
-        [
-            ("a", pa.large_binary()),
-            ("b", pa.time32("ms")),
-            ("c", pa.date32()),
-            ("time", pa.timestamp("ns", "Asia/Tokyo")),
-            ("e", pa.bool_()),
-            ("f", pa.uint64()),
-            ("g", pa.duration("ms")),
-        ]
-    )
+    fields: list[tuple[str, pa.DataType]] = [
+        ("a", pa.large_binary()),
+        ("b", pa.time32("ms")),
+        ("c", pa.date32()),
+        ("time", pa.timestamp("ns", "Asia/Tokyo")),
+        ("e", pa.bool_()),
+        ("f", pa.uint64()),
+        ("g", pa.duration("ms")),
+    ]
+    schema = pa.schema(fields)
     rows = [
         {"a": b"\0", "b": 1, "c": 1, "time": 2**62, "e": True, "f": 2**64 - 1, "g": 1},
         {"a": b"", "b": 2, "c": 2, "time": 2**62 + 1, "e": False, "f": 0, "g": -1},

@@ -23,25 +23,28 @@ _FURTHEST_US: Final = 2**62
 """A limit within int64: no two event times are further apart."""
 
 
-def drop_duplicates_operator(name: str, port: Port, within_us: int | None) -> BatchFunctionOperator:
+def drop_duplicates_operator(
+    name: str, port: Port, within_us: int | None, *, hides_keys: bool = False
+) -> BatchFunctionOperator:
     """Return the operator that keeps the first row of each key, in the order of arrival.
 
     With `within_us`, a row is a duplicate only if its key has a kept row that is at most so far away by event time,
     before or after it. Kept rows are remembered until only late rows could be that near. Times are compared in whole
-    microseconds.
+    microseconds. `hides_keys`: the keys are not columns of what it emits.
     """
     keys = list(port.keys)
+    hidden = keys if hides_keys else []
+    schema = pa.schema([field for field in port.schema if field.name not in hidden])
     key_fields = [port.schema.field(key) for key in keys]
     if within_us is None:
-        return BatchFunctionOperator(name, _first_of_key(keys, pa.schema(key_fields)), [port], port.schema)
+        return BatchFunctionOperator(name, _first_of_key(keys, pa.schema(key_fields), schema.names), [port], schema)
     assert port.event_time is not None
     time = EventTime(port.event_time, port.schema, f"operator {name!r}")
-    return TimelyFunctionOperator(
-        name, _first_within(keys, key_fields, time, min(within_us, _FURTHEST_US)), [port], port.schema
-    )
+    function = _first_within(keys, key_fields, time, min(within_us, _FURTHEST_US), schema.names)
+    return TimelyFunctionOperator(name, function, [port], schema, hidden=hidden)
 
 
-def _first_of_key(keys: list[str], schema: pa.Schema) -> KeyedBatchFunction:
+def _first_of_key(keys: list[str], schema: pa.Schema, emitted: list[str]) -> KeyedBatchFunction:
     class FirstOfKey(KeyedBatchFunction):
         kept = TableState(schema)
 
@@ -51,13 +54,13 @@ def _first_of_key(keys: list[str], schema: pa.Schema) -> KeyedBatchFunction:
             if known.height:
                 firsts = firsts.join(known, on=keys, how="anti", maintain_order="left")
             self.kept.append(firsts.select(keys))
-            return firsts
+            return firsts.select(emitted)
 
     return FirstOfKey()
 
 
 def _first_within(
-    keys: list[str], key_fields: list[pa.Field[pa.DataType]], event_time: EventTime, within_us: int
+    keys: list[str], key_fields: list[pa.Field[pa.DataType]], event_time: EventTime, within_us: int, emitted: list[str]
 ) -> KeyedBatchFunction:
     at = "time"
     while at in keys:
@@ -72,7 +75,7 @@ def _first_within(
             firsts = rows if is_kept.all() else rows.filter(pl.Series(is_kept))
             when = pl.Series(at, times[is_kept]).cast(pl.Datetime("us"))
             self.kept.append(firsts.select(keys).with_columns(when))
-            return firsts
+            return firsts.select(emitted)
 
         def on_watermark(self, ctx: BatchContext) -> None:
             assert isinstance(ctx, TimeContext)

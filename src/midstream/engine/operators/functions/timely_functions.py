@@ -7,7 +7,7 @@ the lowest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -28,7 +28,7 @@ PROGRESS: Final = "progress"
 class TimelyFunctionOperator(BatchFunctionOperator):
     """Runs a function on batches, and emits late rows, unchanged, to a side output instead.
 
-    `late_tags`: the side output for the late rows of each port. Every port has an event time, and keys unless the
+    `late_tags`: the side output for the late rows of each port. `hidden`: columns that late rows leave out. Every port has an event time, and keys unless the
     operator runs at parallelism 1.
     """
 
@@ -39,9 +39,13 @@ class TimelyFunctionOperator(BatchFunctionOperator):
         ports: Sequence[Port],
         schema: pa.Schema,
         late_tags: Sequence[str] = (LATE,),
+        hidden: Collection[str] = (),
     ) -> None:
         super().__init__(name, function, ports, schema)
-        self.side_outputs = {tag: port.schema for tag, port in zip(late_tags, self._ports, strict=True)}
+        self.side_outputs = {
+            tag: pa.schema([field for field in port.schema if field.name not in hidden])
+            for tag, port in zip(late_tags, self._ports, strict=True)
+        }
         self._late_tags = tuple(late_tags)
         self._fired: FiredWatermarks
 
@@ -59,7 +63,8 @@ class TimelyFunctionOperator(BatchFunctionOperator):
         else:
             is_late = times <= self._fired.of(key_groups(batch, keys, self._runtime.max_parallelism))
         if is_late.any():
-            self._out.emit(batch.filter(pa.array(is_late)), self._late_tags[port])
+            tag = self._late_tags[port]
+            self._out.emit(batch.select(self.side_outputs[tag].names).filter(pa.array(is_late)), tag)
             batch = batch.filter(pa.array(np.logical_not(is_late)))
         if batch.num_rows:
             self._call(batch, port)

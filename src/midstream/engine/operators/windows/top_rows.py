@@ -68,7 +68,7 @@ class TopAggregation(WindowAggregation):
     """The first `count` rows of each key in the order of the columns `by`.
 
     A result is several rows: the keys, the window, `rank` (from 1), and the other columns of the row, except those
-    that are called like the window's.
+    that are called like one of these.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class TopAggregation(WindowAggregation):
                 raise ConfigError(f"{where}: by={column!r} is a key, of which all rows of a window have the same value")
             if not _is_ordered(columns[column]):
                 raise SchemaError(f"{where}: by={column!r} is {columns[column]}: such values have no order")
-        if RANK in schema.names:
-            raise ConfigError(f"{where}: two output columns are called {RANK!r}; rename the stream's column before it")
+        if RANK in keys:
+            raise ConfigError(f"{where}: the key column must not be called {RANK!r}; rename it first")
         self._order = _Order(by, descending, columns)
         self._count = count
         super().__init__(name, keys, event_time, {_ROWS: _FirstRows(count, tuple(columns))}, schema)
@@ -102,7 +102,7 @@ class TopAggregation(WindowAggregation):
         self._lists = {f"{_ROWS}:{column}": column for column in columns}
         self._own_arguments = (name, tuple(keys), event_time, count, tuple(by), descending, schema)
         bounds = [self.schema.field(bound) for bound in (WINDOW_START, WINDOW_END)]
-        self._replaced = [bound for bound in (WINDOW_START, WINDOW_END) if bound in columns]
+        self._replaced = [name for name in (WINDOW_START, WINDOW_END, RANK) if name in columns]
         self.schema = pa.schema(
             [
                 *(schema.field(key) for key in keys),
