@@ -19,7 +19,7 @@ from midstream_lab.jobs.states import Given
 from midstream_lab.run import run
 from midstream_lab.scenarios.scenario import Scenario, draw
 
-KINDS = ("typed", "pickled", "rules", "clocks", "tags", "join", "running", *LENIENT, *KEY_LAYOUTS)
+KINDS = ("typed", "pickled", "rules", "clocks", "tags", "join", "running", "periodic", *LENIENT, *KEY_LAYOUTS)
 
 
 @pytest.mark.parametrize("topology", KINDS)

@@ -35,9 +35,9 @@ from midstream_lab.checkers.lineage import After, Lineage
 from midstream_lab.checkers.row_inspection import Found, RowInspection
 from midstream_lab.checkers.state_checker import StateChecker
 from midstream_lab.checkers.window_checker import Made
+from midstream_lab.jobs import running
 from midstream_lab.jobs.end_operators import decode_count
 from midstream_lab.jobs.shapes import Shape
-from midstream_lab.jobs import running
 from midstream_lab.jobs.tables import COUNTED
 from midstream_lab.jobs.tally import LIST, UNION, NotifiedSource
 from midstream_lab.jobs.topologies import Expectation, expectation

@@ -28,7 +28,7 @@ Bools = npt.NDArray[np.bool_]
 SAMPLES: Final = 5
 _NUMBERS: Final = ("id", "key", "sequence", "ts", "n")
 COUNTING: Final = frozenset(("count", "share", "running"))
-MAKING: Final = frozenset(("window", "slide", "session", "total", "join", *LENIENT))
+MAKING: Final = frozenset(("window", "slide", "session", "total", "join", "periodic", *LENIENT))
 """The kinds of operators that emit new rows on their main output, rather than rows of the sources."""
 
 

@@ -112,12 +112,13 @@ def with_ends(shape: Shape, random: Random) -> Shape:
 
 
 def with_running(shape: Shape, random: Random) -> Shape:
-    """Replace a counting operator by running aggregates, in one of 15 shapes."""
-    counting = [index for index, node in enumerate(shape) if node.chain == ("count",)]
-    if not counting or random.random() >= 1 / 15:
+    """Replace a counting operator or windows by running aggregates, in one of 15 shapes."""
+    found = [index for index, node in enumerate(shape) if node.chain[-1] in ("count", "pack", "stack")]
+    if not found or random.random() >= 1 / 15:
         return shape
-    index = random.choice(counting)
-    return (*shape[:index], replace(shape[index], chain=("running",)), *shape[index + 1 :])
+    index = random.choice(found)
+    chain = ("running",) if shape[index].chain == ("count",) else ("periodic", "stack")
+    return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
 
 
 def with_states(shape: Shape, random: Random) -> Shape:
@@ -374,8 +375,8 @@ class _Walk:
             case "join":
                 expected.joined[uid] = Joined(by_port[0], by_port[1], expected.keys, self._layout(node))
                 self._makers[index] = uid
-            case "late_window" | "late_slide" | "late_session":
-                expected.lenient[uid] = lateness.LENIENT[kind], stream
+            case "late_window" | "late_slide" | "late_session" | "periodic":
+                expected.lenient[uid] = lateness.LENIENT.get(kind, kind), stream
                 self._makers[index] = uid
             case "timer" | "alarm" | "table" | "clocks":
                 if kind == "table":
@@ -539,6 +540,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
         case "running":
             return running.Running(uid, outside)
+        case "periodic":
+            return running.Periodic(uid, outside)
         case "share":
             return KeyCounter(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
         case "times" | "tight" | "idle":
