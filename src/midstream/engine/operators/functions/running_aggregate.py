@@ -112,10 +112,8 @@ class _RunningAggregate(KeyedBatchFunction):
 
     def _results(self, parts: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         aggregation = self._aggregation
-        finished = aggregation.finish(parts)
-        own = [name for name in aggregation.schema.names if name in finished.columns]
-        given = [name for name in aggregation.schema.names if name not in finished.columns]
-        return finished.select(own).hstack(rows.select(given))
+        computed = [name for name in aggregation.schema.names if name not in aggregation.bounds]
+        return aggregation.finish(parts).select(computed).hstack(rows.select(aggregation.bounds))
 
     def _lives(
         self, layout: _Layout, known: pl.DataFrame, frame: pl.DataFrame
