@@ -538,10 +538,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return Pass(outside, SIDE)
         case "count":
             return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
-        case "running":
-            return running.Running(uid, outside)
-        case "periodic":
-            return running.Periodic(uid, outside)
+        case "running" | "periodic":
+            return (running.Running if kind == "running" else running.Periodic)(uid, outside)
         case "share":
             return KeyCounter(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
         case "times" | "tight" | "idle":
