@@ -7,6 +7,7 @@ import sys
 import threading
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -23,12 +24,17 @@ from midstream import (
     CoProcessFunction,
     Count,
     Environment,
+    First,
     JobError,
     KeyedProcessFunction,
+    Last,
+    Max,
+    Mean,
     SchemaError,
     Sum,
     Tuning,
     ValueState,
+    Variance,
     WatermarkStrategy,
     exponential_restarts,
     fixed_restarts,
@@ -345,6 +351,75 @@ def test_aggregates_are_checked():
         windows.aggregate(n=Sum("k"))
     with refused(ConfigError, "window_start"):
         windows.aggregate(window_start=Count())
+
+
+def test_running_aggregates_have_the_keys_the_time_and_a_column_each():
+    for keyed, names in ((stream().key_by("k"), ["k", "n", "mean"]), (timed().key_by("k"), ["k", "t", "n", "mean"])):
+        assert keyed.aggregate(n=Count(), mean=Mean("v")).schema.names == names
+    assert timed().key_by("k").aggregate(n=Count()).event_time == "t"
+    assert timed().key_by("t").aggregate(n=Count()).schema.names == ["t", "n"]
+    per_minute = timed().key_by("k").aggregate(n=Count(), every="1 min")
+    assert per_minute.schema.names == ["k", "t", "n"]
+    per_minute.key_by("k").window(tumbling("1 h")).aggregate(most=Max("n"))
+    assert timed().key_by("k").aggregate(n=Count(), ttl="1 d").side_output(LATE).schema == timed().schema
+    with refused(JobError, "late"):
+        timed().key_by("k").aggregate(n=Count()).side_output(LATE)
+
+
+def test_running_aggregates_are_checked():
+    keyed = timed().key_by("k")
+    options: tuple[dict[str, Any], dict[str, Any]]
+    for option in ("every", "ttl"):
+        options = {option: "1 min"}, {option: 0}
+        with refused(
+            ConfigError, f"{option} is a duration of event time, and the stream has none; call with_watermarks"
+        ):
+            stream().key_by("k").aggregate(n=Count(), **options[0])
+        with refused(ConfigError, f"aggregate: {option}: 0 is not an interval"):
+            keyed.aggregate(n=Count(), **options[1])
+    with refused(JobError, "Count has no column"):
+        keyed.aggregate(Count())  # type: ignore[arg-type]  # the mistake under test
+    with refused(ConfigError, "two output columns are called 't'; rename the aggregate"):
+        keyed.aggregate(t=Count())
+    with refused(ConfigError, "'t' has the time of the aggregates, so it cannot be a key"):
+        timed().key_by("t").aggregate(n=Count(), every="1 s")
+    with pytest.raises(ConfigError, match="Variance: ddof is -1"):
+        Variance("v", ddof=-1)
+
+
+def test_the_condition_of_an_aggregate_is_an_expression_of_a_row():
+    wrong: list[tuple[Any, type[Exception], str]]
+    for keyed in (timed().key_by("k"), timed().key_by("k").window(tumbling("1 h"))):
+        wrong = [
+            ("v > 0", SchemaError, "where='v > 0' is not a polars expression"),
+            (pl.col("v"), SchemaError, "is int64; it must be one condition of a row"),
+            (pl.col("w") > 0, SchemaError, "'w' is not in the stream's schema"),
+            (pl.col("v") > pl.col("v").mean(), JobError, "does not compute each row on its own"),
+        ]
+        for where, error, text in wrong:
+            with refused(error, text):
+                keyed.aggregate(total=Sum("v", where=where))
+        with refused(SchemaError, "sum of column 'k', which is large_string"):
+            keyed.aggregate(total=Sum("k", where=pl.col("v") > 0))
+        assert keyed.aggregate(n=Count(where=pl.col("v") > 0)).schema.names[-1] == "n"
+
+
+def test_a_running_sum_that_does_not_fit_names_its_key():
+    numbers = env().from_collection([{"k": "a", "v": 2**62}] * 2).key_by("k")
+    with pytest.raises(JobError, match=r"^operator 'aggregate': aggregate 'total' does not fit int64 for k='a'; cast"):
+        testing.run(numbers.aggregate(total=Sum("v")))
+
+
+def test_a_time_column_may_be_called_like_a_part_of_an_aggregate():
+    made = timed().rename({"t": "n:n"}).key_by("k").aggregate(n=Count())
+    assert testing.run(made).rows == [{"k": "a", "n:n": ROWS[0]["t"], "n": 1}]
+
+
+def test_without_event_time_first_and_last_depend_on_arrival():
+    rows = [{"k": "a", "v": v} for v in (3, 1, 2)]
+    made = env().from_collection(rows).key_by("k").aggregate(first=First("v"), last=Last("v"))
+    for cut in (1, 2, "whole"):
+        assert [(row["first"], row["last"]) for row in testing.run(made, cut=cut).rows] == [(3, 3), (3, 1), (3, 2)]
 
 
 def test_a_union_needs_equal_schemas_and_event_times():

@@ -21,7 +21,20 @@ from midstream_lab.run import run
 from midstream_lab.scenarios.scenario import Scenario, draw
 
 KINDS = (
-    *("typed", "pickled", "rules", "clocks", "tags", "join", "running", *WITHIN_MS, "sorted", *LENIENT, *KEY_LAYOUTS),
+    *(
+        "typed",
+        "pickled",
+        "rules",
+        "clocks",
+        "tags",
+        "join",
+        "running",
+        "periodic",
+        *WITHIN_MS,
+        "sorted",
+        *LENIENT,
+        *KEY_LAYOUTS,
+    ),
 )
 
 

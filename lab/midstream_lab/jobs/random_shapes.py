@@ -99,12 +99,13 @@ def with_ends(shape: Shape, random: Random) -> Shape:
 
 
 def with_running(shape: Shape, random: Random) -> Shape:
-    """Replace a counting operator by running aggregates, in one of 15 shapes."""
-    counting = [index for index, node in enumerate(shape) if node.chain == ("count",)]
-    if not counting or random.random() >= 1 / 15:
+    """Replace a counting operator or windows by running aggregates, in one of 15 shapes."""
+    found = [index for index, node in enumerate(shape) if node.chain[-1] in ("count", "pack", "stack")]
+    if not found or random.random() >= 1 / 15:
         return shape
-    index = random.choice(counting)
-    return (*shape[:index], replace(shape[index], chain=("running",)), *shape[index + 1 :])
+    index = random.choice(found)
+    chain = ("running",) if shape[index].chain == ("count",) else ("periodic", "stack")
+    return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
 
 
 def with_states(shape: Shape, random: Random) -> Shape:

@@ -1,20 +1,25 @@
 """Running aggregates in a simulated job: each row leaves with the number that it is of its key, which sinks check.
 
-The state, the number of rows of each key and the sum of their ids, is checked in each checkpoint.
+The state, the number of rows of each key and the sum of their ids, is checked in each checkpoint. Aggregates at multiples
+of event time collect the ids of a key; like a window that is emitted again, each emission has all rows of the last one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
-from midstream.engine.operators.base import OperatorContext, Output
+from midstream.engine.operators.base import Combiner, OperatorContext, Output
+from midstream.engine.operators.event_time_column import TimeColumn
+from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator
 from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
 from midstream.engine.operators.windows.aggregates import Count, Min, Sum
-from midstream.simulation.recorded_rows import SCHEMA, Outside, numbered
+from midstream.simulation.recorded_rows import SCHEMA, Outside, numbered, time_ms
+from midstream_lab.jobs.timed import TUMBLING_MS, Ids
 from midstream_lab.jobs.wrapped_operator import Around
 
 PARTS: Final = "table:parts"
@@ -71,3 +76,47 @@ class Running(Around):
         ids = batch.column("id").to_numpy()
         self._outside.counted.setdefault(self._uid, set()).update(numbered(ids, n))
         self._out.emit(batch.set_column(_N, "n", pa.array(n.astype(np.int64))))
+
+
+class Periodic(Around):
+    """The operator of aggregates at each multiple of event time; it emits windows that begin in 1970, for `Stack`."""
+
+    def __init__(self, uid: str, outside: Outside) -> None:
+        self._given = uid, outside
+        inner = periodic_aggregate_operator(
+            uid,
+            keys=["key"],
+            event_time=TimeColumn("ts"),
+            aggregates={"ids": Ids()},
+            schema=SCHEMA,
+            every_us=TUMBLING_MS * 1000,
+        )
+        super().__init__(outside, inner)
+
+    def __reduce__(self) -> tuple[type[Periodic], tuple[str, Outside]]:
+        return Periodic, self._given
+
+    def combiner(self, tags: Collection[str]) -> Combiner | None:
+        return None
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+        super().open(context, self)
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
+        if tag is not None:
+            self._out.emit(batch, tag)
+            return
+        ends_us = batch.column("ts").view(pa.int64()).to_numpy()
+        for end_us, ids in zip(ends_us.tolist(), to_list(batch.column("ids")), strict=True):
+            newest_ms = max(map(time_ms, ids))
+            if not end_us - TUMBLING_MS * 1000 <= newest_ms * 1000 < end_us:
+                self._outside.world.bug(f"at {end_us} µs a key is emitted whose newest row is of {newest_ms} ms")
+        start = pa.array(np.zeros(batch.num_rows, np.int64)).view(pa.timestamp("us"))
+        self._out.emit(batch.append_column("window_start", start))
+
+    def watermark(self, watermark_us: int) -> None:
+        self._out.watermark(watermark_us)
+
+    def idle(self, idle: bool) -> None:
+        self._out.idle(idle)

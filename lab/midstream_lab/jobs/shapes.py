@@ -45,7 +45,8 @@ class Node:
     "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session"
     (keyed, late rows go to a side output) followed by "pack" (windows as rows), "tally" (state without a key), "sink";
 
-    "running" ("count" by running aggregates),
+    "running" ("count" by running aggregates), "periodic" (the rows of each key at multiples of event time) followed by
+    "stack",
 
     "typed", "pickled" (keyed, states of all kinds), "rules" ("share" as a user's function), "clocks" (keyed, holds rows
     by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join", "full_join",
@@ -234,6 +235,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("count", Input(2, KEYED)),
         node_of("sink", Input(2, REBALANCE)),
         node_of("sink", Input(3, FORWARD)),
+    ),
+    "periodic": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("periodic stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("sink", Input(2, REBALANCE, tag=LATE)),
     ),
     "splits": (
         source_node("tight"),

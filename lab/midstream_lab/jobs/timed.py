@@ -207,13 +207,13 @@ def window(uid: str, kind: str, allowed_lateness: str = "0 ms", *, combines: boo
         window=WINDOWS[kind],
         keys=["key"],
         event_time="ts",
-        aggregates={"ids": _Ids(), **bounds},
+        aggregates={"ids": Ids(), **bounds},
         schema=SCHEMA,
         allowed_lateness=allowed_lateness,
     )
 
 
-class _Ids(Aggregate):
+class Ids(Aggregate):
     columns = ("id",)
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:

@@ -8,6 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from midstream.engine.operators.functions import running_aggregate
+from midstream.engine.operators.functions.periodic_aggregate import PeriodicAggregateOperator
+from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.state.table_state import TableState
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios import targeted
@@ -55,6 +57,16 @@ def totals_stay() -> Replacements:
     return [(TableState, "pop", TableState.lookup)]
 
 
+def multiples_begin_again() -> Replacements:
+    """After a restore the aggregates at multiples are those of the rows since, and of those not yet emitted."""
+    original = WindowOperator.restore
+
+    def restore(self: Any, parts: Mapping[str, Any]) -> None:
+        original(self, {name: part for name, part in parts.items() if name != self._totals.part_name})
+
+    return [(PeriodicAggregateOperator, "restore", restore)]
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "each_batch_begins_again": Mutation(
         "running aggregates begin again with each batch", each_batch_begins_again, targeted.in_running
@@ -63,5 +75,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "running aggregates keep the first row of a batch", first_row_is_kept, targeted.in_running
     ),
     "rows_by_key": Mutation("running aggregates leave in another order", rows_by_key, targeted.in_running),
+    "multiples_begin_again": Mutation(
+        "aggregates at multiples begin again with a restore", multiples_begin_again, targeted.at_multiples
+    ),
     "totals_stay": Mutation("what running aggregates replace stays in state", totals_stay, targeted.in_running),
 }

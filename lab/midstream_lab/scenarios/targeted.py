@@ -407,6 +407,12 @@ def in_running(seed: int) -> Scenario:
     return replace(drawn, interval_s=0.002, key_groups=16)
 
 
+def at_multiples(seed: int) -> Scenario:
+    """The same with aggregates at multiples of event time."""
+    drawn = draw(seed, topology="periodic", parallelism=3, rescale_to=2, faults=("kill_slot",), rows=100)
+    return replace(drawn, interval_s=0.002, key_groups=16)
+
+
 def leaving(seed: int) -> Scenario:
     """Slots have to leave, one after the other, and the job is rescaled, or gets the request to stop, meanwhile."""
     random = Random(f"leaving {seed}")

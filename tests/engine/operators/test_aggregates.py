@@ -199,7 +199,7 @@ def _itself(chosen: Callable[..., Any]) -> Callable[[str], Any]:
 def test_the_last_row_of_a_running_aggregate_has_the_value_of_a_window(
     aggregate: Callable[[str], Any], kind: pa.DataType
 ) -> None:
-    """Whether the rows come together, or one by one; also of some of the rows."""
+    """Whether the rows come one by one, or together and, for the window, combined; also of some of the rows."""
     values = [*VALUES[kind], None, *VALUES[kind], None]
     schema = pa.schema([pa.field("k", pa.int64()), pa.field("t", pa.timestamp("ms")), pa.field("v", kind)])
     made = aggregate("v")
@@ -222,8 +222,10 @@ def test_the_last_row_of_a_running_aggregate_has_the_value_of_a_window(
                 running_aggregate_operator("w", **shared)
             return
         for world in (World(each, max_parallelism=MAX_PARALLELISM) for each in makers):
+            combiner = world.operator.combiner(()) if cut > 1 else None
             for start in range(0, len(values), cut):
-                world.process(batch.slice(start, cut))
+                rows = batch.slice(start, cut)
+                world.process(rows if combiner is None else combiner.combine(rows))
             world.advance(MAX_WATERMARK_US)
             last = {(row["k"], name): row[name] for row in world.out.rows() for name in aggregates}
             found.append({key: round(value, 9) if isinstance(value, float) else value for key, value in last.items()})

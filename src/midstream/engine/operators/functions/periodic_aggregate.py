@@ -18,11 +18,11 @@ from midstream.engine.core.errors import ConfigError
 from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.process_context import Calendar
-from midstream.engine.operators.functions.running_aggregate import UNTIL
+from midstream.engine.operators.functions.running_aggregate import UNTIL, ttl_of, until_of
 from midstream.engine.operators.windows.aggregates import AnyAggregate
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
-from midstream.engine.operators.windows.window_operator import END, native_units
+from midstream.engine.operators.windows.window_operator import END
 from midstream.engine.operators.windows.window_specs import Sliding
 from midstream.engine.state.state_parts import Redistribute, StatePart
 from midstream.engine.state.table_state import TableState
@@ -63,8 +63,7 @@ class PeriodicAggregateOperator(PaneWindowOperator):
 
     def __init__(self, aggregation: WindowAggregation, every_us: int, ttl_us: int | None) -> None:
         super().__init__(aggregation, Sliding(every_us, every_us), 0)
-        self._ttl = None if ttl_us is None else native_units(ttl_us, aggregation.time, f"{aggregation.where}: ttl")
-        self._room += self._ttl or 0
+        self._ttl = ttl_of(ttl_us, aggregation)
         added = [] if ttl_us is None else [pa.field(UNTIL, aggregation.time.kind)]
         self._declared = TableState(pa.schema([*aggregation.part_schema, *added]))
         self._calendar = Calendar(aware=aggregation.time.kind.tz is not None)
@@ -88,7 +87,7 @@ class PeriodicAggregateOperator(PaneWindowOperator):
         if self._ttl is None:
             self._totals.append(total)
         else:
-            until = pl.Series(UNTIL, np.full(total.height, end + self._ttl)).cast(known.schema[UNTIL])
+            until = pl.Series(UNTIL, until_of(np.full(total.height, end), self._ttl)).cast(known.schema[UNTIL])
             self._totals.append(total.with_columns(until))
         time = self._aggregation.time
         values = pa.schema([field for field in self.schema if field.name != time.column])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from midstream.engine.core.batches import from_polars
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.event_time_column import Int64s, TimeColumn
@@ -26,6 +27,7 @@ from midstream.engine.operators.windows.window_aggregation import WindowAggregat
 from midstream.engine.operators.windows.window_operator import native_units
 from midstream.engine.operators.windows.window_specs import LATE
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
+from midstream.engine.state.table_runs import LAST_TICK
 from midstream.engine.state.table_state import TableState
 
 UNTIL: Final = "__until"
@@ -56,6 +58,19 @@ def running_aggregate_operator(
     return RunningAggregateOperator(name, aggregation, event_time, ttl_us)
 
 
+def until_of(times: Int64s, ttl: int) -> Int64s:
+    """Return the last time that continues what was last at each of `times`; at most the last time that there is."""
+    until: Int64s = np.minimum(times, LAST_TICK - ttl) + ttl
+    return until
+
+
+def ttl_of(ttl_us: int | None, aggregation: WindowAggregation) -> int | None:
+    """Return a time to live in the unit of the event time."""
+    if ttl_us is None:
+        return None
+    return min(native_units(ttl_us, aggregation.time, f"{aggregation.where}: ttl"), LAST_TICK)
+
+
 def _function(aggregation: WindowAggregation, ttl: int | None) -> _RunningAggregate:
     added = [] if ttl is None else [pa.field(UNTIL, aggregation.time.kind)]
 
@@ -77,8 +92,6 @@ class _RunningAggregate(KeyedBatchFunction):
 
     def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
         aggregation, by = self._aggregation, self._aggregation.keys
-        if not rows.height:
-            return rows.clear().select()
         frame = aggregation.prepare(rows)
         numbered = frame.select(by).with_row_index("__row").group_by(by, maintain_order=True).agg("__row")
         order = numbered.get_column("__row").explode().to_numpy()
@@ -99,10 +112,8 @@ class _RunningAggregate(KeyedBatchFunction):
 
     def _results(self, parts: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         aggregation = self._aggregation
-        finished = aggregation.finish(parts)
-        own = [name for name in aggregation.schema.names if name in finished.columns]
-        given = [name for name in aggregation.schema.names if name not in finished.columns]
-        return finished.select(own).hstack(rows.select(given))
+        computed = [name for name in aggregation.schema.names if name not in aggregation.bounds]
+        return aggregation.finish(parts).select(computed).hstack(rows.select(aggregation.bounds))
 
     def _lives(
         self, layout: _Layout, known: pl.DataFrame, frame: pl.DataFrame
@@ -110,14 +121,15 @@ class _RunningAggregate(KeyedBatchFunction):
         """Return which rows start their key's aggregates again, and until when each row is continued."""
         assert self._ttl is not None
         time = self._aggregation.time
-        until = pl.concat([known.get_column(UNTIL), frame.select(time.expr.alias(UNTIL)).to_series()])
-        ticks = until.to_physical().to_numpy().copy()
-        ticks[known.height :] += self._ttl
-        ticks = ticks[layout.source]
-        latest = Segments(layout.is_first).accumulate(np.maximum, ticks)
+        times = frame.select(time.expr).to_series()
+        begun = known.get_column(UNTIL).to_physical().to_numpy()
+        until = np.concatenate([begun, until_of(times.to_physical().to_numpy(), self._ttl)])[layout.source]
+        latest = Segments(layout.is_first).accumulate(np.maximum, until)
         is_first = layout.is_first.copy()
-        is_first[1:] |= ticks[1:] - self._ttl > latest[:-1]
-        return is_first, pl.Series(UNTIL, latest, pl.Int64).cast(until.dtype)
+        rows = layout.row_positions
+        follows = rows[~is_first[rows]]
+        is_first[follows] = times.to_physical().to_numpy()[~is_first[rows]] > latest[follows - 1]
+        return is_first, pl.Series(UNTIL, latest, pl.Int64).cast(times.dtype)
 
     def _accumulated(
         self, parts: pl.DataFrame, layout: _Layout, is_first: npt.NDArray[np.bool_], rows: pl.DataFrame
@@ -167,8 +179,9 @@ class RunningAggregateOperator(BatchFunctionOperator):
         self, name: str, aggregation: WindowAggregation, event_time: str | TimeColumn | None, ttl_us: int | None
     ) -> None:
         self._aggregation = aggregation
-        self._ttl = None if ttl_us is None else native_units(ttl_us, aggregation.time, f"{aggregation.where}: ttl")
-        port = Port("process", aggregation.keys, event_time, aggregation.input_schema)
+        self._ttl = ttl_of(ttl_us, aggregation)
+        read = pa.schema([aggregation.input_schema.field(column) for column in aggregation.columns])
+        port = Port("process", aggregation.keys, event_time, read)
         super().__init__(name, _function(aggregation, self._ttl), [port], aggregation.schema)
         self.side_outputs = {} if ttl_us is None else {LATE: aggregation.input_schema}
 
@@ -184,11 +197,15 @@ class RunningAggregateOperator(BatchFunctionOperator):
                 self._out.emit(batch.filter(pa.array(is_late)), LATE)
                 batch = batch.filter(pa.array(~is_late))
         if batch.num_rows:
-            super().process(batch, port)
+            super().process(batch.select(self._aggregation.columns), port)
+
+    def _run(self, what: str, call: Callable[[], pl.DataFrame | None]) -> None:
+        made = call()  # no function of the user's: errors name its place already
+        if made is not None:
+            self._out.emit(from_polars(made, self.schema, self._where))
 
     def _are_late(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        assert self._ttl is not None
-        times = self._aggregation.time.native(batch, self._ttl)
+        times = self._aggregation.time.native(batch)
         if self._fired.is_even:
             return times <= self._fired.lowest
         groups = key_groups(batch, self._aggregation.keys, self._runtime.max_parallelism)

@@ -64,7 +64,7 @@ class WindowAggregation:
         self.input_schema = canonical_schema(schema)
         self.keys = tuple(keys)
         self.by = self.keys or (ALL,)
-        self._bounds = tuple(bounds)
+        self.bounds = tuple(bounds)
         self._time = None if event_time is None else EventTime(event_time, self.input_schema, self.where)
         require_keys(self.input_schema, self.keys, self.where)
         self._derived: list[pl.Expr] = []
@@ -180,10 +180,10 @@ class WindowAggregation:
         if not self._aggregates:
             raise ConfigError(f"{self.where}: there are no aggregates; give at least one, such as n=Count()")
         for output in self._aggregates:
-            if output in self.keys or output in self._bounds:
+            if output in self.keys or output in self.bounds:
                 raise ConfigError(f"{self.where}: two output columns are called {output!r}; rename the aggregate")
         for key in self.keys:
-            if key in self._bounds:
+            if key in self.bounds:
                 raise ConfigError(f"{self.where}: the key column must not be called {key!r}; rename it first")
 
     def _check_inputs(self) -> None:
@@ -241,7 +241,7 @@ class WindowAggregation:
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             raise SchemaError(f"{self.where}: the aggregates do not fit the columns: {error}") from error
         keys = [self.input_schema.field(key) for key in self.keys]
-        bounds = [pa.field(name, self.time.kind) for name in self._bounds]
+        bounds = [pa.field(name, self.time.kind) for name in self.bounds]
         # Keys in state have the stream's own types, as in all other state: polars has other types for some of them.
         own = {key.name: key for key in keys}
         part_schema = pa.schema([own.get(field.name, field) for field in computed_schema(parts, self.where)])
