@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow.lib import concat_batches
 
 from midstream.engine.core.batches import from_polars, invalid_value, single_batch, to_polars
 
@@ -167,6 +168,6 @@ def test_batches_of_empty_lists_can_be_put_together(shortened: str, nesting: str
             made = _LISTS.slice(start, count).select(_SHORTENED[shortened]).select(_NESTED[nesting])
             batch = from_polars(made, made.clear().to_arrow(compat_level=pl.CompatLevel.oldest()).schema, "here")
             batch.validate(full=True)
-            twice = pa.concat_batches([batch, batch])
+            twice = concat_batches([batch, batch])
             assert to_polars(twice).equals(pl.concat([made, made]))
             assert batch.take(pa.array([0])).to_pylist() == batch.to_pylist()[:1]
