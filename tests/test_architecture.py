@@ -279,6 +279,7 @@ LONG_FUNCTIONS = {
 ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {
     "simulation/recorded_rows.py SimSource": "each of them is drawn by scenarios",
+    "engine/operators/windows/window_aggregation.py WindowAggregation": "what is computed of the aggregates, once each",
     "engine/coordinator/coordinator.py Coordinator": "the parts that it connects; what they have in common is in notifications.py",
     "engine/coordinator/placement/slot_pool.py SlotPool": "the wait for slots, and what is known of those that came",
     "inprocess/engine.py Engine": "stands for a driver, a cluster and a slot at once",

@@ -8,7 +8,7 @@ from midstream.engine.checkpoint.barrier_handler import BARRIER_TABLE, Alignment
 from midstream.engine.coordinator.checkpoints.commit_queue import COMMIT_TABLE
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import CHECKPOINT_TABLE, CheckpointProgress
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase
-from midstream.engine.coordinator.placement.attempt import ATTEMPT_TABLE, TaskPhase
+from midstream.engine.coordinator.placement.attempt import TASK_PHASE_TABLE, TaskPhase
 from midstream.engine.coordinator.placement.rescale import RESCALE_TABLE
 from midstream.engine.coordinator.requests.savepoints import SAVEPOINT_TABLE, SavepointStage
 from midstream.engine.protocol import messages as m
@@ -146,7 +146,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
     ),
     machine_of(TASK_TABLE),
     machine_of(SLOT_TABLE),
-    Machine("task, to the coordinator", names_of(TaskPhase), watch_attempt_tasks, table=ATTEMPT_TABLE),
+    Machine("task, to the coordinator", names_of(TaskPhase), watch_attempt_tasks, table=TASK_PHASE_TABLE),
     machine_of(PHASE_TABLE),
     machine_of(CHECKPOINT_TABLE),
     machine_of(COMMIT_TABLE),

@@ -22,7 +22,7 @@ from midstream.engine.coordinator.checkpoints import checkpoint_coordinator, met
 from midstream.engine.operators.functions import process_operator
 from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.operators.windows import session_windows
-from midstream.engine.operators.windows.fired_watermarks import FiredWatermarks
+from midstream.engine.operators.key_group_watermarks import KeyGroupWatermarks
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
 from midstream.engine.operators.windows.window_operator import END, START, WindowOperator
@@ -175,7 +175,7 @@ def without_the_last_part(operator: type) -> Patches:
 
 
 def fired_twice() -> Patches:
-    return [(FiredWatermarks, "restore", lambda self, table: None)]
+    return [(KeyGroupWatermarks, "restore", lambda self, table: None)]
 
 
 def no_late_output() -> Patches:

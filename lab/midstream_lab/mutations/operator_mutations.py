@@ -21,7 +21,7 @@ from midstream.engine.operators.functions.asof_join import AsofJoinOperator
 from midstream.engine.operators.functions.event_time_join import EventTimeJoinOperator
 from midstream.engine.operators.functions.interval_join import IntervalJoinOperator
 from midstream.engine.operators.functions.process_operator import ProcessOperator
-from midstream.engine.operators.functions.timely_functions import PROGRESS
+from midstream.engine.operators.functions.on_time_functions import PROGRESS
 from midstream.engine.operators.windows import window_operator
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.state import columnar, heap_snapshot

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.engine.operators.functions import duplicates
-from midstream.engine.operators.functions.timely_functions import PROGRESS, TimelyFunctionOperator
+from midstream.engine.operators.functions.on_time_functions import PROGRESS, OnTimeFunctionOperator
 from midstream.engine.state.state_parts import StatePart
 from midstream.engine.state.table_state import TableState
 from midstream_lab.mutations.mutation import Mutation, Replacements
@@ -19,12 +19,12 @@ from midstream_lab.scenarios.scenario import draw
 
 def late_rows_are_on_time_after_a_restore() -> Replacements:
     """The progress of event time is not restored."""
-    original = TimelyFunctionOperator.restore
+    original = OnTimeFunctionOperator.restore
 
     def restore(self: Any, parts: Mapping[str, StatePart]) -> None:
         original(self, {name: part for name, part in parts.items() if name != PROGRESS})
 
-    return [(TimelyFunctionOperator, "restore", restore)]
+    return [(OnTimeFunctionOperator, "restore", restore)]
 
 
 def late_rows_are_processed() -> Replacements:
@@ -33,7 +33,7 @@ def late_rows_are_processed() -> Replacements:
     def process(self: Any, batch: pa.RecordBatch, port: int) -> None:
         self._call(batch, port)
 
-    return [(TimelyFunctionOperator, "process", process)]
+    return [(OnTimeFunctionOperator, "process", process)]
 
 
 def rows_are_due_too_soon() -> Replacements:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.operators.windows import session_windows
-from midstream.engine.operators.windows.fired_watermarks import FiredWatermarks
+from midstream.engine.operators.key_group_watermarks import KeyGroupWatermarks
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
 from midstream.engine.operators.windows.window_operator import END, PROGRESS, START, Piece, WindowOperator, clamp
@@ -85,7 +85,7 @@ def fired_for_all() -> Replacements:
     def reach_up_to(self: Any, key_group: int, watermark: int) -> None:
         self.reach(watermark)
 
-    return [(FiredWatermarks, "reach_up_to", reach_up_to)]
+    return [(KeyGroupWatermarks, "reach_up_to", reach_up_to)]
 
 
 # ---- rows that come late
@@ -190,7 +190,7 @@ def progress_of_the_fastest() -> Replacements:
         marks = table.column("watermark").to_numpy()
         self._set(np.full_like(self._marks, marks.max()))
 
-    return [(FiredWatermarks, "restore", restore)]
+    return [(KeyGroupWatermarks, "restore", restore)]
 
 
 def panes_are_restored_twice() -> Replacements:

@@ -13,7 +13,7 @@ from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.element_queue import ElementQueue
 from midstream.engine.exchange.subpartition import Subpartition
 from midstream.engine.graph.idleness import IdleOrigin
-from midstream.engine.operators.windows import fired_watermarks
+from midstream.engine.operators import key_group_watermarks
 from midstream.engine.worker import operator_chain as chain
 from midstream.engine.worker import task, task_snapshots
 from midstream.engine.worker import watermark_valve as valve
@@ -333,14 +333,14 @@ def watermark_of_one_slice_more() -> Replacements:
 
 def progress_of_the_slowest() -> Replacements:
     """After a restore all key groups have come as far as the one furthest behind."""
-    original = fired_watermarks.FiredWatermarks.restore
+    original = key_group_watermarks.KeyGroupWatermarks.restore
 
     def restore(self: Any, table: Any) -> None:
         original(self, table)
         self._marks[:] = self.lowest
         self.is_even = True
 
-    return [(fired_watermarks.FiredWatermarks, "restore", restore)]
+    return [(key_group_watermarks.KeyGroupWatermarks, "restore", restore)]
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {

@@ -14,7 +14,7 @@ from midstream.engine.coordinator import events as ev
 from midstream.engine.coordinator import notifications
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import CHECKPOINT_TABLE, CheckpointProgress
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase
-from midstream.engine.coordinator.placement.attempt import ATTEMPT_TABLE, TaskPhase
+from midstream.engine.coordinator.placement.attempt import TASK_PHASE_TABLE, TaskPhase
 from midstream.engine.coordinator.placement.rescale import RESCALE_TABLE, RescaleStage
 from midstream.engine.coordinator.requests.savepoints import SAVEPOINT_TABLE, SavepointStage
 from midstream.engine.core.errors import InvariantError
@@ -42,7 +42,7 @@ def test_subscribers_are_notified_in_order() -> None:
     ("table", "states", "first"),
     [
         (PHASE_TABLE, Phase, Phase.CREATED),
-        (ATTEMPT_TABLE, TaskPhase, TaskPhase.DEPLOYING),
+        (TASK_PHASE_TABLE, TaskPhase, TaskPhase.DEPLOYING),
         (CHECKPOINT_TABLE, CheckpointProgress, CheckpointProgress.NONE),
         (SAVEPOINT_TABLE, SavepointStage, SavepointStage.CLAIMING),
         (RESCALE_TABLE, RescaleStage, RescaleStage.NONE),

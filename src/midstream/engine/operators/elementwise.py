@@ -60,7 +60,7 @@ _CONSTANT: Final = "use pl.lit() of one value, or reduce the series to one value
 _NUMBERS: Final = "depends on the numbers of categories, which follow from what a process has seen before"
 _TEXTS: Final = [text for text in probe(pl.String(), close_together=False) if text is not None]
 
-DEPTH_MAX: Final = 500
+DEPTH_MAX: Final = 800
 """How many parts of an expression may lie within one another: a few hundred operations take a second to check."""
 _RECURSION_LIMIT: Final = 6_000
 _TOO_DEEP: Final = ExpressionFault(

@@ -171,6 +171,7 @@ class TableState(DeclaredState):
             def on_watermark(self, ctx):
                 return self.waiting.pop_until("at", ctx.watermark)
         """
+        self._bound_runs()
         kind = self._empty.schema.get(column)
         if not isinstance(kind, pl.Datetime):
             raise SchemaError(

@@ -1,7 +1,7 @@
 """One attempt to run the job: which slot runs which task, and how far each task is.
 
 A task is DEPLOYING, RUNNING, FINISHING (it has processed all its data and waits for a checkpoint) or FINISHED;
-ATTEMPT_TABLE says what leads from one to the next.
+TASK_PHASE_TABLE says what leads from one to the next.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FINISHING, _FINISHED = TaskPhase.FINISHING, TaskPhase.FINISHED
 
 TaskReport: TypeAlias = TaskRunning | TaskEndOfData | TaskFinished
 
-ATTEMPT_TABLE: Final[TransitionTable[TaskPhase, type[TaskReport]]] = TransitionTable(
+TASK_PHASE_TABLE: Final[TransitionTable[TaskPhase, type[TaskReport]]] = TransitionTable(
     "task, to the coordinator",
     (
         Transition(TaskPhase.DEPLOYING, TaskRunning, (TaskPhase.RUNNING,), "once all tasks run, checkpoints begin"),
@@ -104,7 +104,7 @@ class Attempt:
     def advance(self, ref: TaskId, report: type[TaskReport]) -> None:
         """Record a task's message. Raises InvariantError if it cannot come in the phase of the task."""
         before = self.phases[ref]
-        phase = ATTEMPT_TABLE.next(before, report)
+        phase = TASK_PHASE_TABLE.next(before, report)
         self.phases[ref] = phase
         self._in[before] -= 1
         self._in[phase] += 1

@@ -13,8 +13,8 @@ import pyarrow as pa
 from midstream.engine.operators.event_time_column import EventTime, Int64s
 from midstream.engine.operators.functions.batch_functions import BatchContext, BatchFunctionOperator, KeyedBatchFunction
 from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.on_time_functions import OnTimeFunctionOperator
 from midstream.engine.operators.functions.process_context import TimeContext
-from midstream.engine.operators.functions.timely_functions import TimelyFunctionOperator
 from midstream.engine.state.table_state import TableState
 
 Bools = npt.NDArray[np.bool_]
@@ -41,7 +41,7 @@ def drop_duplicates_operator(
     assert port.event_time is not None
     time = EventTime(port.event_time, port.schema, f"operator {name!r}")
     function = _first_within(keys, key_fields, time, min(within_us, _FURTHEST_US), schema.names)
-    return TimelyFunctionOperator(name, function, [port], schema, hidden=hidden)
+    return OnTimeFunctionOperator(name, function, [port], schema, hidden=hidden)
 
 
 def _first_of_key(keys: list[str], schema: pa.Schema, emitted: list[str]) -> KeyedBatchFunction:

@@ -18,7 +18,7 @@ from midstream.engine.core.errors import SchemaError
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.batch_functions import CoBatchFunction
 from midstream.engine.operators.functions.function_operator import Port
-from midstream.engine.operators.functions.timely_functions import PROGRESS, TimelyFunctionOperator
+from midstream.engine.operators.functions.on_time_functions import PROGRESS, OnTimeFunctionOperator
 from midstream.engine.operators.windows.window_specs import LATE, LATE_RIGHT
 from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.state_parts import StatePart
@@ -70,7 +70,7 @@ class JoinColumns:
         return pa.schema([*self.left, *(self.right.field(name) for name in self.added)])
 
 
-class EventTimeJoinOperator(TimelyFunctionOperator):
+class EventTimeJoinOperator(OnTimeFunctionOperator):
     """Base of the joins by event time. `tables`: the state, by name."""
 
     result_time: TimeColumn

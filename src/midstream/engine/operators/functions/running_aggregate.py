@@ -11,28 +11,24 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.batches import from_polars
-from midstream.engine.core.key_groups import key_groups
-from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.event_time_column import Int64s, TimeColumn
 from midstream.engine.operators.functions.batch_functions import (
     BatchContext,
-    BatchFunctionOperator,
     KeyedBatchFunction,
 )
 from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.on_time_functions import OnTimeFunctionOperator
 from midstream.engine.operators.windows.aggregates import AnyAggregate
-from midstream.engine.operators.windows.fired_watermarks import FiredWatermarks
 from midstream.engine.operators.windows.prefix_scan import Segments
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import native_units
 from midstream.engine.operators.windows.window_specs import LATE
-from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 from midstream.engine.state.table_runs import LAST_TICK
 from midstream.engine.state.table_state import TableState
 
 UNTIL: Final = "__until"
 """The column with the last time at which a row of the key still continues its aggregates."""
-PROGRESS: Final = "progress"
 
 
 def running_aggregate_operator(
@@ -172,8 +168,8 @@ class _Layout:
         self.row_positions[order] = np.flatnonzero(~self.is_known)
 
 
-class RunningAggregateOperator(BatchFunctionOperator):
-    """The operator of running aggregates. With a `ttl` it stores how far event time has come, since late rows stay late."""
+class RunningAggregateOperator(OnTimeFunctionOperator):
+    """The operator of running aggregates. With a `ttl` late rows are not processed: their key's part may have left."""
 
     def __init__(
         self, name: str, aggregation: WindowAggregation, event_time: str | TimeColumn | None, ttl_us: int | None
@@ -182,51 +178,26 @@ class RunningAggregateOperator(BatchFunctionOperator):
         self._ttl = ttl_of(ttl_us, aggregation)
         read = pa.schema([aggregation.input_schema.field(column) for column in aggregation.columns])
         port = Port("process", aggregation.keys, event_time, read)
-        super().__init__(name, _function(aggregation, self._ttl), [port], aggregation.schema)
-        self.side_outputs = {} if ttl_us is None else {LATE: aggregation.input_schema}
+        function, tags = _function(aggregation, self._ttl), () if ttl_us is None else (LATE,)
+        super().__init__(name, function, [port], aggregation.schema, tags)
+        self.side_outputs = dict.fromkeys(tags, aggregation.input_schema)
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._aggregation.pickles_of(self.own)
-        self._fired = FiredWatermarks(context.key_groups)
         super().open(context, out)
 
-    def process(self, batch: pa.RecordBatch, port: int) -> None:
-        if self._ttl is not None and batch.num_rows:
-            is_late = self._are_late(batch)
-            if is_late.any():
-                self._out.emit(batch.filter(pa.array(is_late)), LATE)
-                batch = batch.filter(pa.array(~is_late))
+    def _call(self, batch: pa.RecordBatch, port: int) -> None:
         if batch.num_rows:
-            super().process(batch.select(self._aggregation.columns), port)
+            super()._call(batch.select(self._aggregation.columns), port)
 
     def _run(self, what: str, call: Callable[[], pl.DataFrame | None]) -> None:
         made = call()  # no function of the user's: errors name its place already
         if made is not None:
             self._out.emit(from_polars(made, self.schema, self._where))
 
-    def _are_late(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        times = self._aggregation.time.native(batch)
-        if self._fired.is_even:
-            return times <= self._fired.lowest
-        groups = key_groups(batch, self._aggregation.keys, self._runtime.max_parallelism)
-        return times <= self._fired.of(groups)
-
     def advance_watermark(self, watermark_us: int) -> bool:
         super().advance_watermark(watermark_us)
         if self._ttl is not None:
-            self._fired.reach(self._aggregation.time.from_us(watermark_us))
             for state in self._states.values():
                 state.pop_until(UNTIL, self._context.watermark)
         return True
-
-    def snapshot(self, checkpoint_id: int) -> Snapshot:
-        rows, marks = super().snapshot(checkpoint_id), self._fired.table()
-        if marks is None:
-            return rows
-        part = StatePart(Redistribute.KEYED, (Chunk(self._runtime.ids.new_id(), marks),))
-        return Snapshot(SnapshotResult({PROGRESS: part}), rows.later)
-
-    def restore(self, parts: Mapping[str, StatePart]) -> None:
-        super().restore({name: part for name, part in parts.items() if name != PROGRESS})
-        if PROGRESS in parts:
-            self._fired.restore(parts[PROGRESS].table())

@@ -7,12 +7,12 @@ import polars as pl
 from midstream.engine.operators.event_time_column import EventTime
 from midstream.engine.operators.functions.batch_functions import BatchContext, KeyedBatchFunction
 from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.on_time_functions import OnTimeFunctionOperator
 from midstream.engine.operators.functions.process_context import TimeContext
-from midstream.engine.operators.functions.timely_functions import TimelyFunctionOperator
 from midstream.engine.state.table_state import TableState
 
 
-def sort_by_time_operator(name: str, port: Port) -> TimelyFunctionOperator:
+def sort_by_time_operator(name: str, port: Port) -> OnTimeFunctionOperator:
     """Return the operator that holds rows until event time has passed them, and then emits them in the order of their times.
 
     Rows of one time are ordered by the other columns, so that the order does not depend on arrival; only those that
@@ -33,4 +33,4 @@ def sort_by_time_operator(name: str, port: Port) -> TimelyFunctionOperator:
             by = [time.column, *(name for name, kind in due.schema.items() if not kind.is_nested())]
             return due.sort(list(dict.fromkeys(by)), maintain_order=True)
 
-    return TimelyFunctionOperator(name, SortByTime(), [port], port.schema)
+    return OnTimeFunctionOperator(name, SortByTime(), [port], port.schema)

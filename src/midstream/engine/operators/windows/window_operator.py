@@ -18,8 +18,8 @@ from midstream.engine.core.errors import ConfigError, InvariantError, JobError
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import KEY, Combiner, Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.event_time_column import EventTime, Int64s
+from midstream.engine.operators.key_group_watermarks import KeyGroupWatermarks
 from midstream.engine.operators.row_conversion import check_keys, fields_text
-from midstream.engine.operators.windows.fired_watermarks import FiredWatermarks
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import ROWS, WindowCombiner
 from midstream.engine.operators.windows.window_specs import LATE, WINDOW_END, WINDOW_START, Window
@@ -76,7 +76,7 @@ class WindowOperator(Operator):
         self._context: OperatorContext
         self._out: Output
         self._layout: StateLayout
-        self._fired: FiredWatermarks
+        self._fired: KeyGroupWatermarks
         self._combined: pa.Schema | None
         """The schema of the combined batches that the operator accepts as well as rows."""
         self._combined_at: str
@@ -150,7 +150,7 @@ class WindowOperator(Operator):
         self._out = out
         aggregation = self._aggregation
         self._layout = StateLayout(self._state_schema(), aggregation.keys, context.max_parallelism, self._state_log())
-        self._fired = FiredWatermarks(context.key_groups)
+        self._fired = KeyGroupWatermarks(context.key_groups)
         self._aggregation.pickles_of(self.own)
         combiner = self._combiner()
         self._combined = None if ROWS in aggregation.input_schema.names else combiner.schema

@@ -17,19 +17,19 @@ from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.functions.batch_functions import BatchFunction, BatchFunctionOperator
 from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.key_group_watermarks import KeyGroupWatermarks
 from midstream.engine.operators.row_conversion import check_keys
-from midstream.engine.operators.windows.fired_watermarks import FiredWatermarks
 from midstream.engine.operators.windows.window_specs import LATE
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 
 PROGRESS: Final = "progress"
 
 
-class TimelyFunctionOperator(BatchFunctionOperator):
+class OnTimeFunctionOperator(BatchFunctionOperator):
     """Runs a function on batches, and emits late rows, unchanged, to a side output instead.
 
-    `late_tags`: the side output for the late rows of each port. `hidden`: columns that late rows leave out. Every port has an event time, and keys unless the
-    operator runs at parallelism 1.
+    `late_tags`: the side output for the late rows of each port; without any, no row is late. `hidden`: columns that late
+    rows leave out. Every port has an event time, and keys unless the operator runs at parallelism 1.
     """
 
     def __init__(
@@ -44,16 +44,19 @@ class TimelyFunctionOperator(BatchFunctionOperator):
         super().__init__(name, function, ports, schema)
         self.side_outputs = {
             tag: pa.schema([field for field in port.schema if field.name not in hidden])
-            for tag, port in zip(late_tags, self._ports, strict=True)
+            for tag, port in zip(late_tags, self._ports, strict=bool(late_tags))
         }
         self._late_tags = tuple(late_tags)
-        self._fired: FiredWatermarks
+        self._fired: KeyGroupWatermarks
 
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, out)
-        self._fired = FiredWatermarks(context.key_groups)
+        self._fired = KeyGroupWatermarks(context.key_groups)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if not self._late_tags:
+            super().process(batch, port)
+            return
         keys, time = self._ports[port].keys, self._times[port]
         assert time is not None, f"{self._where} has no event time"
         check_keys(batch, keys, self._where)
@@ -71,7 +74,8 @@ class TimelyFunctionOperator(BatchFunctionOperator):
 
     def advance_watermark(self, watermark_us: int) -> bool:
         super().advance_watermark(watermark_us)
-        self._fired.reach(watermark_us)
+        if self._late_tags:
+            self._fired.reach(watermark_us)
         return True
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:

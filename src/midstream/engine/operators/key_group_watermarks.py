@@ -1,4 +1,4 @@
-"""Tracks the watermark up to which windows have fired, per key group.
+"""The watermarks that an operator has reached, per key group: what had fired, and which rows are late.
 
 Within one run all key groups have the same watermark, except while the firing of one window is interrupted. After a
 rescale a subtask owns key groups of several old subtasks, which stopped at different watermarks; what had fired must
@@ -21,7 +21,7 @@ Int32s = npt.NDArray[np.int32]
 _AT_REST: Final = pa.schema([(KEY_GROUP, pa.int32()), ("watermark", pa.int64())])
 
 
-class FiredWatermarks:
+class KeyGroupWatermarks:
     """The watermarks of the key groups `owned`, in the unit of the event-time column."""
 
     def __init__(self, owned: range) -> None:
