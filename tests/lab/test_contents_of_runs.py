@@ -20,9 +20,9 @@ import pytest
 from midstream.engine.checkpoint import channel_state, savepoint
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator, metadata_builder
 from midstream.engine.operators.functions import process_operator
+from midstream.engine.operators.key_group_watermarks import KeyGroupWatermarks
 from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.operators.windows import session_windows
-from midstream.engine.operators.key_group_watermarks import KeyGroupWatermarks
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
 from midstream.engine.operators.windows.window_operator import END, START, WindowOperator

@@ -20,8 +20,8 @@ from midstream.engine.core.python_values import to_python
 from midstream.engine.operators.functions.asof_join import AsofJoinOperator
 from midstream.engine.operators.functions.event_time_join import EventTimeJoinOperator
 from midstream.engine.operators.functions.interval_join import IntervalJoinOperator
-from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.functions.on_time_functions import PROGRESS
+from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.windows import window_operator
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.state import columnar, heap_snapshot

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.core.elements import MAX_WATERMARK_US
-from midstream.engine.operators.windows import session_windows
 from midstream.engine.operators.key_group_watermarks import KeyGroupWatermarks
+from midstream.engine.operators.windows import session_windows
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
 from midstream.engine.operators.windows.window_operator import END, PROGRESS, START, Piece, WindowOperator, clamp
