@@ -246,6 +246,15 @@ def test_rows_are_due_by_the_clock_in_every_unit_and_zone(unit: str, zone: str |
     assert numbers(state.frame) == [3]  # it is never due
 
 
+def test_nanoseconds_within_the_microsecond_of_a_watermark_are_due() -> None:
+    """Event time counts microseconds, and has passed all of the one that it has reached: such rows would be late later."""
+    state = table({"k": int, "at": pa.timestamp("ns"), "id": int})
+    at = pl.Series([1_999, 2_000, 2_999, 3_000]).cast(pl.Datetime("ns"))
+    state.append(pl.DataFrame({"k": [0] * 4, "at": at, "id": range(4)}))
+    assert numbers(state.pop_until("at", datetime(1970, 1, 1, microsecond=2))) == [0, 1, 2]
+    assert numbers(state.frame) == [3]
+
+
 def test_due_is_what_a_column_of_timestamps_defines() -> None:
     state = table({"k": int, "day": date, "at": datetime})
     for column in ("day", "k", "nowhere"):

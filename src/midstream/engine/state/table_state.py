@@ -161,8 +161,8 @@ class TableState(DeclaredState):
         """Remove the rows that are due by `time`.
 
         `column`: a column of timestamps; a row in which it is null is never due.
-        `time`: the latest time that is due, as a rule `ctx.watermark`; in UTC if it has no zone. `datetime.max` stands
-        for the end of time, `datetime.min` for its beginning.
+        `time`: the latest time that is due, as a rule `ctx.watermark`; in UTC if it has no zone. Nanoseconds within that
+        microsecond are due too. `datetime.max` stands for the end of time, `datetime.min` for its beginning.
 
         Return the rows, in the order in which they were added.
 
@@ -351,7 +351,9 @@ def _ticks(time: datetime, unit: str) -> int | None:
     if naive == datetime.max:
         return LAST_TICK
     since_us = (time - (_EPOCH if time.tzinfo is None else _EPOCH_UTC)) // timedelta(microseconds=1)
-    return min(since_us * 1000 if unit == "ns" else since_us // (1000 if unit == "ms" else 1), LAST_TICK)
+    # event time in microseconds has passed all nanoseconds of its own microsecond
+    ticks = since_us * 1000 + 999 if unit == "ns" else since_us // (1000 if unit == "ms" else 1)
+    return min(ticks, LAST_TICK)
 
 
 def _check_owner(table: pa.Table, keys: Sequence[str], owned: range, where: str) -> None:
