@@ -55,7 +55,7 @@ _IO_LATER: Final = "|".join(
 _SETTLED_BEFORE: Final = "commit done|commit failed|abort done|abort failed"
 _PUBLISHED: Final = "|".join(("published", *(f"not published: {kind}" for kind in NOT_PUBLISHED)))
 _NOT_LIVE: Final = "CREATED|FINISHED|CLOSED"
-_FINISHING: Final = "AWAITS_CHECKPOINT|AWAITS_SINKS|AWAITS_SENT"
+_ALL_EMITTED: Final = "AWAITS_CHECKPOINT|AWAITS_SINKS|AWAITS_SENT"
 _AFTER_DATA: Final = "rows|Watermark|WatermarkStatus|EndOfData"
 
 MACHINES: Final[tuple[Machine, ...]] = (
@@ -79,13 +79,13 @@ MACHINES: Final[tuple[Machine, ...]] = (
         watch_tasks,
         (
             (_NOT_LIVE, "|".join(ELEMENTS), "only a live task reads"),
-            (f"ENDING|{_FINISHING}", _AFTER_DATA, "all its data has ended"),
-            (f"RUNNING|PAUSED|ENDING|{_FINISHING}|FINISHED|CLOSED", "open|start", "it happens once"),
+            (f"ENDING|{_ALL_EMITTED}", _AFTER_DATA, "all its data has ended"),
+            (f"RUNNING|PAUSED|ENDING|{_ALL_EMITTED}|FINISHED|CLOSED", "open|start", "it happens once"),
             ("PAUSED", "|".join(ELEMENTS), "it has a source and no gates"),
             ("CREATED", "trigger_checkpoint|checkpoint_completed|checkpoint_aborted", "all tasks run before the first"),
             ("CREATED", "fail", "a failure to open is the slot's"),
             ("CREATED", "add_split|no_more_splits|stop_source", "sent after Start, in sequence"),
-            (f"{_FINISHING}|FINISHED", "add_split", "a source that requests splits has not ended"),
+            (f"{_ALL_EMITTED}|FINISHED", "add_split", "a source that requests splits has not ended"),
             ("FINISHED|CLOSED", "fail", "nothing of it runs any more"),
         ),
     ),

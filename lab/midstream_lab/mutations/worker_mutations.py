@@ -165,7 +165,7 @@ def runs_while_it_waits_for_consumers() -> Replacements:
     original = task.Task.take_snapshot
 
     def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
-        with patch.object(task, "_FINISHING", (task.TaskState.AWAITS_CHECKPOINT, task.TaskState.AWAITS_SINKS)):
+        with patch.object(task, "_ALL_EMITTED", (task.TaskState.AWAITS_CHECKPOINT, task.TaskState.AWAITS_SINKS)):
             original(self, barrier, alignment_ms)
 
     return [(task.Task, "take_snapshot", snapshot)]

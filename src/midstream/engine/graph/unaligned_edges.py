@@ -1,4 +1,4 @@
-"""Finds the edges on which barriers may overtake rows. Not every edge whose rows any consumer may process is one.
+"""Finds the edges on which barriers may overtake rows. An edge whose rows may be moved to other consumers is not always one.
 
 Rows in flight on a forward or broadcast edge belong to their consumers, so barriers keep their position among them, and
 a task downstream of such an edge reads up to the barrier before it takes its snapshot. Where rows take two paths, this

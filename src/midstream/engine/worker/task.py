@@ -94,8 +94,8 @@ class TaskEvent(Enum):
 
 
 _CREATED, _RUNNING, _PAUSED, _ENDING, _AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT, _FINISHED, _CLOSED = TaskState
-_FINISHING: Final = (_AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT)
-LIVE: Final = (_RUNNING, _PAUSED, _ENDING, *_FINISHING)
+_ALL_EMITTED: Final = (_AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT)
+LIVE: Final = (_RUNNING, _PAUSED, _ENDING, *_ALL_EMITTED)
 
 TASK_TABLE: Final[TransitionTable[TaskState, TaskEvent]] = TransitionTable(
     "task",
@@ -267,7 +267,7 @@ class Task:
     @property
     def is_finishing(self) -> bool:
         """Whether the task has processed all its data, and waits until that is committed."""
-        return self.state in _FINISHING
+        return self.state in _ALL_EMITTED
 
     # ---- from gates and partitions -------------------------------------------
 
@@ -495,7 +495,7 @@ class Task:
         """Take a snapshot of every operator's state and event time, as they are between two slices."""
         checkpoint_id, began_s = barrier.checkpoint_id, self._services.clock.stopwatch_s()
         self._snapshots.completed(barrier.completed_id)
-        finished = self.state in _FINISHING
+        finished = self.state in _ALL_EMITTED
         if finished and self._final_checkpoint is None:
             self._final_checkpoint = checkpoint_id
         snapshots = self.operators.snapshot(checkpoint_id)

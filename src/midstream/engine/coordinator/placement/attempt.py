@@ -34,7 +34,10 @@ TASK_PHASE_TABLE: Final[TransitionTable[TaskPhase, type[TaskReport]]] = Transiti
     (
         Transition(TaskPhase.DEPLOYING, TaskRunning, (TaskPhase.RUNNING,), "once all tasks run, checkpoints begin"),
         Transition(
-            TaskPhase.RUNNING, TaskEndOfData, (_FINISHING,), "once all tasks are FINISHING, a last checkpoint is made"
+            TaskPhase.RUNNING,
+            TaskEndOfData,
+            (_FINISHING,),
+            "once all unfinished tasks are FINISHING, a final checkpoint is made",
         ),
         Transition(
             TaskPhase.RUNNING,

@@ -114,7 +114,7 @@ class PaneWindowOperator(WindowOperator):
         return self._last_start(time - self._size) + self._size
 
     def _late_before(self, watermark: int) -> int:
-        """Return the time before which rows are in no window that still takes rows."""
+        """Return the time before which rows are late: all windows that they are in are closed."""
         if watermark == MIN_WATERMARK_US:
             return MIN_WATERMARK_US
         # the last window of a row starts at s; it takes rows until s + size - 1 + lateness <= watermark

@@ -13,8 +13,8 @@ DAY_US: Final = 86_400_000_000
 WINDOW_START: Final = "window_start"
 WINDOW_END: Final = "window_end"
 LATE: Final = "late"
-"""The tag of the side output of late rows, unchanged: of a window, those too late for all of their windows; of a join, those
-of the left stream."""
+"""The tag of the side output of late rows, unchanged. A row is late for windows if it is too late for all of its windows;
+of a join, these are the late rows of the left stream."""
 LATE_RIGHT: Final = "late_right"
 """The tag of the side output of a join's late rows of the right stream, unchanged."""
 
