@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Final
 
 from midstream.engine.operators.windows.window_factory import LATE
 from midstream_lab.jobs import (
@@ -24,6 +25,10 @@ from midstream_lab.jobs.shapes import (
     source_node,
 )
 from midstream_lab.jobs.states import BRIEF
+from midstream_lab.jobs.timely import WITHIN_MS
+
+_LAST: Final = ("pack", "stack", "couple", "sink", "total", *WITHIN_MS, "sorted")
+"""The kinds of operators that only sinks read: which rows they emit depends on the order of arrival, or they make new ones."""
 
 
 def random_shape(random: Random) -> Shape:
@@ -135,7 +140,7 @@ def with_timely(shape: Shape, random: Random) -> Shape:
     """Sometimes add an operator that drops duplicates, or sorts rows by time, for the rows of one or two nodes."""
     if random.random() > 1 / 15:
         return shape
-    made = {"pack", "stack", "couple", "sink", "total", *KEY_LAYOUTS}
+    made = {*_LAST, *KEY_LAYOUTS}
     inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
     kind = random.choice(("unique", "unique_near", "sorted"))
     entries = tuple(Input(index, KEYED) for index in random.sample(inner, min(len(inner), random.choice((1, 2)))))
@@ -153,7 +158,7 @@ def with_joins(shape: Shape, random: Random) -> Shape:
     """Add, in some shapes, a join that waits for event time."""
     if random.random() > 1 / 15:
         return shape
-    made = {"pack", "stack", "couple", "sink", "total", "plain", *KEY_LAYOUTS}
+    made = {*_LAST, "plain", *KEY_LAYOUTS}
     inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
     pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
     kind = random.choice(("full_join", "anti_join", "asof_join"))
@@ -164,7 +169,7 @@ def with_failing(shape: Shape, random: Random) -> Shape:
     """Sometimes add a function that fails for some of the rows of a node."""
     if random.random() > 1 / 15:
         return shape
-    made = {"pack", "stack", "couple", "sink", "total", *KEY_LAYOUTS}
+    made = {*_LAST, *KEY_LAYOUTS}
     inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
     kind = random.choice(("failing", "failing_batches", "failing_process"))
     partitioning = KEYED if kind == "failing_process" else random.choice((FORWARD, REBALANCE, KEYED))
