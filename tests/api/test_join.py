@@ -81,7 +81,7 @@ def test_arguments_that_do_not_fit_are_refused_at_the_call() -> None:
         (ConfigError, r"within=\(1, 2, 3\) is not a pair", {"within": (1, 2, 3)}),
         (ConfigError, r"join: '- soon' is not", {"within": ("-- soon", "1 s")}),
         (ConfigError, r"join: None is not a duration", {"within": (None, "1 s")}),
-        (ConfigError, r"suffix='' is not a text", {"suffix": ""}),
+        (ConfigError, r"suffix='' must be a text that is not empty", {"suffix": ""}),
         (SchemaError, r"two columns of the result would be called 'paidprice'", {"suffix": "paid", "on": None, "left_on": "order", "right_on": "of", "_add": True}),
     ):  # fmt: skip
         given: dict[str, Any] = {"on": "price", "within": (0, 1), **arguments}

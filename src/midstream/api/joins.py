@@ -58,7 +58,7 @@ def _joined(
     kind: str, left: DataStream, right: DataStream, on: tuple[On, On, On], suffix: str, make: MakeJoin
 ) -> DataStream:
     if not isinstance(suffix, str) or not suffix:
-        raise ConfigError(f"{kind}: suffix={suffix!r} is not a text that could follow a column name")
+        raise ConfigError(f"{kind}: suffix={suffix!r} must be a text that is not empty, such as '_right'")
     first, second = (
         _keyed(stream, keys, kind, side)
         for stream, keys, side in zip((left, right), _keys(kind, *on), ("left", "right"), strict=True)

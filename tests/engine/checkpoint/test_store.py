@@ -39,10 +39,10 @@ ROOT = "/data/flights"
 def opened(storage: MemoryStorage, restore: str | None = None, job: str = "job") -> StartState:
     taken = take_over(storage, ROOT, job, "id")
     found = None if restore is None else choose(taken.listed, restore, job, storage)
-    return begin(storage, said(storage, taken), found, 0, ())
+    return begin(storage, recorded(storage, taken), found, 0, ())
 
 
-def said(storage: MemoryStorage, taken: ClaimedDirectory) -> ClaimedDirectory:
+def recorded(storage: MemoryStorage, taken: ClaimedDirectory) -> ClaimedDirectory:
     return record_start(storage, taken, first=next_checkpoint_id(storage, 0), fresh=False)
 
 
@@ -538,7 +538,7 @@ def test_a_claim_that_comes_while_another_coordinator_begins_keeps_its_id() -> N
     """The coordinator that begins has recorded that it numbers from there, and completes nothing."""
     storage = MemoryStorage()
     opened(storage)
-    taken = said(storage, take_over(storage, ROOT, "job", "id"))
+    taken = recorded(storage, take_over(storage, ROOT, "job", "id"))
     storage.create("chk-1/_owner", b"1")  # of the first one, which was frozen behind its look at the epochs
     assert begin(storage, taken, None, 0, ()).next_checkpoint_id == 2
     assert storage.exists("chk-1/_owner")
@@ -573,7 +573,7 @@ def test_a_coordinator_that_is_frozen_in_its_clean_up_deletes_no_checkpoint_that
 
     storage = SlowStorage()
     opened(storage)
-    taken = said(storage, take_over(storage, ROOT, "job", "id"))
+    taken = recorded(storage, take_over(storage, ROOT, "job", "id"))
     storage.create("chk-1/_owner", b"1")
     storage.meanwhile = withdraw_and_take_over
     with pytest.raises(FencedError):

@@ -6,6 +6,7 @@ which it fails is decided by an ErrorPolicy (engine/operators/failed_rows.py).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, Literal, TypeAlias
@@ -78,13 +79,13 @@ class FunctionCaller(Stateless):
             self._failed.flush(batch, self._out)
             self.failed_rows = self._failed.total
 
+    @abstractmethod
     def _made(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Return what the function makes of the rows. Raises JobError for a row for which it fails."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _made_apart(self, batch: pa.RecordBatch, failed: FailedRows) -> pa.RecordBatch | None:
         """Return what the function makes of the rows for which it does not fail, and add the others to `failed`."""
-        raise NotImplementedError
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if self._failed is not None:

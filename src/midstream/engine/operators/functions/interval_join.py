@@ -37,7 +37,7 @@ _KEEPS_UNMATCHED: Final[Mapping[str, tuple[int, ...]]] = {
     "semi": (LEFT,),
     "anti": (LEFT,),
 }
-"""The sides of each kind of join whose rows without a partner are told apart from the others."""
+"""The sides of each kind of join whose rows without a partner are held apart from the others."""
 
 
 def interval_join_operator(
@@ -87,7 +87,7 @@ class IntervalJoinOperator(EventTimeJoinOperator):
         self._matched: list[JoinIndex | None]
         """By side: its rows, or those that have had a partner; None if these matter no more."""
         self._unmatched: list[JoinIndex | None]
-        """By side: its rows that have not had a partner; None if they are not told apart."""
+        """By side: its rows that have not had a partner; None if they are not held apart."""
 
     def _check_one_type(self) -> None:
         """The event time of a full join is in one column."""
