@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from midstream.api.data_stream import DataStream as DataStream
     from midstream.api.environment import Environment as Environment
     from midstream.api.keyed_streams import KeyedStream as KeyedStream
-    from midstream.api.keyed_streams import WindowedStream as WindowedStream
     from midstream.api.restart_strategies import exponential_restarts as exponential_restarts
     from midstream.api.restart_strategies import fixed_restarts as fixed_restarts
     from midstream.api.restart_strategies import no_restart as no_restart
     from midstream.api.stream_sinks import StreamSink as StreamSink
     from midstream.api.tuning import Tuning as Tuning
+    from midstream.api.windowed_streams import WindowedStream as WindowedStream
     from midstream.connectors.files.file_source import CsvOptions as CsvOptions
     from midstream.connectors.memory.collect_sink import CollectSink as CollectSink
     from midstream.engine.core.config import Duration as Duration
@@ -91,11 +91,12 @@ if TYPE_CHECKING:
 _HOME = {
     "api.connected_streams": "BroadcastConnectedStreams ConnectedStreams",
     "api.environment": "Environment",
-    "api.keyed_streams": "KeyedStream WindowedStream",
+    "api.keyed_streams": "KeyedStream",
     "api.restart_strategies": "exponential_restarts fixed_restarts no_restart",
     "api.data_stream": "BroadcastStream DataStream",
     "api.stream_sinks": "StreamSink",
     "api.tuning": "Tuning",
+    "api.windowed_streams": "WindowedStream",
     "connectors.memory.collect_sink": "CollectSink",
     "connectors.files.file_source": "CsvOptions",
     "engine.core.config": "Duration RestartStrategy",

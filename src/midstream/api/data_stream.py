@@ -48,7 +48,8 @@ from midstream.engine.operators.windows.window_factory import Window
 
 if TYPE_CHECKING:
     from midstream.api.connected_streams import BroadcastConnectedStreams, ConnectedStreams
-    from midstream.api.keyed_streams import KeyedStream, WindowedStream
+    from midstream.api.keyed_streams import KeyedStream
+    from midstream.api.windowed_streams import WindowedStream
     from midstream.inprocess.preview import Preview
 
 _log = logging.getLogger(__name__)
@@ -576,7 +577,7 @@ class DataStream(Handle, Writable, Hinted):
             >>> [row["n"] for row in testing.run(per_hour).rows]
             [2]
         """
-        from midstream.api.keyed_streams import WindowedStream
+        from midstream.api.windowed_streams import WindowedStream
 
         return WindowedStream(self.core, window)
 

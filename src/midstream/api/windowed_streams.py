@@ -1,0 +1,177 @@
+"""Windowed streams: rows in event-time windows, and what is computed from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Never
+
+from midstream.api.argument_checks import require_column
+from midstream.api.data_stream import DataStream, main_output
+from midstream.api.hints import OF_WINDOWS, Hinted
+from midstream.api.picklability import check_shippable
+from midstream.api.program import MakeOperator, located
+from midstream.api.stream_core import StreamCore
+from midstream.engine.core.config import Duration, duration_s, is_whole
+from midstream.engine.core.errors import ConfigError, JobError
+from midstream.engine.graph.job_graph import Partitioning
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.event_time_column import TimeColumn
+from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
+from midstream.engine.operators.windows.window_factory import (
+    WINDOW_END,
+    Session,
+    Sliding,
+    Window,
+    top_operator,
+    window_operator,
+)
+
+
+class WindowedStream(Hinted):
+    """Rows in event-time windows; `aggregate` or `top` computes the result.
+
+    A window is emitted when the watermark reaches its end.
+
+        >>> hours = clicks.key_by("user").window(tumbling("1 h"))
+        >>> [row["n"] for row in testing.run(hours.aggregate(n=Count())).rows]
+        [2]
+    """
+
+    _hints = OF_WINDOWS
+
+    def __init__(self, core: StreamCore, window: Window, allowed_lateness: Duration = 0) -> None:
+        if not isinstance(window, (Sliding, Session)):
+            raise JobError(
+                f"window: {window!r} is not a window; use tumbling('1 h'), sliding('1 h', '5 min') or session('30 min')"
+            )
+        core.check_event_time("window")
+        self._core = core
+        self._window = window
+        self._allowed_lateness = allowed_lateness
+
+    @located
+    def allowed_lateness(self, lateness: Duration) -> WindowedStream:
+        """Accept rows that are too late for their windows by up to a duration.
+
+        Each batch with such rows makes the windows that they change be emitted again, updated.
+
+        `lateness`: a duration, such as "1 min", a number of seconds, or a timedelta; 0 without this call.
+
+        Returns the same rows in windows, with this lateness. Raises ConfigError for an invalid duration.
+
+            >>> minutes = clicks.key_by("user").window(tumbling("1 min")).allowed_lateness("1 h")
+            >>> with testing.job(minutes.aggregate(n=Count())) as job:
+            ...     _ = job.feed({"user": "ann", "at": "2024-01-01 12:00:10"}).advance_to("2024-01-01 12:05")
+            ...     _ = job.feed({"user": "ann", "at": "2024-01-01 12:00:20"})
+            ...     [row["n"] for row in job.take()]
+            [1, 2]
+        """
+        duration_s(lateness, "allowed_lateness")
+        return WindowedStream(self._core, self._window, lateness)
+
+    @located
+    def aggregate(self, *unnamed: Never, **aggregates: AnyAggregate) -> DataStream:
+        """Compute one row per key and window.
+
+        `aggregates`: the name of each column with its aggregate: `n=Count(), total=Sum("price")`.
+        `unnamed`: nothing; an aggregate without the name of its column is refused.
+
+        Returns a stream of the key columns, `window_start`, `window_end`, and a column per aggregate. Rows that came
+        too late are in its `side_output(LATE)`, unchanged. The event time of a row is one unit of the column before
+        `window_end`, the last time in the window; for sessions it is `window_end`. So windows and joins may follow.
+        Raises JobError for an argument that is not an aggregate, and if there is none, SchemaError for a column that is
+        missing or does not fit, ConfigError for two columns of one name.
+
+            >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count(), last=Last("at"))
+            >>> for row in testing.run(per_minute).rows:
+            ...     print(row["user"], row["window_start"], row["n"], row["last"])
+            ann 2024-01-01 12:00:00 1 2024-01-01 12:00:00
+            ann 2024-01-01 12:02:00 1 2024-01-01 12:02:00
+        """
+        check_aggregates(unnamed, aggregates)
+        core = self._core
+        event_time = core.event_time
+        assert event_time is not None
+
+        def make(name: str) -> Operator:
+            return window_operator(
+                name,
+                window=self._window,
+                keys=core.keys,
+                event_time=event_time,
+                aggregates=aggregates,
+                schema=core.schema,
+                allowed_lateness=self._allowed_lateness,
+            )
+
+        return self._result(make)
+
+    @located
+    def top(self, count: int, *, by: str | Sequence[str], descending: bool = True) -> DataStream:
+        """Return the first rows of each key and window in the order of a column: the largest ones, or the smallest.
+
+        `count`: how many rows at most. The state has no more than these of each window.
+        `by`: the name of the column that decides, or several names. Rows that are equal in it are ordered by all other
+        columns, ascending, from left to right, except lists and structs. Nulls and NaN come last.
+        `descending`: whether the largest come first.
+
+        Returns a stream of the key columns, `window_start`, `window_end`, `rank` (1 for the first row), and all other
+        columns of the row, except those that are called like one of these: rename them before, to have both. Its late
+        rows and its event time are those of `aggregate`. Raises SchemaError for an unknown column and one that has no
+        order, ConfigError for another `count`, JobError without a column in `by`.
+
+            >>> hours = clicks.with_columns(ms=pl.col("at").dt.minute()).window_all(tumbling("1 h"))
+            >>> for row in testing.run(hours.top(1, by="ms")).rows:
+            ...     print(row["window_start"], row["rank"], row["user"], row["ms"])
+            2024-01-01 12:00:00 1 ann 2
+        """
+        core = self._core
+        event_time = core.event_time
+        assert event_time is not None
+        if not is_whole(count, 1):
+            raise ConfigError(f"top: count {count!r} is not a positive whole number")
+        columns = [by] if isinstance(by, str) else list(by)
+        if not columns:
+            raise JobError("top: by= names no column; write for example top(3, by='views')")
+        for column in columns:
+            require_column(core.schema, column, "top", "column", "Name a column of the stream in by=.")
+
+        def make(name: str) -> Operator:
+            return top_operator(
+                name,
+                window=self._window,
+                keys=core.keys,
+                event_time=event_time,
+                count=count,
+                by=columns,
+                descending=descending,
+                schema=core.schema,
+                allowed_lateness=self._allowed_lateness,
+            )
+
+        return self._result(make)
+
+    def _result(self, make: MakeOperator) -> DataStream:
+        """Return the output of the operator of these windows."""
+        core = self._core
+        if core.keys:
+            result = core.then("window", make)
+        else:
+            result = core.toward(Partitioning.GLOBAL).then("window_all", make, parallelism=1)
+        # a row at the very end of a session would continue it, so a session fires one unit later than other windows
+        time = TimeColumn(WINDOW_END, is_end=not isinstance(self._window, Session))
+        return main_output(replace(result, event_time=time))
+
+
+def check_aggregates(unnamed: Sequence[object], aggregates: Mapping[str, object]) -> None:
+    if unnamed:
+        raise JobError(
+            f"aggregate: {type(unnamed[0]).__name__} has no column; name one: aggregate(n=Count(), total=Sum('x'))"
+        )
+    for column, aggregate in aggregates.items():
+        if not isinstance(aggregate, (Aggregate, Accumulator)):
+            raise JobError(f"aggregate: {column}={aggregate!r} is not an aggregate; write for example {column}=Count()")
+        check_shippable(aggregate, f"aggregate: {column}")
+    if not aggregates:
+        raise JobError("aggregate: name at least one aggregate, for example n=Count()")
