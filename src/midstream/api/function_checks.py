@@ -44,6 +44,20 @@ def check_function(function: object, method: str, example: str, *, takes: str = 
     check_shippable(function, method)
 
 
+def check_table_function(function: object, method: str) -> None:
+    """Raise JobError unless slots can call `function` without arguments."""
+    _check_kind(function, method, "write for example join_table(load_users, on='id')")
+    assert callable(function)
+    name = function_name(function)
+    if any(map(inspect.iscoroutinefunction, (function, getattr(type(function), "__call__", None)))):
+        raise JobError(
+            f"{method}: {name} is a coroutine function (async def), which returns a coroutine in place of a frame; write it "
+            "with def, and wait in it: asyncio.run(…)"
+        )
+    _check_arguments(function, 0, f"{method}: {name}", "without arguments")
+    check_shippable(function, method)
+
+
 def _check_kind(function: object, method: str, example: str) -> None:
     if isinstance(function, type) and function.__module__ != "builtins" and not issubclass(function, dict):
         raise JobError(f"{method}: {function.__name__} is a class; give an instance: {function.__name__}(…)")
