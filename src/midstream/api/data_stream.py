@@ -43,12 +43,14 @@ from midstream.engine.operators.row_functions import (
 )
 from midstream.engine.operators.row_keys import RowKeysOperator
 from midstream.engine.operators.stateless import ColumnsOperator, FilterOperator, ProjectOperator
+from midstream.engine.operators.table_join import TableHow
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 from midstream.engine.operators.windows.window_factory import Window
 
 if TYPE_CHECKING:
     from midstream.api.connected_streams import BroadcastConnectedStreams, ConnectedStreams
     from midstream.api.keyed_streams import KeyedStream
+    from midstream.api.table_joins import TableLike
     from midstream.api.windowed_streams import WindowedStream
     from midstream.inprocess.preview import Preview
 
@@ -544,6 +546,55 @@ class DataStream(Handle, Writable, Hinted):
 
         self._require_stream(other, "join_asof")
         return asof_joined(self, other, (on, left_on, right_on), tolerance, suffix)
+
+    @located
+    def join_table(
+        self,
+        table: TableLike,
+        on: str | Sequence[str] | None = None,
+        how: TableHow = "inner",
+        *,
+        refresh: Duration | None = None,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        suffix: str = "_right",
+        schema: SchemaLike | None = None,
+    ) -> DataStream:
+        """Join each row with the row of a table that has its key.
+
+        Every subtask loads the table before its first row, on its own, and replaces it as a whole between two batches, so
+        subtasks may use different versions for a while. Checkpoints contain the version, and a restore continues with it
+        until the next refresh is due; at another parallelism, all subtasks continue with the newest.
+
+        `table`: a polars, Arrow or pandas frame; a path, a glob or a list of Parquet, CSV or JSON-lines files, as for
+        `env.read_files`; the path of a Delta table; a `midstream.connectors.PostgresQuery`; or a function without arguments
+        that returns a frame. It must fit in memory, once per subtask.
+        `on`: the key columns, of the types that `key_by` takes. A null equals nothing.
+        `how`: "inner" for rows that have a partner, "left" for all rows, with nulls where there is none; "semi" or "anti"
+        for rows that have a partner, or none, without columns of the table.
+        `refresh`: how long a version is used until the table is loaded again; None: loaded once. If a refresh fails, the
+        version before remains, a warning is logged, the metric `table_refreshes_failed` counts it, and it is tried again
+        after `refresh`, or a minute if that is sooner. If the first load fails, the task does.
+        `left_on`, `right_on`: the key columns of each side, in place of `on`, if their names differ.
+        `suffix`: appended to the names of the table's columns that the stream has too.
+        `schema`: the columns of the table to use, with their types; by default all that it has at this call, for which a
+        function is called once here.
+
+        Returns a stream of this stream's columns, then, with "inner" and "left", the table's without its keys. Raises
+        SchemaError for columns and key types that do not fit, JobError for a table in which a key is twice ("inner" and
+        "left"), and for a function that cannot be called or sent to the slots, ConfigError for other arguments. At a
+        refresh, such tables are failures.
+
+            >>> users = pl.DataFrame({"user": ["ann"], "country": ["FR"]})
+            >>> testing.run(orders.join_table(users, on="user", how="left")).rows[1]
+            {'user': 'bob', 'price': 5, 'country': None}
+            >>> users.write_csv("users.csv")
+            >>> testing.run(orders.join_table("users.csv", on="user", refresh="5 min")).rows[1]
+            {'user': 'ann', 'price': 4, 'country': 'FR'}
+        """
+        from midstream.api.table_joins import table_joined
+
+        return table_joined(self, table, (on, left_on, right_on), how, refresh, suffix, schema)
 
     @located
     def key_by(self, *columns: str) -> KeyedStream:

@@ -49,7 +49,8 @@ def check_table_function(function: object, method: str) -> None:
     _check_kind(function, method, "write for example join_table(load_users, on='id')")
     assert callable(function)
     name = function_name(function)
-    if any(map(inspect.iscoroutinefunction, (function, getattr(type(function), "__call__", None)))):
+    call = function if inspect.isroutine(function) else type(function).__call__
+    if any(map(inspect.iscoroutinefunction, (function, call))):
         raise JobError(
             f"{method}: {name} is a coroutine function (async def), which returns a coroutine in place of a frame; write it "
             "with def, and wait in it: asyncio.run(…)"

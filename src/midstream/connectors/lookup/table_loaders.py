@@ -48,7 +48,7 @@ class Files:
     def load(self) -> pa.Table:
         source = FileSource(self.paths, schema=self.declared)
         batches: list[pa.RecordBatch] = []
-        for split in source.discover(None, DiscoveryContext("table", 1)).splits:
+        for split in source.discover(None, DiscoveryContext("table", 1, None)).splits:
             reader = source.open_split(split)
             try:
                 while (read := reader.read(_READ_ROWS)) is not None:
@@ -69,10 +69,11 @@ class DeltaVersion:
         return self.uri
 
     def load(self) -> pa.Table:
-        return self._opened().to_pyarrow_table()
+        table: pa.Table = self._opened().to_pyarrow_table()
+        return table
 
     def schema(self) -> pa.Schema:
-        return pa.schema(self._opened().schema().to_arrow())  # type: ignore[arg-type]  # its stub knows no other schema
+        return pa.schema(self._opened().schema().to_arrow())
 
     def _opened(self) -> Any:
         require("deltalake", "delta", "join_table of a Delta table")

@@ -36,8 +36,8 @@ import xxhash
 
 from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.optional_packages import require
-from midstream.connectors.postgres.copy_rows import encode
 from midstream.connectors.postgres.connections import checked_dsn, connect
+from midstream.connectors.postgres.copy_rows import encode
 from midstream.connectors.postgres.postgres_tables import (
     NAME_BYTES_MAX,
     NUMBERING,

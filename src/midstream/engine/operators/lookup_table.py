@@ -14,6 +14,7 @@ import pyarrow as pa
 from midstream.engine.core.batches import batch_bytes, conform, invalid_value, single_batch, to_arrow, to_polars
 from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.core.python_values import kind_of
+from midstream.engine.core.schemas import check_distinct
 from midstream.engine.operators.pandas_frames import from_pandas, is_pandas
 from midstream.engine.state.table_runs import codes_of
 
@@ -42,8 +43,13 @@ def with_columns_of(table: pa.Table, schema: pa.Schema, where: str) -> pa.Record
 
     Raises SchemaError for a column that is missing or does not fit.
     """
-    there = [name for name in schema.names if name in table.column_names]
-    batch = conform(single_batch(table.select(there)), schema, where)
+    check_distinct(table.column_names, where)
+    for name in schema.names:
+        if name not in table.column_names:
+            raise SchemaError(
+                f"{where}: column {name!r} is missing; there are {', '.join(table.column_names) or 'none'}"
+            )
+    batch = conform(single_batch(table.select(schema.names)), schema, where)
     wrong = invalid_value(batch)
     if wrong is not None:
         raise SchemaError(f"{where}: row {wrong[0]}: {wrong[1]}")
@@ -71,13 +77,13 @@ class LookupTable:
         frame = to_polars(rows.select(list(keys)))
         kept = np.flatnonzero(frame.select(pl.all_horizontal(pl.all().is_not_null())).to_series().to_numpy())
         if len(kept) < frame.height:
-            rows, frame = rows.take(pa.array(kept)), frame[kept]
+            rows, frame = rows.take(pa.array(kept, pa.int64())), frame[kept]
         firsts = frame.with_row_index("".join(keys) + "_").unique(keys, keep="first", maintain_order=True)
         if firsts.height < frame.height:
             if not may_repeat:
                 raise _repeated(frame, where)
             kept = firsts.to_series().to_numpy().astype(np.int64)
-            rows, frame = rows.take(pa.array(kept)), frame[kept]
+            rows, frame = rows.take(pa.array(kept, pa.int64())), frame[kept]
         codes, _ = codes_of(frame)
         order = codes.argsort(kind="stable")
         codes = codes[order]
@@ -125,7 +131,7 @@ class LookupTable:
 
     def columns(self, names: Sequence[str], positions: Int64s) -> list[pa.Array[Any]]:
         """Return these columns of the rows at `positions`; of -1, nulls."""
-        at = pa.array(positions, mask=positions < 0)
+        at = pa.array(positions, pa.int64(), mask=positions < 0)
         return [self.rows.column(name).take(at) for name in names]
 
 

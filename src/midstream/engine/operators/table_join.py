@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from midstream.engine.core.batches import canonical_schema, check_held_by_polars, single_batch, to_polars
@@ -127,8 +126,6 @@ class TableJoinOperator(Operator):
         self._failures = context.metrics.counter("table_refreshes_failed")
         if isinstance(self._loader, Constant):
             self._replace(_Version(self._indexed(self._loader.load()), context.clock.now_ms()))
-        else:
-            self._load_in(0.0)  # not now: a restore may follow
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         for name, part in parts.items():
@@ -144,7 +141,9 @@ class TableJoinOperator(Operator):
             self._load_in(None if self._refresh_s is None else max(0.0, self._refresh_s - max(0.0, age_s)))
 
     def ready(self, wake: Callable[[], None]) -> bool:
-        """No row is let through before the table is there; when it is, the task notices by itself."""
+        """No row is let through before the table is there; when it is, the task notices without `wake`."""
+        if self._version is None and not self._is_loading:  # not in open(), which a restore may follow
+            self._load()
         return self._version is not None
 
     def close(self) -> None:
@@ -176,7 +175,7 @@ class TableJoinOperator(Operator):
             self._timer = self._context.call_later(delay_s, self._load)
 
     def _load(self) -> None:
-        self._timer = None
+        self._timer, self._is_loading = None, True
         began_ms = self._context.clock.now_ms()
         if self._version is not None:  # the clock may have been set back
             began_ms = max(began_ms, self._version.loaded_ms + 1)
@@ -191,14 +190,17 @@ class TableJoinOperator(Operator):
         self._context.submit(load, self._loaded)
 
     def _loaded(self, outcome: Done[_Version] | Failed) -> None:
+        self._is_loading = False
         if isinstance(outcome, Done):
             self._replace(outcome.value)
             self._load_in(self._refresh_s)
             return
         failure = self._failure(outcome.error)
         if self._version is None or self._refresh_s is None:
-            self._context.fail(failure)
-            return
+            raise JobError(
+                f"{failure}. No row is joined before the table is there: repair what it is loaded from; the job then continues "
+                "from its newest checkpoint"
+            ) from outcome.error
         self._failures.inc()
         retry_s = min(self._refresh_s, RETRY_S_MAX)
         _log.warning("%s; rows are joined with the version before, and it is tried again in %g s", failure, retry_s)
@@ -210,9 +212,7 @@ class TableJoinOperator(Operator):
         if isinstance(error, MidstreamError) and text.startswith(where):
             return error
         kind = "" if isinstance(error, MidstreamError) else f"{type(error).__name__}: "
-        failure = JobError(f"{where} could not be loaded: {kind}{text}")
-        failure.__cause__ = error
-        return failure
+        return JobError(f"{where} could not be loaded: {kind}{text}")
 
     def _indexed(self, table: pa.Table) -> LookupTable:
         where = f"{self._where}: the table ({self._loader.text})"
