@@ -179,6 +179,16 @@ def with_failing(shape: Shape, random: Random) -> Shape:
     return (*shape, Node((kind,), (entry,)), *(Node(("sink",), (each,)) for each in sinks))
 
 
+def with_lookups(shape: Shape, random: Random) -> Shape:
+    """Join, in some shapes, the rows of a source, or those that a node passes on, with a table."""
+    if random.random() > 1 / 15:
+        return shape
+    index = random.choice([at for at, node in enumerate(shape) if node.chain[0] in ("source", "pass")])
+    chain = shape[index].chain
+    chain = ("source", "lookup", *chain[1:]) if chain[0] == "source" else ("lookup", *chain[1:])
+    return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
+
+
 def _with_states(node: Node, random: Random) -> Node:
     drawn = random.random()
     match node.chain:

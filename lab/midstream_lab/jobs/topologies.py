@@ -24,6 +24,7 @@ from midstream_lab.jobs import (
     failing,
     joins,
     lateness,
+    lookups,
     running,
     states,
     tables,
@@ -400,6 +401,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return timely.Timely(kind, uid, outside, frozenset() if late_us else on_time)
         case "stack":
             return lateness.Stack()
+        case "lookup":
+            return lookups.Lookup(uid, outside)
         case "plain":
             return Plain(outside, layout)
         case _ if kind in KEY_LAYOUTS:

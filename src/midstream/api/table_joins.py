@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import polars as pl
 import pyarrow as pa
@@ -22,12 +22,10 @@ from midstream.engine.operators.lookup_table import LookupTable, as_table, with_
 from midstream.engine.operators.pandas_frames import is_pandas
 from midstream.engine.operators.table_join import Constant, TableHow, TableJoinOperator, TableLoader
 
-if TYPE_CHECKING:
-    Path: TypeAlias = str | os.PathLike[str]
-    TableLike: TypeAlias = (
-        pl.DataFrame | pa.Table | pa.RecordBatch | Path | Sequence[Path] | StoredTable | Callable[[], Any]
-    )
-
+TableLike: TypeAlias = (
+    "pl.DataFrame | pa.Table | pa.RecordBatch | str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | StoredTable | "
+    "Callable[[], Any]"
+)
 _KINDS = (
     "a polars, Arrow or pandas frame, a path of files or of a Delta table, a PostgresQuery, or a function without "
     "arguments that returns a frame"
@@ -43,6 +41,7 @@ def table_joined(
     suffix: str,
     schema: SchemaLike | None,
 ) -> DataStream:
+    """Return the join of a stream with a table. Raises as `DataStream.join_table` does."""
     if how not in get_args(TableHow):
         raise ConfigError(
             f"join_table: how={how!r} is none of {', '.join(map(repr, get_args(TableHow)))}; a row of the table without a "
