@@ -121,7 +121,8 @@ class ConnectedStreams(Hinted):
 class BroadcastConnectedStreams:
     """A stream, keyed or not, and a broadcast stream, as the inputs of one function.
 
-    Event time is the minimum of both: a broadcast stream without watermarks holds it back until it ends.
+    Event time is the minimum of both. A broadcast stream without event time does not hold it back, unless it ends: then
+    event time waits until all of it has been processed.
 
         >>> rules = env.from_collection([{"least": 4}])
         >>> both = orders.key_by("user").connect(rules.broadcast())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import polars as pl
 import pyarrow as pa
@@ -22,8 +22,11 @@ from midstream.engine.operators.lookup_table import LookupTable, as_table, with_
 from midstream.engine.operators.pandas_frames import is_pandas
 from midstream.engine.operators.table_join import Constant, TableHow, TableJoinOperator, TableLoader
 
+if TYPE_CHECKING:
+    from midstream.connectors.postgres.postgres_query import PostgresQuery
+
 TableLike: TypeAlias = (
-    "pl.DataFrame | pa.Table | pa.RecordBatch | str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | StoredTable | "
+    "pl.DataFrame | pa.Table | pa.RecordBatch | str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | PostgresQuery | "
     "Callable[[], Any]"
 )
 _KINDS = (

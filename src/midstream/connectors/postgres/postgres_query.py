@@ -75,7 +75,8 @@ class PostgresQuery:
         values: list[Any] = list(zip(*rows, strict=True)) or [()] * len(schema)
         for each, column in zip(schema, values, strict=True):
             try:
-                columns.append(to_array(list(column), each.type))
+                is_narrow = each.type == pa.float32()  # its text has fewer digits than the float64 of Python
+                columns.append(pa.array(column, each.type) if is_narrow else to_array(list(column), each.type))
             except (ValueMisfit, pa.ArrowException) as error:
                 raise SchemaError(f"{_WHERE}: column {each.name!r}: {error}; cast it in the query") from error
         return pa.Table.from_arrays(columns, schema=schema)

@@ -200,7 +200,7 @@ class TableJoinOperator(Operator):
             raise JobError(
                 f"{failure}. No row is joined before the table is there: repair what it is loaded from; the job then continues "
                 "from its newest checkpoint"
-            ) from outcome.error
+            ) from (outcome.error.__cause__ or outcome.error)
         self._failures.inc()
         retry_s = min(self._refresh_s, RETRY_S_MAX)
         _log.warning("%s; rows are joined with the version before, and it is tried again in %g s", failure, retry_s)
