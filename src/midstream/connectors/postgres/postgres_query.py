@@ -65,10 +65,17 @@ class PostgresQuery:
 
     @property
     def text(self) -> str:
+        """The query, for messages."""
         return self.sql
 
     def load(self) -> pa.Table:
-        """Run the query, and return its rows."""
+        """Run the query.
+
+        Returns its rows. Raises SchemaError for a column of a type that is not read, ConfigError for a query that the
+        server refuses, StorageError if it cannot be reached.
+
+            users = PostgresQuery("host=db dbname=shop", "SELECT id, name FROM users").load()
+        """
         with explained(_WHERE), connect(self.dsn, _WHERE) as connection:
             schema, rows = _selected(connection, self.sql, with_rows=True)
         columns = []
@@ -82,7 +89,12 @@ class PostgresQuery:
         return pa.Table.from_arrays(columns, schema=schema)
 
     def schema(self) -> pa.Schema:
-        """Run the query without its rows, and return its columns."""
+        """Run the query, but fetch no rows.
+
+        Returns its columns. Raises as `load` does.
+
+            columns = PostgresQuery("host=db dbname=shop", "SELECT id, name FROM users").schema()
+        """
         with explained(_WHERE), connect(self.dsn, _WHERE) as connection:
             return _selected(connection, self.sql, with_rows=False)[0]
 
