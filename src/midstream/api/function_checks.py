@@ -80,8 +80,13 @@ def _check_arguments(function: Callable[..., Any], count: int, who: str, called:
         raise JobError(f"{who} is called {called}, but takes {signature}: {error}") from None
 
 
-def error_policy(on_error: OnError, failed_max: FailedMax | None, schema: pa.Schema, method: str) -> ErrorPolicy:
-    """Return what is to happen to rows of `schema` for which a function fails. Raises ConfigError for other arguments."""
+def error_policy(
+    on_error: OnError, failed_max: FailedMax | None, schema: pa.Schema, method: str, right: pa.Schema | None = None
+) -> ErrorPolicy:
+    """Return what is to happen to rows of `schema` for which a function fails, and to those of `right`, of a second stream.
+
+    Raises ConfigError for other arguments.
+    """
     if on_error not in get_args(OnError):
         raise ConfigError(
             f"{method}: on_error {on_error!r} is not one of fail, drop, side_output; with 'side_output' the rows and errors "
@@ -101,5 +106,5 @@ def error_policy(on_error: OnError, failed_max: FailedMax | None, schema: pa.Sch
     return (
         FAIL
         if on_error == "fail"
-        else ErrorPolicy(on_error, None if failed_max is None else (failed_max[0], failed_max[1]), schema)
+        else ErrorPolicy(on_error, None if failed_max is None else (failed_max[0], failed_max[1]), schema, right)
     )
