@@ -179,13 +179,13 @@ def with_failing(shape: Shape, random: Random) -> Shape:
     return (*shape, Node((kind,), (entry,)), *(Node(("sink",), (each,)) for each in sinks))
 
 
-def with_lookups(shape: Shape, random: Random) -> Shape:
+def with_enriching(shape: Shape, random: Random) -> Shape:
     """Join, in some shapes, the rows of a source, or those that a node passes on, with a table."""
     if random.random() > 1 / 15:
         return shape
     index = random.choice([at for at, node in enumerate(shape) if node.chain[0] in ("source", "pass")])
     chain = shape[index].chain
-    chain = ("source", "lookup", *chain[1:]) if chain[0] == "source" else ("lookup", *chain[1:])
+    chain = ("source", "enrich", *chain[1:]) if chain[0] == "source" else ("enrich", *chain[1:])
     return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
 
 

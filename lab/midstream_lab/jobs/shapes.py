@@ -55,7 +55,7 @@ class Node:
     "unique_near" (keyed, drop duplicates, the second those that are near by event time), "sorted" (keyed, by event time);
     late rows of the last two go to a side output, "failing",
     "failing_batches" and "failing_process" (keyed; functions on rows, on batches and with state, which fail for the rows
-    that "side" takes aside), "lookup" (a join with a table that changes, which passes on all rows as they are).
+    that "side" takes aside), "enrich" (a join with a table that changes, which passes on all rows as they are).
 
     If a chain ends with one of `KEY_LAYOUTS`, its rows are keyed by other columns, and its readers begin with a keyed user's
     function or a join. "plain" converts them to ordinary rows again.
@@ -412,10 +412,10 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("sink", Input(4, REBALANCE), Input(5, FORWARD)),
         node_of("sink", Input(5, REBALANCE, tag=SIDE)),
     ),
-    "lookup": (
-        source_node("lookup", "tight"),
+    "enriched": (
+        source_node("enrich", "tight"),
         source_node("pass", rows_share=0.5),
-        node_of("lookup", Input(0, REBALANCE), Input(1, KEYED)),
+        node_of("enrich", Input(0, REBALANCE), Input(1, KEYED)),
         node_of("count", Input(2, KEYED)),
         node_of("sink", Input(3, FORWARD)),
     ),

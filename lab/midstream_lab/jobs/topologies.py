@@ -21,10 +21,10 @@ from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass
 from midstream_lab.jobs import (
     clocks,
     end_operators,
+    enriching,
     failing,
     joins,
     lateness,
-    lookups,
     running,
     states,
     tables,
@@ -401,8 +401,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return timely.Timely(kind, uid, outside, frozenset() if late_us else on_time)
         case "stack":
             return lateness.Stack()
-        case "lookup":
-            return lookups.Lookup(uid, outside)
+        case "enrich":
+            return enriching.Enrich(uid, outside)
         case "plain":
             return Plain(outside, layout)
         case _ if kind in KEY_LAYOUTS:

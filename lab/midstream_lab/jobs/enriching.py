@@ -50,7 +50,7 @@ class Versions:
         return pa.table([ids, np.full(len(ids), version), ids * 1_000 + version], schema=_COLUMNS)
 
 
-class Lookup(Around):
+class Enrich(Around):
     """Joins each row with such a table by a part of its id, and passes it on as it was.
 
     It checks that all columns come from one version, that versions never go back, that a checkpoint has the version with
@@ -75,8 +75,8 @@ class Lookup(Around):
         self._out: Output
         self._context: OperatorContext
 
-    def __reduce__(self) -> tuple[type[Lookup], tuple[str, Outside]]:
-        return Lookup, self._given
+    def __reduce__(self) -> tuple[type[Enrich], tuple[str, Outside]]:
+        return Enrich, self._given
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._context, self._out = context, out

@@ -58,16 +58,16 @@ def versions_share_a_chunk() -> Replacements:
     return [(TableJoinOperator, "_replace", _replace)]
 
 
-def looking_up(seed: int) -> Scenario:
-    drawn = draw(seed, topology="lookup", faults=("kill_slot",), rows=150)
+def enriching(seed: int) -> Scenario:
+    drawn = draw(seed, topology="enriched", faults=("kill_slot",), rows=150)
     return replace(drawn, interval_s=0.01)
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "rows_before_the_table": Mutation(
-        "rows are joined with a table before it is loaded", rows_before_the_table, looking_up
+        "rows are joined with a table before it is loaded", rows_before_the_table, enriching
     ),
-    "tables_are_loaded_again": Mutation("a restore loads the table again", tables_are_loaded_again, looking_up),
-    "tables_are_not_stored": Mutation("checkpoints lack the table", tables_are_not_stored, looking_up),
-    "versions_share_a_chunk": Mutation("two versions of a table have one chunk", versions_share_a_chunk, looking_up),
+    "tables_are_loaded_again": Mutation("a restore loads the table again", tables_are_loaded_again, enriching),
+    "tables_are_not_stored": Mutation("checkpoints lack the table", tables_are_not_stored, enriching),
+    "versions_share_a_chunk": Mutation("two versions of a table have one chunk", versions_share_a_chunk, enriching),
 }
