@@ -294,7 +294,13 @@ LARGE_CLASSES = {
 }
 """What is longer or larger has a reason."""
 
-USERS_CLASSES = {"api/environment.py", "api/data_stream.py", "api/keyed_streams.py", "api/windowed_streams.py", "api/connected_streams.py"}
+USERS_CLASSES = {
+    "api/environment.py",
+    "api/data_stream.py",
+    "api/keyed_streams.py",
+    "api/windowed_streams.py",
+    "api/connected_streams.py",
+}
 """What users call: every public method is documented."""
 
 UNDOCUMENTED_LINES_MAX = 25

@@ -40,6 +40,7 @@ from midstream.engine.worker.task import Task
 from midstream.inprocess.endpoints import Fed, FedSource, MarksOperator, TakingSink
 from midstream.inprocess.own_modules import by_value, own_modules
 from midstream.inprocess.virtual_loop import MemoryStorage, VirtualLoop
+from midstream.runtime.calls_in_turn import CallsInTurn
 
 STORAGE: Final = "memory"
 POOL_BYTES: Final = 64 * 2**20
@@ -137,6 +138,7 @@ class Engine:
                 send=self._handle,
                 unpickle=lambda data: self._copies.pop(0),
                 make_signal=threading.Event,
+                open_calls=partial(CallsInTurn, self.loop),
             )
         )
         self._slot.slot_id = 0
@@ -290,6 +292,10 @@ class Engine:
         for ref in self._subtasks(self._vertex(uid)):
             self._slot.handle(m.NoMoreSplits(self.attempt, ref))
         self._settle()
+        while any(task.ends_after_work for task in self._slot.tasks.values()):  # a call that failed is repeated later
+            due_us = self.loop.next_timer_us
+            assert due_us is not None, "work that is under way outside of the loop has no outcome"
+            self.advance_processing_time(due_us)
 
     def stop_sources(self, enough: Callable[[], bool]) -> None:
         """End the job's own sources where they are, as if there were no more."""

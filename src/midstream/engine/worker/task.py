@@ -269,6 +269,11 @@ class Task:
         """Whether the task has processed all its data, and waits until that is committed."""
         return self.state in _ALL_EMITTED
 
+    @property
+    def ends_after_work(self) -> bool:
+        """Whether the data of the task has ended but for what its operators emit when their work completes."""
+        return self.state is _ENDING and self.operators.chain.awaits_work
+
     # ---- from gates and partitions -------------------------------------------
 
     def wake(self) -> None:

@@ -42,6 +42,7 @@ from midstream.engine.protocol.messages import (
     Welcome,
 )
 from midstream.engine.worker.interfaces import SlotServices
+from midstream.runtime.concurrent_calls import ConcurrentCalls
 from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.connection import Connection, dial
 from midstream.runtime.network.message_channel import RECEIVE_BUFFER_BYTES, MessageChannel
@@ -211,6 +212,7 @@ class _SlotProcess:
                 open_storage=FileStorage,
                 send=self._channel.send,
                 make_signal=threading.Event,
+                open_calls=ConcurrentCalls(self._loop).open,
                 unpickle=self._modules.unpickle,
             )
         )
