@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from operator_world import FakeClock, Parts, World, stored
 
 from in_memory import CountingIds
+from midstream.api.function_checks import call_limits
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.interfaces import Call, Done, Failed, Outcomes
@@ -22,6 +23,8 @@ from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 
 GIVEN = pa.schema([("n", pa.int64()), ("tags", pa.large_list(pa.large_string()))])
 MADE = pa.schema([("n", pa.int64()), ("twice", pa.int64())])
+
+DEFAULT = CallLimits()
 
 
 def twice(row: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +62,7 @@ class Async(World):
 
     def __init__(
         self,
-        limits: CallLimits = CallLimits(),
+        limits: CallLimits = DEFAULT,
         policy: ErrorPolicy = FAIL,
         parts: Parts | None = None,
         ids: CountingIds | None = None,
@@ -247,21 +250,13 @@ def test_a_result_that_does_not_fit_is_not_repaired_by_another_call() -> None:
     world = Async()
     world.process(rows(1))
     [number] = world.calls.begun
-    with pytest.raises(JobError, match="the result for the row .* has no column 'twice'"):
+    with pytest.raises(JobError, match=r"the result for the row .* has no column 'twice'"):
         world.calls.completed([(number, Done({"n": 1}))])
     world = Async(CallLimits(ordered=False), ErrorPolicy("drop"))
     world.process(rows(1, 2))
     world.calls.completed([(1, Done(None))])
     world.complete(2)
     assert world.results == [2] and world.operator.failed_rows == 1
-
-
-class Reference:
-    """What must be emitted, from which rows and watermarks came, and which rows fail for good."""
-
-    def __init__(self) -> None:
-        self.segments: list[list[int]] = [[]]
-        self.watermarks: list[int] = []
 
 
 @given(data=st.data(), ordered=st.booleans(), capacity=st.integers(1, 5), drops=st.booleans())
@@ -354,8 +349,6 @@ def test_each_row_once_in_its_order_between_its_watermarks_through_failures_and_
 
 
 def test_arguments_that_make_no_sense_are_refused() -> None:
-    from midstream.api.function_checks import call_limits
-
     for wrong in ((0, "5 s", 3, True), (True, "5 s", 3, True), (1, 0, 3, True), (1, "5 s", -1, True), (1, "5 s", 0, 1)):
         with pytest.raises(ConfigError, match="map_async"):
             call_limits(*wrong)  # type: ignore[arg-type]

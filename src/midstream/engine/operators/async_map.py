@@ -120,7 +120,7 @@ class AsyncMapOperator(Operator):
         function: Callable[[Row], Any],
         schema: pa.Schema,
         given: pa.Schema,
-        limits: CallLimits = CallLimits(),
+        limits: CallLimits,
         policy: ErrorPolicy = FAIL,
     ) -> None:
         self.schema = canonical_schema(schema)
