@@ -46,6 +46,8 @@ class CallsInTurn:
 
     def _done_with(self, calls: Sequence[Call]) -> Callable[[Done[list[Done[Any] | Failed]] | Failed], None]:
         def done(outcome: Done[list[Done[Any] | Failed]] | Failed) -> None:
+            if self._closed:
+                return
             found = [outcome] * len(calls) if isinstance(outcome, Failed) else outcome.value
             self._deliver([(number, each) for (number, _), each in zip(calls, found, strict=True)])
 
