@@ -53,7 +53,7 @@ class Node:
     "anti_join", "asof_join" (keyed, of both ports) followed by "couple" (their results as rows), "late_window",
     "late_slide", "late_session" (with allowed lateness) followed by "stack" (their emissions as rows), "unique",
     "unique_near" (keyed, drop duplicates, the second those that are near by event time), "sorted" (keyed, by event time);
-    late rows of the last two go to a side output, "failing",
+    late rows of the last two go to a side output, "lookup", "lookup_in_order" (a slow function), "failing",
     "failing_batches" and "failing_process" (keyed; functions on rows, on batches and with state, which fail for the rows
     that "side" takes aside), "enrich" (a join with a table that changes, which passes on all rows as they are).
 
@@ -326,6 +326,20 @@ SHAPES: Final[Mapping[str, Shape]] = {
         source_node("idle", rows_share=0.5),
         node_of("sorted", Input(0, KEYED), Input(1, KEYED)),
         node_of("sink", Input(2, REBALANCE), Input(2, FORWARD, tag=LATE)),
+    ),
+    "lookup": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("lookup", Input(0, REBALANCE), Input(1, REBALANCE)),
+        node_of("timer", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
+    "lookup_in_order": (
+        source_node("tight"),
+        source_node(rows_share=0.5),
+        node_of("lookup_in_order", Input(0, FORWARD), Input(1, REBALANCE)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
     ),
     "full_join": (
         source_node("tight"),

@@ -20,6 +20,7 @@ from midstream_lab.mutations import (
     file_mutations,
     function_mutations,
     in_flight_mutations,
+    lookup_mutations,
     moving_mutations,
     on_disk_mutations,
     operator_mutations,
@@ -64,6 +65,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **enriching_mutations.MUTATIONS,
     **combining_mutations.MUTATIONS,
     **timely_mutations.MUTATIONS,
+    **lookup_mutations.MUTATIONS,
 }
 EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     "sequence_not_checked": Equivalent(

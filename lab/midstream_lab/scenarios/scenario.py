@@ -36,6 +36,7 @@ from midstream_lab.jobs.random_shapes import (
     with_enriching,
     with_failing,
     with_joins,
+    with_lookups,
     with_running,
     with_sieves,
     with_states,
@@ -201,6 +202,7 @@ def _shapes(
         base = with_joins(base, Random(f"joins {seed}"))
         base = with_running(base, Random(f"running {seed}"))
         base = with_failing(base, Random(f"failing {seed}"))
+        base = with_lookups(base, Random(f"slow answers {seed}"))
         base = with_enriching(base, Random(f"enriching {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast, get_args, overload
 
@@ -15,7 +15,7 @@ import pyarrow.fs
 from midstream.api.argument_checks import calling_line, columns_text, require_column
 from midstream.api.columns import Columns, all_of, computes, expressions, renamed, without
 from midstream.api.columns import Literal as Constant
-from midstream.api.function_checks import check_function, error_policy
+from midstream.api.function_checks import call_limits, check_function, error_policy
 from midstream.api.hints import OF_STREAMS, Hinted
 from midstream.api.program import Handle, MakeOperator, located
 from midstream.api.stream_core import StreamCore
@@ -26,6 +26,7 @@ from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.core.key_groups import key_cast, key_type_supported
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
+from midstream.engine.operators.async_map import AsyncMapOperator
 from midstream.engine.operators.bad_records import BAD_RECORDS
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.failed_rows import FAILED, FailedMax, OnError
@@ -240,6 +241,55 @@ class DataStream(Handle, Writable, Hinted):
         made = self._made_schema(schema, "map")
         policy = error_policy(on_error, failed_max, self.schema, "map")
         return self._then("map", lambda name: MapOperator(name, function, made, policy))
+
+    @located
+    def map_async(
+        self,
+        function: Callable[[Row], Row | Awaitable[Row]],
+        schema: SchemaLike | None = None,
+        *,
+        capacity: int = 100,
+        timeout: Duration = "5 s",
+        retries: int = 3,
+        ordered: bool = True,
+        on_error: OnError = "fail",
+        failed_max: FailedMax | None = None,
+    ) -> DataStream:
+        """Replace each row by what a function returns that takes its time: a lookup over the network, for many rows at
+        a time.
+
+        `function`: as for `map`, or a coroutine function (`async def`). Coroutines run on one asyncio loop, in a thread of
+        the slot's process; other functions run in up to `capacity` threads per subtask, and must allow that. Of an object
+        whose `__call__` is a coroutine function, `open(ctx)` and `close()` may be too.
+        `schema`: the columns of the result, as for `map`.
+        `capacity`: how many rows of a subtask are called at a time. When they are, no more rows are read.
+        `timeout`: how long a call may take. A coroutine is cancelled then. A thread cannot be interrupted, and remains
+        occupied until the call returns: give the client in it a timeout, too.
+        `retries`: how often a row is called again if the call raises or times out: after 0.1 s, 0.2 s, and so on up to
+        10 s. What happens then is decided by `on_error`.
+        `ordered`: whether the results of a subtask have the order of its rows. If not, they are emitted as they come, but
+        never later than a watermark that came after their row, nor earlier than one that came before it.
+        `on_error`, `failed_max`: as for `map`.
+
+        Rows in flight are part of each checkpoint. After a failure they are called again: a row is called at least once,
+        and its result is emitted exactly once. Event time waits for rows in flight.
+
+        Returns a stream of these columns. Raises as `map` does.
+
+            >>> import asyncio
+            >>> async def with_country(row):
+            ...     await asyncio.sleep(0.01)  # a request
+            ...     return {**row, "country": "fr" if row["user"] == "ann" else "de"}
+            >>> testing.run(orders.map_async(with_country, {"user": str, "price": int, "country": str})).rows
+            [{'user': 'ann', 'price': 3, 'country': 'fr'}, {'user': 'bob', 'price': 5, 'country': 'de'}, {'user': 'ann', 'price': 4, 'country': 'fr'}]
+        """
+        check_function(
+            function, "map_async", "write for example map_async(my_lookup, schema={'word': str})", awaits=True
+        )
+        made, given = self._made_schema(schema, "map_async"), self.schema
+        limits = call_limits(capacity, timeout, retries, ordered)
+        policy = error_policy(on_error, failed_max, given, "map_async")
+        return self._then("map_async", lambda name: AsyncMapOperator(name, function, made, given, limits, policy))
 
     @located
     def flat_map(

@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
@@ -18,7 +19,8 @@ from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Parti
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.interfaces import SlotServices
-from midstream.engine.worker.lane_executor import LaneExecutor
+from midstream.engine.worker.slot_committers import SlotCommitters
+from midstream.runtime.calls_in_turn import CallsInTurn
 from standing_clock import StandingClock
 
 
@@ -119,9 +121,10 @@ class World:
             open_storage=self._open,
             send=self.said.append,
             make_signal=threading.Event,
+            open_calls=partial(CallsInTurn, self.pool),
             unpickle=unpickle,
         )
-        self.commits = LaneExecutor(services)
+        self.commits = SlotCommitters(services)
         self.commits.load(m.CommitSinks("job-a", pickle.dumps(GRAPH), root, epoch=1))
 
     def _open(self, root: str) -> MemoryStorage:

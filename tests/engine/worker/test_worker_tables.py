@@ -33,6 +33,7 @@ from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_machine import SLOT_TABLE, SlotEvent, SlotMachine, SlotState
 from midstream.engine.worker.task import LIVE, TASK_TABLE, Step, Task, TaskEvent, TaskState
 from midstream.engine.worker.task_operators import RestoredOperators
+from midstream.runtime.calls_in_turn import CallsInTurn
 from recovering import Steps, task_seams
 from standing_clock import StandingClock
 
@@ -108,14 +109,14 @@ def test_a_task_does_one_step_at_a_time_and_says_which_comes_next() -> None:
     world.task.no_more_splits()
     assert world.run() == [Step.MAIL, Step.PAUSE], "it is not read"
     world.task.resume_source(1)
-    assert world.run() == [Step.MAIL, Step.READ_SOURCE, Step.FINISH, Step.READ_GATES]
+    assert world.run() == [Step.MAIL, Step.READ_SOURCE, Step.FLUSH, Step.READ_GATES]
     assert world.state() is TaskState.AWAITS_CHECKPOINT and world.task.is_finishing
     world.trigger(2)
     world.run()
     while world.io.run_io():
         pass
     world.task.checkpoint_completed(2)
-    assert world.run() == [Step.MAIL, Step.END]
+    assert world.run() == [Step.MAIL, Step.FINISH]
     assert world.state() is TaskState.FINISHED
 
 
@@ -277,6 +278,7 @@ class Slot:
                 open_storage=lambda root: MemoryStorage(),
                 send=self.sent.append,
                 make_signal=Event,
+                open_calls=partial(CallsInTurn, self.io),
                 unpickle=unpickle,
             )
         )

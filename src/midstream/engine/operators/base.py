@@ -14,8 +14,20 @@ from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 
+from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import InvariantError
-from midstream.engine.core.interfaces import Clock, Done, Executor, Failed, Ids, Storage, Timer
+from midstream.engine.core.interfaces import (
+    Calls,
+    Clock,
+    Done,
+    Executor,
+    Failed,
+    Ids,
+    OpenCalls,
+    Outcomes,
+    Storage,
+    Timer,
+)
 from midstream.engine.operators.user_metrics import UserMetrics
 from midstream.engine.state.safe_pickle import OwnCode
 from midstream.engine.state.state_parts import StatePart
@@ -82,6 +94,10 @@ def no_submit(work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -
     raise InvariantError("this operator runs outside of a task, and submits work")
 
 
+def no_calls(of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]) -> Calls:
+    raise InvariantError("this operator runs outside of a task, and opens calls")
+
+
 def never_stored(chunk_id: str) -> None:
     return None
 
@@ -120,6 +136,10 @@ class OperatorContext:
     that comes after the end of the task's data, or after the attempt has ended, is dropped. A task whose operator
     `awaits_work` does not end its data before.
     """
+    open_calls: OpenCalls = no_calls
+    """Opens calls of a user's function, many at a time, whose outcomes arrive as those of `submit` do."""
+    watermark_us: int = MIN_WATERMARK_US
+    """The last watermark that the operator was offered before it was restored."""
     job_id: str = ""
     attempt: int = 0
     """The number of the attempt, which grows with every restart of the job (for sinks: see WriterContext)."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from midstream.engine.core.config import JobConfig
-from midstream.engine.core.interfaces import Clock, Ids, Signal, Storage, Transport, WallClockExecutor
+from midstream.engine.core.interfaces import Clock, Ids, OpenCalls, Signal, Storage, Transport, WallClockExecutor
 from midstream.engine.protocol import messages as m
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class SlotServices:
     send: Callable[[m.FromSlot], None]
     """Sends a message to the coordinator. Messages arrive in the order of sending."""
     make_signal: Callable[[], Signal]
+    open_calls: OpenCalls
     unpickle: Callable[[bytes], Any] = pickle.loads
     """Turns `Deploy.graph` and `CommitSinks.graph` into a JobGraph."""
 
@@ -50,5 +51,6 @@ class TaskServices:
     number of its rows in flight."""
     send: Callable[[m.FromSlot], None]
     """Sends a message to the coordinator. Messages arrive in the order of sending."""
+    open_calls: OpenCalls
     schedule: Callable[[Task], None]
     """Schedules a step of a task."""

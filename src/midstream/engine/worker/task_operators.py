@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.interfaces import Done, Failed, Timer
+from midstream.engine.core.interfaces import Calls, Done, Failed, Outcomes, Timer
 from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Vertex
@@ -110,6 +111,8 @@ class TaskOperators:
                 call_at=partial(self._call_at, index),
                 call_later=partial(self._call_later, index),
                 submit=partial(self._submit, index),
+                open_calls=partial(self._open_calls, index),
+                watermark_us=restored.watermarks.get(spec.uid, (MIN_WATERMARK_US, 0))[0],
                 fail=self._fail,
                 job_id=services.job_id,
                 attempt=services.attempt,
@@ -205,6 +208,13 @@ class TaskOperators:
 
     def _submit(self, index: int, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
         self._services.executor.submit(work, lambda outcome: self._add_due(index, partial(done, outcome)))
+
+    def _open_calls(
+        self, index: int, of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]
+    ) -> Calls:
+        return self._services.open_calls(
+            of_coroutines, threads_max, lambda outcomes: self._add_due(index, partial(completed, outcomes))
+        )
 
     def _add_due(self, index: int, mail: Callable[[], None]) -> None:
         if self._takes_timers:

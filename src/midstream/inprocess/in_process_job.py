@@ -40,6 +40,7 @@ from midstream.engine.worker.task import Task
 from midstream.inprocess.endpoints import Fed, FedSource, MarksOperator, TakingSink
 from midstream.inprocess.own_modules import by_value, own_modules
 from midstream.inprocess.virtual_loop import MemoryStorage, VirtualLoop
+from midstream.runtime.calls_in_turn import CallsInTurn
 
 STORAGE: Final = "memory"
 POOL_BYTES: Final = 64 * 2**20
@@ -67,7 +68,7 @@ class InProcessFailure(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSnapshot:
+class JobSnapshot:
     """The state and event time of a job between two rows. Any number of runs can be started from it.
 
     For example:
@@ -83,7 +84,7 @@ class EngineSnapshot:
     now_us: int
 
 
-class Engine:
+class InProcessJob:
     """Runs a job. `logical` has sources that are fed (`FedSource`) or the job's own, and sinks that keep their rows.
 
     `on_split_request` is called when a subtask of one of the job's own sources requests a split, `copied` with each subtask's copy
@@ -95,7 +96,7 @@ class Engine:
         logical: LogicalGraph,
         config: JobConfig,
         now_us: int,
-        restore: EngineSnapshot | None = None,
+        restore: JobSnapshot | None = None,
         on_split_request: Callable[[m.RequestSplit], None] = lambda request: None,
         copied: Callable[[JobGraph], None] = lambda graph: None,
         passed_s: Callable[[], float] = lambda: 0.0,
@@ -137,6 +138,7 @@ class Engine:
                 send=self._handle,
                 unpickle=lambda data: self._copies.pop(0),
                 make_signal=threading.Event,
+                open_calls=partial(CallsInTurn, self.loop),
             )
         )
         self._slot.slot_id = 0
@@ -290,6 +292,10 @@ class Engine:
         for ref in self._subtasks(self._vertex(uid)):
             self._slot.handle(m.NoMoreSplits(self.attempt, ref))
         self._settle()
+        while any(task.ends_after_work for task in self._slot.tasks.values()):  # a call that failed is repeated later
+            due_us = self.loop.next_timer_us
+            assert due_us is not None, "work that is under way outside of the loop has no outcome"
+            self.advance_processing_time(due_us)
 
     def stop_sources(self, enough: Callable[[], bool]) -> None:
         """End the job's own sources where they are, as if there were no more."""
@@ -379,7 +385,7 @@ class Engine:
             for spec in task.vertex.operators:
                 yield task, spec
 
-    def snapshot(self) -> EngineSnapshot:
+    def snapshot(self) -> JobSnapshot:
         """Take a checkpoint of everything, as the job would, and complete it."""
         self._check_not_broken()
         if self._ended:
@@ -412,9 +418,9 @@ class Engine:
             state_bytes=0,
             files=(),
         )
-        return EngineSnapshot(metadata, self.storage, self.loop.now_us)
+        return JobSnapshot(metadata, self.storage, self.loop.now_us)
 
-    def restore(self, snapshot: EngineSnapshot, parallelism: int) -> None:
+    def restore(self, snapshot: JobSnapshot, parallelism: int) -> None:
         """Begin a new attempt with the state of `snapshot`; rows taken so far remain."""
         self._slot.handle(m.Cancel(self.attempt))
         self._settle()
