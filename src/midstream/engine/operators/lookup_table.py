@@ -78,16 +78,16 @@ class LookupTable:
         kept = np.flatnonzero(frame.select(pl.all_horizontal(pl.all().is_not_null())).to_series().to_numpy())
         if len(kept) < frame.height:
             rows, frame = rows.take(pa.array(kept, pa.int64())), frame[kept]
-        firsts = frame.with_row_index("".join(keys) + "_").unique(keys, keep="first", maintain_order=True)
-        if firsts.height < frame.height:
-            if not may_repeat:
-                raise _repeated(frame, where)
-            kept = firsts.to_series().to_numpy().astype(np.int64)
-            rows, frame = rows.take(pa.array(kept, pa.int64())), frame[kept]
-        codes, _ = codes_of(frame)
-        order = codes.argsort(kind="stable")
-        codes = codes[order]
-        return cls(rows, frame, codes, order, not (codes[1:] == codes[:-1]).any())
+        codes, order, is_distinct = _sorted_codes(frame)
+        if not is_distinct:  # a key is there twice, or two keys have one hash
+            firsts = frame.with_row_index("".join(keys) + "_").unique(keys, keep="first", maintain_order=True)
+            if firsts.height < frame.height:
+                if not may_repeat:
+                    raise _repeated(frame, where)
+                kept = firsts.to_series().to_numpy().astype(np.int64)
+                rows, frame = rows.take(pa.array(kept, pa.int64())), frame[kept]
+                codes, order, is_distinct = _sorted_codes(frame)
+        return cls(rows, frame, codes, order, is_distinct)
 
     @property
     def size_bytes(self) -> int:
@@ -133,6 +133,14 @@ class LookupTable:
         """Return these columns of the rows at `positions`; of -1, nulls."""
         at = pa.array(positions, pa.int64(), mask=positions < 0)
         return [self.rows.column(name).take(at) for name in names]
+
+
+def _sorted_codes(keys: pl.DataFrame) -> tuple[UInt64s, Int64s, bool]:
+    """Return the codes of the keys, sorted, the position of each, and whether no two are equal."""
+    codes, _ = codes_of(keys)
+    order = codes.argsort(kind="stable")
+    codes = codes[order]
+    return codes, order, not (codes[1:] == codes[:-1]).any()
 
 
 def _repeated(frame: pl.DataFrame, where: str) -> JobError:
