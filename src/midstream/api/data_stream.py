@@ -215,7 +215,7 @@ class DataStream(Handle, Writable, Hinted):
 
         `function`: takes a row as a dict and returns a dict with the columns of `schema`. It may be an object with
         `__call__`, for what cannot be pickled: its `open(ctx)`, if it has one, is called once per subtask before the first
-        row, with a context that has `uid`, `name`, `subtask`, `parallelism` and `metrics`; its `close()` at the end, also
+        row, with a context that has `uid`, `name`, `subtask`, `parallelism`, `metrics` and `resources`; its `close()` at the end, also
         after a failure.
         `schema`: the columns of the result, as an Arrow or polars schema or as `{"column": type}` with Arrow, polars or
         Python types; by default those of this stream.

@@ -8,7 +8,7 @@ input ends, `finish` once all have, and `close` always. All calls come from the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
@@ -152,6 +152,8 @@ class OperatorContext:
     is_bounded: bool = False
     """Whether every source that the operator depends on is bounded."""
     metrics: UserMetrics = field(default_factory=UserMetrics)
+    resources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What Spark has assigned to the slot, which its subtasks share: addresses by name, such as `{"gpu": ["0"]}`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from midstream.engine.core.config import JobConfig
@@ -30,6 +30,8 @@ class SlotServices:
     open_calls: OpenCalls
     unpickle: Callable[[bytes], Any] = pickle.loads
     """Turns `Deploy.graph` and `CommitSinks.graph` into a JobGraph."""
+    resources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What the cluster has assigned to the slot: addresses by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +56,4 @@ class TaskServices:
     open_calls: OpenCalls
     schedule: Callable[[Task], None]
     """Schedules a step of a task."""
+    resources: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -257,6 +257,7 @@ class SlotMachine:
             send=self._services.send,
             open_calls=self._services.open_calls,
             schedule=self._scheduler.schedule,
+            resources=self._services.resources,
         )
         self._deployment = Deployment(self.slot_id, deploy, loaded, services)
         self.tasks, self.pool = self._deployment.tasks, self._deployment.pool

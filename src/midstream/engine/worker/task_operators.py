@@ -119,6 +119,7 @@ class TaskOperators:
                 stored_bytes=stored_bytes,
                 splits=splits,
                 is_bounded=self._is_bounded,
+                resources=services.resources,
             )
             if not spec.operator.keeps_splits:
                 splits = None

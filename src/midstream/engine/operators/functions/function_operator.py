@@ -27,7 +27,8 @@ class Function:
 
         What cannot be pickled, such as a connection, is created here.
 
-        `context`: has `uid`, `name`, `subtask`, `parallelism` and `metrics`.
+        `context`: has `uid`, `name`, `subtask`, `parallelism`, `metrics` and `resources`: the addresses of what Spark has
+        assigned to the slot, such as `{"gpu": ["0"]}`, for all of its subtasks; {} without Spark.
 
             def open(self, context):
                 self.model = load_model("model.bin")
