@@ -309,4 +309,8 @@ class RowInspection:
         return check_windows(self.contents, kind, made, on_time, DELAY_US if node in self._held_back else 0)
 
     def _node_of(self, uid: str) -> int:
-        return next(index for index, node in enumerate(self._shape) if uid_of(index, 0, node.chain[0]) == uid)
+        return next(
+            index
+            for index, node in enumerate(self._shape)
+            if any(uid_of(index, position, kind) == uid for position, kind in enumerate(node.chain))
+        )

@@ -194,15 +194,15 @@ def with_lookups(shape: Shape, random: Random) -> Shape:
     """Sometimes replace an operator that forwards all rows by one that waits for a slow function, or add one."""
     if random.random() > 1 / 15:
         return shape
-    kind = random.choice(LOOKUPS)
+    chain = tuple(random.choices(LOOKUPS, k=random.choice((1, 1, 2))))
     found = [index for index, node in enumerate(shape) if node.chain == ("pass",)]
     if found:
         index = random.choice(found)
-        return (*shape[:index], replace(shape[index], chain=(kind,)), *shape[index + 1 :])
+        return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
     made = {*_LAST, *KEY_LAYOUTS}
     inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
     entry = Input(random.choice(inner), random.choice((FORWARD, REBALANCE, KEYED)))
-    return (*shape, Node((kind,), (entry,)), node_of("sink", Input(len(shape), REBALANCE)))
+    return (*shape, Node(chain, (entry,)), node_of("sink", Input(len(shape), REBALANCE)))
 
 
 def _with_states(node: Node, random: Random) -> Node:

@@ -337,7 +337,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
     "lookup_in_order": (
         source_node("tight"),
         source_node(rows_share=0.5),
-        node_of("lookup_in_order", Input(0, FORWARD), Input(1, REBALANCE)),
+        node_of("lookup lookup_in_order", Input(0, FORWARD), Input(1, REBALANCE)),
         node_of("count", Input(2, KEYED)),
         node_of("sink", Input(3, FORWARD)),
     ),

@@ -9,6 +9,7 @@ from typing import Any, Final
 from midstream.engine.operators.async_map import AsyncMapOperator
 from midstream.engine.operators.base import NOTHING
 from midstream.engine.worker.operator_chain import OperatorChain
+from midstream.engine.worker.task_operators import TaskOperators
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.scenario import draw
 
@@ -63,6 +64,15 @@ def calls_under_way_at_the_end_are_dropped() -> Replacements:
     return [(OperatorChain, "awaits_work", False)]
 
 
+def outcomes_wait_in_line() -> Replacements:
+    """An outcome that must wait for operators after its own holds up all that came later."""
+
+    def next_due(self: Any) -> int | None:
+        return 0 if self.due and self.are_ready(self.due[0][0]) else None
+
+    return [(TaskOperators, "next_due", next_due)]
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "rows_in_flight_are_not_stored": Mutation(
         "rows that have been called are not in the checkpoint",
@@ -83,6 +93,11 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "rows are called again, and emitted twice, after a restore",
         emitted_rows_are_stored,
         partial(draw, topology="lookup", faults=("kill_slot",)),
+    ),
+    "outcomes_wait_in_line": Mutation(
+        "an outcome that must wait holds up those of the operators it waits for",
+        outcomes_wait_in_line,
+        partial(draw, topology="lookup_in_order", faults=()),
     ),
     "calls_under_way_at_the_end_are_dropped": Mutation(
         "a task ends its data while calls are under way",

@@ -266,7 +266,8 @@ class DataStream(Handle, Writable, Hinted):
         `timeout`: how long a call may take. A coroutine is cancelled then. A thread cannot be interrupted, and remains
         occupied until the call returns: give the client in it a timeout, too.
         `retries`: how often a row is called again if the call raises or times out: after 0.1 s, 0.2 s, and so on up to
-        10 s. What happens then is decided by `on_error`.
+        10 s (in `midstream.testing`, at the end or when the test advances processing time). What happens then is decided
+        by `on_error`.
         `ordered`: whether the results of a subtask have the order of its rows. If not, they are emitted as they come, but
         never later than a watermark that came after their row, nor earlier than one that came before it.
         `on_error`, `failed_max`: as for `map`.

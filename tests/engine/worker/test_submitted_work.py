@@ -110,11 +110,15 @@ class Takes(Operator):
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, *more: Operator) -> None:
         self.io = Steps()
         self.sent: list[m.FromSlot] = []
         self.looks, self.takes = Looks(), Takes()
-        specs = (OperatorSpec("looks", "the lookup", self.looks), OperatorSpec("takes", "takes", self.takes))
+        specs = (
+            OperatorSpec("looks", "the lookup", self.looks),
+            *(OperatorSpec(f"more {number}", "more", operator) for number, operator in enumerate(more)),
+            OperatorSpec("takes", "takes", self.takes),
+        )
         graph = JobGraph((Vertex(0, 1, SourceSpec("source", "source", NoSplits()), specs),), (), 128)
         self.task = Task(REF, graph, task_seams(self.io, MemoryStorage(), send=self.sent.append), [], [])
         self.task.open(RestoredOperators())
@@ -155,6 +159,17 @@ def test_the_outcome_waits_for_the_operators_after_it() -> None:
     world.takes.wake()
     assert Step.TIMER in world.run()
     assert world.takes.rows == [1]
+
+
+def test_an_outcome_that_must_wait_does_not_hold_up_that_of_an_operator_after_it() -> None:
+    second = Looks()
+    world = World(second)
+    second.look(lambda: row(2))
+    world.looks.look(lambda: row(1))
+    world.io.io.reverse()  # the first operator's work completes first, and the second one takes no rows yet
+    assert world.complete()[:2] == [Step.TIMER, Step.TIMER]
+    world.complete()
+    assert world.takes.rows == [2, 1]
 
 
 def test_work_that_fails_is_the_failure_of_its_operator() -> None:

@@ -270,9 +270,9 @@ class Task:
         return self.state in _ALL_EMITTED
 
     @property
-    def ends_after_work(self) -> bool:
-        """Whether the data of the task has ended but for what its operators emit when their work completes."""
-        return self.state is _ENDING and self.operators.chain.awaits_work
+    def awaits_work(self) -> bool:
+        """Whether an operator will emit rows when work that is under way outside of the loop completes."""
+        return self.is_live and self.operators.chain.awaits_work
 
     # ---- from gates and partitions -------------------------------------------
 
@@ -373,7 +373,7 @@ class Task:
             return _WAIT
         if operators.chain.is_firing and operators.are_ready(operators.chain.firing):
             return _FIRE
-        may_call = bool(operators.due) and operators.are_ready(operators.due[0][0])
+        may_call = operators.next_due() is not None
         if may_call and self._last is not _TIMER:
             return _TIMER
         if operators.chain.is_firing or not operators.are_ready(-1):
@@ -404,7 +404,9 @@ class Task:
             self.operators.chain.pump()
             return True
         elif step is _TIMER:
-            self.operators.call_due()
+            due = self.operators.next_due()
+            assert due is not None, "a timer step, and nothing can be called"
+            self.operators.call_due(due)
             self.operators.chain.completed_work()
             return True
         elif step is _FLUSH:

@@ -179,9 +179,21 @@ class TaskOperators:
 
     # ---- timers, and work outside of the loop ----
 
-    def call_due(self) -> None:
-        """Call the next timer that is due, or the completion of work, in the name of its operator."""
-        index, mail = self.due.popleft()
+    def next_due(self) -> int | None:
+        """The position in `due` of what can be called next; None if there is nothing. If so, `wake` will be called.
+
+        That is the first, or if operators after it take no rows now, the first one of the operator that is closest to
+        the edges: what it waits for may be those.
+        """
+        if not self.due or self.are_ready(self.due[0][0]):
+            return 0 if self.due else None
+        last = max(index for index, _ in self.due)
+        return next(at for at, (index, _) in enumerate(self.due) if index == last) if self.are_ready(last) else None
+
+    def call_due(self, position: int) -> None:
+        """Call a timer that is due, or the completion of work, in the name of its operator."""
+        index, mail = self.due[position]
+        del self.due[position]
         before = self.chain.enter((index, -1))
         mail()
         self.chain.enter(before)
