@@ -15,7 +15,7 @@ from midstream.engine.core.interfaces import Call, Done, Executor, Failed, Outco
 
 
 class CallsInTurn:
-    """engine.core.interfaces.Calls of one function."""
+    """engine.core.interfaces.FunctionCalls of one function."""
 
     def __init__(
         self, executor: Executor, of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]
@@ -60,7 +60,8 @@ class CallsInTurn:
     def _run(self, works: Sequence[Callable[[], Any]]) -> list[Done[Any] | Failed]:
         if self._loop is None:
             return []
-        return _complete(self._loop, _all(works))
+        found: list[Done[Any] | Failed] = _complete(self._loop, _all(works))
+        return found
 
 
 async def _all(works: Sequence[Callable[[], Any]]) -> list[Done[Any] | Failed]:
