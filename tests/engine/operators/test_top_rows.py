@@ -170,7 +170,8 @@ def test_ties_do_not_depend_on_the_order_of_arrival(
 def test_values_that_are_equal_by_the_order_do_not_depend_on_arrival(
     values: tuple[float | None, ...], descending: bool
 ) -> None:
-    schema = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("x", pa.float64())])
+    fields: list[tuple[str, pa.DataType]] = [("k", pa.int64()), ("t", pa.timestamp("us")), ("x", pa.float64())]
+    schema = pa.schema(fields)
     rows = [{"k": 1, "t": 5, "x": value} for value in values]
     made = []
     for batch in (rows, rows[::-1]):
