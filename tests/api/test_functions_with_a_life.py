@@ -197,7 +197,7 @@ REFUSED: list[tuple[Any, str]] = [
     (None, "None is not a function"),
     (pl.DataFrame(), "is not a function"),
     (fetched, r"fetched is a coroutine function \(async def\)"),
-    (fetches, "fetches is a coroutine function"),
+    (fetches, "fetches is an asynchronous generator"),
     (Fetching(), "Fetching is a coroutine function"),
     (functools.partial(fetched), "fetched is a coroutine function"),
     (Fetching().__call__, "is a coroutine function"),
