@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from midstream.engine.operators.functions.process_functions import CoProcessFunction as CoProcessFunction
     from midstream.engine.operators.functions.process_functions import KeyedProcessFunction as KeyedProcessFunction
     from midstream.engine.operators.functions.process_functions import ProcessContext as ProcessContext
+    from midstream.engine.operators.functions.window_functions import WindowContext as WindowContext
+    from midstream.engine.operators.functions.window_functions import WindowFunction as WindowFunction
     from midstream.engine.operators.sink_api import Committer as Committer
     from midstream.engine.operators.sink_api import CommitterContext as CommitterContext
     from midstream.engine.operators.sink_api import Sink as Sink
@@ -110,6 +112,7 @@ _HOME = {
     "engine.operators.failed_rows": "FAILED",
     "engine.operators.functions.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
     "engine.operators.functions.process_functions": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
+    "engine.operators.functions.window_functions": "WindowContext WindowFunction",
     "engine.operators.sink_api": "Committer CommitterContext Sink SinkWriter WriterContext",
     "engine.operators.source_api": "Discovery DiscoveryContext Source Split SplitReader",
     "engine.operators.watermarks": "WatermarkStrategy",

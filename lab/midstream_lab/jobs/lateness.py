@@ -25,11 +25,30 @@ from midstream.engine.operators.windows.window_operator import END, PARTS, PROGR
 from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
 from midstream.engine.state.state_parts import KEY_GROUP, StatePart
 from midstream.simulation.recorded_rows import SCHEMA, Int64s, Outside, time_ms
-from midstream_lab.jobs.timed import GAP_MS, HIGHEST, IDS, LOWEST, SIZE_MS, SLIDE_MS, TUMBLING_MS, due_us, window
+from midstream_lab.jobs.timed import (
+    GAP_MS,
+    HIGHEST,
+    IDS,
+    LOWEST,
+    ROW_IDS,
+    SIZE_MS,
+    SLIDE_MS,
+    TUMBLING_MS,
+    due_us,
+    window,
+    window_of_rows,
+)
 from midstream_lab.jobs.window_reference import Emission, WindowReference, difference, wrong_marks
 from midstream_lab.jobs.wrapped_operator import Around
 
-LENIENT: Final[Mapping[str, str]] = {"late_window": "window", "late_slide": "slide", "late_session": "session"}
+OF_ROWS: Final[Mapping[str, str]] = {"rows_window": "window", "rows_slide": "slide", "rows_session": "session"}
+"""Those whose windows are given to a function with all their rows."""
+LENIENT: Final[Mapping[str, str]] = {
+    "late_window": "window",
+    "late_slide": "slide",
+    "late_session": "session",
+    **OF_ROWS,
+}
 """The kinds of nodes with allowed lateness, and their kinds of windows."""
 ALLOWED_MS: Final = 30
 _SIZES: Final = 100_000
@@ -50,6 +69,8 @@ def checked_window(uid: str, outside: Outside, kind: str, *, combines: bool) -> 
     """Return the window operator of a node of this kind. `combines`: whether no node reads its late rows."""
     allowed_ms = ALLOWED_MS if kind in LENIENT else 0
     of = LENIENT.get(kind, kind)
+    if kind in OF_ROWS:
+        return Window(outside, window_of_rows(uid, of, f"{allowed_ms} ms"), of, allowed_ms)
     return Window(outside, window(uid, of, f"{allowed_ms} ms", combines=combines), of, allowed_ms)
 
 
@@ -221,10 +242,12 @@ def _marks_us(parts: Mapping[str, StatePart]) -> dict[int, int]:
 
 def _held(table: pa.Table) -> Iterator[tuple[int, int, int, int, list[int]]]:
     """Yield the key group, the key, the bounds and the ids of each part of a window operator's state."""
-    names = [KEY_GROUP, "key", *((PANE, PANE) if PANE in table.schema.names else (START, END)), IDS]
-    columns = [table.column(name) for name in names]
+    of_rows = ROW_IDS in table.schema.names
+    names = [KEY_GROUP, "key", *((PANE, PANE) if PANE in table.schema.names else (START, END))]
+    columns = [table.column(name) for name in (*names, ROW_IDS if of_rows else IDS)]
     columns[2:4] = [column.cast(pa.int64()) for column in columns[2:4]]
-    yield from zip(*(column.to_pylist() for column in columns), strict=True)
+    for group, key, start, end, ids in zip(*(column.to_pylist() for column in columns), strict=True):
+        yield group, key, start, end, [ids] if of_rows else ids
 
 
 def _last_end_ms(kind: str, at_ms: int) -> int:

@@ -51,8 +51,8 @@ class Node:
     "typed", "pickled" (keyed, states of all kinds), "rules" ("share" as a user's function), "clocks" (keyed, holds rows
     by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join", "full_join",
     "anti_join", "asof_join" (keyed, of both ports) followed by "couple" (their results as rows), "late_window",
-    "late_slide", "late_session" (with allowed lateness) followed by "stack" (their emissions as rows), "unique",
-    "unique_near" (keyed, drop duplicates, the second those that are near by event time), "sorted" (keyed, by event time);
+    "late_slide", "late_session" (with allowed lateness), "rows_window", "rows_slide", "rows_session" (the same, by a function
+    that gets all rows) followed by "stack" (their emissions as rows), "unique", "unique_near" (keyed, drop duplicates, the second those that are near by event time), "sorted" (keyed, by event time);
     late rows of the last two go to a side output, "failing",
     "failing_batches" and "failing_process" (keyed; functions on rows, on batches and with state, which fail for the rows
     that "side" takes aside).
@@ -363,6 +363,20 @@ SHAPES: Final[Mapping[str, Shape]] = {
         source_node("tight"),
         source_node("idle", rows_share=0.5),
         node_of("late_session stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
+        node_of("sink", Input(2, FORWARD, tag=LATE)),
+    ),
+    "rows_slide": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("rows_slide stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("sink", Input(2, REBALANCE, tag=LATE)),
+    ),
+    "rows_session": (
+        source_node("idle"),
+        source_node("tight", rows_share=0.5),
+        node_of("rows_session stack", Input(0, KEYED), Input(1, KEYED)),
         node_of("sink", Input(2, REBALANCE)),
         node_of("sink", Input(2, FORWARD, tag=LATE)),
     ),

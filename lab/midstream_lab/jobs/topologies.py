@@ -235,7 +235,7 @@ class _Walk:
                     joins.HOW[kind], by_port[0], by_port[1], expected.keys, self._layout(node)
                 )
                 self._makers[index] = uid
-            case "late_window" | "late_slide" | "late_session" | "periodic":
+            case _ if kind in lateness.LENIENT or kind == "periodic":
                 expected.lenient[uid] = lateness.LENIENT.get(kind, kind), stream
                 self._makers[index] = uid
             case "unique" | "unique_near":
@@ -317,10 +317,12 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
 
 
 def combines(shape: Shape, index: int) -> bool:
-    """Return whether the rows that reach a node may be combined: it begins with a window whose late rows are not read."""
+    """Return whether the rows that reach a node may be combined: it begins with a window whose late rows are not
+    read and whose state is not its rows.
+    """
     kind = shape[index].chain[0]
     read = any(entry.node == index and entry.tag == LATE for node in shape for entry in node.inputs)
-    return (kind in timed.WINDOWS or kind in lateness.LENIENT) and not read
+    return (kind in timed.WINDOWS or kind in lateness.LENIENT.keys() - lateness.OF_ROWS.keys()) and not read
 
 
 def combiner_of(shape: Shape, index: int) -> Combiner | None:
@@ -428,7 +430,7 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return end_operators.total(uid, outside)
         case "table":
             return tables.hold(uid, outside)
-        case "window" | "slide" | "session" | "late_window" | "late_slide" | "late_session":
+        case _ if kind in timed.WINDOWS or kind in lateness.LENIENT:
             return lateness.checked_window(uid, outside, kind, combines=combines)
         case "pack":
             return timed.Pack()

@@ -32,6 +32,7 @@ from midstream_lab.mutations import (
     state_mutations,
     table_mutations,
     timely_mutations,
+    window_kind_mutations,
     window_mutations,
     worker_mutations,
 )
@@ -62,6 +63,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **function_mutations.MUTATIONS,
     **combining_mutations.MUTATIONS,
     **timely_mutations.MUTATIONS,
+    **window_kind_mutations.MUTATIONS,
 }
 EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     "sequence_not_checked": Equivalent(

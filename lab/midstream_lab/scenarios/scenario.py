@@ -35,6 +35,7 @@ from midstream_lab.jobs.random_shapes import (
     with_ends,
     with_failing,
     with_joins,
+    with_row_windows,
     with_running,
     with_sieves,
     with_states,
@@ -199,6 +200,7 @@ def _shapes(
         base = with_timely(base, Random(f"timely {seed}"))
         base = with_joins(base, Random(f"joins {seed}"))
         base = with_running(base, Random(f"running {seed}"))
+        base = with_row_windows(base, Random(f"row windows {seed}"))
         base = with_failing(base, Random(f"failing {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]

@@ -49,8 +49,9 @@ OF_CONNECTED_STREAMS: Final = {
 }  # fmt: skip
 OF_WINDOWS: Final = {
     **dict.fromkeys(("top_k", "bottom_k", "limit", "head", "sort", "orderBy"), "top(3, by='x'), with descending=False for the smallest"),
-    **dict.fromkeys(("agg", "reduce", "process", "apply"), "aggregate(n=Count(), …), also with an Aggregate or Accumulator of your own"),
+    **dict.fromkeys(("agg", "reduce"), "aggregate(n=Count(), …), also with an Aggregate or Accumulator of your own"),
     **dict.fromkeys(("sum", "count", "mean", "min", "max", "first", "last"), "aggregate(n=Count(), total=Sum('x'), …)"),
+    **dict.fromkeys(("apply", "map_groups"), "process(function, schema), whose function gets all rows of a window"),
     "allowedLateness": "allowed_lateness('1 min')",
     "sideOutputLateData": "aggregate(…).side_output(LATE)",
 }  # fmt: skip

@@ -14,9 +14,11 @@ from midstream.api.program import MakeOperator, located
 from midstream.api.stream_core import StreamCore
 from midstream.engine.core.config import Duration, duration_s, is_whole
 from midstream.engine.core.errors import ConfigError, JobError
+from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.operators.base import Operator
 from midstream.engine.operators.event_time_column import TimeColumn
+from midstream.engine.operators.functions.window_functions import WindowFunction, window_function_operator
 from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
 from midstream.engine.operators.windows.window_factory import (
     WINDOW_END,
@@ -29,7 +31,7 @@ from midstream.engine.operators.windows.window_factory import (
 
 
 class WindowedStream(Hinted):
-    """Rows in event-time windows; `aggregate` or `top` computes the result.
+    """Rows in event-time windows; `aggregate`, `top` or `process` computes the result.
 
     A window is emitted when the watermark reaches its end.
 
@@ -146,6 +148,50 @@ class WindowedStream(Hinted):
                 count=count,
                 by=columns,
                 descending=descending,
+                schema=core.schema,
+                allowed_lateness=self._allowed_lateness,
+            )
+
+        return self._result(make)
+
+    @located
+    def process(self, function: WindowFunction, schema: SchemaLike) -> DataStream:
+        """Call a function with all rows of each key and window, when the window ends.
+
+        `function`: an instance of your own subclass of WindowFunction.
+        `schema`: the columns of the frames that the function returns, as an Arrow or polars schema or as `{"column":
+        type}`.
+
+        Returns a stream of the key columns, `window_start`, `window_end`, and the columns of `schema`. All rows of a
+        window are in state until it ends. With `allowed_lateness`, the function is called again with all rows of a
+        window that late ones change. Late rows and the event time are those of `aggregate`. Raises JobError for a
+        function that cannot be sent to the slots or declares states, SchemaError for columns that do not fit,
+        ConfigError for two columns of one name.
+
+            >>> class Gaps(WindowFunction):
+            ...     def process(self, rows, ctx):
+            ...         return rows.select(gap=pl.col("at").diff()).drop_nulls()
+            >>> gaps = clicks.key_by("user").window(tumbling("1 h")).process(Gaps(), {"gap": pl.Duration("us")})
+            >>> for row in testing.run(gaps).rows:
+            ...     print(row["user"], row["window_end"], row["gap"])
+            ann 2024-01-01 13:00:00 0:02:00
+        """
+        from midstream.api.keyed_streams import require_function
+
+        require_function(function, WindowFunction, "process")
+        made = as_schema(schema, "process")
+        core = self._core
+        event_time = core.event_time
+        assert event_time is not None
+
+        def make(name: str) -> Operator:
+            return window_function_operator(
+                name,
+                window=self._window,
+                keys=core.keys,
+                event_time=event_time,
+                function=function,
+                made=made,
                 schema=core.schema,
                 allowed_lateness=self._allowed_lateness,
             )
