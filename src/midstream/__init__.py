@@ -72,6 +72,10 @@ if TYPE_CHECKING:
     from midstream.engine.operators.windows.moments import Covariance as Covariance
     from midstream.engine.operators.windows.moments import StdDev as StdDev
     from midstream.engine.operators.windows.moments import Variance as Variance
+    from midstream.engine.operators.windows.sketches import ApproxCountDistinct as ApproxCountDistinct
+    from midstream.engine.operators.windows.sketches import Quantile as Quantile
+    from midstream.engine.operators.windows.value_lists import Collect as Collect
+    from midstream.engine.operators.windows.value_lists import TopN as TopN
     from midstream.engine.operators.windows.window_factory import LATE as LATE
     from midstream.engine.operators.windows.window_factory import LATE_RIGHT as LATE_RIGHT
     from midstream.engine.operators.windows.window_factory import session as session
@@ -108,6 +112,8 @@ _HOME = {
     "engine.operators.windows.aggregates": "Accumulator Aggregate ArgMax ArgMin Count First Last Max Mean Min Sum",
     "engine.operators.windows.distinct_count": "CountDistinct",
     "engine.operators.windows.moments": "Covariance StdDev Variance",
+    "engine.operators.windows.sketches": "ApproxCountDistinct Quantile",
+    "engine.operators.windows.value_lists": "Collect TopN",
     "engine.operators.bad_records": "BAD_RECORDS",
     "engine.operators.failed_rows": "FAILED",
     "engine.operators.functions.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
