@@ -27,6 +27,7 @@ from midstream.engine.state.state_parts import KEY_GROUP, StatePart
 from midstream.simulation.recorded_rows import SCHEMA, Int64s, Outside, time_ms
 from midstream_lab.jobs.timed import (
     GAP_MS,
+    GAPS_SCHEMA,
     HIGHEST,
     IDS,
     LOWEST,
@@ -35,7 +36,9 @@ from midstream_lab.jobs.timed import (
     SLIDE_MS,
     TUMBLING_MS,
     due_us,
+    gap_ms,
     window,
+    window_of_gaps,
     window_of_rows,
 )
 from midstream_lab.jobs.window_reference import Emission, WindowReference, difference, wrong_marks
@@ -43,11 +46,14 @@ from midstream_lab.jobs.wrapped_operator import Around
 
 OF_ROWS: Final[Mapping[str, str]] = {"rows_window": "window", "rows_slide": "slide", "rows_session": "session"}
 """Those whose windows are given to a function with all their rows."""
+OWN_GAPS: Final = "gap_session"
+"""The kind whose sessions have gaps from a column."""
 LENIENT: Final[Mapping[str, str]] = {
     "late_window": "window",
     "late_slide": "slide",
     "late_session": "session",
     **OF_ROWS,
+    OWN_GAPS: "session",
 }
 """The kinds of nodes with allowed lateness, and their kinds of windows."""
 ALLOWED_MS: Final = 30
@@ -69,6 +75,8 @@ def checked_window(uid: str, outside: Outside, kind: str, *, combines: bool) -> 
     """Return the window operator of a node of this kind. `combines`: whether no node reads its late rows."""
     allowed_ms = ALLOWED_MS if kind in LENIENT else 0
     of = LENIENT.get(kind, kind)
+    if kind == OWN_GAPS:
+        return WindowOfGaps(outside, window_of_gaps(uid, f"{allowed_ms} ms"), of, allowed_ms)
     if kind in OF_ROWS:
         return Window(outside, window_of_rows(uid, of, f"{allowed_ms} ms"), of, allowed_ms)
     return Window(outside, window(uid, of, f"{allowed_ms} ms", combines=combines), of, allowed_ms)
@@ -99,8 +107,11 @@ class Window(Around):
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out
         self._context = context
-        self._reference = WindowReference(self._kind, self._allowed_us, context.key_groups)
+        self._reference = self._new_reference(context.key_groups)
         super().open(context, self)
+
+    def _new_reference(self, key_groups: range) -> WindowReference:
+        return WindowReference(self._kind, self._allowed_us, key_groups)
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         """Record and forward the output of the operator, as its `Output`."""
@@ -206,6 +217,21 @@ class Window(Around):
 
     def _bug(self, what: str) -> None:
         self._outside.world.bug(f"{self._context.uid}/{self._context.subtask}: {what}")
+
+
+class WindowOfGaps(Window):
+    """The operator of sessions whose rows have their own gaps, in a column that only this operator sees."""
+
+    def _new_reference(self, key_groups: range) -> WindowReference:
+        return WindowReference(self._kind, self._allowed_us, key_groups, lambda row: gap_ms(row) * 1000)
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
+        super().emit(batch.select(SCHEMA.names) if tag == LATE else batch, tag)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        gaps = gap_ms(batch.column("id").to_numpy())
+        columns = [*batch.columns, pa.array(gaps).view(pa.duration("ms"))]
+        super().process(pa.RecordBatch.from_arrays(columns, schema=GAPS_SCHEMA), port)
 
 
 def _bounds_are_right(batch: pa.RecordBatch, ids: str, lowest: str, highest: str) -> bool:

@@ -11,7 +11,7 @@ from midstream_lab.jobs import (
     timed,
 )
 from midstream_lab.jobs.key_types import KEY_LAYOUTS
-from midstream_lab.jobs.lateness import LENIENT
+from midstream_lab.jobs.lateness import LENIENT, OWN_GAPS
 from midstream_lab.jobs.shapes import (
     BROADCAST,
     FORWARD,
@@ -115,13 +115,16 @@ def with_running(shape: Shape, random: Random) -> Shape:
 
 
 def with_row_windows(shape: Shape, random: Random) -> Shape:
-    """Replace windows, in one of 15 shapes that have some, by windows that are given to a function with all their rows."""
+    """Replace windows, in one of 15 shapes that have some, by windows that are given to a function with all their rows, or
+    by sessions with gaps from a column.
+    """
     found = [index for index, node in enumerate(shape) if {*node.chain} & {*timed.WINDOWS, *LENIENT}]
     if not found or random.random() >= 1 / 15:
         return shape
     index = random.choice(found)
-    kind = LENIENT.get(shape[index].chain[0], shape[index].chain[0])
-    return (*shape[:index], replace(shape[index], chain=(f"rows_{kind}", "stack")), *shape[index + 1 :])
+    kind = f"rows_{LENIENT.get(shape[index].chain[0], shape[index].chain[0])}"
+    chain = (OWN_GAPS if kind == "rows_session" and random.random() < 0.5 else kind, "stack")
+    return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
 
 
 def with_states(shape: Shape, random: Random) -> Shape:

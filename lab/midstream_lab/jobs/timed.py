@@ -220,6 +220,28 @@ def window(uid: str, kind: str, allowed_lateness: str = "0 ms", *, combines: boo
     )
 
 
+GAPS_SCHEMA: Final = SCHEMA.append(pa.field("gap", pa.duration("ms")))
+"""Rows, each with the gap of its session."""
+
+
+def gap_ms(row: Integers) -> Integers:
+    """Return the gap of a row in `GAPS_SCHEMA`."""
+    return 1 + row % 7
+
+
+def window_of_gaps(uid: str, allowed_lateness: str) -> WindowOperator:
+    """Return a window operator of rows of `GAPS_SCHEMA`, whose sessions have the gaps of the rows."""
+    return window_operator(
+        uid,
+        window=session(pl.col("gap")),
+        keys=["key"],
+        event_time="ts",
+        aggregates={"ids": Ids()},
+        schema=GAPS_SCHEMA,
+        allowed_lateness=allowed_lateness,
+    )
+
+
 class IdsOfRows(WindowFunction):
     """Emits what `Ids` computes, for windows whose state is their rows."""
 

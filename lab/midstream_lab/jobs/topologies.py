@@ -318,11 +318,13 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
 
 def combines(shape: Shape, index: int) -> bool:
     """Return whether the rows that reach a node may be combined: it begins with a window whose late rows are not
-    read and whose state is not its rows.
+    read, whose state is not its rows, and whose gaps are not in a column.
     """
     kind = shape[index].chain[0]
     read = any(entry.node == index and entry.tag == LATE for node in shape for entry in node.inputs)
-    return (kind in timed.WINDOWS or kind in lateness.LENIENT.keys() - lateness.OF_ROWS.keys()) and not read
+    return (
+        kind in timed.WINDOWS or kind in lateness.LENIENT.keys() - {*lateness.OF_ROWS, lateness.OWN_GAPS}
+    ) and not read
 
 
 def combiner_of(shape: Shape, index: int) -> Combiner | None:

@@ -1,4 +1,4 @@
-"""Known bugs of windows whose state is their rows, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
+"""Known bugs of windows whose state is their rows, and of gaps from a column, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from functools import partial
 from typing import Any, Final
 
 import polars as pl
+import pyarrow as pa
 
 from midstream.engine.operators.functions.window_functions import RowsOfWindows
+from midstream.engine.operators.windows import session_windows
+from midstream.engine.operators.windows.session_windows import Gap
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
+from midstream.engine.operators.windows.window_operator import END, START
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.scenario import draw
 
@@ -42,6 +46,27 @@ def merged_rows_are_one() -> Replacements:
     return [(RowsOfWindows, "merge", merge)]
 
 
+def all_gaps_are_the_first() -> Replacements:
+    """All rows of a batch have the gap of its first row."""
+    original = Gap.ends
+
+    def ends(self: Any, times: Any, batch: pa.RecordBatch) -> Any:
+        found = original(self, times, batch)
+        return times + (found[0] - times[0])
+
+    return [(Gap, "ends", ends)]
+
+
+def neighbours_decide() -> Replacements:
+    """A row continues the session of the row before it, and not one that an earlier row with a longer gap holds open."""
+    original = session_windows.session_numbers
+
+    def session_numbers(frame: pl.DataFrame, by: Sequence[str]) -> Any:
+        return original(frame.with_columns(pl.min_horizontal(END, pl.col(START) + 4_000).alias(END)), by)
+
+    return [(session_windows, "session_numbers", session_numbers)]
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "rows_of_a_batch_are_one": Mutation(
         "of the rows of a window that share a batch one is kept",
@@ -52,6 +77,12 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "the rows of a session keep bounds of their own",
         rows_keep_their_own_bounds,
         partial(draw, topology="rows_session"),
+    ),
+    "all_gaps_are_the_first": Mutation(
+        "all rows of a batch have the gap of the first", all_gaps_are_the_first, partial(draw, topology="gap_session")
+    ),
+    "neighbours_decide": Mutation(
+        "a row before the last does not hold a session open", neighbours_decide, partial(draw, topology="gap_session")
     ),
     "merged_rows_are_one": Mutation(
         "of the rows of a window that are merged one is kept", merged_rows_are_one, partial(draw, topology="rows_slide")

@@ -58,7 +58,7 @@ rows = st.lists(
 
 
 def same(value: float) -> Any:
-    return "nan" if value != value else value + 0.0
+    return "nan" if math.isnan(value) else value + 0.0
 
 
 def collected(rows: Rows, column: str) -> list[Any]:
