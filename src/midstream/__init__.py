@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from midstream.engine.operators.windows.value_lists import TopN as TopN
     from midstream.engine.operators.windows.window_factory import LATE as LATE
     from midstream.engine.operators.windows.window_factory import LATE_RIGHT as LATE_RIGHT
+    from midstream.engine.operators.windows.window_factory import count as count
     from midstream.engine.operators.windows.window_factory import session as session
     from midstream.engine.operators.windows.window_factory import sliding as sliding
     from midstream.engine.operators.windows.window_factory import tumbling as tumbling
@@ -122,7 +123,7 @@ _HOME = {
     "engine.operators.sink_api": "Committer CommitterContext Sink SinkWriter WriterContext",
     "engine.operators.source_api": "Discovery DiscoveryContext Source Split SplitReader",
     "engine.operators.watermarks": "WatermarkStrategy",
-    "engine.operators.windows.window_factory": "LATE LATE_RIGHT session sliding tumbling",
+    "engine.operators.windows.window_factory": "LATE LATE_RIGHT count session sliding tumbling",
     "engine.protocol.job_status": "JobStatus",
     "runtime.driver.job": "Job",
     "runtime.process.process_slots": "ProcessSlots",

@@ -127,6 +127,16 @@ def with_row_windows(shape: Shape, random: Random) -> Shape:
     return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
 
 
+def with_counted(shape: Shape, random: Random) -> Shape:
+    """Add, in one of 15 shapes, windows by count of the rows of a node."""
+    if random.random() >= 1 / 15:
+        return shape
+    made = {*_LAST, "plain", *KEY_LAYOUTS}
+    inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
+    entry = Input(random.choice(inner), KEYED)
+    return (*shape, Node(("counted", "stack"), (entry,)), node_of("sink", Input(len(shape), REBALANCE)))
+
+
 def with_states(shape: Shape, random: Random) -> Shape:
     """Replace some operators by users' functions with all kinds of state, and some windows by windows with allowed
     lateness; sometimes add keys of other types, or a join."""

@@ -20,6 +20,7 @@ from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass, Sieve, SimSource
 from midstream_lab.jobs import (
     clocks,
+    counted,
     end_operators,
     failing,
     joins,
@@ -235,7 +236,7 @@ class _Walk:
                     joins.HOW[kind], by_port[0], by_port[1], expected.keys, self._layout(node)
                 )
                 self._makers[index] = uid
-            case _ if kind in lateness.LENIENT or kind == "periodic":
+            case _ if kind in lateness.LENIENT or kind in ("periodic", "counted"):
                 expected.lenient[uid] = lateness.LENIENT.get(kind, kind), stream
                 self._makers[index] = uid
             case "unique" | "unique_near":
@@ -420,6 +421,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
         case "running" | "periodic":
             return (running.Running if kind == "running" else running.Periodic)(uid, outside)
+        case "counted":
+            return counted.Counted(uid, outside)
         case "share":
             return KeyCounter(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
         case "times" | "tight" | "idle":

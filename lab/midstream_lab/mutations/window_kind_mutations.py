@@ -1,4 +1,4 @@
-"""Known bugs of windows whose state is their rows, and of gaps from a column, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
+"""Known bugs of windows whose state is their rows, of gaps from a column, and of windows by count, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any, Final
 import polars as pl
 import pyarrow as pa
 
+from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator
+from midstream.engine.operators.functions.count_windows import CountWindowOperator
 from midstream.engine.operators.functions.window_functions import RowsOfWindows
 from midstream.engine.operators.windows import session_windows
 from midstream.engine.operators.windows.session_windows import Gap
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import END, START
+from midstream.engine.state.table_state import TableState
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.scenario import draw
 
@@ -67,6 +70,26 @@ def neighbours_decide() -> Replacements:
     return [(session_windows, "session_numbers", session_numbers)]
 
 
+def begun_windows_are_forgotten() -> Replacements:
+    """What a restore has of windows by count that were begun is not used: each key begins again."""
+    original = BatchFunctionOperator.restore
+
+    def restore(self: Any, parts: Mapping[str, Any]) -> None:
+        original(self, {} if isinstance(self, CountWindowOperator) else parts)
+
+    return [(CountWindowOperator, "restore", restore)]
+
+
+def parts_of_one_row_are_lost() -> Replacements:
+    """A part of a window by count that is one row is not kept."""
+    original = TableState.append
+
+    def append(self: Any, frame: pl.DataFrame) -> None:
+        original(self, frame.filter(pl.col("__count") > 1) if "__count" in frame.columns else frame)
+
+    return [(TableState, "append", append)]
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "rows_of_a_batch_are_one": Mutation(
         "of the rows of a window that share a batch one is kept",
@@ -83,6 +106,14 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "neighbours_decide": Mutation(
         "a row before the last does not hold a session open", neighbours_decide, partial(draw, topology="gap_session")
+    ),
+    "begun_windows_are_forgotten": Mutation(
+        "windows by count begin again with a restore",
+        begun_windows_are_forgotten,
+        partial(draw, topology="counted", faults=("kill_slot",), rows=100),
+    ),
+    "parts_of_one_row_are_lost": Mutation(
+        "the first row of a window by count is lost", parts_of_one_row_are_lost, partial(draw, topology="counted")
     ),
     "merged_rows_are_one": Mutation(
         "of the rows of a window that are merged one is kept", merged_rows_are_one, partial(draw, topology="rows_slide")

@@ -32,6 +32,7 @@ from midstream.simulation.world import Tempo
 from midstream_lab.jobs.random_shapes import (
     random_shape,
     varied,
+    with_counted,
     with_ends,
     with_failing,
     with_joins,
@@ -202,6 +203,7 @@ def _shapes(
         base = with_running(base, Random(f"running {seed}"))
         base = with_row_windows(base, Random(f"row windows {seed}"))
         base = with_failing(base, Random(f"failing {seed}"))
+        base = with_counted(base, Random(f"counted {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
     base = with_sieves(base, Random(f"sieves {seed}"))

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 import polars as pl
 
-from midstream.engine.core.config import Duration, duration_text, duration_us, signed_duration_us
+from midstream.engine.core.config import Duration, duration_text, duration_us, is_whole, signed_duration_us
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.operators.expressions import is_plain_column
 from midstream.engine.operators.windows.local_days import check_zone
@@ -66,7 +66,24 @@ class Session:
         return f"sessions with a gap of {duration_text(self.gap_us)}"
 
 
+@dataclass(frozen=True, slots=True)
+class CountWindow:
+    """Windows of `rows` rows of a key each, in the order of arrival.
+
+    Made by `count`.
+
+        >>> print(count(100))
+        windows of 100 rows
+    """
+
+    rows: int
+
+    def __str__(self) -> str:
+        return f"windows of {self.rows} rows"
+
+
 Window: TypeAlias = Sliding | Session
+"""By event time."""
 
 
 def tumbling(size: Duration, offset: Duration = 0, *, zone: str | None = None) -> Sliding:
@@ -151,3 +168,23 @@ def session(gap: Duration | pl.Expr) -> Session:
     if window.gap_us <= 0:
         raise ConfigError(f"window: gap {gap!r} must be longer than 0")
     return window
+
+
+def count(rows: int) -> CountWindow:
+    """Return windows of a number of rows of each key, one after the other, in the order of arrival.
+
+    A window is emitted when its last row arrives; one that is incomplete at the end of the input is dropped. Rows of a key
+    that come from several subtasks or splits arrive in no particular order, so which of them share a window may be another
+    after a restart. No row is late.
+
+    `rows`: the number of rows of a window, at least 1.
+
+    Raises ConfigError for another number.
+
+        >>> pairs = orders.key_by("user").window(count(2)).aggregate(total=Sum("price"))
+        >>> [row["total"] for row in testing.run(pairs).rows]
+        [7]
+    """
+    if not is_whole(rows, 1):
+        raise ConfigError(f"window: count {rows!r} is not a positive whole number of rows")
+    return CountWindow(rows)
