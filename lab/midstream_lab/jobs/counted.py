@@ -78,11 +78,11 @@ def wrong_windows(
     came: dict[int, Counter[int]] = {}
     for row, times in got.items():
         came.setdefault(keys[row], Counter())[row] += times
-    for key, rows in came.items():
+    for key, received in came.items():
         found = of_key.pop(key, Counter())
-        if not found <= rows:
-            yield f"{uid}: windows of key {key} have the rows {sorted((found - rows).elements())[:5]} too often"
-        if found.total() != rows.total() // ROWS * ROWS:
-            yield f"{uid} has got {rows.total()} rows of key {key}, and {found.total()} are in windows of {ROWS}"
+        if not found <= received:
+            yield f"{uid}: windows of key {key} have the rows {sorted((found - received).elements())[:5]} too often"
+        if found.total() != received.total() // ROWS * ROWS:
+            yield f"{uid} has got {received.total()} rows of key {key}, and {found.total()} are in windows of {ROWS}"
     if of_key:
         yield f"{uid} has emitted windows of the keys {sorted(of_key)[:5]}, of which it has got no row"

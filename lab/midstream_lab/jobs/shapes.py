@@ -366,6 +366,12 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("sink", Input(2, REBALANCE)),
         node_of("sink", Input(2, FORWARD, tag=LATE)),
     ),
+    "rows_window": (
+        source_node("tight"),
+        node_of("rows_window stack", Input(0, KEYED)),
+        node_of("sink", Input(1, REBALANCE)),
+        node_of("sink", Input(1, FORWARD, tag=LATE)),
+    ),
     "rows_slide": (
         source_node("tight"),
         source_node("idle", rows_share=0.5),

@@ -43,6 +43,7 @@ OF_KEYED_STREAMS: Final = {
     **dict.fromkeys(("sort", "orderBy", "order_by", "sort_by"), "sort_by_time()"),
     **dict.fromkeys(("join", "join_asof", "interval_join", "intervalJoin"), "join(other, on='column', within=('-1 min', '1 min')) of the stream before key_by()"),
     "flatMap": "process(…)",
+    "countWindow": "window(count(100))",
 }  # fmt: skip
 OF_CONNECTED_STREAMS: Final = {
     **dict.fromkeys(("interval_join", "intervalJoin", "join"), "join(other, on='column', within=('-1 min', '1 min')) of the first stream, without connect()"),

@@ -18,6 +18,7 @@ from effort import examples
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.errors import ConfigError, JobError, SchemaError
 from midstream.engine.operators.windows.aggregates import Count
+from midstream.engine.operators.windows.session_windows import Gap
 from midstream.engine.operators.windows.window_factory import Session, Sliding, session, window_operator
 
 
@@ -41,26 +42,21 @@ def gap_of(value: int) -> int:
     return value + 10
 
 
-class WithGaps:
-    """The operator, whose rows get their gaps from their values on the way in."""
-
-    def __new__(cls, window: Sliding | Session, lateness: int) -> Any:
-        return window_operator(
-            "w",
-            window=session(pl.col("v")),
-            keys=["k"],
-            event_time="t",
-            aggregates=AGGREGATES,
-            schema=SCHEMA,
-            allowed_lateness=lateness / 1000,
-        )
+def with_gaps(window: Sliding | Session, lateness: int) -> Any:
+    return window_operator(
+        "w",
+        window=window,
+        keys=["k"],
+        event_time="t",
+        aggregates=AGGREGATES,
+        schema=SCHEMA,
+        allowed_lateness=lateness / 1000,
+    )
 
 
 @pytest.fixture
 def gaps_from_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values are in milliseconds from 1; as a column of numbers they would be seconds."""
-    from midstream.engine.operators.windows.session_windows import Gap
-
     monkeypatch.setattr(Gap, "ends", lambda _, times, batch: times + gap_of(batch.column("v").to_numpy()))
 
 
@@ -68,7 +64,7 @@ def gaps_from_values(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=examples(60))
 @given(st.sampled_from([0, 0, 5, 25]), keys, steps)
 def test_sessions_with_gaps_of_their_rows(lateness: int, of_keys: tuple[int, ...], plan: Plan) -> None:
-    check(session(pl.col("v")), GapOracle(0, lateness), lateness, of_keys, plan, WithGaps)  # type: ignore[arg-type]
+    check(session(pl.col("v")), GapOracle(0, lateness), lateness, of_keys, plan, with_gaps)
 
 
 MS = pa.timestamp("ms")
@@ -94,7 +90,7 @@ def operator(kind: pa.DataType, time: pa.DataType = MS) -> Any:
 @pytest.mark.parametrize("combined", [False, True])
 @pytest.mark.parametrize(("kind", "gap", "time", "expected_us"), GAPS, ids=str)
 def test_gaps_of_all_types_end_a_session(
-    kind: pa.DataType, gap: Any, time: pa.DataType, expected_us: int, combined: bool
+    kind: pa.DataType, gap: Any, time: Any, expected_us: int, combined: bool
 ) -> None:
     world = World(operator(kind, time))
     schema = world.operator._aggregation.input_schema  # type: ignore[attr-defined]
