@@ -203,7 +203,7 @@ def test_what_a_function_raises_names_the_key_and_the_window() -> None:
     world.process(pa.RecordBatch.from_pylist([{"k": 7, "t": 5, "v": 1}], schema=SCHEMA))
     with pytest.raises(
         JobError,
-        match=r"operator 'w': process, for the window of k=7 from 1970-01-01 00:00:00 to 1970-01-01 00:00:00.010000, raised",
+        match=r"operator 'w': process, for the window of k=7 from 1970-01-01 00:00:00 to 1970-01-01 00:00:00.010000 raised",
     ):
         world.advance(MAX_WATERMARK_US)
     world = World(operator(function=Lived("close"), made=MADE))
@@ -231,21 +231,30 @@ def test_a_result_that_does_not_fit_is_refused(returned: Any, message: str) -> N
 
 
 def test_bounds_and_keys_are_as_in_the_stream() -> None:
-    found: list[tuple[Any, ...]] = []
-
     class Sees(WindowFunction):
-        def process(self, rows: pl.DataFrame, ctx: WindowContext) -> None:
-            found.append((ctx.key, ctx.window_start, ctx.window_end))
+        def process(self, rows: pl.DataFrame, ctx: WindowContext) -> pl.DataFrame:
+            return pl.DataFrame({"s": [repr((ctx.key, ctx.window_start, ctx.window_end))]})
 
     schema = schema_of([("k", pa.date32()), ("l", pa.large_string()), ("t", pa.timestamp("ns", "Asia/Tokyo"))])
-    world = World(operator(function=Sees(), made=MADE, of_keys=("k", "l"), schema=schema))
-    # a function that is pickled has its own globals: it is put in place after the operator was opened
-    world.operator._aggregation._function = Sees()  # type: ignore[attr-defined]
-    world.process(pa.RecordBatch.from_pylist([{"k": date(2024, 1, 1), "l": "a", "t": 5}], schema=schema))
-    world.advance(MAX_WATERMARK_US)
+    row = {"k": date(2024, 1, 1), "l": "a", "t": 5}
     start = datetime(1970, 1, 1, tzinfo=UTC)
-    assert found == [((date(2024, 1, 1), "a"), start, start + timedelta(milliseconds=10))]
-    assert world.out.rows() == []
+    end = start + timedelta(milliseconds=10)
+    for of_keys, key in ((("k", "l"), (date(2024, 1, 1), "a")), (("l",), "a"), ((), None)):
+        world = World(operator(function=Sees(), made=schema_of([("s", pa.string())]), of_keys=of_keys, schema=schema))
+        world.process(pa.RecordBatch.from_pylist([row], schema=schema))
+        world.advance(MAX_WATERMARK_US)
+        assert [each["s"] for each in world.out.rows()] == [repr((key, start, end))]
+
+
+def test_a_function_that_returns_nothing_emits_nothing() -> None:
+    class Silent(WindowFunction):
+        def process(self, rows: pl.DataFrame, ctx: WindowContext) -> None:
+            return None
+
+    world = World(operator(function=Silent()))
+    world.process(pa.RecordBatch.from_pylist([{"k": 7, "t": 5, "v": 1}], schema=SCHEMA))
+    world.advance(MAX_WATERMARK_US)
+    assert world.out.batches == []
 
 
 def test_wrong_arguments_are_refused() -> None:

@@ -261,6 +261,8 @@ class WindowOperator(Operator):
         schema, kind = self.schema, self._aggregation.time.kind
         values = pa.schema([field for field in schema if field.name not in (WINDOW_START, WINDOW_END)])
         finished = self._aggregation.finish(merged)
+        if finished.height == 0:
+            return
         batch = from_polars(finished.select(values.names), values, self._aggregation.where)
         columns = {name: batch.column(name) for name in values.names}
         columns[WINDOW_START] = pa.array(finished.get_column(START).to_numpy()).view(kind)
