@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from midstream.engine.operators.functions.process_functions import CoProcessFunction as CoProcessFunction
     from midstream.engine.operators.functions.process_functions import KeyedProcessFunction as KeyedProcessFunction
     from midstream.engine.operators.functions.process_functions import ProcessContext as ProcessContext
+    from midstream.engine.operators.functions.window_functions import WindowContext as WindowContext
+    from midstream.engine.operators.functions.window_functions import WindowFunction as WindowFunction
     from midstream.engine.operators.sink_api import Committer as Committer
     from midstream.engine.operators.sink_api import CommitterContext as CommitterContext
     from midstream.engine.operators.sink_api import Sink as Sink
@@ -71,8 +73,13 @@ if TYPE_CHECKING:
     from midstream.engine.operators.windows.moments import Covariance as Covariance
     from midstream.engine.operators.windows.moments import StdDev as StdDev
     from midstream.engine.operators.windows.moments import Variance as Variance
+    from midstream.engine.operators.windows.sketches import ApproxCountDistinct as ApproxCountDistinct
+    from midstream.engine.operators.windows.sketches import Quantile as Quantile
+    from midstream.engine.operators.windows.value_lists import Collect as Collect
+    from midstream.engine.operators.windows.value_lists import TopN as TopN
     from midstream.engine.operators.windows.window_factory import LATE as LATE
     from midstream.engine.operators.windows.window_factory import LATE_RIGHT as LATE_RIGHT
+    from midstream.engine.operators.windows.window_factory import count as count
     from midstream.engine.operators.windows.window_factory import session as session
     from midstream.engine.operators.windows.window_factory import sliding as sliding
     from midstream.engine.operators.windows.window_factory import tumbling as tumbling
@@ -107,14 +114,17 @@ _HOME = {
     "engine.operators.windows.aggregates": "Accumulator Aggregate ArgMax ArgMin Count First Last Max Mean Min Sum",
     "engine.operators.windows.distinct_count": "CountDistinct",
     "engine.operators.windows.moments": "Covariance StdDev Variance",
+    "engine.operators.windows.sketches": "ApproxCountDistinct Quantile",
+    "engine.operators.windows.value_lists": "Collect TopN",
     "engine.operators.bad_records": "BAD_RECORDS",
     "engine.operators.failed_rows": "FAILED FAILED_RIGHT",
     "engine.operators.functions.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
     "engine.operators.functions.process_functions": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
+    "engine.operators.functions.window_functions": "WindowContext WindowFunction",
     "engine.operators.sink_api": "Committer CommitterContext Sink SinkWriter WriterContext",
     "engine.operators.source_api": "Discovery DiscoveryContext Source Split SplitReader",
     "engine.operators.watermarks": "WatermarkStrategy",
-    "engine.operators.windows.window_factory": "LATE LATE_RIGHT session sliding tumbling",
+    "engine.operators.windows.window_factory": "LATE LATE_RIGHT count session sliding tumbling",
     "engine.protocol.job_status": "JobStatus",
     "runtime.driver.job": "Job",
     "runtime.process.process_slots": "ProcessSlots",

@@ -30,6 +30,7 @@ KINDS = (
         "join",
         "running",
         "periodic",
+        "counted",
         *WITHIN_MS,
         "sorted",
         *LENIENT,

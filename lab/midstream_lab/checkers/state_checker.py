@@ -14,6 +14,7 @@ from midstream.engine.core.arrow_types import to_list
 from midstream.engine.protocol.messages import OperatorSnapshot
 from midstream.simulation.recorded_rows import SimSource, Staged
 from midstream_lab.jobs import clocks, states
+from midstream_lab.jobs.counted import wrong_windows
 from midstream_lab.jobs.joins import HOW, LEFT, RIGHT, Joined, wrong_results, wrong_sides
 from midstream_lab.jobs.key_types import stored_keys
 from midstream_lab.jobs.lateness import wrong_emissions
@@ -123,7 +124,11 @@ class StateChecker:
             if True in sinks.values():
                 late = Counter(row for part in staged if sinks.get(part.sink) is True for row in part.ids)
             never = uid in self._never_late
-            for complaint in islice(wrong_emissions(uid, kind, got, expected.keys, emitted, late, never_late=never), 5):
+            if kind == "counted":
+                complaints = wrong_windows(uid, got, expected.keys, emitted)
+            else:
+                complaints = wrong_emissions(uid, kind, got, expected.keys, emitted, late, never_late=never)
+            for complaint in islice(complaints, 5):
                 yield f"{where}: {complaint}"
 
     def _check_given(self, operator: OperatorState, given: Given) -> Iterator[str]:  # noqa: PLR0912 - one arm for each kind of state

@@ -25,11 +25,36 @@ from midstream.engine.operators.windows.window_operator import END, PARTS, PROGR
 from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
 from midstream.engine.state.state_parts import KEY_GROUP, StatePart
 from midstream.simulation.recorded_rows import SCHEMA, Int64s, Outside, time_ms
-from midstream_lab.jobs.timed import GAP_MS, HIGHEST, IDS, LOWEST, SIZE_MS, SLIDE_MS, TUMBLING_MS, due_us, window
+from midstream_lab.jobs.timed import (
+    GAP_MS,
+    GAPS_SCHEMA,
+    HIGHEST,
+    IDS,
+    LOWEST,
+    ROW_IDS,
+    SIZE_MS,
+    SLIDE_MS,
+    TUMBLING_MS,
+    due_us,
+    gap_ms,
+    window,
+    window_of_gaps,
+    window_of_rows,
+)
 from midstream_lab.jobs.window_reference import Emission, WindowReference, difference, wrong_marks
 from midstream_lab.jobs.wrapped_operator import Around
 
-LENIENT: Final[Mapping[str, str]] = {"late_window": "window", "late_slide": "slide", "late_session": "session"}
+OF_ROWS: Final[Mapping[str, str]] = {"rows_window": "window", "rows_slide": "slide", "rows_session": "session"}
+"""Those whose windows are given to a function with all their rows."""
+OWN_GAPS: Final = "gap_session"
+"""The kind whose sessions have gaps from a column."""
+LENIENT: Final[Mapping[str, str]] = {
+    "late_window": "window",
+    "late_slide": "slide",
+    "late_session": "session",
+    **OF_ROWS,
+    OWN_GAPS: "session",
+}
 """The kinds of nodes with allowed lateness, and their kinds of windows."""
 ALLOWED_MS: Final = 30
 _SIZES: Final = 100_000
@@ -50,6 +75,10 @@ def checked_window(uid: str, outside: Outside, kind: str, *, combines: bool) -> 
     """Return the window operator of a node of this kind. `combines`: whether no node reads its late rows."""
     allowed_ms = ALLOWED_MS if kind in LENIENT else 0
     of = LENIENT.get(kind, kind)
+    if kind == OWN_GAPS:
+        return WindowOfGaps(outside, window_of_gaps(uid, f"{allowed_ms} ms"), of, allowed_ms)
+    if kind in OF_ROWS:
+        return Window(outside, window_of_rows(uid, of, f"{allowed_ms} ms"), of, allowed_ms)
     return Window(outside, window(uid, of, f"{allowed_ms} ms", combines=combines), of, allowed_ms)
 
 
@@ -78,8 +107,11 @@ class Window(Around):
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out
         self._context = context
-        self._reference = WindowReference(self._kind, self._allowed_us, context.key_groups)
+        self._reference = self._new_reference(context.key_groups)
         super().open(context, self)
+
+    def _new_reference(self, key_groups: range) -> WindowReference:
+        return WindowReference(self._kind, self._allowed_us, key_groups)
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         """Record and forward the output of the operator, as its `Output`."""
@@ -187,6 +219,21 @@ class Window(Around):
         self._outside.world.bug(f"{self._context.uid}/{self._context.subtask}: {what}")
 
 
+class WindowOfGaps(Window):
+    """The operator of sessions whose rows have their own gaps, in a column that only this operator sees."""
+
+    def _new_reference(self, key_groups: range) -> WindowReference:
+        return WindowReference(self._kind, self._allowed_us, key_groups, lambda row: gap_ms(row) * 1000)
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
+        super().emit(batch.select(SCHEMA.names) if tag == LATE else batch, tag)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        gaps = gap_ms(batch.column("id").to_numpy())
+        columns = [*batch.columns, pa.array(gaps).view(pa.duration("ms"))]
+        super().process(pa.RecordBatch.from_arrays(columns, schema=GAPS_SCHEMA), port)
+
+
 def _bounds_are_right(batch: pa.RecordBatch, ids: str, lowest: str, highest: str) -> bool:
     """Return whether these columns have the lowest and the highest of each row's ids."""
     found = zip(*(to_list(batch.column(name)) for name in (ids, lowest, highest)), strict=True)
@@ -221,10 +268,12 @@ def _marks_us(parts: Mapping[str, StatePart]) -> dict[int, int]:
 
 def _held(table: pa.Table) -> Iterator[tuple[int, int, int, int, list[int]]]:
     """Yield the key group, the key, the bounds and the ids of each part of a window operator's state."""
-    names = [KEY_GROUP, "key", *((PANE, PANE) if PANE in table.schema.names else (START, END)), IDS]
-    columns = [table.column(name) for name in names]
+    of_rows = ROW_IDS in table.schema.names
+    names = [KEY_GROUP, "key", *((PANE, PANE) if PANE in table.schema.names else (START, END))]
+    columns = [table.column(name) for name in (*names, ROW_IDS if of_rows else IDS)]
     columns[2:4] = [column.cast(pa.int64()) for column in columns[2:4]]
-    yield from zip(*(column.to_pylist() for column in columns), strict=True)
+    for group, key, start, end, ids in zip(*(column.to_pylist() for column in columns), strict=True):
+        yield group, key, start, end, [ids] if of_rows else ids
 
 
 def _last_end_ms(kind: str, at_ms: int) -> int:

@@ -11,6 +11,7 @@ from midstream_lab.jobs import (
     timed,
 )
 from midstream_lab.jobs.key_types import KEY_LAYOUTS
+from midstream_lab.jobs.lateness import LENIENT, OWN_GAPS
 from midstream_lab.jobs.lookups import LOOKUPS
 from midstream_lab.jobs.shapes import (
     BROADCAST,
@@ -112,6 +113,29 @@ def with_running(shape: Shape, random: Random) -> Shape:
     index = random.choice(found)
     chain = ("running",) if shape[index].chain == ("count",) else ("periodic", "stack")
     return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
+
+
+def with_row_windows(shape: Shape, random: Random) -> Shape:
+    """Replace windows, in one of 15 shapes that have some, by windows that are given to a function with all their rows, or
+    by sessions with gaps from a column.
+    """
+    found = [index for index, node in enumerate(shape) if {*node.chain} & {*timed.WINDOWS, *LENIENT}]
+    if not found or random.random() >= 1 / 15:
+        return shape
+    index = random.choice(found)
+    kind = f"rows_{LENIENT.get(shape[index].chain[0], shape[index].chain[0])}"
+    chain = (OWN_GAPS if kind == "rows_session" and random.random() < 0.5 else kind, "stack")
+    return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
+
+
+def with_counted(shape: Shape, random: Random) -> Shape:
+    """Add, in one of 15 shapes, windows by count of the rows of a node."""
+    if random.random() >= 1 / 15:
+        return shape
+    made = {*_LAST, "plain", *KEY_LAYOUTS}
+    inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
+    entry = Input(random.choice(inner), KEYED)
+    return (*shape, Node(("counted", "stack"), (entry,)), node_of("sink", Input(len(shape), REBALANCE)))
 
 
 def with_states(shape: Shape, random: Random) -> Shape:

@@ -51,9 +51,11 @@ class Node:
     "typed", "pickled" (keyed, states of all kinds), "rules" ("share" as a user's function), "clocks" (keyed, holds rows
     by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join", "full_join",
     "anti_join", "asof_join" (keyed, of both ports) followed by "couple" (their results as rows), "late_window",
-    "late_slide", "late_session" (with allowed lateness) followed by "stack" (their emissions as rows), "unique",
-    "unique_near" (keyed, drop duplicates, the second those that are near by event time), "sorted" (keyed, by event time);
-    late rows of the last two go to a side output, "lookup", "lookup_in_order" (a slow function), "failing",
+    "late_slide", "late_session" (with allowed lateness), "rows_window", "rows_slide", "rows_session" (the same, by a
+    function that gets all rows), "gap_session" (sessions with gaps from a column), "counted" (windows by count) followed by
+    "stack" (their emissions as rows), "unique", "unique_near" (keyed, drop duplicates, the second those that are near by
+    event time), "sorted" (keyed, by event time); late rows of the last two go to a side output, "lookup",
+    "lookup_in_order" (a slow function), "failing",
     "failing_batches" and "failing_process" (keyed; functions on rows, on batches and with state, which fail for the rows
     that "side" takes aside), "enrich" (a join with a table that changes, which passes on all rows as they are).
 
@@ -379,6 +381,39 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("late_session stack", Input(0, KEYED), Input(1, KEYED)),
         node_of("sink", Input(2, REBALANCE)),
         node_of("sink", Input(2, FORWARD, tag=LATE)),
+    ),
+    "rows_window": (
+        source_node("tight"),
+        node_of("rows_window stack", Input(0, KEYED)),
+        node_of("sink", Input(1, REBALANCE)),
+        node_of("sink", Input(1, FORWARD, tag=LATE)),
+    ),
+    "rows_slide": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("rows_slide stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("sink", Input(2, REBALANCE, tag=LATE)),
+    ),
+    "rows_session": (
+        source_node("idle"),
+        source_node("tight", rows_share=0.5),
+        node_of("rows_session stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
+        node_of("sink", Input(2, FORWARD, tag=LATE)),
+    ),
+    "gap_session": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("gap_session stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("sink", Input(2, REBALANCE, tag=LATE)),
+    ),
+    "counted": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("counted stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
     ),
     "by_zone": (
         source_node("by_zone"),

@@ -20,6 +20,11 @@ from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction, ProcessContext
 from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.functions.window_functions import (
+    WindowContext,
+    WindowFunction,
+    window_function_operator,
+)
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 from midstream.engine.operators.windows.aggregates import Aggregate, Columns, Max, Min
@@ -38,6 +43,8 @@ SLIDE_MS: Final = 10
 GAP_MS: Final = 4
 IDS: Final = "ids:ids"
 """The column with the ids of the rows in a window operator's state, and in combined batches."""
+ROW_IDS: Final = "__rows:id"
+"""The same if the state is the rows themselves: the column with their ids."""
 LOWEST: Final = "lowest"
 HIGHEST: Final = "highest"
 WINDOWS: Final[Mapping[str, Window]] = {
@@ -208,6 +215,50 @@ def window(uid: str, kind: str, allowed_lateness: str = "0 ms", *, combines: boo
         keys=["key"],
         event_time="ts",
         aggregates={"ids": Ids(), **bounds},
+        schema=SCHEMA,
+        allowed_lateness=allowed_lateness,
+    )
+
+
+GAPS_SCHEMA: Final = SCHEMA.append(pa.field("gap", pa.duration("ms")))
+"""Rows, each with the gap of its session."""
+
+
+def gap_ms(row: Integers) -> Integers:
+    """Return the gap of a row in `GAPS_SCHEMA`."""
+    return 1 + row % 7
+
+
+def window_of_gaps(uid: str, allowed_lateness: str) -> WindowOperator:
+    """Return a window operator of rows of `GAPS_SCHEMA`, whose sessions have the gaps of the rows."""
+    return window_operator(
+        uid,
+        window=session(pl.col("gap")),
+        keys=["key"],
+        event_time="ts",
+        aggregates={"ids": Ids()},
+        schema=GAPS_SCHEMA,
+        allowed_lateness=allowed_lateness,
+    )
+
+
+class IdsOfRows(WindowFunction):
+    """Emits what `Ids` computes, for windows whose state is their rows."""
+
+    def process(self, rows: pl.DataFrame, ctx: WindowContext) -> pl.DataFrame:
+        assert rows["ts"].is_sorted() and rows["key"].unique().to_list() == [ctx.key], rows
+        return rows.select(pl.col("id").implode().alias("ids"))
+
+
+def window_of_rows(uid: str, kind: str, allowed_lateness: str) -> WindowOperator:
+    """Return a window operator that emits what `window` does, by a function that gets the rows of each window."""
+    return window_function_operator(
+        uid,
+        window=WINDOWS[kind],
+        keys=["key"],
+        event_time="ts",
+        function=IdsOfRows(),
+        made=pa.schema([("ids", pa.large_list(pa.int64()))]),
         schema=SCHEMA,
         allowed_lateness=allowed_lateness,
     )

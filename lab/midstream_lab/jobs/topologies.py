@@ -20,6 +20,7 @@ from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass, Sieve, SimSource
 from midstream_lab.jobs import (
     clocks,
+    counted,
     end_operators,
     enriching,
     failing,
@@ -237,7 +238,7 @@ class _Walk:
                     joins.HOW[kind], by_port[0], by_port[1], expected.keys, self._layout(node)
                 )
                 self._makers[index] = uid
-            case "late_window" | "late_slide" | "late_session" | "periodic":
+            case _ if kind in lateness.LENIENT or kind in ("periodic", "counted"):
                 expected.lenient[uid] = lateness.LENIENT.get(kind, kind), stream
                 self._makers[index] = uid
             case "unique" | "unique_near":
@@ -319,10 +320,14 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
 
 
 def combines(shape: Shape, index: int) -> bool:
-    """Return whether the rows that reach a node may be combined: it begins with a window whose late rows are not read."""
+    """Return whether the rows that reach a node may be combined: it begins with a window whose late rows are not
+    read, whose state is not its rows, and whose gaps are not in a column.
+    """
     kind = shape[index].chain[0]
     read = any(entry.node == index and entry.tag == LATE for node in shape for entry in node.inputs)
-    return (kind in timed.WINDOWS or kind in lateness.LENIENT) and not read
+    return (
+        kind in timed.WINDOWS or kind in lateness.LENIENT.keys() - {*lateness.OF_ROWS, lateness.OWN_GAPS}
+    ) and not read
 
 
 def combiner_of(shape: Shape, index: int) -> Combiner | None:
@@ -422,6 +427,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
         case "running" | "periodic":
             return (running.Running if kind == "running" else running.Periodic)(uid, outside)
+        case "counted":
+            return counted.Counted(uid, outside)
         case "share":
             return KeyCounter(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
         case "times" | "tight" | "idle":
@@ -434,7 +441,7 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return end_operators.total(uid, outside)
         case "table":
             return tables.hold(uid, outside)
-        case "window" | "slide" | "session" | "late_window" | "late_slide" | "late_session":
+        case _ if kind in timed.WINDOWS or kind in lateness.LENIENT:
             return lateness.checked_window(uid, outside, kind, combines=combines)
         case "pack":
             return timed.Pack()

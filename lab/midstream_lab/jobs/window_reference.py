@@ -8,7 +8,7 @@ rows in them, and up to which time a snapshot may record that windows have fired
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
@@ -29,9 +29,14 @@ Row: TypeAlias = tuple[int, int, int]
 
 
 class WindowReference:
-    """The reference for one subtask. `kind`: "window", "slide" or "session". `allowed_us`: the allowed lateness."""
+    """The reference for one subtask. `kind`: "window", "slide" or "session". `allowed_us`: the allowed lateness. `gap_us`: the
+    gap of the session of each row.
+    """
 
-    def __init__(self, kind: str, allowed_us: int, key_groups: range) -> None:
+    def __init__(
+        self, kind: str, allowed_us: int, key_groups: range, gap_us: Callable[[int], int] = lambda _: _GAP_US
+    ) -> None:
+        self._gap_us = gap_us
         self._kind = kind
         self._allowed_us = allowed_us
         self._marks = dict.fromkeys(key_groups, MIN_WATERMARK_US)
@@ -73,7 +78,8 @@ class WindowReference:
         for ids, key, group in combined:
             held = self._held.setdefault((group, key), [])
             times_us = [time_ms(row) * 1000 for row in ids]
-            part = _Part(min(times_us), max(times_us) + _GAP_US, Counter(ids))
+            ends_us = (time_us + self._gap_us(row) for row, time_us in zip(ids, times_us, strict=True))
+            part = _Part(min(times_us), max(ends_us), Counter(ids))
             if self._is_late(part, held, self._marks[group]):
                 late.update(ids)
                 continue

@@ -34,6 +34,7 @@ from midstream_lab.mutations import (
     state_mutations,
     table_mutations,
     timely_mutations,
+    window_kind_mutations,
     window_mutations,
     worker_mutations,
 )
@@ -66,6 +67,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **combining_mutations.MUTATIONS,
     **timely_mutations.MUTATIONS,
     **lookup_mutations.MUTATIONS,
+    **window_kind_mutations.MUTATIONS,
 }
 EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     "sequence_not_checked": Equivalent(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, Final
 
@@ -112,12 +113,13 @@ def combined_over_panes() -> Replacements:
 def combined_over_gaps() -> Replacements:
     """Rows of two sessions of a key are combined if the gap between them is less than twice as long as it has to be."""
 
-    def parts(self: Any, frame: pl.DataFrame, times: Any) -> pl.DataFrame:
+    def parts(self: Any, frame: pl.DataFrame, times: Any, batch: Any) -> pl.DataFrame:
         gap = self._gap
-        self._gap = 2 * gap
-        found = original(self, frame, times)
+        self._gap = copy(gap)
+        self._gap.least = 2 * gap.least
+        found = original(self, frame, times, batch)
         self._gap = gap
-        return found.with_columns(pl.col("__end") - gap)
+        return found.with_columns(pl.col("__end") - gap.least)
 
     original = SessionCombiner._parts
     return [(SessionCombiner, "_parts", parts)]

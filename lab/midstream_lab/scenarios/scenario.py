@@ -32,11 +32,13 @@ from midstream.simulation.world import Tempo
 from midstream_lab.jobs.random_shapes import (
     random_shape,
     varied,
+    with_counted,
     with_ends,
     with_enriching,
     with_failing,
     with_joins,
     with_lookups,
+    with_row_windows,
     with_running,
     with_sieves,
     with_states,
@@ -201,9 +203,11 @@ def _shapes(
         base = with_timely(base, Random(f"timely {seed}"))
         base = with_joins(base, Random(f"joins {seed}"))
         base = with_running(base, Random(f"running {seed}"))
+        base = with_row_windows(base, Random(f"row windows {seed}"))
         base = with_failing(base, Random(f"failing {seed}"))
         base = with_lookups(base, Random(f"slow answers {seed}"))
         base = with_enriching(base, Random(f"enriching {seed}"))
+        base = with_counted(base, Random(f"counted {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
     base = with_sieves(base, Random(f"sieves {seed}"))

@@ -45,14 +45,16 @@ OF_KEYED_STREAMS: Final = {
     **dict.fromkeys(("sort", "orderBy", "order_by", "sort_by"), "sort_by_time()"),
     **dict.fromkeys(("join", "join_asof", "interval_join", "intervalJoin"), "join(other, on='column', within=('-1 min', '1 min')) of the stream before key_by()"),
     "flatMap": "process(…)",
+    "countWindow": "window(count(100))",
 }  # fmt: skip
 OF_CONNECTED_STREAMS: Final = {
     **dict.fromkeys(("interval_join", "intervalJoin", "join"), "join(other, on='column', within=('-1 min', '1 min')) of the first stream, without connect()"),
 }  # fmt: skip
 OF_WINDOWS: Final = {
     **dict.fromkeys(("top_k", "bottom_k", "limit", "head", "sort", "orderBy"), "top(3, by='x'), with descending=False for the smallest"),
-    **dict.fromkeys(("agg", "reduce", "process", "apply"), "aggregate(n=Count(), …), also with an Aggregate or Accumulator of your own"),
+    **dict.fromkeys(("agg", "reduce"), "aggregate(n=Count(), …), also with an Aggregate or Accumulator of your own"),
     **dict.fromkeys(("sum", "count", "mean", "min", "max", "first", "last"), "aggregate(n=Count(), total=Sum('x'), …)"),
+    **dict.fromkeys(("apply", "map_groups"), "process(function, schema), whose function gets all rows of a window"),
     "allowedLateness": "allowed_lateness('1 min')",
     "sideOutputLateData": "aggregate(…).side_output(LATE)",
 }  # fmt: skip

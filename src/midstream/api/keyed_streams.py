@@ -29,7 +29,7 @@ from midstream.engine.operators.functions.process_operator import ProcessOperato
 from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
 from midstream.engine.operators.functions.time_sort import sort_by_time_operator
 from midstream.engine.operators.windows.aggregates import AnyAggregate
-from midstream.engine.operators.windows.window_factory import Window
+from midstream.engine.operators.windows.window_factory import CountWindow, Window
 from midstream.engine.state.declared_state import DeclaredState
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ class KeyedStream(Writable, Hinted):
         self.event_time = core.event_time_name
 
     @located
-    def window(self, window: Window) -> WindowedStream:
-        """Put the rows of each key into event-time windows.
+    def window(self, window: Window | CountWindow) -> WindowedStream:
+        """Put the rows of each key into windows.
 
-        `window`: `tumbling("1 h")`, `sliding("1 h", "5 min")` or `session("30 min")`.
+        `window`: `tumbling("1 h")`, `sliding("1 h", "5 min")` or `session("30 min")`, by event time; or `count(100)`.
 
         Returns a WindowedStream, whose `aggregate` computes a row per key and window. Raises JobError if the stream has
-        no event time, or if `window` is not a window.
+        no event time, which windows by count do not need, or if `window` is not a window.
 
             >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count())
             >>> for row in testing.run(per_minute).rows:

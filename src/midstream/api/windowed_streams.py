@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Never
@@ -14,12 +15,16 @@ from midstream.api.program import MakeOperator, located
 from midstream.api.stream_core import StreamCore
 from midstream.engine.core.config import Duration, duration_s, is_whole
 from midstream.engine.core.errors import ConfigError, JobError
+from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.operators.base import Operator
 from midstream.engine.operators.event_time_column import TimeColumn
+from midstream.engine.operators.functions.count_windows import count_window_operator
+from midstream.engine.operators.functions.window_functions import WindowFunction, window_function_operator
 from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
 from midstream.engine.operators.windows.window_factory import (
     WINDOW_END,
+    CountWindow,
     Session,
     Sliding,
     Window,
@@ -27,11 +32,13 @@ from midstream.engine.operators.windows.window_factory import (
     window_operator,
 )
 
+_log = logging.getLogger("midstream")
+
 
 class WindowedStream(Hinted):
-    """Rows in event-time windows; `aggregate` or `top` computes the result.
+    """Rows in windows; `aggregate`, `top` or `process` computes the result.
 
-    A window is emitted when the watermark reaches its end.
+    A window is emitted when the watermark reaches its end, or, if it is one by count, when its last row arrives.
 
         >>> hours = clicks.key_by("user").window(tumbling("1 h"))
         >>> [row["n"] for row in testing.run(hours.aggregate(n=Count())).rows]
@@ -40,12 +47,19 @@ class WindowedStream(Hinted):
 
     _hints = OF_WINDOWS
 
-    def __init__(self, core: StreamCore, window: Window, allowed_lateness: Duration = 0) -> None:
-        if not isinstance(window, (Sliding, Session)):
+    def __init__(self, core: StreamCore, window: Window | CountWindow, allowed_lateness: Duration = 0) -> None:
+        if not isinstance(window, (Sliding, Session, CountWindow)):
             raise JobError(
-                f"window: {window!r} is not a window; use tumbling('1 h'), sliding('1 h', '5 min') or session('30 min')"
+                f"window: {window!r} is not a window; use tumbling('1 h'), sliding('1 h', '5 min'), session('30 min') or count(100)"
             )
-        core.check_event_time("window")
+        if isinstance(window, CountWindow):
+            core.check_not_overwritten("window")
+            if not core.keys:
+                raise ConfigError(
+                    "window_all: windows by count are of the rows of a key; call key_by('column').window(count(…))"
+                )
+        else:
+            core.check_event_time("window")
         self._core = core
         self._window = window
         self._allowed_lateness = allowed_lateness
@@ -68,7 +82,7 @@ class WindowedStream(Hinted):
             [1, 2]
         """
         duration_s(lateness, "allowed_lateness")
-        return WindowedStream(self._core, self._window, lateness)
+        return WindowedStream(self._core, self._by_time("allowed_lateness")[0], lateness)
 
     @located
     def aggregate(self, *unnamed: Never, **aggregates: AnyAggregate) -> DataStream:
@@ -77,9 +91,10 @@ class WindowedStream(Hinted):
         `aggregates`: the name of each column with its aggregate: `n=Count(), total=Sum("price")`.
         `unnamed`: nothing; an aggregate without the name of its column is refused.
 
-        Returns a stream of the key columns, `window_start`, `window_end`, and a column per aggregate. Rows that came
+        Returns a stream of the key columns, `window_start`, `window_end`, and a column per aggregate. In windows by count,
+        these are the smallest and the largest event time of the rows, and are missing without one. Rows that came
         too late are in its `side_output(LATE)`, unchanged. The event time of a row is one unit of the column before
-        `window_end`, the last time in the window; for sessions it is `window_end`. So windows and joins may follow.
+        `window_end`, the last time in the window; for sessions and windows by count it is `window_end`. So windows and joins may follow.
         Raises JobError for an argument that is not an aggregate, and if there is none, SchemaError for a column that is
         missing or does not fit, ConfigError for two columns of one name.
 
@@ -91,13 +106,14 @@ class WindowedStream(Hinted):
         """
         check_aggregates(unnamed, aggregates)
         core = self._core
-        event_time = core.event_time
-        assert event_time is not None
+        if isinstance(self._window, CountWindow):
+            return self._of_count(self._window, aggregates)
+        window, event_time = self._by_time("aggregate")
 
         def make(name: str) -> Operator:
             return window_operator(
                 name,
-                window=self._window,
+                window=window,
                 keys=core.keys,
                 event_time=event_time,
                 aggregates=aggregates,
@@ -127,8 +143,7 @@ class WindowedStream(Hinted):
             2024-01-01 12:00:00 1 ann 2
         """
         core = self._core
-        event_time = core.event_time
-        assert event_time is not None
+        window, event_time = self._by_time("top")
         if not is_whole(count, 1):
             raise ConfigError(f"top: count {count!r} is not a positive whole number")
         columns = [by] if isinstance(by, str) else list(by)
@@ -140,7 +155,7 @@ class WindowedStream(Hinted):
         def make(name: str) -> Operator:
             return top_operator(
                 name,
-                window=self._window,
+                window=window,
                 keys=core.keys,
                 event_time=event_time,
                 count=count,
@@ -151,6 +166,81 @@ class WindowedStream(Hinted):
             )
 
         return self._result(make)
+
+    @located
+    def process(self, function: WindowFunction, schema: SchemaLike) -> DataStream:
+        """Call a function with all rows of each key and window, when the window ends.
+
+        `function`: an instance of your own subclass of WindowFunction.
+        `schema`: the columns of the frames that the function returns, as an Arrow or polars schema or as `{"column":
+        type}`.
+
+        Returns a stream of the key columns, `window_start`, `window_end`, and the columns of `schema`. All rows of a
+        window are in state until it ends. With `allowed_lateness`, the function is called again with all rows of a
+        window that late ones change. Late rows and the event time are those of `aggregate`. Raises JobError for a
+        function that cannot be sent to the slots or declares states, SchemaError for columns that do not fit,
+        ConfigError for two columns of one name.
+
+            >>> class Gaps(WindowFunction):
+            ...     def process(self, rows, ctx):
+            ...         return rows.select(gap=pl.col("at").diff()).drop_nulls()
+            >>> gaps = clicks.key_by("user").window(tumbling("1 h")).process(Gaps(), {"gap": pl.Duration("us")})
+            >>> for row in testing.run(gaps).rows:
+            ...     print(row["user"], row["window_end"], row["gap"])
+            ann 2024-01-01 13:00:00 0:02:00
+        """
+        from midstream.api.keyed_streams import require_function
+
+        require_function(function, WindowFunction, "process")
+        made = as_schema(schema, "process")
+        core = self._core
+        window, event_time = self._by_time("process")
+
+        def make(name: str) -> Operator:
+            return window_function_operator(
+                name,
+                window=window,
+                keys=core.keys,
+                event_time=event_time,
+                function=function,
+                made=made,
+                schema=core.schema,
+                allowed_lateness=self._allowed_lateness,
+            )
+
+        return self._result(make)
+
+    def _by_time(self, method: str) -> tuple[Window, TimeColumn]:
+        """Return the windows and the event time. Raises ConfigError for windows by count."""
+        window, event_time = self._window, self._core.event_time
+        if isinstance(window, CountWindow):
+            raise ConfigError(
+                f"{method}: windows by count have aggregate() only; lists of the values of a window are aggregates too: "
+                "aggregate(x=Collect('x'))"
+            )
+        assert event_time is not None
+        return window, event_time
+
+    def _of_count(self, window: CountWindow, aggregates: Mapping[str, AnyAggregate]) -> DataStream:
+        core = self._core
+        _log.info(
+            "window: the state keeps a row for each key (%s) of the whole stream that has an incomplete window of %d rows",
+            ", ".join(core.keys),
+            window.rows,
+        )
+
+        def make(name: str) -> Operator:
+            return count_window_operator(
+                name,
+                window=window,
+                keys=core.keys,
+                event_time=core.event_time,
+                aggregates=aggregates,
+                schema=core.schema,
+            )
+
+        result = core.then("window", make)
+        return main_output(replace(result, event_time=core.event_time and TimeColumn(WINDOW_END)))
 
     def _result(self, make: MakeOperator) -> DataStream:
         """Return the output of the operator of these windows."""

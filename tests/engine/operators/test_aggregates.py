@@ -7,6 +7,7 @@ import random
 from collections import Counter as Counts
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from midstream.engine.operators.windows.aggregates import ArgMax, ArgMin, Count,
 from midstream.engine.operators.windows.dense_groupby import DenseGroupBy, fold
 from midstream.engine.operators.windows.distinct_count import CountDistinct
 from midstream.engine.operators.windows.moments import Covariance, Variance
+from midstream.engine.operators.windows.sketches import ApproxCountDistinct, Quantile
+from midstream.engine.operators.windows.value_lists import Collect, TopN
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_factory import Window, session, sliding, tumbling, window_operator
 
@@ -194,6 +197,18 @@ def _itself(chosen: Callable[..., Any]) -> Callable[[str], Any]:
     [
         *(Count, Sum, Min, Max, Mean, First, Last, CountDistinct, Variance),
         *(pytest.param(_itself(each), id=each.__name__) for each in (ArgMin, ArgMax, Covariance)),
+        *(ApproxCountDistinct, Collect),
+        *(
+            pytest.param(made, id=name)
+            for name, made in {
+                "Combinations": _itself(CountDistinct),
+                "FirstToArrive": partial(First, order="arrival"),
+                "LastToArrive": partial(Last, order="arrival"),
+                "Median": lambda column: Quantile(column, 0.5),
+                "SmallestTwo": lambda column: TopN(column, 2, descending=False),
+                "FirstTwo": partial(Collect, limit=2),
+            }.items()
+        ),
     ],
 )
 def test_the_last_row_of_a_running_aggregate_has_the_value_of_a_window(

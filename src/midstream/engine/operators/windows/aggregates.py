@@ -13,12 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.errors import SchemaError
+from midstream.engine.core.errors import ConfigError, SchemaError
 from midstream.engine.core.schemas import TypeLike
 from midstream.engine.operators.windows.dense_groupby import DenseGroupBy
 
@@ -404,10 +404,31 @@ def pick_of(aggregate: Aggregate, event_time: pl.Expr) -> Pick | None:
     return aggregate._pick(event_time)
 
 
-class First(_OfColumn, _Picked):
+Order: TypeAlias = Literal["time", "arrival"]
+
+
+class _OfOneRow(_OfColumn, _Picked):
+    """Base of the first and the last value."""
+
+    def __init__(self, column: str, *, order: Order = "time", where: pl.Expr | None = None) -> None:
+        super().__init__(column, where=where)
+        if order not in get_args(Order):
+            raise ConfigError(
+                f"{type(self).__name__}: order={order!r} is none of {', '.join(map(repr, get_args(Order)))}"
+            )
+        self._order = order
+
+    def _time(self, event_time: pl.Expr) -> pl.Expr:
+        """Return the event time, or one that is the same for all rows that count."""
+        return event_time if self._order == "time" else pl.when(event_time.is_not_null()).then(pl.lit(0, pl.Int64))
+
+
+class First(_OfOneRow):
     """The value, possibly null, of the row with the smallest event time; among equals, of the one that arrived first.
 
     `column`: the name of the column, of any type.
+    `order`: "arrival" for the row that arrived first, whatever its event time. Rows of a key that come from several
+    subtasks or splits arrive in no particular order, so the value may be another after a restart.
     `where`: an expression; rows for which it is not true do not count.
 
         >>> testing.check_aggregate(First("x"), [{"x": 3}, {"x": 9}, {"x": 5}])
@@ -415,19 +436,21 @@ class First(_OfColumn, _Picked):
     """
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        return _of_first(pl.col(self.columns[0]), event_time)
+        return _of_first(pl.col(self.columns[0]), self._time(event_time))
 
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
         return _of_first(part("value"), part("at"))
 
     def _pick(self, event_time: pl.Expr) -> Pick:
-        return Pick({"value": pl.col(self.columns[0]), "at": event_time}, "at", takes_largest=False, takes_last=False)
+        of_row = {"value": pl.col(self.columns[0]), "at": self._time(event_time)}
+        return Pick(of_row, "at", takes_largest=False, takes_last=False)
 
 
-class Last(_OfColumn, _Picked):
+class Last(_OfOneRow):
     """The value, possibly null, of the row with the largest event time; among equals, of the one that arrived last.
 
     `column`: the name of the column, of any type.
+    `order`: "arrival" for the row that arrived last, whatever its event time, as for `First`.
     `where`: an expression; rows for which it is not true do not count.
 
         >>> testing.check_aggregate(Last("x"), [{"x": 3}, {"x": 9}, {"x": 5}])
@@ -435,13 +458,14 @@ class Last(_OfColumn, _Picked):
     """
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        return _of_last(pl.col(self.columns[0]), event_time)
+        return _of_last(pl.col(self.columns[0]), self._time(event_time))
 
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
         return _of_last(part("value"), part("at"))
 
     def _pick(self, event_time: pl.Expr) -> Pick:
-        return Pick({"value": pl.col(self.columns[0]), "at": event_time}, "at", takes_largest=True, takes_last=True)
+        of_row = {"value": pl.col(self.columns[0]), "at": self._time(event_time)}
+        return Pick(of_row, "at", takes_largest=True, takes_last=True)
 
 
 class _ExtremeRow(_Picked):

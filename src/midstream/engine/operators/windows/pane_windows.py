@@ -57,7 +57,7 @@ class PaneCombiner(WindowCombiner):
         self._offset = offset
         self._days = days
 
-    def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:
+    def _parts(self, frame: pl.DataFrame, times: Int64s, batch: pa.RecordBatch) -> pl.DataFrame:
         if self._days is not None:
             times = self._days.positions(times)
         panes = _by_pane(self._aggregation, frame, times, self._pane, self._offset, COUNT)

@@ -18,8 +18,11 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import to_polars
+from midstream.engine.core.batches import first_null, to_polars
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.errors import SchemaError
 from midstream.engine.operators.event_time_column import Int64s
+from midstream.engine.operators.row_conversion import null_error, require_columns, row_error
 from midstream.engine.operators.windows import window_operator as window_base
 from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGroupBy
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
@@ -45,25 +48,86 @@ _KEY = "__key"
 _BOUNDS: Final[Mapping[str, DenseGroupBy]] = {START: DenseGroupBy("min", START), END: DenseGroupBy("max", END)}
 
 
+class Gap:
+    """How long after each row its session still takes others."""
+
+    def __init__(self, window: Session, aggregation: WindowAggregation) -> None:
+        self._time = aggregation.time
+        self._where = f"{aggregation.where}: window gap"
+        self._column = window.gap_column
+        self.least = 0
+        """The gap of all rows; 0 if each has its own."""
+        if self._column is None:
+            self.least = native_units(window.gap_us, self._time, self._where)
+            return
+        require_columns(aggregation.input_schema, [self._column], self._where, "column")
+        self._kind = aggregation.input_schema.field(self._column).type
+        is_number = pa.types.is_integer(self._kind) or pa.types.is_floating(self._kind)
+        if not is_number and not pa.types.is_duration(self._kind):
+            raise SchemaError(
+                f"{self._where}: column {self._column!r} is {self._kind}; it must have durations, or numbers of seconds: cast it "
+                "first"
+            )
+
+    def ends(self, times: Int64s, batch: pa.RecordBatch) -> Int64s:
+        """Return the end of the session of each row alone. Raises JobError for a row without a gap."""
+        if self._column is None:
+            return times + self.least
+        column = batch.column(self._column)
+        row = first_null(column)
+        if row is not None:
+            raise null_error(
+                f"{self._where}: column {self._column!r}", batch, row, "filter out or fill such rows first"
+            )
+        # in floats first: a gap that is far too long for an integer is refused like all others
+        per_second = _PER_SECOND[self._time.kind.unit]
+        if pa.types.is_duration(self._kind):
+            ticks = column.view(pa.int64()).to_numpy()
+            own = _PER_SECOND[self._kind.unit]
+            gaps = ticks // (own // per_second) if own >= per_second else ticks
+            factor = max(1, per_second // own)
+        else:
+            gaps, factor = column.to_numpy(), per_second
+        with np.errstate(invalid="ignore", over="ignore"):
+            length = gaps.astype(np.float64) * factor
+            wrong = ~((length >= 0.5) & (times + length < 0.999 * MAX_WATERMARK_US))
+        if wrong.any():
+            row = int(np.flatnonzero(wrong)[0])
+            raise row_error(
+                f"{self._where}: column {self._column!r} is {column[row].as_py()!r}",
+                batch,
+                row,
+                "a gap must be longer than 0, at least one unit of the event time, and end in the range of times; filter out or "
+                "replace the others first",
+            )
+        if gaps.dtype.kind == "f":
+            return times + np.maximum(np.rint(length), 1).astype(np.int64)
+        return times + gaps.astype(np.int64) * factor
+
+
+_PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+"""How many units of a time a second has."""
+
+
 class SessionCombiner(WindowCombiner):
     """Combines rows by key into small sessions, each of which ends a gap after its last row."""
 
     bounds = (START, END)
 
-    def __init__(self, aggregation: WindowAggregation, room: int, gap: int) -> None:
+    def __init__(self, aggregation: WindowAggregation, room: int, gap: Gap) -> None:
         super().__init__(aggregation, room)
         self._gap = gap
 
-    def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:
-        spans = frame.with_columns(pl.Series(START, times), pl.Series(END, times + self._gap))
-        return _small_sessions(self._aggregation, spans, self._gap, COUNT)
+    def _parts(self, frame: pl.DataFrame, times: Int64s, batch: pa.RecordBatch) -> pl.DataFrame:
+        spans = frame.with_columns(pl.Series(START, times), pl.Series(END, self._gap.ends(times, batch)))
+        return _small_sessions(self._aggregation, spans, self._gap.least, COUNT)
 
 
 class SessionWindowOperator(WindowOperator):
     def __init__(self, aggregation: WindowAggregation, window: Session, lateness_us: int) -> None:
         super().__init__(aggregation, window, lateness_us)
-        self._gap = native_units(window.gap_us, aggregation.time, f"{aggregation.where}: window gap")
-        self._room = room_for(self._gap, window, aggregation)
+        self._gap = Gap(window, aggregation)
+        self._room = room_for(self._gap.least, window, aggregation)
         self._parts = SessionIndex(aggregation.by, END, self._merge)
 
     def _combiner(self) -> WindowCombiner:
@@ -84,7 +148,7 @@ class SessionWindowOperator(WindowOperator):
             frame = self._uncombined(batch, (START, END))
             ends = batch.column(END).to_numpy()
         else:
-            ends = times + self._gap
+            ends = self._gap.ends(times, batch)
             frame = self._prepared(batch).with_columns(pl.Series(START, times), pl.Series(END, ends))
         if int(ends.min()) <= self._expired(watermark):
             keep = self._not_late(frame, watermark)
@@ -93,7 +157,7 @@ class SessionWindowOperator(WindowOperator):
                 frame = frame.filter(pl.Series(keep))
                 if not frame.height:
                     return
-        parts = frame if is_combined else _small_sessions(self._aggregation, frame, self._gap)
+        parts = frame if is_combined else _small_sessions(self._aggregation, frame, self._gap.least)
         self._parts.append(parts)
         self._parts.compact()
         if int(parts.get_column(END).min()) <= watermark:  # type: ignore[arg-type]
@@ -217,12 +281,14 @@ def _ordered(sessions: pl.DataFrame) -> pl.DataFrame:
 
 
 def _small_sessions(
-    aggregation: WindowAggregation, frame: pl.DataFrame, gap: int, also: Mapping[str, DenseGroupBy] = NO_FOLDS
+    aggregation: WindowAggregation, frame: pl.DataFrame, least: int, also: Mapping[str, DenseGroupBy] = NO_FOLDS
 ) -> pl.DataFrame:
-    """Reduce prepared rows with START and END to small sessions, with bounds. `also`: further columns of these."""
+    """Reduce prepared rows with START and END to small sessions, with bounds. `least`: no row has a shorter gap. `also`:
+    further columns of these.
+    """
     by: tuple[str, ...] = ()
     starts = frame.get_column(START)
-    if int(starts.max()) - int(starts.min()) > gap:  # type: ignore[arg-type]
+    if int(starts.max()) - int(starts.min()) > least:  # type: ignore[arg-type]
         frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, aggregation.by)))
         by = (_SESSION,)
     return aggregation.reduce(frame, by, {**_BOUNDS, **also}).drop(_SESSION, strict=False)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.errors import ConfigError, JobError, MidstreamError, SchemaError
+from midstream.engine.operators.base import OperatorContext
 from midstream.engine.operators.elementwise import check_of_many_rows, check_row_by_row
 from midstream.engine.operators.event_time_column import EventTime, TimeColumn
 from midstream.engine.operators.expressions import (
@@ -122,9 +123,15 @@ class WindowAggregation:
                 aggregate.pickles = Pickles(own)
 
     @property
-    def has_accumulators(self) -> bool:
-        """Whether Python code makes and merges some of the parts."""
-        return any(isinstance(aggregate, AccumulatorAggregate) for aggregate in self._aggregates.values())
+    def combines(self) -> bool:
+        """Whether rows may be reduced to parts before they are sent: not if Python code makes and merges some of these."""
+        return not any(isinstance(aggregate, AccumulatorAggregate) for aggregate in self._aggregates.values())
+
+    def open(self, context: OperatorContext) -> None:
+        """Prepare what needs the context of the operator. Called once before any row."""
+
+    def close(self) -> None:
+        """Release what `open` has prepared. Called even if `open` was not."""
 
     @property
     def time(self) -> EventTime:

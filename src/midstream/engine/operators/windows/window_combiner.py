@@ -39,12 +39,12 @@ class WindowCombiner(ABC):
         aggregation = self._aggregation
         check_keys(batch, aggregation.keys, aggregation.where)
         times = aggregation.time.native(batch, self._room)
-        parts = self._parts(aggregation.prepare(to_polars(batch.select(aggregation.columns))), times)
+        parts = self._parts(aggregation.prepare(to_polars(batch.select(aggregation.columns))), times, batch)
         return from_polars(parts.select(self.schema.names), self.schema, aggregation.where)
 
     @abstractmethod
-    def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:
-        """Reduce prepared rows to parts with the columns of `schema`."""
+    def _parts(self, frame: pl.DataFrame, times: Int64s, batch: pa.RecordBatch) -> pl.DataFrame:
+        """Reduce prepared rows to parts with the columns of `schema`. `batch`: the same rows with all columns."""
 
 
 COUNT: Final[Mapping[str, DenseGroupBy]] = {ROWS: DenseGroupBy("count")}

@@ -19,9 +19,11 @@ from midstream.engine.operators.windows.window_specs import (
     LATE_RIGHT,
     WINDOW_END,
     WINDOW_START,
+    CountWindow,
     Session,
     Sliding,
     Window,
+    count,
     session,
     sliding,
     tumbling,
@@ -32,9 +34,12 @@ __all__ = [
     "LATE_RIGHT",
     "WINDOW_END",
     "WINDOW_START",
+    "CountWindow",
     "Session",
     "Sliding",
     "Window",
+    "count",
+    "operator_of",
     "session",
     "sliding",
     "top_operator",
@@ -70,7 +75,7 @@ def window_operator(
     """
     aggregation = WindowAggregation(name, keys, event_time, aggregates, schema)
     aggregation.check_expressions()
-    return _operator(aggregation, window, allowed_lateness)
+    return operator_of(aggregation, window, allowed_lateness)
 
 
 def top_operator(
@@ -91,10 +96,11 @@ def top_operator(
     `window_operator`.
     """
     aggregation = TopAggregation(name, keys, event_time, count, by, descending, schema)
-    return _operator(aggregation, window, allowed_lateness)
+    return operator_of(aggregation, window, allowed_lateness)
 
 
-def _operator(aggregation: WindowAggregation, window: Window, allowed_lateness: Duration) -> WindowOperator:
+def operator_of(aggregation: WindowAggregation, window: Window, allowed_lateness: Duration) -> WindowOperator:
+    """Return the operator of this kind of windows."""
     lateness_us = duration_us(allowed_lateness, "allowed_lateness")
     if isinstance(window, Session):
         return SessionWindowOperator(aggregation, window, lateness_us)

@@ -125,8 +125,8 @@ class WindowOperator(Operator):
     # ---- life ----
 
     def combiner(self, tags: Collection[str]) -> Combiner | None:
-        """Return the combiner, unless it would lose something: late rows that are read, or what accumulators pickle."""
-        if LATE in tags or self._aggregation.has_accumulators or ROWS in self._aggregation.input_schema.names:
+        """Return the combiner, unless it would lose something: late rows that are read, or what accumulators pickle; or gain nothing."""
+        if LATE in tags or not self._aggregation.combines or ROWS in self._aggregation.input_schema.names:
             return None  # a batch with a column of that name could be mistaken for a combined one
         return self._combiner()
 
@@ -151,10 +151,15 @@ class WindowOperator(Operator):
         aggregation = self._aggregation
         self._layout = StateLayout(self._state_schema(), aggregation.keys, context.max_parallelism, self._state_log())
         self._fired = KeyGroupWatermarks(context.key_groups)
-        self._aggregation.pickles_of(self.own)
+        aggregation.pickles_of(self.own)
+        self.user_metrics = context.metrics
+        aggregation.open(context)
         combiner = self._combiner()
         self._combined = None if ROWS in aggregation.input_schema.names else combiner.schema
         self._combined_at = combiner.bounds[0]
+
+    def close(self) -> None:
+        self._aggregation.close()
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if batch.num_rows == 0:
@@ -256,6 +261,8 @@ class WindowOperator(Operator):
         schema, kind = self.schema, self._aggregation.time.kind
         values = pa.schema([field for field in schema if field.name not in (WINDOW_START, WINDOW_END)])
         finished = self._aggregation.finish(merged)
+        if finished.height == 0:
+            return
         batch = from_polars(finished.select(values.names), values, self._aggregation.where)
         columns = {name: batch.column(name) for name in values.names}
         columns[WINDOW_START] = pa.array(finished.get_column(START).to_numpy()).view(kind)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from midstream.engine.core.config import Duration, duration_text, duration_us, signed_duration_us
+import polars as pl
+
+from midstream.engine.core.config import Duration, duration_text, duration_us, is_whole, signed_duration_us
 from midstream.engine.core.errors import ConfigError
+from midstream.engine.operators.expressions import is_plain_column
 from midstream.engine.operators.windows.local_days import check_zone
 
 DAY_US: Final = 86_400_000_000
@@ -45,7 +48,8 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Windows of a key's rows that are at most `gap_us` microseconds apart; a window ends `gap_us` after its last row.
+    """Windows of a key's rows that are at most `gap_us` microseconds apart; a window ends `gap_us` after its last row. Or
+    each row has its own gap, in the column `gap_column`.
 
     Made by `session`.
 
@@ -54,12 +58,32 @@ class Session:
     """
 
     gap_us: int
+    gap_column: str | None = None
 
     def __str__(self) -> str:
+        if self.gap_column is not None:
+            return f"sessions with the gap in column {self.gap_column!r}"
         return f"sessions with a gap of {duration_text(self.gap_us)}"
 
 
+@dataclass(frozen=True, slots=True)
+class CountWindow:
+    """Windows of `rows` rows of a key each, in the order of arrival.
+
+    Made by `count`.
+
+        >>> print(count(100))
+        windows of 100 rows
+    """
+
+    rows: int
+
+    def __str__(self) -> str:
+        return f"windows of {self.rows} rows"
+
+
 Window: TypeAlias = Sliding | Session
+"""By event time."""
 
 
 def tumbling(size: Duration, offset: Duration = 0, *, zone: str | None = None) -> Sliding:
@@ -117,21 +141,50 @@ def sliding(size: Duration, slide: Duration, offset: Duration = 0, *, zone: str 
     return window if window.offset_us >= 0 else replace(window, offset_us=window.offset_us % window.slide_us)
 
 
-def session(gap: Duration) -> Session:
+def session(gap: Duration | pl.Expr) -> Session:
     """Return windows of a key's rows that are close together; a window ends when no row has come for the length of the
     gap.
 
-    `gap`: how far apart neighbouring rows of a window are at most (rows exactly this far apart share a window): a duration such as "30 min", a number of seconds, or
-    a timedelta.
+    `gap`: how far apart neighbouring rows of a window are at most (rows exactly this far apart share a window): a duration
+    such as "30 min", a number of seconds, or a timedelta. Or `pl.col("gap")`, a column with the gap of each row, of
+    durations or numbers of seconds: a row then spans the time from its own until its gap has passed, and rows whose spans
+    overlap or touch are in one window, whatever the order in which they come. A row with a gap that is null, or
+    not longer than 0, fails the job.
 
-    Raises ConfigError for an invalid duration, and for a gap that is not longer than 0.
+    Raises ConfigError for an invalid duration, for a gap that is not longer than 0, and for other expressions.
 
         >>> visits = clicks.key_by("user").window(session("30 min")).aggregate(n=Count())
         >>> for row in testing.run(visits).rows:
         ...     print(*row.values())
         ann 2024-01-01 12:00:00 2024-01-01 12:32:00 2
     """
+    if isinstance(gap, pl.Expr):
+        if not is_plain_column(gap):
+            raise ConfigError(
+                f"window: gap {gap} is not a column; compute it before, with with_columns(gap=…), and give pl.col('gap')"
+            )
+        return Session(0, gap.meta.output_name())
     window = Session(duration_us(gap, "gap"))
     if window.gap_us <= 0:
         raise ConfigError(f"window: gap {gap!r} must be longer than 0")
     return window
+
+
+def count(rows: int) -> CountWindow:
+    """Return windows of a number of rows of each key, one after the other, in the order of arrival.
+
+    A window is emitted when its last row arrives; one that is incomplete at the end of the input is dropped. Rows of a key
+    that come from several subtasks or splits arrive in no particular order, so which of them share a window may be another
+    after a restart. No row is late.
+
+    `rows`: the number of rows of a window, at least 1.
+
+    Raises ConfigError for another number.
+
+        >>> pairs = orders.key_by("user").window(count(2)).aggregate(total=Sum("price"))
+        >>> [row["total"] for row in testing.run(pairs).rows]
+        [7]
+    """
+    if not is_whole(rows, 1):
+        raise ConfigError(f"window: count {rows!r} is not a positive whole number of rows")
+    return CountWindow(rows)

@@ -1,0 +1,121 @@
+"""Known bugs of windows whose state is their rows, of gaps from a column, and of windows by count, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator
+from midstream.engine.operators.functions.count_windows import CountWindowOperator
+from midstream.engine.operators.functions.window_functions import RowsOfWindows
+from midstream.engine.operators.windows import session_windows
+from midstream.engine.operators.windows.session_windows import Gap
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
+from midstream.engine.operators.windows.window_operator import END, START
+from midstream.engine.state.table_state import TableState
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios.scenario import draw
+
+
+def rows_of_a_batch_are_one() -> Replacements:
+    """Of the rows of a key that share a batch and a pane, the last one is kept."""
+    original = RowsOfWindows.reduce
+
+    def reduce(self: Any, frame: pl.DataFrame, also_by: Sequence[str] = (), *also: Any) -> pl.DataFrame:
+        return original(self, frame, also_by, *also).unique([*also_by, *self.by], keep="last", maintain_order=True)
+
+    return [(RowsOfWindows, "reduce", reduce)]
+
+
+def rows_keep_their_own_bounds() -> Replacements:
+    """The rows of a session have bounds of their own, not those of the session."""
+
+    def with_bounds(self: Any, frame: pl.DataFrame, also_by: Any, also: Mapping[str, Any]) -> pl.DataFrame:
+        return frame
+
+    return [(RowsOfWindows, "_with_bounds", with_bounds)]
+
+
+def merged_rows_are_one() -> Replacements:
+    """What merges parts keeps one of each key, as if parts were aggregates."""
+
+    def merge(self: Any, *arguments: Any) -> pl.DataFrame:
+        return WindowAggregation.merge(self, *arguments)
+
+    return [(RowsOfWindows, "merge", merge)]
+
+
+def all_gaps_are_the_first() -> Replacements:
+    """All rows of a batch have the gap of its first row."""
+    original = Gap.ends
+
+    def ends(self: Any, times: Any, batch: pa.RecordBatch) -> Any:
+        found = original(self, times, batch)
+        return times + (found[0] - times[0])
+
+    return [(Gap, "ends", ends)]
+
+
+def neighbours_decide() -> Replacements:
+    """A row continues the session of the row before it, and not one that an earlier row with a longer gap holds open."""
+    original = session_windows.session_numbers
+
+    def session_numbers(frame: pl.DataFrame, by: Sequence[str]) -> Any:
+        return original(frame.with_columns(pl.min_horizontal(END, pl.col(START) + 4_000).alias(END)), by)
+
+    return [(session_windows, "session_numbers", session_numbers)]
+
+
+def begun_windows_are_forgotten() -> Replacements:
+    """What a restore has of windows by count that were begun is not used: each key begins again."""
+    original = BatchFunctionOperator.restore
+
+    def restore(self: Any, parts: Mapping[str, Any]) -> None:
+        original(self, {} if isinstance(self, CountWindowOperator) else parts)
+
+    return [(CountWindowOperator, "restore", restore)]
+
+
+def parts_of_one_row_are_lost() -> Replacements:
+    """A part of a window by count that is one row is not kept."""
+    original = TableState.append
+
+    def append(self: Any, frame: pl.DataFrame) -> None:
+        original(self, frame.filter(pl.col("__count") > 1) if "__count" in frame.columns else frame)
+
+    return [(TableState, "append", append)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "rows_of_a_batch_are_one": Mutation(
+        "of the rows of a window that share a batch one is kept",
+        rows_of_a_batch_are_one,
+        partial(draw, topology="rows_slide"),
+    ),
+    "rows_keep_their_own_bounds": Mutation(
+        "the rows of a session keep bounds of their own",
+        rows_keep_their_own_bounds,
+        partial(draw, topology="rows_session"),
+    ),
+    "all_gaps_are_the_first": Mutation(
+        "all rows of a batch have the gap of the first", all_gaps_are_the_first, partial(draw, topology="gap_session")
+    ),
+    "neighbours_decide": Mutation(
+        "a row before the last does not hold a session open", neighbours_decide, partial(draw, topology="gap_session")
+    ),
+    "begun_windows_are_forgotten": Mutation(
+        "windows by count begin again with a restore",
+        begun_windows_are_forgotten,
+        partial(draw, topology="counted", faults=("kill_slot",), rows=100),
+    ),
+    "parts_of_one_row_are_lost": Mutation(
+        "the first row of a window by count is lost", parts_of_one_row_are_lost, partial(draw, topology="counted")
+    ),
+    "merged_rows_are_one": Mutation(
+        "of the rows of a window that are merged one is kept", merged_rows_are_one, partial(draw, topology="rows_slide")
+    ),
+}
