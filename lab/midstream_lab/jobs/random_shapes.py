@@ -161,7 +161,7 @@ def with_joins(shape: Shape, random: Random) -> Shape:
     made = {*_LAST, "plain", *KEY_LAYOUTS}
     inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
     pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
-    kind = random.choice(("full_join", "anti_join", "asof_join"))
+    kind = random.choice(("full_join", "anti_join", "asof_join", "window_join"))
     return (*shape, Node((kind, "couple"), tuple(pair)), node_of("sink", Input(len(shape), REBALANCE)))
 
 

@@ -50,7 +50,7 @@ class Node:
 
     "typed", "pickled" (keyed, states of all kinds), "rules" ("share" as a user's function), "clocks" (keyed, holds rows
     by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join", "full_join",
-    "anti_join", "asof_join" (keyed, of both ports) followed by "couple" (their results as rows), "late_window",
+    "anti_join", "asof_join", "window_join" (keyed, of both ports) followed by "couple" (their results as rows), "late_window",
     "late_slide", "late_session" (with allowed lateness) followed by "stack" (their emissions as rows), "unique",
     "unique_near" (keyed, drop duplicates, the second those that are near by event time), "sorted" (keyed, by event time);
     late rows of the last two go to a side output, "failing",
@@ -343,6 +343,12 @@ SHAPES: Final[Mapping[str, Shape]] = {
         source_node("tight"),
         source_node("tight", rows_share=0.5),
         node_of("asof_join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "window_join": (
+        source_node("tight"),
+        source_node("tight", rows_share=0.5),
+        node_of("window_join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
         node_of("sink", Input(2, FORWARD)),
     ),
     "late_window": (

@@ -230,7 +230,7 @@ class _Walk:
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[BRIEF] = Counter({row: n for row, n in stream.items() if row % 3 == 1})
                 outputs[None] = stream - outputs[SIDE] - outputs[BRIEF]
-            case "join" | "full_join" | "anti_join" | "asof_join":
+            case _ if kind in joins.HOW:
                 expected.joined[uid] = Joined(
                     joins.HOW[kind], by_port[0], by_port[1], expected.keys, self._layout(node)
                 )
@@ -392,7 +392,7 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return states.operator(kind, uid, outside, layout)
         case "clocks":
             return clocks.clocks(uid, outside, layout)
-        case "join" | "full_join" | "anti_join" | "asof_join":
+        case _ if kind in joins.HOW:
             return joins.Join(uid, outside, layout, joins.HOW[kind])
         case "couple":
             return joins.Couple(outside, layout)

@@ -63,7 +63,7 @@ class SessionWindowOperator(WindowOperator):
     def __init__(self, aggregation: WindowAggregation, window: Session, lateness_us: int) -> None:
         super().__init__(aggregation, window, lateness_us)
         self._gap = native_units(window.gap_us, aggregation.time, f"{aggregation.where}: window gap")
-        self._room = room_for(self._gap, window, aggregation)
+        self._room = room_for(self._gap, window, aggregation.time, aggregation.where)
         self._parts = SessionIndex(aggregation.by, END, self._merge)
 
     def _combiner(self) -> WindowCombiner:
