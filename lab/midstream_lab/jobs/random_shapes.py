@@ -109,7 +109,7 @@ def with_running(shape: Shape, random: Random) -> Shape:
     if not found or random.random() >= 1 / 15:
         return shape
     index = random.choice(found)
-    chain = ("running",) if shape[index].chain == ("count",) else ("periodic", "stack")
+    chain = ("running",) if shape[index].chain == ("count",) else (random.choice(("periodic", "first_rows")), "stack")
     return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
 
 

@@ -45,7 +45,7 @@ class Node:
     "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session"
     (keyed, late rows go to a side output) followed by "pack" (windows as rows), "tally" (state without a key), "sink";
 
-    "running" ("count" by running aggregates), "periodic" (the rows of each key at multiples of event time) followed by
+    "running" ("count" by running aggregates), "periodic", "first_rows" (the rows of each key at multiples of event time) followed by
     "stack",
 
     "typed", "pickled" (keyed, states of all kinds), "rules" ("share" as a user's function), "clocks" (keyed, holds rows
@@ -240,6 +240,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
         source_node("tight"),
         source_node("idle", rows_share=0.5),
         node_of("periodic stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("sink", Input(2, REBALANCE, tag=LATE)),
+    ),
+    "first_rows": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("first_rows stack", Input(0, KEYED), Input(1, KEYED)),
         node_of("sink", Input(2, FORWARD)),
         node_of("sink", Input(2, REBALANCE, tag=LATE)),
     ),

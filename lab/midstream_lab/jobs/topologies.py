@@ -235,7 +235,7 @@ class _Walk:
                     joins.HOW[kind], by_port[0], by_port[1], expected.keys, self._layout(node)
                 )
                 self._makers[index] = uid
-            case "late_window" | "late_slide" | "late_session" | "periodic":
+            case "late_window" | "late_slide" | "late_session" | "periodic" | "first_rows":
                 expected.lenient[uid] = lateness.LENIENT.get(kind, kind), stream
                 self._makers[index] = uid
             case "unique" | "unique_near":
@@ -414,8 +414,10 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return failing.Failing(kind, uid, outside)
         case "count":
             return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
-        case "running" | "periodic":
-            return (running.Running if kind == "running" else running.Periodic)(uid, outside)
+        case "running":
+            return running.Running(uid, outside)
+        case "periodic" | "first_rows":
+            return running.Periodic(uid, outside, kind)
         case "share":
             return KeyCounter(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
         case "times" | "tight" | "idle":
