@@ -79,7 +79,7 @@ def test_arguments_that_do_not_fit_are_refused_at_the_call() -> None:
         (ConfigError, r"how='outer' is none of 'inner', 'left', 'right', 'full', 'semi', 'anti'", {"how": "outer"}),
         (ConfigError, r"join: within begins at 1 s, after its end -1 s", {"within": ("1 s", "-1 s")}),
         (ConfigError, r"within='1 h' is not a pair of durations; write for example", {"within": "1 h"}),
-        (ConfigError, r"join: give within=, .* or window=, .* \(without it, every row would be held", {"within": None}),
+        (ConfigError, r"join: give within=, .* or window=, .* \(without it, the state would grow with every row of both", {"within": None}),
         (ConfigError, r"join: give within=, .* or window=, .* \(both are given\)", {"window": tumbling(1)}),
         (ConfigError, r"the rows of both streams would decide where sessions end, .* within=", {"within": None, "window": session(1)}),
         (ConfigError, r"window='1 h' is not a window; use tumbling\('1 h'\)", {"within": None, "window": "1 h"}),

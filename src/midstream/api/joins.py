@@ -34,10 +34,15 @@ def joined(
     if how not in HOWS:
         raise ConfigError(f"join: how={how!r} is none of {', '.join(map(repr, HOWS))}")
     if (within is None) == (window is None):
-        both = "both are given" if window is not None else "without it, every row would be held indefinitely"
+        both = (
+            "both are given"
+            if window is not None
+            else "without it, the state would grow with every row of both streams"
+        )
         raise ConfigError(
             "join: give within=, the bounds of the time between two rows that are joined, or window=, in which both are "
-            f"({both}); write for example within=('-1 min', '1 h') or window=tumbling('1 h')"
+            f"({both}); write for example within=('-7 d', '7 d'), so that each row stays joinable for 7 days of event time, "
+            "or window=tumbling('1 h')"
         )
     if window is None:
         return _interval_joined(left, right, on, how, within, suffix)
