@@ -131,6 +131,40 @@ def test_the_largest_rows_of_a_window_have_ranks() -> None:
     assert (row["rank"], row["page"], row["hour"], row["window_start"].hour) == (1, "b", START, 0)
 
 
+@pytest.mark.parametrize("names", [["rank", "window_end"], ["window_start"], ["window_end", "rank", "window_start"]])
+def test_columns_that_are_replaced_may_be_anywhere_among_the_others(names: list[str]) -> None:
+    replaced = stream().with_columns(**{name: pl.col("ms") for name in names})
+    for columns in ([*names, "page", "at", "ms"], ["page", *names, "at", "ms"], ["page", "at", "ms", *names]):
+        made = replaced.select(*columns).key_by("page").window(tumbling("1 h")).top(1, by=names[0])
+        assert made.schema.names == ["page", "window_start", "window_end", "rank", "at", "ms"]
+        assert sorted((row["page"], row["rank"], row["ms"]) for row in testing.run(made).rows) == [
+            ("a", 1, 9),
+            ("b", 1, 7),
+            ("c", 1, 1),
+        ]
+
+
+def test_the_largest_rows_so_far_are_emitted_at_multiples_if_they_are_others() -> None:
+    keyed = stream().with_columns(when="at").key_by("page")
+    made = keyed.top(1, by="ms", every="5 min")
+    assert made.schema.names == ["page", "at", "rank", "ms", "x", "when"] and made.event_time == "at"
+    rows = [(row["page"], row["at"].minute, row["ms"], row["when"].minute) for row in testing.run(made).rows]
+    assert sorted(rows) == [("a", 5, 5, 0), ("a", 10, 9, 9), ("b", 5, 7, 2), ("c", 10, 1, 5)]
+    per_hour = made.key_by("page").window(tumbling("1 h")).aggregate(n=Count())
+    assert {row["page"]: row["n"] for row in testing.run(per_hour).rows} == {"a": 2, "b": 1, "c": 1}
+    testing.check_cuts(made)
+    late = keyed.top(1, by="ms", every="1 min", ttl="1 h").side_output(LATE)
+    assert late.schema == keyed.schema
+    with refused(ConfigError, "top: every=None is not a duration"):
+        keyed.top(1, by="ms", every=None)  # type: ignore[arg-type]
+    with refused(ConfigError, "top: every: 0 is not an interval"):
+        keyed.top(1, by="ms", every=0)
+    with refused(JobError, "top: the stream has no event time"):
+        untimed().key_by("page").top(1, by="ms", every="1 min")
+    with refused(SchemaError, "top: column 'm' is not in the stream's schema"):
+        keyed.top(1, by="m", every="1 min")
+
+
 def test_unbounded_state_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="midstream"):
         untimed().drop_duplicates("page")

@@ -23,6 +23,8 @@ from midstream import (
     ProcessSlots,
     SchemaError,
     WatermarkStrategy,
+    session,
+    sliding,
     testing,
     tumbling,
 )
@@ -77,7 +79,11 @@ def test_arguments_that_do_not_fit_are_refused_at_the_call() -> None:
         (ConfigError, r"how='outer' is none of 'inner', 'left', 'right', 'full', 'semi', 'anti'", {"how": "outer"}),
         (ConfigError, r"join: within begins at 1 s, after its end -1 s", {"within": ("1 s", "-1 s")}),
         (ConfigError, r"within='1 h' is not a pair of durations; write for example", {"within": "1 h"}),
-        (ConfigError, r"within=None is not a pair", {"within": None}),
+        (ConfigError, r"join: give within=, .* or window=, .* \(without it, the state would grow with every row of both", {"within": None}),
+        (ConfigError, r"join: give within=, .* or window=, .* \(both are given\)", {"window": tumbling(1)}),
+        (ConfigError, r"the rows of both streams would decide where sessions end, .* within=", {"within": None, "window": session(1)}),
+        (ConfigError, r"window='1 h' is not a window; use tumbling\('1 h'\)", {"within": None, "window": "1 h"}),
+        (ConfigError, r"must not be called 'window_start', .* leave the column out of on=", {"within": None, "window": tumbling(1), "on": "window_start", "_windows": True}),
         (ConfigError, r"within=\(1, 2, 3\) is not a pair", {"within": (1, 2, 3)}),
         (ConfigError, r"join: '- soon' is not", {"within": ("-- soon", "1 s")}),
         (ConfigError, r"join: None is not a duration", {"within": (None, "1 s")}),
@@ -86,8 +92,11 @@ def test_arguments_that_do_not_fit_are_refused_at_the_call() -> None:
     ):  # fmt: skip
         given: dict[str, Any] = {"on": "price", "within": (0, 1), **arguments}
         right = payments.with_columns(pricepaid=1) if given.pop("_add", False) else payments
+        left = orders
+        if given.pop("_windows", False):
+            left, right = (stream.with_columns(window_start=1) for stream in (orders, payments))
         with pytest.raises(error, match=rf"test_join.py:\d+: .*{pattern}".replace("paidprice", "pricepaid")):
-            orders.join(right, **given)
+            left.join(right, **given)
     untimed = orders.select("order", "price")
     for left, right, side in ((untimed, payments, "left"), (orders, payments.select("of", "price"), "right")):
         with pytest.raises(JobError, match=rf"join: the {side} stream has no event time; call with_watermarks"):
@@ -171,6 +180,55 @@ def _by_polars(rows: dict[str, Any], how: str, within: tuple[int, int]) -> pl.Da
         "anti": [alone],
     }
     return pl.concat(parts[how], how="diagonal")
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_join_by_windows_has_their_bounds_after_the_lefts_columns_or_in_place_of_such_columns(how: Any) -> None:
+    orders, payments = orders_and_payments()
+    added = [] if how in ("semi", "anti") else ["paid", "price_right"]
+    given: dict[str, Any] = {"how": how, "window": tumbling("1 h")}
+    joined = orders.join(payments, left_on="order", right_on="of", **given)
+    assert joined.columns == ["order", "at", "price", "window_start", "window_end", *added]
+    assert joined.event_time == "window_end"
+    again = joined.join(payments.rename({"of": "order", "price": "last"}), on="order", **given)
+    bounds = ["window_start", "window_end"]
+    assert again.columns == ["order", "at", "price", *added, *bounds, *(["paid_right", "last"] if added else [])]
+    hours = orders.key_by("order").window(tumbling("30 min")).aggregate(n=Count())
+    both = hours.join(hours.rename({"n": "of"}), on="order", **given)
+    assert both.columns == ["order", "n", "window_start", "window_end", *(["of"] if added else [])]
+    assert joined.side_output(LATE).schema == orders.schema
+    assert both.side_output(LATE).schema == hours.schema
+
+
+@settings(max_examples=examples(40))
+@given(
+    ROWS,
+    ROWS,
+    st.sampled_from(HOWS),
+    st.sampled_from([tumbling(5), tumbling(10), sliding(10, 5), sliding(7, 3)]),
+    st.sampled_from([1, 2, "whole", [5, 1]]),
+    st.sampled_from([1, 3]),
+)
+def test_windows_and_joins_follow_joins_by_windows_and_lose_nothing(
+    left: Any, right: Any, how: Any, window: Any, cut: Any, parallelism: int
+) -> None:
+    orders, payments = orders_and_payments(0)
+    joined = orders.join(payments, left_on="order", right_on="of", how=how, window=window)
+    paid = payments.select(order="of", paid_again="paid", number="price").with_watermarks("paid_again", MONOTONOUS)
+    chained = joined.join(paid, on="order", how="left", window=tumbling(20))
+    counted = chained.key_by("order").window(tumbling(20)).aggregate(n=Count())
+    rows = {"orders": _rows("order", "at", left), "payments": _rows("of", "paid", right)}
+    found = testing.run([joined, chained, counted], rows, cut=cut, parallelism=parallelism)
+    assert not any(found.late.values())
+    twenty = timedelta(seconds=20)
+    paid_in = Counter((row["of"], (row["paid"] - START) // twenty) for row in rows["payments"])
+    # the results of a window are in the window of their last microsecond
+    expected: Counter[tuple[int, datetime]] = Counter()
+    for row in found[joined]:
+        number = (row["window_end"] - timedelta(microseconds=1) - START) // twenty
+        expected[row["order"], START + number * twenty] += max(1, paid_in[row["order"], number])
+    assert Counter((row["order"], row["window_start"]) for row in found[chained]) == expected
+    assert {(row["order"], row["window_start"]): row["n"] for row in found[counted]} == expected
 
 
 def test_late_rows_of_both_streams_are_taken_aside_and_counted() -> None:

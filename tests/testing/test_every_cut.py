@@ -149,8 +149,18 @@ def made_of(bound: int) -> tuple[list[DataStream], list[DataStream]]:
     same = second.rename({"then": "at"})
     joins.append(first.join(same, on="k", how="full", within=(0, "2 s")).uid("full_joined"))
     joins.append(first.join_asof(second, on="k", tolerance="2 s").uid("asof_joined"))
-    made += joins
-    for joined in (*joins[:3], joins[-1]):
+    joins += [
+        first.join(second, on="k", how=how, window=sliding("5 s", "2 s")).uid(f"{how}_joined_in_windows")
+        for how in ("inner", "left", "right", "full", "semi", "anti")
+    ]
+    third = renamed.select("k", nanoseconds=pl.col("at").dt.cast_time_unit("ns"), o="n")
+    third = third.with_watermarks("nanoseconds", strategy)
+    chained = joins[1].join(third, on="k", how="left", within=("-1 s", "2 s"))
+    chained = chained.join_asof(second.select("k", "then", version="m"), on="k").uid("chained")
+    chained = chained.join(same.rename({"at": "again"}), on="k", how="full", window=tumbling("4 s")).uid("chain_joined")
+    made += [*joins, chained]
+    made.append(keyed.top(2, by="n", every="2 s").uid("first_rows"))
+    for joined in (*joins[:3], joins[6], joins[7], joins[9], joins[10], chained):
         again = joined.key_by("k").window(session("2 s")).aggregate(n=Count()).uid(f"session_{len(made)}")
         made.append(again)
         late.append(again.side_output(LATE))

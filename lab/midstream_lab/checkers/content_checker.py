@@ -34,7 +34,7 @@ MAPPING: Final = frozenset(
     ("side", "tags", "unique", "unique_near", "sorted", "failing", "failing_batches", "failing_process", *LOOKUPS)
 )
 """The kinds of operators that emit rows of the sources, perhaps fewer or in another order."""
-MAKING: Final = frozenset(("window", "slide", "session", "total", "periodic", "counted", *HOW, *LENIENT))
+MAKING: Final = frozenset(("window", "slide", "session", "total", "periodic", "first_rows", "counted", *HOW, *LENIENT))
 """The kinds of operators that emit new rows on their main output, rather than rows of the sources."""
 
 

@@ -18,11 +18,15 @@ import pyarrow.compute as pc
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.operators.base import Operator, OperatorContext, Output
+from midstream.engine.operators.event_time_column import Int64s
 from midstream.engine.operators.functions.asof_join import asof_join_operator
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.interval_join import interval_join_operator
+from midstream.engine.operators.functions.window_join import window_join_operator
+from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START, sliding
 from midstream.simulation.recorded_rows import SCHEMA, Outside, time_ms
 from midstream_lab.jobs.key_types import PLAIN, KeyLayout
+from midstream_lab.jobs.timed import SIZE_MS, SLIDE_MS
 from midstream_lab.jobs.wrapped_operator import Around
 
 LOWER_MS: Final = -2
@@ -32,8 +36,15 @@ TOLERANCE_MS: Final = 3
 LEFT: Final = ("table:left", "table:left_unmatched", "table:left_waiting")
 RIGHT: Final = ("table:right", "table:right_unmatched", "table:right_waiting", "table:newest")
 """The parts of the state that have the rows of each side."""
-HOW: Final = {"join": "inner", "full_join": "full", "anti_join": "anti", "asof_join": "asof"}
+HOW: Final = {
+    "join": "inner",
+    "full_join": "full",
+    "anti_join": "anti",
+    "asof_join": "asof",
+    "window_join": "full in windows",
+}
 """The kinds of joins."""
+IN_WINDOWS: Final = HOW["window_join"]
 NONE: Final = -1
 """Stands for the id of the partner of a row that has none."""
 _SECOND: Final = "2"
@@ -51,12 +62,14 @@ class Join(Around):
             Port("process1", layout.keys, "ts", layout.schema),
             Port("process2", second_keys, "ts" + _SECOND, self._second),
         ]
-        super().__init__(
-            outside,
-            asof_join_operator(uid, ports, TOLERANCE_MS * 1000)
-            if how == "asof"
-            else interval_join_operator(uid, ports, LOWER_MS * 1000, UPPER_MS * 1000, how),
-        )
+        inner: Operator
+        if how == "asof":
+            inner = asof_join_operator(uid, ports, TOLERANCE_MS * 1000)
+        elif how == IN_WINDOWS:
+            inner = window_join_operator(uid, ports, sliding(f"{SIZE_MS} ms", f"{SLIDE_MS} ms"), "full")
+        else:
+            inner = interval_join_operator(uid, ports, LOWER_MS * 1000, UPPER_MS * 1000, how)
+        super().__init__(outside, inner)
 
     def __reduce__(self) -> tuple[type[Join], tuple[str, Outside, KeyLayout, str]]:
         return Join, self._given
@@ -87,7 +100,10 @@ class Couple(Operator):
         return True
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        times = batch.column("ts").view(pa.int64()).to_numpy()
+        times = batch.column("ts" if WINDOW_END not in batch.schema.names else WINDOW_END).view(pa.int64()).to_numpy()
+        if WINDOW_END in batch.schema.names:
+            times = times - 1
+            self._check_windows(batch, times)
         if (times <= self._watermark_us).any():
             self._outside.world.bug(
                 f"a join has emitted rows of {times.min()} after the watermark {self._watermark_us}"
@@ -102,6 +118,19 @@ class Couple(Operator):
         n = batch.column("id" + _SECOND).fill_null(NONE) if len(sides) > 1 else pa.array([NONE] * batch.num_rows)
         columns |= {"id": batch.column("id").fill_null(NONE), "key": _either(batch, key), "n": n}
         self._out.emit(pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA))
+
+    def _check_windows(self, batch: pa.RecordBatch, lasts_us: Int64s) -> None:
+        """Check that the rows of both sides are in the window that they are emitted with."""
+        firsts_us = batch.column(WINDOW_START).view(pa.int64()).to_numpy()
+        is_window = (firsts_us % (SLIDE_MS * 1000) == 0) & (lasts_us - firsts_us == SIZE_MS * 1000 - 1)
+        for name in ("ts", "ts" + _SECOND):
+            rows = batch.column(name).is_valid().to_numpy(zero_copy_only=False)
+            times_us = batch.column(name).view(pa.int64()).fill_null(0).to_numpy()
+            is_window &= ~rows | ((firsts_us <= times_us) & (times_us <= lasts_us))
+        if not is_window.all():
+            self._outside.world.bug(
+                f"joined rows are not in their windows: {batch.filter(pa.array(~is_window)).to_pylist()}"
+            )
 
     def _check_batch(self, batch: pa.RecordBatch, end: str, key: str) -> None:
         """Check that the rows whose columns end in `end` are unchanged. `key`: the column with their original keys."""
@@ -134,16 +163,28 @@ class Joined:
     layout: KeyLayout
 
     def pairs(self) -> Counter[tuple[int, int]]:
-        return _pairs(self.left, self.right, self._key)
+        return _pairs(self.left, self.right, self._key, self.how)
 
     def alone(self) -> Counter[tuple[int, int]]:
         """Return the rows without a partner that the join emits if no others arrive, as pairs with NONE."""
+        if self.how == IN_WINDOWS:
+            return self._alone_in_windows()
         pairs = self.pairs()
         left, right = {row for row, _ in pairs}, {row for _, row in pairs}
         found = {(row, NONE): n for row, n in self.left.items() if self.how != "inner" and row not in left}
         if self.how == "full":
             found |= {(NONE, row): n for row, n in self.right.items() if row not in right}
         return Counter(found)
+
+    def _alone_in_windows(self) -> Counter[tuple[int, int]]:
+        sides = [{(self._key(row), end) for row in side for end in ends_ms(row)} for side in (self.left, self.right)]
+        found: Counter[tuple[int, int]] = Counter()
+        for rows, others, is_left in ((self.left, sides[1], True), (self.right, sides[0], False)):
+            for row, n in rows.items():
+                alone = n * sum((self._key(row), end) not in others for end in ends_ms(row))
+                if alone:
+                    found[(row, NONE) if is_left else (NONE, row)] = alone
+        return found
 
     def versions(self) -> Callable[[int], set[int]]:
         """Return a function that returns the rows of the right of which an as-of join must choose one for a row of the
@@ -162,15 +203,33 @@ class Joined:
     def awaited(self, then: Joined) -> tuple[Counter[int], Counter[int]]:
         """Return the rows of each side that will find partners among those that arrive until the join is as `then`."""
         more = then.left - self.left, then.right - self.right
-        left = {row for row, _ in _pairs(self.left, more[1], then._key)}
-        right = {row for _, row in _pairs(more[0], self.right, then._key)}
+        left = {row for row, _ in _pairs(self.left, more[1], then._key, self.how)}
+        right = {row for _, row in _pairs(more[0], self.right, then._key, self.how)}
         return Counter({row: self.left[row] for row in left}), Counter({row: self.right[row] for row in right})
 
     def _key(self, row: int) -> object:
         return self.layout.stored_key(row, self.keys[row])
 
 
-def _pairs(left: Counter[int], right: Counter[int], key: Callable[[int], object]) -> Counter[tuple[int, int]]:
+def ends_ms(row: int) -> range:
+    """Return the ends of the windows of a row, of which there are `SIZE_MS // SLIDE_MS`."""
+    first = time_ms(row) // SLIDE_MS * SLIDE_MS + SLIDE_MS
+    return range(first, first + SIZE_MS, SLIDE_MS)
+
+
+def _pairs(left: Counter[int], right: Counter[int], key: Callable[[int], object], how: str) -> Counter[tuple[int, int]]:
+    """Return how often each pair is joined: in windows, once for each that both rows are in."""
+    if how == IN_WINDOWS:
+        others: dict[tuple[object, int], list[int]] = {}
+        for row in right:
+            for end in ends_ms(row):
+                others.setdefault((key(row), end), []).append(row)
+        made: Counter[tuple[int, int]] = Counter()
+        for row, n in left.items():
+            for end in ends_ms(row):
+                for partner in others.get((key(row), end), ()):
+                    made[row, partner] += n * right[partner]
+        return made
     at: dict[tuple[object, int], list[int]] = {}
     for row in right:
         at.setdefault((key(row), time_ms(row)), []).append(row)
@@ -208,7 +267,9 @@ def wrong_results(
     if then is not None:
         yield from _differing(uid, "rows without a partner", then.alone(), alone, is_exact=is_exact and is_over)
     else:
-        got = {(row, NONE): n for row, n in joined.left.items()} | {(NONE, row): n for row, n in joined.right.items()}
+        most = SIZE_MS // SLIDE_MS if joined.how == IN_WINDOWS else 1
+        got = {(row, NONE): n * most for row, n in joined.left.items()}
+        got |= {(NONE, row): n * most for row, n in joined.right.items()}
         yield from _differing(uid, "rows without a partner", Counter(got), alone, is_exact=False)
 
 
@@ -253,11 +314,14 @@ def wrong_sides(
             set(left),
             set(right),
         )  # a version that no longer waits lies in both of its tables until they merge
+    most = 1
+    if joined.how == IN_WINDOWS:  # a row is held for each of its windows
+        most = SIZE_MS // SLIDE_MS
     for side, kept, got, needed in (
         ("left", Counter(left), joined.left, awaited[0]),
         ("right", Counter(right), joined.right, awaited[1]),
     ):
-        if surplus := kept - got:
+        if surplus := kept - Counter({row: n * most for row, n in got.items()}):
             yield f"{uid} keeps rows on the {side} that have not come, or more often: {sorted(surplus)[:5]}"
         if missing := needed - kept:
             yield f"{uid} has forgotten rows on the {side} that others will need: {sorted(missing)[:5]}"

@@ -111,7 +111,7 @@ def with_running(shape: Shape, random: Random) -> Shape:
     if not found or random.random() >= 1 / 15:
         return shape
     index = random.choice(found)
-    chain = ("running",) if shape[index].chain == ("count",) else ("periodic", "stack")
+    chain = ("running",) if shape[index].chain == ("count",) else (random.choice(("periodic", "first_rows")), "stack")
     return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
 
 
@@ -186,7 +186,7 @@ def with_joins(shape: Shape, random: Random) -> Shape:
     made = {*_LAST, "plain", *KEY_LAYOUTS}
     inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
     pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
-    kind = random.choice(("full_join", "anti_join", "asof_join"))
+    kind = random.choice(("full_join", "anti_join", "asof_join", "window_join"))
     return (*shape, Node((kind, "couple"), tuple(pair)), node_of("sink", Input(len(shape), REBALANCE)))
 
 

@@ -1,13 +1,14 @@
 """Running aggregates in a simulated job: each row leaves with the number that it is of its key, which sinks check.
 
 The state, the number of rows of each key and the sum of their ids, is checked in each checkpoint. Aggregates at multiples
-of event time collect the ids of a key; like a window that is emitted again, each emission has all rows of the last one.
+of event time collect the ids of a key; like a window that is emitted again, each emission has all rows of the last one. The first rows of a key are as many that
+they are all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow as pa
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.operators.base import Combiner, OperatorContext, Output
 from midstream.engine.operators.event_time_column import TimeColumn
-from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator
+from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator, periodic_top_operator
 from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
 from midstream.engine.operators.windows.aggregates import Count, Min, Sum
 from midstream.simulation.recorded_rows import SCHEMA, Outside, numbered, time_ms
@@ -26,6 +27,8 @@ PARTS: Final = "table:parts"
 """The state with what each key has come to."""
 COLUMNS: Final = ("rows:n", "ids:sum")
 """The columns of `PARTS` with the number of rows, and the sum of their ids."""
+_ALL: Final = 1_000_000
+"""More than a run has rows."""
 _N: Final = SCHEMA.get_field_index("n")
 
 
@@ -79,21 +82,26 @@ class Running(Around):
 
 
 class Periodic(Around):
-    """The operator of aggregates at each multiple of event time; it emits windows that begin in 1970, for `Stack`."""
+    """The operator of aggregates, or of the first rows, at each multiple of event time; it emits windows that begin in 1970,
+    for `Stack`."""
 
-    def __init__(self, uid: str, outside: Outside) -> None:
-        self._given = uid, outside
-        inner = periodic_aggregate_operator(
-            uid,
-            keys=["key"],
-            event_time=TimeColumn("ts"),
-            aggregates={"ids": Ids()},
-            schema=SCHEMA,
-            every_us=TUMBLING_MS * 1000,
+    def __init__(self, uid: str, outside: Outside, kind: str) -> None:
+        self._given = uid, outside, kind
+        self._uid = uid
+        shared: dict[str, Any] = {
+            "keys": ["key"],
+            "event_time": TimeColumn("ts"),
+            "schema": SCHEMA,
+            "every_us": TUMBLING_MS * 1000,
+        }
+        inner = (
+            periodic_aggregate_operator(uid, aggregates={"ids": Ids()}, **shared)
+            if kind == "periodic"
+            else periodic_top_operator(uid, count=_ALL, by=["id"], descending=True, **shared)
         )
         super().__init__(outside, inner)
 
-    def __reduce__(self) -> tuple[type[Periodic], tuple[str, Outside]]:
+    def __reduce__(self) -> tuple[type[Periodic], tuple[str, Outside, str]]:
         return Periodic, self._given
 
     def combiner(self, tags: Collection[str]) -> Combiner | None:
@@ -107,6 +115,8 @@ class Periodic(Around):
         if tag is not None:
             self._out.emit(batch, tag)
             return
+        if "rank" in batch.schema.names:
+            batch = self._ids_of(batch)
         ends_us = batch.column("ts").view(pa.int64()).to_numpy()
         for end_us, ids in zip(ends_us.tolist(), to_list(batch.column("ids")), strict=True):
             newest_ms = max(map(time_ms, ids))
@@ -114,6 +124,20 @@ class Periodic(Around):
                 self._outside.world.bug(f"at {end_us} µs a key is emitted whose newest row is of {newest_ms} ms")
         start = pa.array(np.zeros(batch.num_rows, np.int64)).view(pa.timestamp("us"))
         self._out.emit(batch.append_column("window_start", start))
+
+    def _ids_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return one row for the first rows of each key, which must be in order, with their ranks."""
+        ranks, keys, ids = (batch.column(name).to_numpy() for name in ("rank", "key", "id"))
+        is_first = ranks == 1
+        starts = np.flatnonzero(is_first)
+        follows = ~is_first[1:]
+        in_order = (ranks[1:] == ranks[:-1] + 1) & (keys[1:] == keys[:-1]) & (ids[1:] <= ids[:-1])
+        if not is_first[0] or not in_order[follows].all():
+            self._outside.world.bug(f"{self._uid} emits ids {ids.tolist()} of keys {keys.tolist()} as {ranks.tolist()}")
+        offsets = pa.array([*starts.tolist(), len(ids)], pa.int32())
+        lists = pa.ListArray.from_arrays(offsets, batch.column("id"))
+        rows = batch.take(starts)
+        return pa.RecordBatch.from_arrays([rows.column("key"), rows.column("ts"), lists], names=["key", "ts", "ids"])
 
     def watermark(self, watermark_us: int) -> None:
         self._out.watermark(watermark_us)

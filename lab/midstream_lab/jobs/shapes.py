@@ -45,16 +45,16 @@ class Node:
     "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session"
     (keyed, late rows go to a side output) followed by "pack" (windows as rows), "tally" (state without a key), "sink";
 
-    "running" ("count" by running aggregates), "periodic" (the rows of each key at multiples of event time) followed by
+    "running" ("count" by running aggregates), "periodic", "first_rows" (the rows of each key at multiples of event time) followed by
     "stack",
 
     "typed", "pickled" (keyed, states of all kinds), "rules" ("share" as a user's function), "clocks" (keyed, holds rows
     by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join", "full_join",
-    "anti_join", "asof_join" (keyed, of both ports) followed by "couple" (their results as rows), "late_window",
-    "late_slide", "late_session" (with allowed lateness), "rows_window", "rows_slide", "rows_session" (the same, by a
-    function that gets all rows), "gap_session" (sessions with gaps from a column), "counted" (windows by count) followed by
-    "stack" (their emissions as rows), "unique", "unique_near" (keyed, drop duplicates, the second those that are near by
-    event time), "sorted" (keyed, by event time); late rows of the last two go to a side output, "lookup",
+    "anti_join", "asof_join", "window_join" (keyed, of both ports) followed by "couple" (their results as rows),
+    "late_window", "late_slide", "late_session" (with allowed lateness), "rows_window", "rows_slide", "rows_session" (the
+    same, by a function that gets all rows), "gap_session" (sessions with gaps from a column), "counted" (windows by count)
+    followed by "stack" (their emissions as rows), "unique", "unique_near" (keyed, drop duplicates, the second those that are
+    near by event time), "sorted" (keyed, by event time); late rows of the last two go to a side output, "lookup",
     "lookup_in_order" (a slow function), "failing",
     "failing_batches" and "failing_process" (keyed; functions on rows, on batches and with state, which fail for the rows
     that "side" takes aside), "enrich" (a join with a table that changes, which passes on all rows as they are).
@@ -245,6 +245,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("sink", Input(2, FORWARD)),
         node_of("sink", Input(2, REBALANCE, tag=LATE)),
     ),
+    "first_rows": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("first_rows stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("sink", Input(2, REBALANCE, tag=LATE)),
+    ),
     "splits": (
         source_node("tight"),
         source_node("pass", "tight", rows_share=0.5),
@@ -359,6 +366,12 @@ SHAPES: Final[Mapping[str, Shape]] = {
         source_node("tight"),
         source_node("tight", rows_share=0.5),
         node_of("asof_join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "window_join": (
+        source_node("tight"),
+        source_node("tight", rows_share=0.5),
+        node_of("window_join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
         node_of("sink", Input(2, FORWARD)),
     ),
     "late_window": (

@@ -233,12 +233,12 @@ class _Walk:
                 outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
                 outputs[BRIEF] = Counter({row: n for row, n in stream.items() if row % 3 == 1})
                 outputs[None] = stream - outputs[SIDE] - outputs[BRIEF]
-            case "join" | "full_join" | "anti_join" | "asof_join":
+            case _ if kind in joins.HOW:
                 expected.joined[uid] = Joined(
                     joins.HOW[kind], by_port[0], by_port[1], expected.keys, self._layout(node)
                 )
                 self._makers[index] = uid
-            case _ if kind in lateness.LENIENT or kind in ("periodic", "counted"):
+            case _ if kind in lateness.LENIENT or kind in ("periodic", "first_rows", "counted"):
                 expected.lenient[uid] = lateness.LENIENT.get(kind, kind), stream
                 self._makers[index] = uid
             case "unique" | "unique_near":
@@ -399,7 +399,7 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return states.operator(kind, uid, outside, layout)
         case "clocks":
             return clocks.clocks(uid, outside, layout)
-        case "join" | "full_join" | "anti_join" | "asof_join":
+        case _ if kind in joins.HOW:
             return joins.Join(uid, outside, layout, joins.HOW[kind])
         case "couple":
             return joins.Couple(outside, layout)
@@ -425,8 +425,10 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return failing.Failing(kind, uid, outside)
         case "count":
             return KeyCounter(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
-        case "running" | "periodic":
-            return (running.Running if kind == "running" else running.Periodic)(uid, outside)
+        case "running":
+            return running.Running(uid, outside)
+        case "periodic" | "first_rows":
+            return running.Periodic(uid, outside, kind)
         case "counted":
             return counted.Counted(uid, outside)
         case "share":

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.core.python_values import to_python
 from midstream.engine.operators.functions.asof_join import AsofJoinOperator
@@ -22,7 +22,9 @@ from midstream.engine.operators.functions.event_time_join import EventTimeJoinOp
 from midstream.engine.operators.functions.interval_join import IntervalJoinOperator
 from midstream.engine.operators.functions.on_time_functions import PROGRESS
 from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.functions.window_join import WindowJoinOperator
 from midstream.engine.operators.windows import window_operator
+from midstream.engine.operators.windows.assigned_windows import AssignedWindows
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.state import columnar, heap_snapshot
 from midstream.engine.state import keyed_states as keyed
@@ -231,6 +233,23 @@ def joins_restore_no_progress() -> Replacements:
     return [(EventTimeJoinOperator, "restore", restore)]
 
 
+def windows_of_a_row_are_only_the_last() -> Replacements:
+    """A row is joined in the last of its windows alone."""
+    original = AssignedWindows.of
+
+    def of(self: Any, times: Any) -> Any:
+        rows, starts, ends = original(self, times)
+        is_last = np.append(rows[1:] != rows[:-1], [True])
+        return rows[is_last], starts[is_last], ends[is_last]
+
+    return [(AssignedWindows, "of", of)]
+
+
+def ended_windows_take_rows() -> Replacements:
+    """A row is joined in all its windows if one of them has not ended."""
+    return [(WindowJoinOperator, "_reached", lambda self, batch, keys: np.full(batch.num_rows, MIN_WATERMARK_US))]
+
+
 def versions_are_not_waited_for() -> Replacements:
     """An as-of join emits rows before event time has passed them: their versions may still come."""
     original = AsofJoinOperator.advance_watermark
@@ -412,6 +431,16 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "rows without a partner are emitted again after a restore",
         joins_restore_no_progress,
         partial(draw, topology="full_join"),
+    ),
+    "windows_of_a_row_are_only_the_last": Mutation(
+        "a join by sliding windows lacks pairs",
+        windows_of_a_row_are_only_the_last,
+        partial(draw, topology="window_join"),
+    ),
+    "ended_windows_take_rows": Mutation(
+        "a window of a join that has ended gets further rows",
+        ended_windows_take_rows,
+        partial(draw, topology="window_join"),
     ),
     "versions_are_not_waited_for": Mutation(
         "an as-of join does not wait for versions",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from midstream.engine.operators.functions import running_aggregate
 from midstream.engine.operators.functions.periodic_aggregate import PeriodicAggregateOperator
+from midstream.engine.operators.windows.top_rows import TopAggregation
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.state.table_state import TableState
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios import targeted
+from midstream_lab.scenarios.scenario import draw
 
 
 def _layout(change: Any) -> Replacements:
@@ -67,6 +70,25 @@ def multiples_begin_again() -> Replacements:
     return [(PeriodicAggregateOperator, "restore", restore)]
 
 
+def first_rows_are_the_newest() -> Replacements:
+    """The first rows of a key are those since the last multiple alone."""
+    original = TopAggregation.update
+
+    def update(self: Any, known: Any, more: Any) -> Any:
+        return original(self, known.clear(), more)
+
+    return [(TopAggregation, "update", update)]
+
+
+def only_ranks_that_are_new() -> Replacements:
+    """A key is emitted with its new rows, without those that are still among its first rows."""
+
+    def update(self: Any, known: Any, more: Any) -> Any:
+        return self.merge([known, more]), self.merge([more])
+
+    return [(TopAggregation, "update", update)]
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "each_batch_begins_again": Mutation(
         "running aggregates begin again with each batch", each_batch_begins_again, targeted.in_running
@@ -75,6 +97,12 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "running aggregates keep the first row of a batch", first_row_is_kept, targeted.in_running
     ),
     "rows_by_key": Mutation("running aggregates leave in another order", rows_by_key, targeted.in_running),
+    "first_rows_are_the_newest": Mutation(
+        "the first rows of a key are forgotten", first_rows_are_the_newest, partial(draw, topology="first_rows")
+    ),
+    "only_ranks_that_are_new": Mutation(
+        "a key is emitted without some of its first rows", only_ranks_that_are_new, partial(draw, topology="first_rows")
+    ),
     "multiples_begin_again": Mutation(
         "aggregates at multiples begin again with a restore", multiples_begin_again, targeted.at_multiples
     ),

@@ -46,7 +46,7 @@ from midstream.engine.operators.row_keys import RowKeysOperator
 from midstream.engine.operators.stateless import ColumnsOperator, FilterOperator, ProjectOperator
 from midstream.engine.operators.table_join import TableHow
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
-from midstream.engine.operators.windows.window_factory import Window
+from midstream.engine.operators.windows.window_factory import Sliding, Window
 
 if TYPE_CHECKING:
     from midstream.api.connected_streams import BroadcastConnectedStreams, ConnectedStreams
@@ -524,12 +524,13 @@ class DataStream(Handle, Writable, Hinted):
         on: str | Sequence[str] | None = None,
         how: How = "inner",
         *,
-        within: tuple[Duration, Duration],
+        within: tuple[Duration, Duration] | None = None,
+        window: Sliding | None = None,
         left_on: str | Sequence[str] | None = None,
         right_on: str | Sequence[str] | None = None,
         suffix: str = "_right",
     ) -> DataStream:
-        """Join with another stream: rows of equal keys whose event times are no further apart than given.
+        """Join with another stream: rows of equal keys whose event times are no further apart than given, or in one window.
 
         `other`: the right stream. Both have event time.
         `on`: the key columns, as for `key_by`.
@@ -538,15 +539,19 @@ class DataStream(Handle, Writable, Hinted):
         no partner; "semi" or "anti" for the left rows alone that have a partner, each once, or have none.
         `within`: the bounds of the right row's event time less that of the left, both included: `("-1 min", 0)` joins each
         left row with the right rows of the minute before. Durations, numbers of seconds, or timedeltas.
+        `window`: in place of `within`, `tumbling("1 h")` or `sliding("1 h", "5 min")`: rows are joined in each window that
+        both are in, and held once for each.
         `suffix`: appended to the names of the right stream's columns that the left has too.
 
         Returns a stream of the left's columns, then the right's without its keys (those of a right row without a partner
         are in the left's key columns). The event time of a row is the left's, or the right's with "right"; with "full" the
-        left's column has the right's time where there is no left row. Rows leave as soon as they are certain: a pair when
-        its later row arrives, a row without a partner once event time has passed all its partners. So windows and joins
-        may follow. Late rows are not joined: they are in
-        `side_output(LATE)`, and those of the right stream in `side_output(LATE_RIGHT)`. Raises JobError and SchemaError
-        for streams and columns that do not fit, ConfigError for an unknown `how` and an empty interval.
+        left's column has the right's time where there is no left row. With `window`, `window_start` and `window_end` follow
+        the left's columns, in place of columns that are called like them, and the event time is the last time in the
+        window. Rows leave as soon as they are certain: a pair when its later row arrives, a row without a partner once
+        event time has passed all its partners or the window. So windows and joins may follow. Late rows are not joined:
+        they are in `side_output(LATE)`, and those of the right stream in `side_output(LATE_RIGHT)`. Raises JobError and
+        SchemaError for streams and columns that do not fit, ConfigError for an unknown `how`, an empty interval, a session,
+        and unless one of `within` and `window` is given.
 
             >>> sales = env.from_collection([{"user": "ann", "sold": datetime(2024, 1, 1, 12, 2, 30)}])
             >>> sales = sales.with_watermarks("sold", WatermarkStrategy.monotonous())
@@ -554,11 +559,14 @@ class DataStream(Handle, Writable, Hinted):
             ...     print(*row.values())
             ann 2024-01-01 12:02:00 2024-01-01 12:02:30
             ann 2024-01-01 12:00:00 None
+            >>> for row in testing.run(clicks.join(sales, on="user", window=tumbling("1 min"))).rows:
+            ...     print(*row.values())
+            ann 2024-01-01 12:02:00 2024-01-01 12:02:00 2024-01-01 12:03:00 2024-01-01 12:02:30
         """
-        from midstream.api.joins import interval_joined
+        from midstream.api.joins import joined
 
         self._require_stream(other, "join")
-        return interval_joined(self, other, (on, left_on, right_on), how, within, suffix)
+        return joined(self, other, (on, left_on, right_on), how, within, window, suffix)
 
     @located
     def join_asof(

@@ -14,17 +14,54 @@ from midstream.engine.operators.functions.asof_join import asof_join_operator
 from midstream.engine.operators.functions.event_time_join import EventTimeJoinOperator
 from midstream.engine.operators.functions.function_operator import Port, two_ports
 from midstream.engine.operators.functions.interval_join import HOWS, interval_join_operator
-from midstream.engine.operators.windows.window_specs import LATE, LATE_RIGHT
+from midstream.engine.operators.functions.window_join import window_join_operator
+from midstream.engine.operators.windows.window_specs import LATE, LATE_RIGHT, Session, Sliding
 
 On: TypeAlias = "str | Sequence[str] | None"
 MakeJoin: TypeAlias = Callable[[str, Sequence[Port]], EventTimeJoinOperator]
 
 
-def interval_joined(
-    left: DataStream, right: DataStream, on: tuple[On, On, On], how: str, within: object, suffix: str
+def joined(
+    left: DataStream,
+    right: DataStream,
+    on: tuple[On, On, On],
+    how: str,
+    within: object,
+    window: object,
+    suffix: str,
 ) -> DataStream:
+    """Join by an interval of event time, or by windows."""
     if how not in HOWS:
         raise ConfigError(f"join: how={how!r} is none of {', '.join(map(repr, HOWS))}")
+    if (within is None) == (window is None):
+        both = (
+            "both are given"
+            if window is not None
+            else "without it, the state would grow with every row of both streams"
+        )
+        raise ConfigError(
+            "join: give within=, the bounds of the time between two rows that are joined, or window=, in which both are "
+            f"({both}); write for example within=('-7 d', '7 d'), so that each row stays joinable for 7 days of event time, "
+            "or window=tumbling('1 h')"
+        )
+    if window is None:
+        return _interval_joined(left, right, on, how, within, suffix)
+    if isinstance(window, Session):
+        raise ConfigError(
+            "join: the rows of both streams would decide where sessions end, so that none could be emitted early; join with "
+            "within=, or first aggregate the sessions of one stream, key_by(…).window(session(…)).aggregate(…), and join its rows"
+        )
+    if not isinstance(window, Sliding):
+        raise ConfigError(f"join: window={window!r} is not a window; use tumbling('1 h') or sliding('1 h', '5 min')")
+    spec: Sliding = window
+    return _joined(
+        "join", left, right, on, suffix, lambda name, ports: window_join_operator(name, ports, spec, how, suffix)
+    )
+
+
+def _interval_joined(
+    left: DataStream, right: DataStream, on: tuple[On, On, On], how: str, within: object, suffix: str
+) -> DataStream:
     if not isinstance(within, Sequence) or isinstance(within, str) or len(within) != 2:
         raise ConfigError(
             f"join: within={within!r} is not a pair of durations; write for example within=('-1 min', '1 h'): the least and "

@@ -14,7 +14,7 @@ from midstream.api.picklability import check_shippable
 from midstream.api.program import located
 from midstream.api.stream_core import StreamCore
 from midstream.api.stream_sinks import Writable
-from midstream.api.windowed_streams import WindowedStream, check_aggregates
+from midstream.api.windowed_streams import WindowedStream, check_aggregates, check_top
 from midstream.engine.core.config import Duration, interval_s
 from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
@@ -23,7 +23,7 @@ from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.failed_rows import FAIL, ErrorPolicy, FailedMax, OnError
 from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, KeyedBatchFunction
 from midstream.engine.operators.functions.function_operator import Function, Port
-from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator
+from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator, periodic_top_operator
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
@@ -115,11 +115,7 @@ class KeyedStream(Writable, Hinted):
             for name, value in (("every", every), ("ttl", ttl))
         )
         if ttl_us is None:
-            _log.info(
-                "aggregate: the state keeps a row for each key (%s) of the whole stream, and grows with their number; with "
-                "ttl='1 d', keys leave it that had no row for a day",
-                ", ".join(self.keys),
-            )
+            self._log_growth("aggregate: the state keeps a row for each key")
         event_time = core.event_time
         if event_time is None and (every_us or ttl_us):
             raise ConfigError(
@@ -142,6 +138,74 @@ class KeyedStream(Writable, Hinted):
         if every_us is not None and event_time is not None:
             result = replace(result, event_time=TimeColumn(event_time.name, is_end=True))
         return main_output(result)
+
+    @located
+    def top(
+        self,
+        count: int,
+        *,
+        by: str | Sequence[str],
+        every: Duration,
+        descending: bool = True,
+        ttl: Duration | None = None,
+    ) -> DataStream:
+        """Return the first rows of all rows of a key so far, in the order of a column: the largest ones, or the smallest.
+
+        They are emitted at multiples of a duration, so that the newest ones of a key are all of its first rows; a row for
+        each change would not say which rows are no longer among them.
+
+        `count`: how many rows at most. The state has no more than these of each key.
+        `by`, `descending`: the order, as for `WindowedStream.top`.
+        `every`: at each multiple of this duration that event time passes, the rows of a key are emitted, all of them, if they
+        are not the same as the last time.
+        `ttl`: a key starts again if multiples with rows are further apart. Without it, the rows of a key stay in state.
+
+        Returns a stream of the key columns, the event-time column, which has the multiple, `rank` (1 for the first row), and
+        all other columns of the row, except those that are called like one of these: copy the row's time before, to have
+        both. The event time of a row is one unit before the multiple. Late rows are in `side_output(LATE)`, unchanged.
+        Raises what `top` of windows raises, JobError without event time, and ConfigError for an invalid duration.
+
+            >>> best = clicks.with_columns(minute=pl.col("at").dt.minute()).key_by("user").top(1, by="minute", every="1 min")
+            >>> for row in testing.run(best).rows:
+            ...     print(*row.values())
+            ann 2024-01-01 12:01:00 1 0
+            ann 2024-01-01 12:03:00 1 2
+        """
+        core = self.core
+        core.check_event_time("top")
+        columns = check_top(core, count, by)
+        every_us, ttl_us = (
+            None if value is None else round(interval_s(value, f"top: {name}") * 1_000_000)
+            for name, value in (("every", every), ("ttl", ttl))
+        )
+        if every_us is None:
+            raise ConfigError("top: every=None is not a duration; write for example every='10 s'")
+        if ttl_us is None:
+            self._log_growth(f"top: the state keeps {count} rows for each key")
+        event_time, multiple_us = core.event_time, every_us
+        assert event_time is not None
+
+        def make(name: str) -> Operator:
+            return periodic_top_operator(
+                name,
+                keys=core.keys,
+                event_time=event_time,
+                count=count,
+                by=columns,
+                descending=descending,
+                schema=core.schema,
+                every_us=multiple_us,
+                ttl_us=ttl_us,
+            )
+
+        return main_output(replace(core.then("top", make), event_time=TimeColumn(event_time.name, is_end=True)))
+
+    def _log_growth(self, what: str) -> None:
+        _log.info(
+            "%s (%s) of the whole stream, and grows with their number; with ttl='1 d', keys leave it that had no row for a day",
+            what,
+            ", ".join(self.keys),
+        )
 
     @located
     def process(

@@ -144,13 +144,7 @@ class WindowedStream(Hinted):
         """
         core = self._core
         window, event_time = self._by_time("top")
-        if not is_whole(count, 1):
-            raise ConfigError(f"top: count {count!r} is not a positive whole number")
-        columns = [by] if isinstance(by, str) else list(by)
-        if not columns:
-            raise JobError("top: by= names no column; write for example top(3, by='views')")
-        for column in columns:
-            require_column(core.schema, column, "top", "column", "Name a column of the stream in by=.")
+        columns = check_top(core, count, by)
 
         def make(name: str) -> Operator:
             return top_operator(
@@ -252,6 +246,18 @@ class WindowedStream(Hinted):
         # a row at the very end of a session would continue it, so a session fires one unit later than other windows
         time = TimeColumn(WINDOW_END, is_end=not isinstance(self._window, Session))
         return main_output(replace(result, event_time=time))
+
+
+def check_top(core: StreamCore, count: int, by: str | Sequence[str]) -> list[str]:
+    """Return the names of the columns that decide. Raises what `top` raises."""
+    if not is_whole(count, 1):
+        raise ConfigError(f"top: count {count!r} is not a positive whole number")
+    columns = [by] if isinstance(by, str) else list(by)
+    if not columns:
+        raise JobError("top: by= names no column; write for example top(3, by='views')")
+    for column in columns:
+        require_column(core.schema, column, "top", "column", "Name a column of the stream in by=.")
+    return columns
 
 
 def check_aggregates(unnamed: Sequence[object], aggregates: Mapping[str, object]) -> None:

@@ -61,14 +61,23 @@ GROUPS = key_groups(pa.record_batch({"k": pa.array(range(4), pa.int64())}), ("k"
 class PlannedJoin:
     """Carries out a plan. Checks at each step that no result is late downstream, and that a chunk's rows never change."""
 
-    def __init__(self, make: Callable[[], Any], right: pa.Schema = RIGHT) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        right: pa.Schema = RIGHT,
+        last_ms: Callable[[int], float] = lambda time_ms: time_ms,
+    ) -> None:
+        """`last_ms`: from a row's time, the event time as of which it is late."""
         self._make = make
+        self._last_ms = last_ms
         self._right = right
         self.worlds = [World(make(), max_parallelism=MAX_PARALLELISM)]
         self.marks = dict.fromkeys(range(4), -1)
         """By key: the watermark that its subtask has reached."""
         self.given: list[Row] = []
         """The rows that were not late."""
+        self.marks_at: dict[int, int] = {}
+        """The watermark that each of these had found, by its number."""
         self.late: list[Row] = []
         self.found = [pl.DataFrame(pa.Table.from_batches([], schema=make().schema))]
         self.found_late: list[Row] = []
@@ -98,8 +107,9 @@ class PlannedJoin:
         return pl.concat(self.found)
 
     def _process(self, rows: list[Row]) -> None:
-        self.late += [row for row in rows if row[2] <= self.marks[row[1]]]
-        self.given += [row for row in rows if row[2] > self.marks[row[1]]]
+        self.late += [row for row in rows if self._last_ms(row[2]) <= self.marks[row[1]]]
+        self.given += [row for row in rows if self._last_ms(row[2]) > self.marks[row[1]]]
+        self.marks_at |= {row[3]: self.marks[row[1]] for row in rows}
         owners = self._owners()
         for port in (0, 1):
             for subtask, world in enumerate(self.worlds):

@@ -97,9 +97,9 @@ class EventTime:
             f"times from {bounds[0]} to {bounds[1]} can be processed here; filter out or replace the others first",
         )
 
-    def us(self, batch: pa.RecordBatch) -> Int64s:
-        """Return the times of the rows in microseconds."""
-        return self._in_us(self.native(batch))
+    def us(self, batch: pa.RecordBatch, room: int = 0) -> Int64s:
+        """Return the times of the rows in microseconds. Raises what `native` raises."""
+        return self._in_us(self.native(batch, room))
 
     def us_of(self, rows: pl.DataFrame) -> Int64s:
         """Return the times of rows, which `native` or `us` has accepted before, in microseconds."""

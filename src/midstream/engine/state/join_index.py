@@ -130,13 +130,17 @@ class JoinIndex(TableState):
     """The rows of one stream.
 
     A row is held until event time is `held_us` past the row's own time, which `times` computes from column `event_time`.
+    `equal`: the columns in which the rows of a pair are equal, with the keys among them; by default only these.
     """
 
-    def __init__(self, schema: SchemaLike, event_time: str, held_us: int, times: pl.Expr) -> None:
+    def __init__(
+        self, schema: SchemaLike, event_time: str, held_us: int, times: pl.Expr, equal: Sequence[str] = ()
+    ) -> None:
         super().__init__(schema)
         self._event_time = event_time
         self._time_us = times.dt.epoch("us")
         self._held_us = held_us
+        self._equal = tuple(equal)
 
     @property  # type: ignore[misc]  # it cannot be replaced
     def frame(self) -> pl.DataFrame:
@@ -170,8 +174,9 @@ class JoinIndex(TableState):
             self._whole = pl.concat([run.frame for run in self._timed()], rechunk=False)
         at_theirs, at_mine = np.concatenate(theirs), np.concatenate(mine)
         left, right = rows.frame[at_theirs], self._whole[at_mine]
-        equal = pl.all_horizontal(left.get_column(key) == right.get_column(key) for key in self._layout.keys)
-        same = left.select(equal).to_series()
+        equal = self._equal or self._layout.keys
+        are_equal = pl.all_horizontal(left.get_column(name) == right.get_column(name) for name in equal)
+        same = left.select(are_equal).to_series()
         if same.all():
             return Matches(at_theirs, at_mine, left, right)
         are = same.to_numpy()

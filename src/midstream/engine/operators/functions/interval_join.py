@@ -74,9 +74,9 @@ class IntervalJoinOperator(EventTimeJoinOperator):
         tables = {}
         for side, schema in ((LEFT, columns.left), (RIGHT, right)):
             if side == RIGHT or not self._is_filter:
-                tables[_SIDES[side]] = _index(schema, times[side], held_us[side])
+                tables[_SIDES[side]] = _index(schema, times[side], held_us[side], columns.keys)
             if side in _KEEPS_UNMATCHED[how]:
-                tables[f"{_SIDES[side]}_unmatched"] = _index(schema, times[side], held_us[side])
+                tables[f"{_SIDES[side]}_unmatched"] = _index(schema, times[side], held_us[side], columns.keys)
         super().__init__(name, tables, ports, columns.left if self._is_filter else columns.both)
         self.result_time = columns.right_time if how == "right" else columns.left_time
         self.watermark_delay_us = {"right": after_right_us, "full": max(held_us)}.get(how, after_left_us)
@@ -197,8 +197,8 @@ class IntervalJoinOperator(EventTimeJoinOperator):
                 index.drop(self._fired.of)
 
 
-def _index(schema: pa.Schema, time: TimeColumn, held_us: int) -> JoinIndex:
-    return JoinIndex(schema, time.name, held_us, time.times(schema.field(time.name).type))
+def _index(schema: pa.Schema, time: TimeColumn, held_us: int, equal: Sequence[str]) -> JoinIndex:
+    return JoinIndex(schema, time.name, held_us, time.times(schema.field(time.name).type), equal)
 
 
 def _had_partner(run: TimedRun, matches: Sequence[Matches | None]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.engine.operators.event_time_column import Int64s
 from midstream.engine.operators.functions.batch_functions import BatchFunction, BatchFunctionOperator
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.key_group_watermarks import KeyGroupWatermarks
@@ -57,20 +58,28 @@ class OnTimeFunctionOperator(BatchFunctionOperator):
         if not self._late_tags:
             super().process(batch, port)
             return
-        keys, time = self._ports[port].keys, self._times[port]
-        assert time is not None, f"{self._where} has no event time"
+        keys = self._ports[port].keys
         check_keys(batch, keys, self._where)
-        times = time.us(batch)
-        if self._fired.is_even or not keys:
-            is_late = times <= self._fired.lowest
-        else:
-            is_late = times <= self._fired.of(key_groups(batch, keys, self._runtime.max_parallelism))
+        times = self._last_us(batch, port)
+        is_late = times <= self._reached(batch, keys)
         if is_late.any():
             tag = self._late_tags[port]
             self._out.emit(batch.select(self.side_outputs[tag].names).filter(pa.array(is_late)), tag)
             batch = batch.filter(pa.array(np.logical_not(is_late)))
         if batch.num_rows:
             self._call(batch, port)
+
+    def _reached(self, batch: pa.RecordBatch, keys: tuple[str, ...]) -> Int64s:
+        """Return the watermark that each row's key group has reached."""
+        if self._fired.is_even or not keys:
+            return np.full(batch.num_rows, self._fired.lowest)
+        return self._fired.of(key_groups(batch, keys, self._runtime.max_parallelism))
+
+    def _last_us(self, batch: pa.RecordBatch, port: int) -> Int64s:
+        """Return, for each row, the event time as of which it is late."""
+        time = self._times[port]
+        assert time is not None, f"{self._where} has no event time"
+        return time.us(batch)
 
     def advance_watermark(self, watermark_us: int) -> bool:
         super().advance_watermark(watermark_us)

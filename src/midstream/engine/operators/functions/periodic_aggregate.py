@@ -1,4 +1,4 @@
-"""Aggregates of all rows of a key so far, at each multiple of an interval that event time passes.
+"""Aggregates and the first rows of all rows of a key so far, at each multiple of an interval that event time passes.
 
 Rows are reduced as in tumbling windows. When such a window fires, it is merged into what the key had before, and the
 merged value is emitted instead of the window's own.
@@ -21,6 +21,7 @@ from midstream.engine.operators.functions.process_context import Calendar
 from midstream.engine.operators.functions.running_aggregate import UNTIL, ttl_of, until_of
 from midstream.engine.operators.windows.aggregates import AnyAggregate
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
+from midstream.engine.operators.windows.top_rows import TopAggregation
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import END
 from midstream.engine.operators.windows.window_specs import Sliding
@@ -48,14 +49,41 @@ def periodic_aggregate_operator(
 
     Raises immediately what `window_operator` raises.
     """
-    if event_time.name in keys:
-        raise ConfigError(
-            f"operator {name!r}: with every, the event-time column {event_time.name!r} has the time of the aggregates, so it "
-            "cannot be a key; copy it first, with with_columns()"
-        )
+    _check_time(name, event_time, keys)
     aggregation = WindowAggregation(name, keys, event_time, aggregates, schema, [event_time.name])
     aggregation.check_expressions()
     return PeriodicAggregateOperator(aggregation, every_us, ttl_us)
+
+
+def periodic_top_operator(
+    name: str,
+    *,
+    keys: Sequence[str],
+    event_time: TimeColumn,
+    count: int,
+    by: Sequence[str],
+    descending: bool,
+    schema: pa.Schema,
+    every_us: int,
+    ttl_us: int | None = None,
+) -> PeriodicAggregateOperator:
+    """Return the operator that emits, at each multiple of `every_us`, the first `count` rows of each key, in the order of the
+    columns `by`, if they are not those that it emitted last.
+
+    A row has the keys, the multiple in the event-time column, its rank, and the other columns of the row. All else is as in
+    `periodic_aggregate_operator`.
+    """
+    _check_time(name, event_time, keys)
+    aggregation = TopAggregation(name, keys, event_time, count, by, descending, schema, [event_time.name])
+    return PeriodicAggregateOperator(aggregation, every_us, ttl_us)
+
+
+def _check_time(name: str, event_time: TimeColumn, keys: Sequence[str]) -> None:
+    if event_time.name in keys:
+        raise ConfigError(
+            f"operator {name!r}: with every, the event-time column {event_time.name!r} has the time of the result, so it "
+            "cannot be a key; copy it first, with with_columns()"
+        )
 
 
 class PeriodicAggregateOperator(PaneWindowOperator):
@@ -83,15 +111,17 @@ class PeriodicAggregateOperator(PaneWindowOperator):
         known = self._totals.pop(merged)
         if self._ttl is not None:
             known = known.filter(known.get_column(UNTIL).to_physical() >= end)
-        total = aggregation.merge([known.select(names), merged.select(names)])
+        total, changed = aggregation.update(known.select(names), merged.select(names))
         if self._ttl is None:
             self._totals.append(total)
         else:
             until = pl.Series(UNTIL, until_of(np.full(total.height, end), self._ttl)).cast(known.schema[UNTIL])
             self._totals.append(total.with_columns(until))
+        if not changed.height:
+            return
         time = self._aggregation.time
         values = pa.schema([field for field in self.schema if field.name != time.column])
-        batch = from_polars(aggregation.finish(total).select(values.names), values, aggregation.where)
+        batch = from_polars(aggregation.finish(changed).select(values.names), values, aggregation.where)
         at = pa.array(np.full(batch.num_rows, end)).view(time.kind)
         columns = [at if name == time.column else batch.column(name) for name in self.schema.names]
         self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self.schema))

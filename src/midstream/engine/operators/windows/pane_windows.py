@@ -72,7 +72,7 @@ class PaneWindowOperator(WindowOperator):
         self._size = native_units(window.size_us, aggregation.time, f"{where} size")
         self._slide = native_units(window.slide_us, aggregation.time, f"{where} slide")
         self._offset = native_units(window.offset_us, aggregation.time, f"{where} offset") % self._slide
-        self._room = room_for(self._size + self._slide, window, aggregation)
+        self._room = room_for(self._size + self._slide, window, aggregation.time, aggregation.where)
         self._pane = gcd(self._size, self._slide)
         self._days = None if window.zone is None else LocalDays(window.zone, aggregation.time.kind.unit)
         """The days of the windows' time zone; panes and their bounds are positions of `LocalDays` then."""

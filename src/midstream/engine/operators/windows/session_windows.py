@@ -127,7 +127,7 @@ class SessionWindowOperator(WindowOperator):
     def __init__(self, aggregation: WindowAggregation, window: Session, lateness_us: int) -> None:
         super().__init__(aggregation, window, lateness_us)
         self._gap = Gap(window, aggregation)
-        self._room = room_for(self._gap.least, window, aggregation)
+        self._room = room_for(self._gap.least, window, aggregation.time, aggregation.where)
         self._parts = SessionIndex(aggregation.by, END, self._merge)
 
     def _combiner(self) -> WindowCombiner:

@@ -1,4 +1,5 @@
-"""The first rows of each key and window in the order of some columns, as an aggregation whose parts are lists of rows."""
+"""The first rows of each key, in a window or so far, in the order of some columns, as an aggregation whose parts are lists
+of rows."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_S
 RANK: Final = "rank"
 _ROWS: Final = "__rows"
 """The column with the list of a window's rows."""
+_IS_NEW: Final = "__is_new"
 
 
 class _Order:
@@ -77,7 +79,7 @@ class _FirstRows(Aggregate):
 class TopAggregation(WindowAggregation):
     """The first `count` rows of each key in the order of the columns `by`.
 
-    A result is several rows: the keys, the window, `rank` (from 1), and the other columns of the row, except those
+    A result is several rows: the keys, the `bounds`, `rank` (from 1), and the other columns of the row, except those
     that are called like one of these.
     """
 
@@ -90,6 +92,7 @@ class TopAggregation(WindowAggregation):
         by: Sequence[str],
         descending: bool,
         schema: pa.Schema,
+        bounds: Sequence[str] = (WINDOW_START, WINDOW_END),
     ) -> None:
         where = f"operator {name!r}"
         schema = canonical_schema(schema)
@@ -105,18 +108,17 @@ class TopAggregation(WindowAggregation):
             raise ConfigError(f"{where}: the key column must not be called {RANK!r}; rename it first")
         self._order = _Order(by, descending, columns)
         self._count = count
-        super().__init__(name, keys, event_time, {_ROWS: _FirstRows(count, tuple(columns))}, schema)
+        super().__init__(name, keys, event_time, {_ROWS: _FirstRows(count, tuple(columns))}, schema, bounds)
         self.settings = {
             "the rows of a window": f"the {count} {'largest' if descending else 'smallest'} by {', '.join(by)}"
         }
         self._lists = {f"{_ROWS}:{column}": column for column in columns}
-        self._own_arguments = (name, tuple(keys), event_time, count, tuple(by), descending, schema)
-        bounds = [self.schema.field(bound) for bound in (WINDOW_START, WINDOW_END)]
-        self._replaced = [name for name in (WINDOW_START, WINDOW_END, RANK) if name in columns]
+        self._own_arguments = (name, tuple(keys), event_time, count, tuple(by), descending, schema, tuple(bounds))
+        self._replaced = [name for name in (*bounds, RANK) if name in columns]
         self.schema = pa.schema(
             [
                 *(schema.field(key) for key in keys),
-                *bounds,
+                *(self.schema.field(bound) for bound in bounds),
                 pa.field(RANK, pa.int64()),
                 *(pa.field(column, kind) for column, kind in columns.items() if column not in self._replaced),
             ]
@@ -142,6 +144,19 @@ class TopAggregation(WindowAggregation):
             return merged
         others = frame.group_by(by).agg(each.expression.alias(name) for name, each in also.items())
         return merged.join(others, on=by, how="left", maintain_order="left").select(*by, *also, *lists)
+
+    def update(self, known: pl.DataFrame, more: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        first, lists = next(iter(self._lists)), list(self._lists)
+        marked = [
+            part.select(*self.by, *lists, pl.lit(is_new).repeat_by(pl.col(first).list.len()).alias(_IS_NEW))
+            for part, is_new in ((known, False), (more, True))
+        ]
+        # of equal rows, those that are known come first
+        rows = self._order.sorted(pl.concat(marked).explode(*lists, _IS_NEW), f"{_ROWS}:")
+        total = rows.group_by(self.by, maintain_order=True).agg(pl.col(*lists, _IS_NEW).head(self._count))
+        is_changed = total.get_column(_IS_NEW).list.any()
+        total = total.drop(_IS_NEW)
+        return total, total.filter(is_changed)
 
     def finish(self, merged: pl.DataFrame) -> pl.DataFrame:
         ranks = pl.int_ranges(1, pl.col(next(iter(self._lists))).list.len() + 1).alias(RANK)

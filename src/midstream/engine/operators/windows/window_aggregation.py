@@ -355,6 +355,11 @@ class WindowAggregation:
             if isinstance(aggregate, AccumulatorAggregate):
                 yield self._parts_of[output][0], aggregate
 
+    def update(self, known: pl.DataFrame, more: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Merge further parts into those that are known. Returns all parts, and those whose results are others now."""
+        total = self.merge([known, more])
+        return total, total
+
     def finish(self, merged: pl.DataFrame) -> pl.DataFrame:
         """Return results with the columns `by`, then all other columns of `merged` that are not parts, then one per
         aggregate.

@@ -330,14 +330,12 @@ def native_units(time_us: int, time: EventTime, what: str) -> int:
     return time_us // 1000
 
 
-def room_for(span: int, window: Window, aggregation: WindowAggregation) -> int:
+def room_for(span: int, window: Window, time: EventTime, where: str) -> int:
     """Convert `span` to the unit of the event-time column. Raises ConfigError if no event time could be processed with
     it.
     """
     if span > MAX_WATERMARK_US // 2:
-        raise ConfigError(
-            f"{aggregation.where}: {window} are longer than event times of {aggregation.time.kind} can be apart"
-        )
+        raise ConfigError(f"{where}: {window} are longer than event times of {time.kind} can be apart")
     return span
 
 
