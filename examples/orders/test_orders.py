@@ -1,6 +1,6 @@
 """Tests of orders.py: pytest examples/orders"""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import product
 
 import polars as pl
