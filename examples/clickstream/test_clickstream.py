@@ -58,7 +58,7 @@ def test_a_click_counts_once_within_an_hour_and_aside_if_it_is_too_late():
 
 
 def test_lines_that_cannot_be_read_are_kept():
-    bad = lines.side_output(BAD_RECORDS).preview(20).rows
+    bad = lines.side_output(BAD_RECORDS).preview(20, seconds=30).rows
     assert Counter(row["bytes"].decode() for row in bad) == dict.fromkeys(BAD, 2)
 
 
