@@ -54,7 +54,9 @@ def test_what_is_not_checked_exists_and_most_is_checked():
 
 def test_examples_with_tests_of_their_own_check_their_cuts_there():
     tests = sorted((ROOT / "examples").glob("*/test_*.py"))
-    assert len(tests) == len([each for each in (ROOT / "examples").iterdir() if each.is_dir() and each.name != "__pycache__"])
+    assert len(tests) == len(
+        [each for each in (ROOT / "examples").iterdir() if each.is_dir() and each.name != "__pycache__"]
+    )
     assert all("testing.check_cuts(" in test.read_text(encoding="utf-8") for test in tests)
 
 
