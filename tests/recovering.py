@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from midstream.engine.graph.job_graph import Edge
 from midstream.engine.protocol.messages import ChannelState
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.interfaces import TaskServices
+from midstream.runtime.calls_in_turn import CallsInTurn
 from standing_clock import StandingClock
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])
@@ -89,6 +91,7 @@ def task_seams(executor: WallClockExecutor, storage: Storage | None, **more: Any
         "unaligned_edges": frozenset(),
         "inline_bytes_max": 0,
         "send": lambda message: None,
+        "open_calls": partial(CallsInTurn, executor),
         "schedule": lambda task: None,
     }
     return TaskServices("job", attempt=0, epoch=1, executor=executor, storage=storage, **{**fields, **more})

@@ -146,7 +146,7 @@ def bench(
     Parameters
     ----------
     name
-        window, udf, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, or simulate.
+        window, udf, lookup, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, or simulate.
     events
         The number of events; with fewer than the default the result is not comparable.
     parallelism

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from midstream.engine.core.schemas import SchemaLike as SchemaLike
     from midstream.engine.operators.bad_records import BAD_RECORDS as BAD_RECORDS
     from midstream.engine.operators.failed_rows import FAILED as FAILED
+    from midstream.engine.operators.failed_rows import FAILED_RIGHT as FAILED_RIGHT
     from midstream.engine.operators.functions.batch_functions import BatchContext as BatchContext
     from midstream.engine.operators.functions.batch_functions import CoBatchFunction as CoBatchFunction
     from midstream.engine.operators.functions.batch_functions import KeyedBatchFunction as KeyedBatchFunction
@@ -107,7 +108,7 @@ _HOME = {
     "engine.operators.windows.distinct_count": "CountDistinct",
     "engine.operators.windows.moments": "Covariance StdDev Variance",
     "engine.operators.bad_records": "BAD_RECORDS",
-    "engine.operators.failed_rows": "FAILED",
+    "engine.operators.failed_rows": "FAILED FAILED_RIGHT",
     "engine.operators.functions.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
     "engine.operators.functions.process_functions": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
     "engine.operators.sink_api": "Committer CommitterContext Sink SinkWriter WriterContext",

@@ -15,7 +15,7 @@ from midstream_lab.bench.command import figures_table
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["windows"], "there is no benchmark 'windows'; there are: window, udf, keyed_process, strings"),
+        (["windows"], "there is no benchmark 'windows'; there are: window, udf, lookup, keyed_process, strings"),
         (["window", "--slots", "yarn"], "--slots: 'yarn' is not one of spark, process"),
         (["window", "--events", "1001"], "1,001 events cannot be distributed evenly to 2 subtasks"),
         (["window", "--events", "1"], "--events: 1 is not between 1,000 and 100,000,000,000"),

@@ -15,7 +15,7 @@ from committers import committer_of
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.errors import ConfigError, InvariantError
 from midstream.engine.operators.sink_api import WriterContext
-from midstream_lab.bench import checkpoint, exchange, keyed_process, sliding, strings, udf, window
+from midstream_lab.bench import checkpoint, exchange, keyed_process, lookup, sliding, strings, udf, window
 from midstream_lab.bench.events import Events
 from midstream_lab.bench.latency import BUCKETS, GROWTH, percentile_ms
 from midstream_lab.bench.measuring import require
@@ -85,7 +85,7 @@ def test_payloads_are_as_long_as_they_should_be_and_their_numbers_those_of_the_e
 
 
 @pytest.mark.systems
-@pytest.mark.parametrize("benchmark", [window, udf, keyed_process, strings, sliding, exchange])
+@pytest.mark.parametrize("benchmark", [window, udf, lookup, keyed_process, strings, sliding, exchange])
 def test_a_benchmark_of_few_events_has_a_right_result_and_figures(benchmark, monkeypatch):
     monkeypatch.setattr(benchmark, "WARM_UP_PER_SUBTASK", 100)
     result = benchmark.run("process", events=3000, parallelism=1)

@@ -34,6 +34,7 @@ OPTIONS: Final = {
 BENCHMARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "window": ("events", "parallelism", "keys", "columns"),
     "udf": ("events", "parallelism"),
+    "lookup": ("events", "parallelism"),
     "keyed_process": ("events", "parallelism", "keys"),
     "strings": ("events", "parallelism"),
     "sliding": ("events", "parallelism", "keys"),

@@ -188,7 +188,7 @@ class CheckpointChecker:
             {
                 uid: list(self.inspection.rows_held(self.storage, where, operator))
                 for uid, operator in operators.items()
-                if uid.startswith(("timer", "alarm", "table", "clocks", "sorted"))
+                if uid.startswith(("timer", "alarm", "table", "clocks", "sorted", "lookup"))
             },
         )
         self.in_flight += bool(found.in_flight)

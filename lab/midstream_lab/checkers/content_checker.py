@@ -22,6 +22,7 @@ from midstream.engine.core.key_groups import key_groups
 from midstream.simulation.recorded_rows import N_BITS, SOURCE_IDS, Int64s, SimSource, numbered
 from midstream_lab.jobs.joins import HOW
 from midstream_lab.jobs.lateness import LENIENT
+from midstream_lab.jobs.lookups import LOOKUPS
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.topologies import uid_of
 
@@ -30,7 +31,7 @@ SAMPLES: Final = 5
 _NUMBERS: Final = ("id", "key", "sequence", "ts", "n")
 COUNTING: Final = frozenset(("count", "share", "running"))
 MAPPING: Final = frozenset(
-    ("side", "tags", "unique", "unique_near", "sorted", "failing", "failing_batches", "failing_process")
+    ("side", "tags", "unique", "unique_near", "sorted", "failing", "failing_batches", "failing_process", *LOOKUPS)
 )
 """The kinds of operators that emit rows of the sources, perhaps fewer or in another order."""
 MAKING: Final = frozenset(("window", "slide", "session", "total", "periodic", *HOW, *LENIENT))

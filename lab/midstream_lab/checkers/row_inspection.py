@@ -39,6 +39,7 @@ from midstream_lab.checkers.content_checker import (
 from midstream_lab.checkers.window_checker import Made, Spans, WindowVerdict, check_windows, held_in, no_marks, unpacked
 from midstream_lab.jobs.key_types import PLAIN, KeyLayout, as_plain, stored_keys
 from midstream_lab.jobs.lateness import LENIENT, uncombined
+from midstream_lab.jobs.lookups import CALLED
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
 from midstream_lab.jobs.shapes import Input, Shape
 from midstream_lab.jobs.state_contents import newest
@@ -186,6 +187,8 @@ class RowInspection:
                 yield self._plain(pa.RecordBatch.from_pylist(rows, schema=layout.schema), layout)
             for table in self.tables_of(storage, subtask, HELD, SORTING):
                 yield from table.select(SCHEMA.names).to_batches()
+            for table in self.tables_of(storage, subtask, CALLED):
+                yield from (pa.RecordBatch.from_struct_array(rows) for rows in table.column("row").chunks)
 
     # ---- contents
 
@@ -306,4 +309,8 @@ class RowInspection:
         return check_windows(self.contents, kind, made, on_time, DELAY_US if node in self._held_back else 0)
 
     def _node_of(self, uid: str) -> int:
-        return next(index for index, node in enumerate(self._shape) if uid_of(index, 0, node.chain[0]) == uid)
+        return next(
+            index
+            for index, node in enumerate(self._shape)
+            if any(uid_of(index, position, kind) == uid for position, kind in enumerate(node.chain))
+        )

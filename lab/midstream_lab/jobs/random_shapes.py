@@ -11,6 +11,7 @@ from midstream_lab.jobs import (
     timed,
 )
 from midstream_lab.jobs.key_types import KEY_LAYOUTS
+from midstream_lab.jobs.lookups import LOOKUPS
 from midstream_lab.jobs.shapes import (
     BROADCAST,
     FORWARD,
@@ -177,6 +178,31 @@ def with_failing(shape: Shape, random: Random) -> Shape:
     at = len(shape)
     sinks = (Input(at, random.choice((FORWARD, REBALANCE))), Input(at, REBALANCE, tag=SIDE))
     return (*shape, Node((kind,), (entry,)), *(Node(("sink",), (each,)) for each in sinks))
+
+
+def with_enriching(shape: Shape, random: Random) -> Shape:
+    """Join, in some shapes, the rows of a source, or those that a node passes on, with a table."""
+    if random.random() > 1 / 15:
+        return shape
+    index = random.choice([at for at, node in enumerate(shape) if node.chain[0] in ("source", "pass")])
+    chain = shape[index].chain
+    chain = ("source", "enrich", *chain[1:]) if chain[0] == "source" else ("enrich", *chain[1:])
+    return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
+
+
+def with_lookups(shape: Shape, random: Random) -> Shape:
+    """Sometimes replace an operator that forwards all rows by one that waits for a slow function, or add one."""
+    if random.random() > 1 / 15:
+        return shape
+    chain = tuple(random.choices(LOOKUPS, k=random.choice((1, 1, 2))))
+    found = [index for index, node in enumerate(shape) if node.chain == ("pass",)]
+    if found:
+        index = random.choice(found)
+        return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
+    made = {*_LAST, *KEY_LAYOUTS}
+    inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
+    entry = Input(random.choice(inner), random.choice((FORWARD, REBALANCE, KEYED)))
+    return (*shape, Node(chain, (entry,)), node_of("sink", Input(len(shape), REBALANCE)))
 
 
 def _with_states(node: Node, random: Random) -> Node:

@@ -53,9 +53,9 @@ class Node:
     "anti_join", "asof_join" (keyed, of both ports) followed by "couple" (their results as rows), "late_window",
     "late_slide", "late_session" (with allowed lateness) followed by "stack" (their emissions as rows), "unique",
     "unique_near" (keyed, drop duplicates, the second those that are near by event time), "sorted" (keyed, by event time);
-    late rows of the last two go to a side output, "failing",
+    late rows of the last two go to a side output, "lookup", "lookup_in_order" (a slow function), "failing",
     "failing_batches" and "failing_process" (keyed; functions on rows, on batches and with state, which fail for the rows
-    that "side" takes aside).
+    that "side" takes aside), "enrich" (a join with a table that changes, which passes on all rows as they are).
 
     If a chain ends with one of `KEY_LAYOUTS`, its rows are keyed by other columns, and its readers begin with a keyed user's
     function or a join. "plain" converts them to ordinary rows again.
@@ -327,6 +327,20 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("sorted", Input(0, KEYED), Input(1, KEYED)),
         node_of("sink", Input(2, REBALANCE), Input(2, FORWARD, tag=LATE)),
     ),
+    "lookup": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("lookup", Input(0, REBALANCE), Input(1, REBALANCE)),
+        node_of("timer", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
+    "lookup_in_order": (
+        source_node("tight"),
+        source_node(rows_share=0.5),
+        node_of("lookup lookup_in_order", Input(0, FORWARD), Input(1, REBALANCE)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
     "full_join": (
         source_node("tight"),
         source_node("tight", rows_share=0.5),
@@ -411,6 +425,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("failing_process", Input(0, KEYED)),
         node_of("sink", Input(4, REBALANCE), Input(5, FORWARD)),
         node_of("sink", Input(5, REBALANCE, tag=SIDE)),
+    ),
+    "enriched": (
+        source_node("enrich", "tight"),
+        source_node("pass", rows_share=0.5),
+        node_of("enrich", Input(0, REBALANCE), Input(1, KEYED)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
     ),
     "finishing": (
         source_node(rows_share=0.05),

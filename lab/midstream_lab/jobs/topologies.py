@@ -21,9 +21,11 @@ from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass
 from midstream_lab.jobs import (
     clocks,
     end_operators,
+    enriching,
     failing,
     joins,
     lateness,
+    lookups,
     running,
     states,
     tables,
@@ -241,7 +243,7 @@ class _Walk:
             case "unique" | "unique_near":
                 expected.sifted[uid] = Sifted(kind, stream, expected.keys)
                 self._makers[index] = uid
-            case "timer" | "alarm" | "table" | "clocks" | "sorted":
+            case "timer" | "alarm" | "table" | "clocks" | "sorted" | "lookup" | "lookup_in_order":
                 if kind == "table":
                     expected.counts[uid] = _counted(stream, expected.keys)
                 outputs[None] = self._without(self._held.get(uid, Counter()), stream, uid)
@@ -346,7 +348,7 @@ def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
 _MIXES: Final = frozenset(
     (
         *("side", "timer", "alarm", "table", "total", "clocks", "tags", "unique", "unique_near", "sorted"),
-        *("failing", "failing_batches", "failing_process"),
+        *("failing", "failing_batches", "failing_process", *lookups.LOOKUPS),
         *joins.HOW,
         *KEY_LAYOUTS,
     )
@@ -398,8 +400,12 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return joins.Couple(outside, layout)
         case "unique" | "unique_near" | "sorted":
             return timely.Timely(kind, uid, outside, frozenset() if late_us else on_time)
+        case "lookup" | "lookup_in_order":
+            return lookups.Lookup(kind, uid, outside)
         case "stack":
             return lateness.Stack()
+        case "enrich":
+            return enriching.Enrich(uid, outside)
         case "plain":
             return Plain(outside, layout)
         case _ if kind in KEY_LAYOUTS:

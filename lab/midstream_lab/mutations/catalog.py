@@ -15,10 +15,12 @@ from midstream_lab.mutations import (
     commit_mutations,
     content_mutations,
     coordination_mutations,
+    enriching_mutations,
     exchange_mutations,
     file_mutations,
     function_mutations,
     in_flight_mutations,
+    lookup_mutations,
     moving_mutations,
     on_disk_mutations,
     operator_mutations,
@@ -60,8 +62,10 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **running_mutations.MUTATIONS,
     **operator_mutations.MUTATIONS,
     **function_mutations.MUTATIONS,
+    **enriching_mutations.MUTATIONS,
     **combining_mutations.MUTATIONS,
     **timely_mutations.MUTATIONS,
+    **lookup_mutations.MUTATIONS,
 }
 EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     "sequence_not_checked": Equivalent(

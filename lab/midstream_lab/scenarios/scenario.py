@@ -33,8 +33,10 @@ from midstream_lab.jobs.random_shapes import (
     random_shape,
     varied,
     with_ends,
+    with_enriching,
     with_failing,
     with_joins,
+    with_lookups,
     with_running,
     with_sieves,
     with_states,
@@ -200,6 +202,8 @@ def _shapes(
         base = with_joins(base, Random(f"joins {seed}"))
         base = with_running(base, Random(f"running {seed}"))
         base = with_failing(base, Random(f"failing {seed}"))
+        base = with_lookups(base, Random(f"slow answers {seed}"))
+        base = with_enriching(base, Random(f"enriching {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
     base = with_sieves(base, Random(f"sieves {seed}"))

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from midstream.api.data_stream import DataStream, main_output
+from midstream.api.function_checks import error_policy
 from midstream.api.hints import OF_CONNECTED_STREAMS, Hinted
 from midstream.api.keyed_streams import processed, require_function
 from midstream.api.program import located
 from midstream.api.stream_core import StreamCore
 from midstream.engine.core.errors import JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
+from midstream.engine.operators.failed_rows import FailedMax, OnError
 from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, CoBatchFunction
 from midstream.engine.operators.functions.function_operator import Port, two_ports
 from midstream.engine.operators.functions.process_functions import BroadcastProcessFunction, CoProcessFunction
@@ -51,6 +53,8 @@ class ConnectedStreams(Hinted):
         schema: SchemaLike,
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
+        on_error: OnError = "fail",
+        failed_max: FailedMax | None = None,
     ) -> DataStream:
         """Call a function with each row of the two streams.
 
@@ -59,9 +63,11 @@ class ConnectedStreams(Hinted):
         `schema`: the columns of the rows that the function returns, as an Arrow or polars schema or as `{"column":
         type}`.
         `side_outputs`: the columns of each side output, by its tag.
+        `on_error`, `failed_max`: as for `KeyedStream.process`, of the rows of both streams together. With "side_output",
+        those of the first are in `side_output(FAILED)`, those of the second in `side_output(FAILED_RIGHT)`.
 
         Returns the stream of the returned rows. Raises JobError for a function that cannot be sent to the slots,
-        SchemaError for columns that do not fit.
+        SchemaError for columns that do not fit, ConfigError for other values of `on_error` and `failed_max`.
 
             >>> class Spent(CoProcessFunction):
             ...     clicks = ValueState(pa.int64(), default=0)
@@ -77,15 +83,25 @@ class ConnectedStreams(Hinted):
             [{'user': 'ann', 'price': 3, 'clicks': 1}]
         """
         require_function(function, CoProcessFunction, "process")
-        return processed("co_process", function, self._ports, schema, side_outputs, self._first, self._second)
+        policy = error_policy(on_error, failed_max, self._first.schema, "process", self._second.schema)
+        return processed("co_process", function, self._ports, schema, side_outputs, self._first, self._second, policy)
 
     @located
-    def process_batches(self, function: CoBatchFunction, schema: SchemaLike) -> DataStream:
+    def process_batches(
+        self,
+        function: CoBatchFunction,
+        schema: SchemaLike,
+        *,
+        on_error: OnError = "fail",
+        failed_max: FailedMax | None = None,
+    ) -> DataStream:
         """Call a function with batches of rows of many keys, as polars DataFrames; its state is in tables.
 
         `function`: an instance of your own subclass of CoBatchFunction. The engine decides where batches are cut: a
         result must not depend on which rows share one.
         `schema`: the columns of the frames that the function returns; forms as for `process`.
+        `on_error`, `failed_max`: as for `process`. What the function has done to its tables for a batch that fails is
+        undone, and it is called again with halves of the batch, until each row that fails is alone.
 
         Returns the stream of the returned rows. Raises JobError if the streams are not keyed or the function cannot be
         sent to the slots, SchemaError for columns that do not fit.
@@ -109,10 +125,11 @@ class ConnectedStreams(Hinted):
                 "(process() also takes streams without keys)"
             )
         made = as_schema(schema, "process_batches")
+        policy = error_policy(on_error, failed_max, self._first.schema, "process_batches", self._second.schema)
         return main_output(
             self._first.then(
                 "co_process_batches",
-                lambda name: BatchFunctionOperator(name, function, self._ports, made),
+                lambda name: BatchFunctionOperator(name, function, self._ports, made, policy),
                 second=self._second,
             )
         )
@@ -121,7 +138,8 @@ class ConnectedStreams(Hinted):
 class BroadcastConnectedStreams:
     """A stream, keyed or not, and a broadcast stream, as the inputs of one function.
 
-    Event time is the minimum of both: a broadcast stream without watermarks holds it back until it ends.
+    Event time is the minimum of both. A broadcast stream without event time does not hold it back, unless it ends: then
+    event time waits until all of it has been processed.
 
         >>> rules = env.from_collection([{"least": 4}])
         >>> both = orders.key_by("user").connect(rules.broadcast())
@@ -140,6 +158,8 @@ class BroadcastConnectedStreams:
         schema: SchemaLike,
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
+        on_error: OnError = "fail",
+        failed_max: FailedMax | None = None,
     ) -> DataStream:
         """Call a function with each row of the stream, and in every subtask with each broadcast row.
 
@@ -150,9 +170,11 @@ class BroadcastConnectedStreams:
         `schema`: the columns of the rows that the function returns, as an Arrow or polars schema or as `{"column":
         type}`.
         `side_outputs`: the columns of each side output, by its tag.
+        `on_error`, `failed_max`: as for `KeyedStream.process`, of the rows of the stream. A broadcast row for which
+        `process_broadcast` fails fails the job: in subtasks where it did not fail, the broadcast states would differ.
 
         Returns the stream of the returned rows. Raises JobError for a function that cannot be sent to the slots,
-        SchemaError for columns that do not fit.
+        SchemaError for columns that do not fit, ConfigError for other values of `on_error` and `failed_max`.
 
             >>> class Dear(BroadcastProcessFunction):
             ...     limits = BroadcastState()
@@ -175,4 +197,5 @@ class BroadcastConnectedStreams:
         ]
         # what is broadcast does not lend its event time to the result
         second = replace(broadcast, event_time=None)
-        return processed("broadcast_process", function, ports, schema, side_outputs, stream, second)
+        policy = error_policy(on_error, failed_max, stream.schema, "process")
+        return processed("broadcast_process", function, ports, schema, side_outputs, stream, second, policy)

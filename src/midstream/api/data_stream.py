@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast, get_args, overload
 
@@ -15,7 +15,7 @@ import pyarrow.fs
 from midstream.api.argument_checks import calling_line, columns_text, require_column
 from midstream.api.columns import Columns, all_of, computes, expressions, renamed, without
 from midstream.api.columns import Literal as Constant
-from midstream.api.function_checks import check_function, error_policy
+from midstream.api.function_checks import call_limits, check_function, error_policy
 from midstream.api.hints import OF_STREAMS, Hinted
 from midstream.api.program import Handle, MakeOperator, located
 from midstream.api.stream_core import StreamCore
@@ -26,6 +26,7 @@ from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.core.key_groups import key_cast, key_type_supported
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
+from midstream.engine.operators.async_map import AsyncMapOperator
 from midstream.engine.operators.bad_records import BAD_RECORDS
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.failed_rows import FAILED, FailedMax, OnError
@@ -43,12 +44,14 @@ from midstream.engine.operators.row_functions import (
 )
 from midstream.engine.operators.row_keys import RowKeysOperator
 from midstream.engine.operators.stateless import ColumnsOperator, FilterOperator, ProjectOperator
+from midstream.engine.operators.table_join import TableHow
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 from midstream.engine.operators.windows.window_factory import Window
 
 if TYPE_CHECKING:
     from midstream.api.connected_streams import BroadcastConnectedStreams, ConnectedStreams
     from midstream.api.keyed_streams import KeyedStream
+    from midstream.api.table_joins import TableLike
     from midstream.api.windowed_streams import WindowedStream
     from midstream.inprocess.preview import Preview
 
@@ -212,7 +215,7 @@ class DataStream(Handle, Writable, Hinted):
 
         `function`: takes a row as a dict and returns a dict with the columns of `schema`. It may be an object with
         `__call__`, for what cannot be pickled: its `open(ctx)`, if it has one, is called once per subtask before the first
-        row, with a context that has `uid`, `name`, `subtask`, `parallelism` and `metrics`; its `close()` at the end, also
+        row, with a context that has `uid`, `name`, `subtask`, `parallelism`, `metrics` and `resources`; its `close()` at the end, also
         after a failure.
         `schema`: the columns of the result, as an Arrow or polars schema or as `{"column": type}` with Arrow, polars or
         Python types; by default those of this stream.
@@ -238,6 +241,56 @@ class DataStream(Handle, Writable, Hinted):
         made = self._made_schema(schema, "map")
         policy = error_policy(on_error, failed_max, self.schema, "map")
         return self._then("map", lambda name: MapOperator(name, function, made, policy))
+
+    @located
+    def map_async(
+        self,
+        function: Callable[[Row], Row | Awaitable[Row]],
+        schema: SchemaLike | None = None,
+        *,
+        capacity: int = 100,
+        timeout: Duration = "5 s",
+        retries: int = 3,
+        ordered: bool = True,
+        on_error: OnError = "fail",
+        failed_max: FailedMax | None = None,
+    ) -> DataStream:
+        """Replace each row by what a function returns that takes its time: a lookup over the network, for many rows at
+        a time.
+
+        `function`: as for `map`, or a coroutine function (`async def`). Coroutines run on one asyncio loop, in a thread of
+        the slot's process; other functions run in up to `capacity` threads per subtask, and must allow that. Of an object
+        whose `__call__` is a coroutine function, `open(ctx)` and `close()` may be too.
+        `schema`: the columns of the result, as for `map`.
+        `capacity`: how many rows of a subtask are called at a time. When they are, no more rows are read.
+        `timeout`: how long a call may take. A coroutine is cancelled then. A thread cannot be interrupted, and remains
+        occupied until the call returns: give the client in it a timeout, too.
+        `retries`: how often a row is called again if the call raises or times out: after 0.1 s, 0.2 s, and so on up to
+        10 s (in `midstream.testing`, at the end or when the test advances processing time). What happens then is decided
+        by `on_error`.
+        `ordered`: whether the results of a subtask have the order of its rows. If not, they are emitted as they come, but
+        never later than a watermark that came after their row, nor earlier than one that came before it.
+        `on_error`, `failed_max`: as for `map`.
+
+        Rows in flight are part of each checkpoint. After a failure they are called again: a row is called at least once,
+        and its result is emitted exactly once. Event time waits for rows in flight.
+
+        Returns a stream of these columns. Raises as `map` does.
+
+            >>> import asyncio
+            >>> async def with_country(row):
+            ...     await asyncio.sleep(0.01)  # a request
+            ...     return {**row, "country": "fr" if row["user"] == "ann" else "de"}
+            >>> testing.run(orders.map_async(with_country, {"user": str, "price": int, "country": str})).rows
+            [{'user': 'ann', 'price': 3, 'country': 'fr'}, {'user': 'bob', 'price': 5, 'country': 'de'}, {'user': 'ann', 'price': 4, 'country': 'fr'}]
+        """
+        check_function(
+            function, "map_async", "write for example map_async(my_lookup, schema={'word': str})", awaits=True
+        )
+        made, given = self._made_schema(schema, "map_async"), self.schema
+        limits = call_limits(capacity, timeout, retries, ordered)
+        policy = error_policy(on_error, failed_max, given, "map_async")
+        return self._then("map_async", lambda name: AsyncMapOperator(name, function, made, given, limits, policy))
 
     @located
     def flat_map(
@@ -544,6 +597,55 @@ class DataStream(Handle, Writable, Hinted):
 
         self._require_stream(other, "join_asof")
         return asof_joined(self, other, (on, left_on, right_on), tolerance, suffix)
+
+    @located
+    def join_table(
+        self,
+        table: TableLike,
+        on: str | Sequence[str] | None = None,
+        how: TableHow = "inner",
+        *,
+        refresh: Duration | None = None,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        suffix: str = "_right",
+        schema: SchemaLike | None = None,
+    ) -> DataStream:
+        """Join each row with the row of a table that has its key.
+
+        Every subtask loads the table before its first row, on its own, and replaces it as a whole between two batches, so
+        subtasks may use different versions for a while. Checkpoints contain the version, and a restore continues with it
+        until the next refresh is due; at another parallelism, all subtasks continue with the newest.
+
+        `table`: a polars, Arrow or pandas frame; a path, a glob or a list of Parquet, CSV or JSON-lines files, as for
+        `env.read_files`; the path of a Delta table; a `midstream.connectors.PostgresQuery`; or a function without arguments
+        that returns a frame. It must fit in memory, once per subtask.
+        `on`: the key columns, of the types that `key_by` takes. A null equals nothing.
+        `how`: "inner" for rows that have a partner, "left" for all rows, with nulls where there is none; "semi" or "anti"
+        for rows that have a partner, or none, without columns of the table.
+        `refresh`: how long a version is used until the table is loaded again; None: loaded once. If a refresh fails, the
+        version before remains, a warning is logged, the metric `table_refreshes_failed` counts it, and it is tried again
+        after `refresh`, or a minute if that is sooner. If the first load fails, the task does.
+        `left_on`, `right_on`: the key columns of each side, in place of `on`, if their names differ.
+        `suffix`: appended to the names of the table's columns that the stream has too.
+        `schema`: the columns of the table to use, with their types; by default all that it has at this call, for which a
+        function is called once here.
+
+        Returns a stream of this stream's columns, then, with "inner" and "left", the table's without its keys. Raises
+        SchemaError for columns and key types that do not fit, JobError for a table in which a key is twice ("inner" and
+        "left"), and for a function that cannot be called or sent to the slots, ConfigError for other arguments. At a
+        refresh, such tables are failures.
+
+            >>> users = pl.DataFrame({"user": ["ann"], "country": ["FR"]})
+            >>> testing.run(orders.join_table(users, on="user", how="left")).rows[1]
+            {'user': 'bob', 'price': 5, 'country': None}
+            >>> users.write_csv("users.csv")
+            >>> testing.run(orders.join_table("users.csv", on="user", refresh="5 min")).rows[1]
+            {'user': 'ann', 'price': 4, 'country': 'FR'}
+        """
+        from midstream.api.table_joins import table_joined
+
+        return table_joined(self, table, (on, left_on, right_on), how, refresh, suffix, schema)
 
     @located
     def key_by(self, *columns: str) -> KeyedStream:

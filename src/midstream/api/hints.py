@@ -19,8 +19,10 @@ OF_STREAMS: Final = {
     **dict.fromkeys(("agg", "aggregate", "reduce", "sum", "count", "mean", "min", "max"), _AGGREGATE),
     **dict.fromkeys(("withWatermark", "assign_timestamps_and_watermarks"), "with_watermarks('column', WatermarkStrategy.bounded('5 s'))"),
     **dict.fromkeys(("show", "head", "limit", "take", "first", "tail"), "preview(20), which returns the first rows; a source may end early instead: generate(…, count=20)"),
-    **dict.fromkeys(("join_where", "crossJoin", "merge_asof", "lookup", "interval_join", "intervalJoin"), "join(other, on='column', within=('-1 min', '1 min')), or key_by(…).connect(other.key_by(…)).process(…)"),
+    **dict.fromkeys(("join_where", "crossJoin", "merge_asof", "interval_join", "intervalJoin"), "join(other, on='column', within=('-1 min', '1 min')), or key_by(…).connect(other.key_by(…)).process(…)"),
+    **dict.fromkeys(("lookup", "lookup_join", "enrich"), "join_table(table, on='column', refresh='5 min')"),
     **dict.fromkeys(("flatMap", "explode"), "flat_map(function, schema)"),
+    **dict.fromkeys(("async_map", "mapAsync", "orderedWait", "unorderedWait"), "map_async(function, schema), with ordered=False for results as they come"),
     **dict.fromkeys(("map_partitions", "mapInPandas", "mapInArrow", "mapPartitions", "map_batch"), _BATCHES),
     **dict.fromkeys(("sort", "orderBy", "order_by", "sort_by"), _SORT),
     **dict.fromkeys(("process", "process_batches", "apply", "foreach", "foreachBatch"), "key_by(…).process(function, schema) for a function with state, or map, flat_map and map_batches without"),
@@ -39,7 +41,7 @@ OF_STREAMS: Final = {
 }  # fmt: skip
 OF_KEYED_STREAMS: Final = {
     **dict.fromkeys(("agg", "reduce", "sum", "count", "mean", "min", "max"), "aggregate(n=Count(), …) for a result per row, or window(…).aggregate(n=Count(), …)"),
-    **dict.fromkeys(("filter", "select", "with_columns", "map", "flat_map", "map_batches", "drop", "rename", "union", "with_watermarks", "drop_duplicates", "distinct"), "it before key_by()"),
+    **dict.fromkeys(("filter", "select", "with_columns", "map", "map_async", "flat_map", "map_batches", "drop", "rename", "union", "with_watermarks", "drop_duplicates", "distinct", "join_table"), "it before key_by()"),
     **dict.fromkeys(("sort", "orderBy", "order_by", "sort_by"), "sort_by_time()"),
     **dict.fromkeys(("join", "join_asof", "interval_join", "intervalJoin"), "join(other, on='column', within=('-1 min', '1 min')) of the stream before key_by()"),
     "flatMap": "process(…)",

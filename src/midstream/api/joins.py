@@ -61,7 +61,7 @@ def _joined(
         raise ConfigError(f"{kind}: suffix={suffix!r} must be a text that is not empty, such as '_right'")
     first, second = (
         _keyed(stream, keys, kind, side)
-        for stream, keys, side in zip((left, right), _keys(kind, *on), ("left", "right"), strict=True)
+        for stream, keys, side in zip((left, right), key_columns(kind, *on), ("left", "right"), strict=True)
     )
     types = [[core.schema.field(key).type for key in core.keys] for core in (first, second)]
     if types[0] != types[1]:
@@ -79,10 +79,10 @@ def _joined(
     return main_output(replace(made, event_time=operator.result_time, side_outputs=sides))
 
 
-def _keys(kind: str, on: On, left_on: On, right_on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def key_columns(kind: str, on: On, left_on: On, right_on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if (on is None) == (left_on is None) or (left_on is None) != (right_on is None):
         raise JobError(
-            f"{kind}: name the key columns with on=, or with left_on= and right_on= if their names differ in the two streams"
+            f"{kind}: name the key columns with on=, or with left_on= and right_on= if their names differ in the two"
         )
     first, second = (on, on) if on is not None else (left_on, right_on)
     return _names(first), _names(second)

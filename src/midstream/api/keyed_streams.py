@@ -178,12 +178,22 @@ class KeyedStream(Writable, Hinted):
         return processed("process", function, [port], schema, side_outputs, self.core, policy=policy)
 
     @located
-    def process_batches(self, function: KeyedBatchFunction, schema: SchemaLike) -> DataStream:
+    def process_batches(
+        self,
+        function: KeyedBatchFunction,
+        schema: SchemaLike,
+        *,
+        on_error: OnError = "fail",
+        failed_max: FailedMax | None = None,
+    ) -> DataStream:
         """Call a function with batches of rows of many keys, as polars DataFrames; its state is in tables.
 
         `function`: an instance of your own subclass of KeyedBatchFunction. The engine decides where batches are cut: a
         result must not depend on which rows share one.
         `schema`: the columns of the frames that the function returns; forms as for `process`.
+        `on_error`, `failed_max`: as for `process`. What the function has done to its tables for a batch that fails is
+        undone, and it is called again with halves of the batch, until each row that fails is alone. A failure of
+        `on_watermark` fails the job.
 
         Returns the stream of the returned rows. Raises as `process` does.
 
@@ -203,8 +213,9 @@ class KeyedStream(Writable, Hinted):
         self.core.check_not_overwritten("process_batches")
         made = as_schema(schema, "process_batches")
         port = Port("process", self.keys, self.core.event_time, self.schema)
+        policy = error_policy(on_error, failed_max, self.schema, "process_batches")
         return main_output(
-            self.core.then("process_batches", lambda name: BatchFunctionOperator(name, function, [port], made))
+            self.core.then("process_batches", lambda name: BatchFunctionOperator(name, function, [port], made, policy))
         )
 
     @located

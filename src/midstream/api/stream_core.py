@@ -17,7 +17,7 @@ from midstream.engine.operators.event_time_column import TimeColumn
 _KEEPS_ROWS: Final = frozenset(
     (
         *("filter", "select", "with_columns", "drop", "rename", "window", "window_all", "aggregate"),
-        *("row_keys", "drop_duplicates", "sort_by_time", "join", "join_asof"),
+        *("row_keys", "drop_duplicates", "sort_by_time", "join", "join_asof", "join_table"),
     )
 )
 """The kinds of operators that pass on the event-time column as it is, or state that they compute it; windows in LATE."""

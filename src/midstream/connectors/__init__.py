@@ -7,7 +7,7 @@ Owns what a sink has prepared until it is committed, and nothing else. Packages 
 are used (`common.optional_packages`). May import the engine up to `operators`. Discovery, validation and commits run on the driver's I/O
 pool; readers and encoders on a slot's I/O pool; on the loop thread, a writer only appends to a queue.
 
-Folders by system: `files`, `memory`, `kafka`, `postgres`, `delta`; `formats` (Avro, Protobuf) and `common` are for all.
+Folders by system: `files`, `memory`, `kafka`, `postgres`, `delta`; `lookup` (tables of `join_table`), `formats` (Avro, Protobuf) and `common` are for all.
 """
 
 from importlib import import_module
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from midstream.connectors.memory.collection_source import CollectionSource as CollectionSource
     from midstream.connectors.memory.generator_source import GeneratorSource as GeneratorSource
     from midstream.connectors.memory.print_sink import PrintSink as PrintSink
+    from midstream.connectors.postgres.postgres_query import PostgresQuery as PostgresQuery
     from midstream.connectors.postgres.postgres_sink import PostgresSink as PostgresSink
 
 _MODULE_OF = {
@@ -32,6 +33,7 @@ _MODULE_OF = {
     "GeneratorSource": "memory.generator_source",
     "KafkaSink": "kafka.kafka_sink",
     "KafkaSource": "kafka.kafka_source",
+    "PostgresQuery": "postgres.postgres_query",
     "PostgresSink": "postgres.postgres_sink",
     "PrintSink": "memory.print_sink",
 }

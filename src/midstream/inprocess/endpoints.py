@@ -49,7 +49,8 @@ class FedSource(Source):
         raise InvariantError(f"the source {self._name!r} is fed, and received a request for its splits")
 
     def open_split(self, split: Split) -> SplitReader:
-        return _FedReader(self.fed.pop(decoded(split.payload, Fed, self._name).number))
+        number = decoded(split.payload, Fed, self._name).number
+        return _FedReader(None if split.offset else self.fed.pop(number))  # a batch is read as a whole
 
     def place(self, split: Split, first: int, last: int) -> str:
         begin = decoded(split.payload, Fed, self._name).first_row
@@ -57,8 +58,8 @@ class FedSource(Source):
 
 
 class _FedReader(SplitReader):
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self._batch: pa.RecordBatch | None = batch
+    def __init__(self, batch: pa.RecordBatch | None) -> None:
+        self._batch = batch
 
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
         batch, self._batch = self._batch, None

@@ -40,6 +40,7 @@ from midstream.engine.worker.task import Task
 from midstream.inprocess.endpoints import Fed, FedSource, MarksOperator, TakingSink
 from midstream.inprocess.own_modules import by_value, own_modules
 from midstream.inprocess.virtual_loop import MemoryStorage, VirtualLoop
+from midstream.runtime.calls_in_turn import CallsInTurn
 
 STORAGE: Final = "memory"
 POOL_BYTES: Final = 64 * 2**20
@@ -81,6 +82,8 @@ class JobSnapshot:
     metadata: CheckpointMetadata = field(repr=False)
     storage: MemoryStorage = field(repr=False)
     now_us: int
+    unread: Mapping[int, pa.RecordBatch] = field(default_factory=dict, repr=False)
+    """The batches that were fed and not read, by number: an operator that awaits its work takes no rows."""
 
 
 class InProcessJob:
@@ -113,8 +116,8 @@ class InProcessJob:
         self._closed = False
         self._broken = ""
         """The failure of a task, after which every call is refused."""
-        self._fed: dict[int, pa.RecordBatch] = {}
-        self._batches = 0
+        self._fed: dict[int, pa.RecordBatch] = {} if restore is None else dict(restore.unread)
+        self._batches = max(self._fed, default=-1) + 1
         self._rows: dict[str, int] = {}
         """The number of rows fed to each source, by uid."""
         self._turn: dict[str, int] = {}
@@ -137,6 +140,7 @@ class InProcessJob:
                 send=self._handle,
                 unpickle=lambda data: self._copies.pop(0),
                 make_signal=threading.Event,
+                open_calls=partial(CallsInTurn, self.loop),
             )
         )
         self._slot.slot_id = 0
@@ -290,6 +294,10 @@ class InProcessJob:
         for ref in self._subtasks(self._vertex(uid)):
             self._slot.handle(m.NoMoreSplits(self.attempt, ref))
         self._settle()
+        while self._ended >= self.sources.keys() and any(task.awaits_work for task in self._slot.tasks.values()):
+            due_us = self.loop.next_timer_us  # a call that has failed is repeated later
+            assert due_us is not None, "work that is under way outside of the loop has no outcome"
+            self.advance_processing_time(due_us)
 
     def stop_sources(self, enough: Callable[[], bool]) -> None:
         """End the job's own sources where they are, as if there were no more."""
@@ -412,13 +420,14 @@ class InProcessJob:
             state_bytes=0,
             files=(),
         )
-        return JobSnapshot(metadata, self.storage, self.loop.now_us)
+        return JobSnapshot(metadata, self.storage, self.loop.now_us, dict(self._fed))
 
     def restore(self, snapshot: JobSnapshot, parallelism: int) -> None:
         """Begin a new attempt with the state of `snapshot`; rows taken so far remain."""
         self._slot.handle(m.Cancel(self.attempt))
         self._settle()
         self._fed.clear()
+        self._fed.update(snapshot.unread)
         self._turn.clear()
         self._deploy(parallelism, snapshot.metadata)
 

@@ -117,6 +117,10 @@ class Outside:
         """How many of the next operators that are opened fail."""
         self.finished: Mapping[tuple[str, int], Set[tuple[str, int]]] = {}
         """The uid and subtask of the operators that had finished in an attempt's checkpoint, by job id and attempt."""
+        self.table_loads: dict[str, int] = {}
+        """How many times the table of each join was loaded, by uid."""
+        self.table_versions: dict[str, int] = {}
+        """The version of each chunk that checkpoints hold of such tables, by the chunk's id."""
         self.row_us = 0
         """The time that user functions take for a row; slow batches are processed in slices."""
         self.counted: dict[str, set[int]] = {}

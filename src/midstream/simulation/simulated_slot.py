@@ -13,6 +13,7 @@ from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_machine import SlotMachine
+from midstream.runtime.calls_in_turn import CallsInTurn
 from midstream.simulation.control_connection import ControlConnection
 from midstream.simulation.liveness_checker import owed_at_the_end
 from midstream.simulation.message_checker import NOT_OPENED, OwedCommits
@@ -92,6 +93,7 @@ class SimulatedSlot:
                 open_storage=self._open_storage,
                 send=self._send,
                 make_signal=partial(SimSignal, self._world),
+                open_calls=partial(CallsInTurn, self.process),
                 unpickle=self.cluster.unpickle,
             )
         )

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Final
 
 from py4j.protocol import Py4JError
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.sql import SparkSession
 
 from midstream.engine.core.errors import ClusterError, ConfigError
@@ -321,10 +321,16 @@ def _be_a_slot(launch: SlotLaunch, is_local: bool, _nothing: Iterable[int]) -> I
             stream.reconfigure(line_buffering=True)  # it is a pipe, yet people watch what is printed
     try:
         with SlotOutput(launch.log_levels, keeps_records=not is_local) as capture:
-            run_slot(launch, capture=capture)
+            run_slot(launch, capture=capture, resources=_assigned())
     except ClusterError as error:
         return iter([f"ClusterError: {error}"])
     return iter(())
+
+
+def _assigned() -> dict[str, list[str]]:
+    """Return the addresses of each resource that Spark has assigned to this task, such as GPUs, by its name."""
+    context = TaskContext.get()
+    return {} if context is None else {name: list(found.addresses) for name, found in context.resources().items()}
 
 
 def fatal_lines(error: BaseException) -> str:

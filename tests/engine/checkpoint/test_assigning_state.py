@@ -193,3 +193,20 @@ def test_an_automatic_uid_that_has_shifted_is_named_with_the_one_to_set() -> Non
     other = pipeline(uids=("kept", "filter-2"))
     with pytest.raises(ConfigError, match=r"had not finished\. Put rebalance\(\) between them"):
         assign_state(metadata_of(then, finished=finished), other)
+
+
+def test_each_subtask_gets_its_own_version_back_and_at_another_parallelism_the_newest() -> None:
+    graph = pipeline(workers=3, uids=("join",), keyed=False)
+    ids = ("000000000000900-b", "000000000001000-a", "000000000000950-c")
+    versions = tuple(
+        OperatorSnapshot("join", (PartHandle("table", "newest", (ChunkHandle(name, "f", 0, 1, 0, 1),)),))
+        for name in ids
+    )
+    metadata = metadata_of(graph, {"join": versions})
+    found = assign_state(metadata, graph)
+    assert [chunks(found.tasks[TaskId(1, i)][0]) for i in range(3)] == [[name] for name in ids]
+    for workers in (1, 2, 5):
+        found = assign_state(metadata, pipeline(workers=workers, uids=("join",), keyed=False))
+        assert [chunks(found.tasks[TaskId(1, i)][0]) for i in range(workers)] == [[ids[1]]] * workers
+    not_loaded = metadata_of(graph, {"join": (versions[0], OperatorSnapshot("join"), versions[2])})
+    assert chunks(assign_state(not_loaded, graph).tasks[TaskId(1, 1)][0]) == [ids[2]]

@@ -91,6 +91,7 @@ class World:
         clock: FakeClock | None = None,
         ids: CountingIds | None = None,
         splits: Splits | None = None,
+        **context: Any,
     ) -> None:
         self.clock = clock or FakeClock()
         self.ids = ids or CountingIds()
@@ -117,6 +118,7 @@ class World:
                 call_later=lambda delay_s, mail: self._call_at(self.clock.now_ms() + round(delay_s * 1000), mail),
                 fail=self.failures.append,
                 splits=splits,
+                **context,
             ),
             self.out,
         )

@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from midstream.engine.operators.sink_api import Committer, CommitterContext, Sin
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_committers import SlotCommitters
+from midstream.runtime.calls_in_turn import CallsInTurn
 from standing_clock import StandingClock
 
 
@@ -119,6 +121,7 @@ class World:
             open_storage=self._open,
             send=self.said.append,
             make_signal=threading.Event,
+            open_calls=partial(CallsInTurn, self.pool),
             unpickle=unpickle,
         )
         self.commits = SlotCommitters(services)

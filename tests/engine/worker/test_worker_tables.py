@@ -33,6 +33,7 @@ from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_machine import SLOT_TABLE, SlotEvent, SlotMachine, SlotState
 from midstream.engine.worker.task import LIVE, TASK_TABLE, Step, Task, TaskEvent, TaskState
 from midstream.engine.worker.task_operators import RestoredOperators
+from midstream.runtime.calls_in_turn import CallsInTurn
 from recovering import Steps, task_seams
 from standing_clock import StandingClock
 
@@ -277,6 +278,7 @@ class Slot:
                 open_storage=lambda root: MemoryStorage(),
                 send=self.sent.append,
                 make_signal=Event,
+                open_calls=partial(CallsInTurn, self.io),
                 unpickle=unpickle,
             )
         )

@@ -36,6 +36,7 @@ import xxhash
 
 from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.optional_packages import require
+from midstream.connectors.postgres.connections import checked_dsn, connect
 from midstream.connectors.postgres.copy_rows import encode
 from midstream.connectors.postgres.postgres_tables import (
     NAME_BYTES_MAX,
@@ -71,14 +72,6 @@ if TYPE_CHECKING:
     from midstream.engine.core.interfaces import Signal
 
 _COMMITS: Final = "midstream_commits"
-_PATIENCE: Final = {
-    "connect_timeout": 10,
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 60_000,
-}
-"""How long to wait for a server that has gone silent, unless `dsn` sets it."""
 _PATIENCE_S: Final = 10.0
 """How long a running job tries to connect before it fails; a restart would cost more and not find the server sooner."""
 _CONFLICTS_S: Final = 60.0
@@ -178,7 +171,7 @@ class PostgresSink(Sink):
                     f"PostgresSink: {what}={name!r} has {len(name.encode())} bytes, but names in PostgreSQL have at "
                     f"most {NAME_BYTES_MAX}; give a shorter one"
                 )
-        self._dsn = _checked_dsn(dsn)
+        self._dsn = checked_dsn(dsn, "PostgresSink")
         self.table = table
         self.schema = schema
         self.key = tuple(key)
@@ -298,23 +291,8 @@ class PostgresSink(Sink):
 
     def _connect_now(self, where: str) -> Connection[Any]:
         import psycopg
-        from psycopg.conninfo import conninfo_to_dict
 
-        said = conninfo_to_dict(self._dsn)
-        defaults = {name: value for name, value in _PATIENCE.items() if name not in said}
-        try:
-            connection = psycopg.connect(
-                self._dsn,
-                prepare_threshold=None,  # a pooler may give every transaction another server connection
-                client_encoding="utf8",
-                fallback_application_name="midstream",
-                **defaults,  # type: ignore[arg-type]
-            )
-        except psycopg.Error as error:
-            raise StorageError(
-                f"{where}: cannot connect: {' '.join(str(error).split())}. Is the server running, and are host, port, "
-                "database and user correct? A password comes from PGPASSWORD, a password file or a service file"
-            ) from error
+        connection = connect(self._dsn, where)
         connection.isolation_level = (
             psycopg.IsolationLevel.READ_COMMITTED
         )  # other transactions commit while rows are staged
@@ -604,22 +582,3 @@ def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, _Location], 
 
 def _token(job_id: str, uid: str) -> str:
     return f"midstream_{xxhash.xxh3_64_hexdigest(f'{job_id}/{uid}'.encode())}"
-
-
-def _checked_dsn(dsn: str) -> str:
-    """Check the connection string. One that cannot be parsed is not shown, since it may contain a password."""
-    from psycopg import Error
-    from psycopg.conninfo import conninfo_to_dict
-
-    readable = isinstance(dsn, str)
-    if readable:
-        try:
-            conninfo_to_dict(dsn)
-        except Error:
-            readable = False
-    if not readable:
-        raise ConfigError(
-            "PostgresSink: dsn= is not a connection string; write for example 'host=db dbname=shop user=etl' "
-            "or 'postgresql://etl@db/shop' (with special characters in a URL percent-encoded)"
-        )
-    return dsn

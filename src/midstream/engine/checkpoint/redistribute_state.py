@@ -8,6 +8,7 @@ finished. Pure functions; only handles are moved, so this costs no I/O, whatever
     split       with p == q its own rows, else every q-th of all rows, of each chunk apart
     union       everything
     broadcast   with p == q its own copy, else that of the first old subtask that was still running
+    newest      with p == q its own version, else the newest of the old subtasks that were still running
     event time  the lowest watermark of the old subtasks: no row that any of them awaits is late
 
 Only subtasks that had not finished have state to assign.
@@ -151,6 +152,9 @@ def _assign_part(
             return [[PartHandle(name, rule.value, everything)]] * parallelism
         case Redistribute.BROADCAST:
             return [[own.get(i, found[0][1])] for i in range(parallelism)]
+        case Redistribute.NEWEST:
+            newest = max((part for _, part in found), key=lambda part: [chunk.id for chunk in part.chunks])
+            return [[own.get(i, newest)] for i in range(parallelism)]
         case _:
             assert_never(rule)
 

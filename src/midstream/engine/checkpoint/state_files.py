@@ -151,7 +151,8 @@ def _draft(chunk: Chunk, redistribute: Redistribute) -> ChunkHandle:
 def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: range, where: str) -> dict[str, StatePart]:
     """Read the rows of `handles` that belong to a subtask which owns `key_groups`, by part name.
 
-    Handles with the same name and rule are joined. A part that has no row for this subtask is left out. A chunk of
+    Handles with the same name and rule are joined. A part that has no row for this subtask is left out, unless its rule is
+    NEWEST. A chunk of
     which only some rows are kept gets an id of its own, derived from the old one, since the same id must always mean
     the same rows.
 
@@ -166,7 +167,7 @@ def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: rang
             raise StorageError(
                 f"{where}: state {handle.name!r} is {first_rule.value} in one subtask and {rule.value} in another"
             )
-        selected.extend(_keyed_chunks(handle, key_groups) if rule is Redistribute.KEYED else _strided_chunks(handle))
+        selected.extend(_selected(handle, rule, key_groups))
     tables = _read_tables(storage, [chunk for _, selected in parts.values() for chunk, _ in selected], where)
     for name, (rule, selected) in parts.items():
         for chunk, _ in selected:
@@ -226,6 +227,17 @@ def rule_of(handle: PartHandle, where: str) -> Redistribute:
         return Redistribute(handle.redistribute)
     except ValueError as error:
         raise StorageError(f"{where}: state {handle.name!r} has the unknown rule {handle.redistribute!r}") from error
+
+
+def _selected(handle: PartHandle, rule: Redistribute, key_groups: range) -> list[tuple[ChunkHandle, _Owned]]:
+    """Return the chunks of a part with the rows of each that belong to a subtask, without those that have none."""
+    match rule:
+        case Redistribute.KEYED:
+            return _keyed_chunks(handle, key_groups)
+        case Redistribute.NEWEST:
+            return [(chunk, _ALL) for chunk in handle.chunks]  # a version may have no rows
+        case _:
+            return _strided_chunks(handle)
 
 
 def _keyed_chunks(handle: PartHandle, key_groups: range) -> list[tuple[ChunkHandle, _Owned]]:

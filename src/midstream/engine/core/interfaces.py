@@ -7,9 +7,9 @@ threads, peers, files and randomness through these alone. Production binds them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Mail = Callable[[], None]
@@ -141,6 +141,38 @@ class WallClockExecutor(Executor, Protocol):
 
         If the wall clock jumps forward past it, the call follows within `WALL_CLOCK_CHECK_S`; if the clock is set back,
         the call may come before that time, or wait until it is reached again.
+        """
+        ...
+
+
+Call: TypeAlias = tuple[int, Callable[[], Any]]
+"""A call outside of the loop: its number, and what is called. It returns the value, or a coroutine that does."""
+Outcomes: TypeAlias = Sequence[tuple[int, Done[Any] | Failed]]
+"""The outcomes of calls, by number."""
+
+
+class Calls(Protocol):
+    """Calls of one user's function outside of the loop, concurrently. Loop thread only."""
+
+    def start(self, calls: Sequence[Call]) -> None:
+        """Begin these calls."""
+        ...
+
+    def cancel(self, numbers: Collection[int]) -> None:
+        """Cancel calls where that is possible: a coroutine, or a call that has not begun. An outcome may still come."""
+        ...
+
+    def close(self, last: Callable[[], Any] | None = None) -> None:
+        """Cancel all calls; no outcome comes any more. Then await the coroutine that `last` returns, if there is one."""
+        ...
+
+
+class OpenCalls(Protocol):
+    """Opens the calls of one function."""
+
+    def __call__(self, of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]) -> Calls:
+        """`of_coroutines`: the calls return coroutines, which all run on one thread; otherwise each call takes one of
+        `threads_max` threads. `completed`: takes the outcomes of some calls at a time, on the loop thread.
         """
         ...
 

@@ -8,16 +8,31 @@ input ends, `finish` once all have, and `close` always. All calls come from the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 
-from midstream.engine.core.interfaces import Clock, Executor, Ids, Storage, Timer
+from midstream.engine.core.elements import MIN_WATERMARK_US
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.interfaces import (
+    Calls,
+    Clock,
+    Done,
+    Executor,
+    Failed,
+    Ids,
+    OpenCalls,
+    Outcomes,
+    Storage,
+    Timer,
+)
 from midstream.engine.operators.user_metrics import UserMetrics
 from midstream.engine.state.safe_pickle import OwnCode
 from midstream.engine.state.state_parts import StatePart
+
+T = TypeVar("T")
 
 
 class Output(Protocol):
@@ -28,7 +43,7 @@ class Output(Protocol):
         ...
 
     def watermark(self, watermark_us: int) -> None:
-        """Emit a watermark. Only for operators with `makes_watermarks`."""
+        """Emit a watermark. Only for operators with `makes_watermarks` or `holds_watermarks`."""
         ...
 
     def idle(self, idle: bool) -> None:
@@ -71,6 +86,18 @@ class Splits(Protocol):
         ...
 
 
+class Submit(Protocol):
+    def __call__(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None: ...
+
+
+def no_submit(work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
+    raise InvariantError("this operator runs outside of a task, and submits work")
+
+
+def no_calls(of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]) -> Calls:
+    raise InvariantError("this operator runs outside of a task, and opens calls")
+
+
 def never_stored(chunk_id: str) -> None:
     return None
 
@@ -101,6 +128,18 @@ class OperatorContext:
     """`call_later(delay_s, mail)`: the same, once `delay_s` seconds have passed on the monotonic clock."""
     fail: Callable[[BaseException], None]
     """Fail the task from a mail, which has no caller to raise to."""
+    submit: Submit = no_submit
+    """`submit(work, done)`: run `work`, which may block, on the I/O pool, and `done` with its outcome, `Done(value)` or
+    `Failed(error)`, between two steps of this task, when it may emit.
+
+    The pool's threads are few and also write checkpoints: for work that takes long, use few calls at a time. An outcome
+    that comes after the end of the task's data, or after the attempt has ended, is dropped. A task whose operator
+    `awaits_work` does not end its data before.
+    """
+    open_calls: OpenCalls = no_calls
+    """Opens calls of a user's function, many at a time, whose outcomes arrive as those of `submit` do."""
+    watermark_us: int = MIN_WATERMARK_US
+    """The last watermark that the operator was offered before it was restored."""
     job_id: str = ""
     attempt: int = 0
     """The number of the attempt, which grows with every restart of the job (for sinks: see WriterContext)."""
@@ -113,6 +152,8 @@ class OperatorContext:
     is_bounded: bool = False
     """Whether every source that the operator depends on is bounded."""
     metrics: UserMetrics = field(default_factory=UserMetrics)
+    resources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What Spark has assigned to the slot, which its subtasks share: addresses by name, such as `{"gpu": ["0"]}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +211,9 @@ class Operator(ABC):
 
     makes_watermarks: bool = False
     """True: watermarks from upstream stop at this operator, except the one at the end of the stream."""
+    holds_watermarks: bool = False
+    """True: `advance_watermark` takes the watermark, also the one at the end of the stream, and the operator emits it
+    with `out.watermark` once the results of the rows before it have left. It does not fire in slices."""
     keeps_splits: bool = False
     """True: the output of a batch is emitted before `process` returns."""
     own: OwnCode = OwnCode()
@@ -225,8 +269,20 @@ class Operator(ABC):
         return True
 
     def ready(self, wake: Callable[[], None]) -> bool:
-        """Whether the operator can take another batch. If not, `wake` is called on the loop once it may."""
+        """Whether the operator can take another batch. If not, `wake` is called on the loop once it may.
+
+        Its own timers and completions (`OperatorContext.submit`) are called in either case, and `wake` is not needed for a
+        change that one of them makes.
+        """
         return True
+
+    @property
+    def awaits_work(self) -> bool:
+        """Whether rows will be emitted when work that is under way outside of the loop completes, or a timer is due.
+
+        Until then the task neither ends its data nor reports that it is idle.
+        """
+        return False
 
     def end_input(self, port: int) -> None:
         """Handle the end of input `port`: no more rows follow on it."""

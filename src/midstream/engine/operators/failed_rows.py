@@ -20,6 +20,8 @@ from midstream.engine.state.state_parts import StatePart
 
 FAILED: Final = "failed rows"
 """The tag of the side output of rows for which a function failed, with `on_error="side_output"`."""
+FAILED_RIGHT: Final = "failed rows of the right"
+"""The same for the rows of the second of two connected streams."""
 OnError: TypeAlias = Literal["fail", "drop", "side_output"]
 FailedMax: TypeAlias = tuple[int, int]
 """(failed rows, rows): how many may fail in each block of rows that a subtask processes."""
@@ -29,18 +31,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
-    """What happens to a row for which a function fails. `schema`: the columns of the rows that the function takes."""
+    """What happens to a row for which a function fails. `schema`: the columns of the rows that the function takes; `right`:
+    those of the second of two connected streams.
+    """
 
     on_error: OnError = "fail"
     failed_max: FailedMax | None = None
     schema: pa.Schema | None = None
+    right: pa.Schema | None = None
 
     @property
     def side_outputs(self) -> Mapping[str, pa.Schema]:
         if self.on_error != "side_output":
             return {}
         assert self.schema is not None, self
-        return {FAILED: failed_schema(self.schema)}
+        right = {} if self.right is None else {FAILED_RIGHT: failed_schema(self.right)}
+        return {FAILED: failed_schema(self.schema), **right}
 
 
 FAIL: Final = ErrorPolicy()
@@ -70,14 +76,16 @@ def function_name(function: Callable[..., Any]) -> str:
 class FailedRows:
     """Takes the failed rows of one operator in one subtask, batch by batch.
 
-    `where`: the operator, for messages. `what`: the function's name.
+    `where`: the operator, for messages. `what`: the function's name. `left`: those of the first of two inputs, which are
+    counted together with these of the second.
     """
 
-    def __init__(self, policy: ErrorPolicy, where: str, what: str) -> None:
+    def __init__(self, policy: ErrorPolicy, where: str, what: str, left: FailedRows | None = None) -> None:
         self._policy = policy
         self._where = where
         self._what = what
-        self._tally = Tally(policy.failed_max)
+        self._tag = FAILED if left is None else FAILED_RIGHT
+        self._tally: Tally = Tally(policy.failed_max) if left is None else left._tally
         self._found: list[tuple[int, BaseException]] = []
 
     @property
@@ -112,10 +120,10 @@ class FailedRows:
                 _log.warning("%s (failed row %d of this subtask, on_error=%r)", text, self.total, self._policy.on_error)
         self._tally.advance(batch.num_rows - before)
         if found and self._policy.on_error == "side_output":
-            out.emit(self._rows_of(batch, found), FAILED)
+            out.emit(self._rows_of(batch, found), self._tag)
 
     def _rows_of(self, batch: pa.RecordBatch, found: Sequence[tuple[int, BaseException]]) -> pa.RecordBatch:
-        [schema] = self._policy.side_outputs.values()
+        schema = self._policy.side_outputs[self._tag]
         rows = batch.take(pa.array([row for row, _ in found], pa.int64()))
         row_type = schema.field("row").type
         columns: list[pa.Array[Any]] = [pa.StructArray.from_arrays(rows.columns, fields=list(row_type))]

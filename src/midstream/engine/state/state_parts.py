@@ -29,6 +29,9 @@ class Redistribute(Enum):
     """Every subtask gets all rows of all subtasks."""
     BROADCAST = "broadcast"
     """Every subtask holds the same rows; each new one gets one full copy."""
+    NEWEST = "newest"
+    """Every subtask holds a version of the same rows as one chunk, whose id begins with the time of the version in 15
+    digits; each new one gets the newest version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import polars as pl
 
-from midstream.engine.state.tombstones import Int64s, TombstonedRun, UInt64s, found_in
+from midstream.engine.state.tombstones import Bools, Int64s, TombstonedRun, UInt64s, found_in
 
 RUN_ROWS: Final = 262_144
 """A run of this many rows is not merged any more: merging it would block everything else for more than some 50 ms."""
@@ -78,6 +78,10 @@ class TableRun(TombstonedRun):
         for column, (times, _) in self._times.items():
             times[positions] = _NEVER
             self._times[column] = times, int(times.min())
+
+    def put_back(self, there: Bools | None, rows: int) -> None:
+        super().put_back(there, rows)
+        self._times.clear()
 
     @property
     def is_long(self) -> bool:

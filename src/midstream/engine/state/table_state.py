@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import polars as pl
@@ -24,13 +24,22 @@ from midstream.engine.state.columnar import FrameRun, StateLayout, snapshot_runs
 from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, check_columns
 from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
-from midstream.engine.state.tombstones import Int64s, among, distinct
+from midstream.engine.state.tombstones import Bools, Int64s, among, distinct
 
 PIECES_MAX: Final = 64
 """A frame in more pieces of memory than this is copied into one, since every operation pays for each piece."""
 
 _EPOCH: Final = datetime(1970, 1, 1)
 _EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class TableMark(NamedTuple):
+    """What a table held, and which rows of each run were live."""
+
+    runs: list[TableRun]
+    living: list[tuple[Bools | None, int]]
+    whole: pl.DataFrame | None
+    frozen: Callable[[], tuple[Chunk, ...]] | None
 
 
 class TableState(DeclaredState):
@@ -266,6 +275,18 @@ class TableState(DeclaredState):
         """Remove and return the rows of which a column of timestamps is at most `tick`, in its own unit."""
         found = [(run, run.until(column, min(tick, LAST_TICK))) for run in self._searchable()]
         return self._removed([(run, positions) for run, positions in found if len(positions)])
+
+    def mark(self) -> TableMark:
+        """Return what the table holds now, for `roll_back`."""
+        runs = self._table_runs()
+        return TableMark(list(runs), [(run.there, run.rows) for run in runs], self._whole, self._frozen)
+
+    def roll_back(self, mark: TableMark) -> None:
+        """Undo all changes since `mark`."""
+        for run, (there, rows) in zip(mark.runs, mark.living, strict=True):
+            if run.there is not there:
+                run.put_back(there, rows)
+        self._runs, self._whole, self._frozen = list(mark.runs), mark.whole, mark.frozen
 
     def type_text(self) -> str:
         return ", ".join(f"{field.name} {field.type}" for field in self.schema)

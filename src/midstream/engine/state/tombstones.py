@@ -35,6 +35,10 @@ class TombstonedRun(FrameRun):
         self.there, self._living = there, None
         self.rows -= len(positions)
 
+    def put_back(self, there: Bools | None, rows: int) -> None:
+        """Undo the removals since the run had these rows."""
+        self.there, self.rows, self._living = there, rows, None
+
     @property
     def is_mostly_there(self) -> bool:
         """Whether more than half of the rows are live."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from midstream.engine.core.config import JobConfig
-from midstream.engine.core.interfaces import Clock, Ids, Signal, Storage, Transport, WallClockExecutor
+from midstream.engine.core.interfaces import Clock, Ids, OpenCalls, Signal, Storage, Transport, WallClockExecutor
 from midstream.engine.protocol import messages as m
 
 if TYPE_CHECKING:
@@ -27,8 +27,11 @@ class SlotServices:
     send: Callable[[m.FromSlot], None]
     """Sends a message to the coordinator. Messages arrive in the order of sending."""
     make_signal: Callable[[], Signal]
+    open_calls: OpenCalls
     unpickle: Callable[[bytes], Any] = pickle.loads
     """Turns `Deploy.graph` and `CommitSinks.graph` into a JobGraph."""
+    resources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What the cluster has assigned to the slot: addresses by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,5 +53,7 @@ class TaskServices:
     number of its rows in flight."""
     send: Callable[[m.FromSlot], None]
     """Sends a message to the coordinator. Messages arrive in the order of sending."""
+    open_calls: OpenCalls
     schedule: Callable[[Task], None]
     """Schedules a step of a task."""
+    resources: Mapping[str, Sequence[str]] = field(default_factory=dict)

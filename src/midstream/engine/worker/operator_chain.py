@@ -91,6 +91,7 @@ class OperatorChain:
 
     def __init__(self, operators: Sequence[Operator], task_outputs: TaskOutputs, clock: Clock) -> None:
         self.operators = tuple(operators)
+        self._with_work = [op for op in self.operators if type(op).awaits_work is not Operator.awaits_work]
         self._clock = clock
         self._task_outputs = task_outputs
         self.outputs = [ChainOutput(self, index, task_outputs) for index in range(len(self.operators) + 1)]
@@ -145,6 +146,8 @@ class OperatorChain:
             if index in self._pending or not self._fire(index, watermark_us):
                 self._pending[index] = watermark_us
                 return
+            if operator.holds_watermarks:
+                return
             watermark_us = self._leaving(index, watermark_us)
             index += 1
         if watermark_us > self.offered_us[-1]:
@@ -162,13 +165,22 @@ class OperatorChain:
             self._is_idle = idle
             self._broadcast_idle()
 
+    @property
+    def awaits_work(self) -> bool:
+        """Whether an operator will emit rows when work outside of the loop completes."""
+        return any(operator.awaits_work for operator in self._with_work)
+
+    def completed_work(self) -> None:
+        """Handle that timers or completions have emitted what they had to."""
+        self._broadcast_idle()
+
     def _broadcast_idle(self) -> None:
         """Send the chain's idleness over the edges if it has changed.
 
-        A chain that still fires a watermark does not report that it is idle: its consumers would advance event time
-        without waiting for the rows that are still to be fired.
+        A chain that still fires a watermark, or awaits work, does not report that it is idle: its consumers would advance
+        event time without waiting for the rows that are still to come.
         """
-        if self._is_idle != self._is_idle_sent and not (self._is_idle and self._pending):
+        if self._is_idle != self._is_idle_sent and not (self._is_idle and (self._pending or self.awaits_work)):
             self._is_idle_sent = self._is_idle
             self._task_outputs.broadcast(WatermarkStatus(self._is_idle))
 
@@ -195,19 +207,25 @@ class OperatorChain:
 
     @property
     def is_firing(self) -> bool:
-        """Whether a watermark is pending. Then `pump` must be called before anything else."""
+        """Whether a watermark is pending. Then `pump` must be called before any row is processed."""
         return bool(self._pending)
+
+    @property
+    def firing(self) -> int:
+        """The index of the operator that `pump` fires next."""
+        return max(self._pending)
 
     def pump(self) -> None:
         """Fire one more slice of the pending watermark of the operator that is closest to the edges."""
-        self._fire_pending(max(self._pending))
+        self._fire_pending(self.firing)
         self._broadcast_idle()
 
     def _fire_pending(self, index: int) -> None:
         watermark_us = self._pending[index]
         if self._fire(index, watermark_us):
             del self._pending[index]
-            self.offer(index + 1, self._leaving(index, watermark_us))
+            if not self.operators[index].holds_watermarks:
+                self.offer(index + 1, self._leaving(index, watermark_us))
 
     def _fire(self, index: int, watermark_us: int) -> bool:
         before = self.enter((index, -1))
@@ -257,7 +275,8 @@ class OperatorChain:
             return  # nearly always: the last watermark has left the chain
         for index, operator in enumerate(self.operators):
             mark, left = self.offered_us[index], self.offered_us[index + 1]
-            if self._leaving(index, mark) > left and index not in self._pending and not operator.makes_watermarks:
+            may_keep = operator.makes_watermarks or operator.holds_watermarks
+            if self._leaving(index, mark) > left and index not in self._pending and not may_keep:
                 following = self.operators[index + 1 : index + 2]
                 if mark == MAX_WATERMARK_US or not any(each.makes_watermarks for each in following):
                     raise InvariantError(

@@ -255,7 +255,9 @@ class SlotMachine:
             unaligned_edges=unaligned_edges(any_graph),
             inline_bytes_max=inline_bytes_max(config.inline_bytes, subtasks),
             send=self._services.send,
+            open_calls=self._services.open_calls,
             schedule=self._scheduler.schedule,
+            resources=self._services.resources,
         )
         self._deployment = Deployment(self.slot_id, deploy, loaded, services)
         self.tasks, self.pool = self._deployment.tasks, self._deployment.pool

@@ -130,7 +130,7 @@ class Step(Enum):
     """A mail handles barriers and bookkeeping, and needs no buffer."""
     WAIT = "wait for room in the output"
     FIRE = "fire a slice of a watermark"
-    TIMER = "call a timer that is due"
+    TIMER = "call a timer that is due, or the completion of work"
     READ_GATES = "read from the gates"
     """Read rows, or after the end of the data the remaining barriers and ends."""
     READ_SOURCE = "read from the source"
@@ -269,6 +269,11 @@ class Task:
         """Whether the task has processed all its data, and waits until that is committed."""
         return self.state in _ALL_EMITTED
 
+    @property
+    def awaits_work(self) -> bool:
+        """Whether an operator will emit rows when work that is under way outside of the loop completes."""
+        return self.is_live and self.operators.chain.awaits_work
+
     # ---- from gates and partitions -------------------------------------------
 
     def wake(self) -> None:
@@ -366,15 +371,18 @@ class Task:
             return _MAIL
         if not self._output_available():
             return _WAIT
-        if operators.chain.is_firing:
+        if operators.chain.is_firing and operators.are_ready(operators.chain.firing):
             return _FIRE
-        if operators.due_timers and self._last is not _TIMER:
+        may_call = operators.next_due() is not None
+        if may_call and self._last is not _TIMER:
             return _TIMER
+        if operators.chain.is_firing or not operators.are_ready(-1):
+            return _TIMER if may_call else _WAIT
         if state is _RUNNING:
             return _READ_GATES if operators.source is None else _READ_SOURCE
         if state is _PAUSED:
             return _PAUSE
-        return _FLUSH if state is _ENDING else _READ_GATES
+        return _FLUSH if state is _ENDING and not operators.chain.awaits_work else _READ_GATES
 
     def _step(self, started_s: float) -> bool:
         """Do the next step. Returns whether another one may have something to do. If not, `wake` will be called."""
@@ -396,7 +404,10 @@ class Task:
             self.operators.chain.pump()
             return True
         elif step is _TIMER:
-            self.operators.due_timers.popleft()()
+            due = self.operators.next_due()
+            assert due is not None, "a timer step, and nothing can be called"
+            self.operators.call_due(due)
+            self.operators.chain.completed_work()
             return True
         elif step is _FLUSH:
             self._finish()
@@ -407,23 +418,22 @@ class Task:
         else:
             assert step is _PAUSE, step
             has_more = False
-        return has_more or bool(self.operators.due_timers)
+        return has_more or bool(self.operators.due)
 
     def _may_have_work(self) -> bool:
         operators, state = self.operators, self.state
-        if operators.due_timers or operators.chain.is_firing or self.input.may_have_data:
+        if operators.due or operators.chain.is_firing or self.input.may_have_data:
             return True
         if state is _RUNNING or state is _PAUSED:
             return operators.source is not None
-        return state is _ENDING or state is _AWAITS_SENT
+        return state is _AWAITS_SENT or (state is _ENDING and not operators.chain.awaits_work)
 
     def _output_available(self) -> bool:
         for partition in self.partitions:
             if not partition.is_available():
                 partition.wake_when_available()
                 return False
-        may_be_busy = self.operators.may_be_busy
-        return not may_be_busy or all(operator.ready(self.wake) for operator in may_be_busy)
+        return True
 
     def _read_source(self) -> bool:
         source, chain = self.operators.source, self.operators.chain

@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
+from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.interfaces import Timer
+from midstream.engine.core.interfaces import Calls, Done, Failed, Outcomes, Timer
 from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Vertex
@@ -23,6 +25,7 @@ from midstream.engine.worker.operator_chain import NO_OPERATOR, OperatorChain, T
 from midstream.engine.worker.source_reader import SourceReader
 from midstream.engine.worker.task_input import SLICE_S
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -64,10 +67,13 @@ class TaskOperators:
         self.chain = OperatorChain([spec.operator for spec in vertex.operators], self.outputs, services.clock)
         self.uids = [spec.uid for spec in vertex.operators]
         self.source: SourceReader | None = None
-        self.may_be_busy = [op for op in self.chain.operators if type(op).ready is not Operator.ready]
-        """The operators that at times are not ready for rows."""
-        self.due_timers: deque[Callable[[], None]] = deque()
-        """The callbacks of timers that are due. They may emit, so they wait until there is room in the output."""
+        self._may_be_busy = [
+            (index, op) for index, op in enumerate(self.chain.operators) if type(op).ready is not Operator.ready
+        ]
+        """The operators that at times are not ready for rows, with their indexes."""
+        self.due: deque[tuple[int, Callable[[], None]]] = deque()
+        """The callbacks of timers that are due, and of work that has completed, each with its operator's index. They may
+        emit, so they wait until there is room in the output."""
         self._timers: set[Timer] = set()
         self._takes_timers = True
         """Whether timers may be set. After the end of the data, a timer would never be called."""
@@ -102,14 +108,18 @@ class TaskOperators:
                 executor=services.executor,
                 ids=services.ids,
                 storage=services.storage,
-                call_at=self.call_at,
-                call_later=self.call_later,
+                call_at=partial(self._call_at, index),
+                call_later=partial(self._call_later, index),
+                submit=partial(self._submit, index),
+                open_calls=partial(self._open_calls, index),
+                watermark_us=restored.watermarks.get(spec.uid, (MIN_WATERMARK_US, 0))[0],
                 fail=self._fail,
                 job_id=services.job_id,
                 attempt=services.attempt,
                 stored_bytes=stored_bytes,
                 splits=splits,
                 is_bounded=self._is_bounded,
+                resources=services.resources,
             )
             if not spec.operator.keeps_splits:
                 splits = None
@@ -161,32 +171,73 @@ class TaskOperators:
             except BaseException:  # noqa: BLE001 - the other operators must be closed too
                 _log.warning("%s: closing it failed", spec.name, exc_info=True)
 
-    # ---- timers ----
+    # ---- rows ----
 
-    def call_at(self, time_ms: int, mail: Callable[[], None]) -> Timer:
-        return self._timer(f"at {time_ms} ms", partial(self._services.executor.call_at, time_ms), mail)
+    def are_ready(self, after: int) -> bool:
+        """Whether all operators after the one at this index can take rows. If not, `wake` will be called."""
+        return all(operator.ready(self._wake) for index, operator in self._may_be_busy if index > after)
 
-    def call_later(self, delay_s: float, mail: Callable[[], None]) -> Timer:
-        return self._timer(f"in {delay_s} s", partial(self._services.executor.call_later, delay_s), mail)
+    # ---- timers, and work outside of the loop ----
 
-    def _timer(self, when: str, start: Callable[[Callable[[], None]], Timer], mail: Callable[[], None]) -> Timer:
+    def next_due(self) -> int | None:
+        """The position in `due` of what can be called next; None if there is nothing. If so, `wake` will be called.
+
+        That is the first, or if operators after it take no rows now, the first one of the operator that is closest to
+        the edges: what it waits for may be those.
+        """
+        if not self.due or self.are_ready(self.due[0][0]):
+            return 0 if self.due else None
+        last = max(index for index, _ in self.due)
+        return next(at for at, (index, _) in enumerate(self.due) if index == last) if self.are_ready(last) else None
+
+    def call_due(self, position: int) -> None:
+        """Call a timer that is due, or the completion of work, in the name of its operator."""
+        index, mail = self.due[position]
+        del self.due[position]
+        before = self.chain.enter((index, -1))
+        mail()
+        self.chain.enter(before)
+
+    def _call_at(self, index: int, time_ms: int, mail: Callable[[], None]) -> Timer:
+        return self._timer(index, f"at {time_ms} ms", partial(self._services.executor.call_at, time_ms), mail)
+
+    def _call_later(self, index: int, delay_s: float, mail: Callable[[], None]) -> Timer:
+        return self._timer(index, f"in {delay_s} s", partial(self._services.executor.call_later, delay_s), mail)
+
+    def _timer(
+        self, index: int, when: str, start: Callable[[Callable[[], None]], Timer], mail: Callable[[], None]
+    ) -> Timer:
         if not self._takes_timers:
             raise InvariantError(f"task {self._ref} has ended its data, and sets a timer {when}")
         timer: Timer
 
         def fire() -> None:
             self._timers.discard(timer)
-            self.due_timers.append(mail)
-            self._wake()
+            self._add_due(index, mail)
 
         timer = start(fire)
         self._timers.add(timer)
         return timer
 
+    def _submit(self, index: int, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
+        self._services.executor.submit(work, lambda outcome: self._add_due(index, partial(done, outcome)))
+
+    def _open_calls(
+        self, index: int, of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]
+    ) -> Calls:
+        return self._services.open_calls(
+            of_coroutines, threads_max, lambda outcomes: self._add_due(index, partial(completed, outcomes))
+        )
+
+    def _add_due(self, index: int, mail: Callable[[], None]) -> None:
+        if self._takes_timers:
+            self.due.append((index, mail))
+            self._wake()
+
     def stop_timers(self) -> None:
-        """Cancel all timers. From now on none can be set."""
+        """Cancel all timers, and drop the outcome of work under way. From now on no timer can be set."""
         self._takes_timers = False
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        self.due_timers.clear()
+        self.due.clear()

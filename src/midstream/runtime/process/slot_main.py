@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -42,6 +43,7 @@ from midstream.engine.protocol.messages import (
     Welcome,
 )
 from midstream.engine.worker.interfaces import SlotServices
+from midstream.runtime.concurrent_calls import ConcurrentCalls
 from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.connection import Connection, dial
 from midstream.runtime.network.message_channel import RECEIVE_BUFFER_BYTES, MessageChannel
@@ -68,20 +70,22 @@ _log = logging.getLogger(__name__)
 _decoder: msgspec.msgpack.Decoder[ToSlot | SampleRows] = msgspec.msgpack.Decoder(ToSlot | SampleRows)
 
 
-def run_slot(launch: SlotLaunch, capture: SlotOutput | None = None) -> None:
+def run_slot(
+    launch: SlotLaunch, capture: SlotOutput | None = None, resources: Mapping[str, Sequence[str]] | None = None
+) -> None:
     """Run a slot until it is released. Call it on the main thread of a separate process.
 
-    `capture`: captures what user code prints and logs. Raises ClusterError if the driver cannot be reached, and any bug
+    `capture`: captures what user code prints and logs. `resources`: what the cluster has assigned to the slot. Raises ClusterError if the driver cannot be reached, and any bug
     that ended the machine.
     """
     limit_threads()
     keep_freed_memory()
     allow(SLOT_DESCRIPTORS)
-    _SlotProcess(launch, capture).run()
+    _SlotProcess(launch, capture, resources or {}).run()
 
 
 class _SlotProcess:
-    def __init__(self, launch: SlotLaunch, capture: SlotOutput | None) -> None:
+    def __init__(self, launch: SlotLaunch, capture: SlotOutput | None, resources: Mapping[str, Sequence[str]]) -> None:
         import psutil
 
         from midstream.engine.worker.slot_machine import (
@@ -90,6 +94,7 @@ class _SlotProcess:
 
         self._make_machine = SlotMachine
         self._capture = capture
+        self._resources = resources
         self._launch = launch
         self._loop = EventLoop("slot", fatal=self._fatal)
         self._memory = psutil.Process().memory_info
@@ -211,7 +216,9 @@ class _SlotProcess:
                 open_storage=FileStorage,
                 send=self._channel.send,
                 make_signal=threading.Event,
+                open_calls=ConcurrentCalls(self._loop).open,
                 unpickle=self._modules.unpickle,
+                resources=self._resources,
             )
         )
         self._machine.handle(welcome)

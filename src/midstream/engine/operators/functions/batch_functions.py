@@ -17,17 +17,19 @@ Arrow RecordBatch or Table) with the columns of the schema, or None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import check_held_by_polars, to_polars
+from midstream.engine.core.batches import check_held_by_polars, concat, to_polars
 from midstream.engine.core.errors import JobError
+from midstream.engine.operators.bad_records import TALLY
 from midstream.engine.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.expressions import EXPRESSION_ERRORS
+from midstream.engine.operators.failed_rows import FAIL, ErrorPolicy, FailedRows
 from midstream.engine.operators.functions.function_operator import Function, FunctionOperator, Port
 from midstream.engine.operators.functions.process_context import TimeContext
 from midstream.engine.operators.row_conversion import check_keys
@@ -170,8 +172,16 @@ class CoBatchFunction(BatchFunction):
 class BatchFunctionOperator(FunctionOperator):
     """Runs a function on batches. Raises immediately for keys and states that do not fit together."""
 
-    def __init__(self, name: str, function: BatchFunction, ports: Sequence[Port], schema: pa.Schema) -> None:
-        super().__init__(name, function, ports, schema)
+    def __init__(
+        self,
+        name: str,
+        function: BatchFunction,
+        ports: Sequence[Port],
+        schema: pa.Schema,
+        policy: ErrorPolicy = FAIL,
+    ) -> None:
+        super().__init__(name, function, ports, schema, policy)
+        self.side_outputs: dict[str, pa.Schema] = dict(policy.side_outputs)
         for state_name, state in self._declared().items():
             if not isinstance(state, TableState):
                 raise JobError(
@@ -197,7 +207,11 @@ class BatchFunctionOperator(FunctionOperator):
         self._open_function()
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
+        if self._failed[0] is not None:
+            self._failed[0].restore(parts)
         for name, part in parts.items():
+            if name == TALLY:
+                continue
             if name not in self._states:
                 raise self._undeclared(name)
             self._states[name].restore(part.chunks, self._where)
@@ -211,8 +225,40 @@ class BatchFunctionOperator(FunctionOperator):
 
     def _call(self, batch: pa.RecordBatch, port: int) -> None:
         """Give the function rows that have their keys and event times."""
-        method = self._ports[port].method
-        self._run(method, lambda: getattr(self._function, method)(to_polars(batch), self._context))
+        failed, method = self._failed[port], self._ports[port].method
+        if failed is None:
+            self._run(method, lambda: getattr(self._function, method)(to_polars(batch), self._context))
+            return
+        made = [part for part in self._made_apart(batch, method, failed) if part is not None and part.num_rows]
+        if made:
+            self._out.emit(concat(made))
+        failed.flush(batch, self._out)
+        self.failed_rows = failed.total
+
+    def _made_apart(self, batch: pa.RecordBatch, method: str, failed: FailedRows) -> Iterator[pa.RecordBatch | None]:
+        """Yield what the function makes of the rows for which it does not fail, and add the others to `failed`.
+
+        What it has done to its tables for a batch that fails is undone, and it is called again with halves of the batch,
+        until each row that fails is alone. Since a result must not depend on which rows share a batch, that is what it
+        would make of the rows one by one.
+        """
+        waiting = [(0, batch.num_rows)]
+        while waiting:
+            first, rows = waiting.pop()
+            before = [(state, state.mark()) for state in self._states.values()]
+            try:
+                returned = getattr(self._function, method)(to_polars(batch.slice(first, rows)), self._context)
+                made = None if returned is None else made_batch(returned, self.schema, self._where, method)
+            except EXPRESSION_ERRORS as error:
+                for state, mark in before:
+                    state.roll_back(mark)
+                if rows == 1:
+                    failed.add(first, error)
+                else:
+                    half = rows // 2
+                    waiting += [(first + half, rows - half), (first, half)]  # the first half is next
+            else:
+                yield made
 
     def advance_watermark(self, watermark_us: int) -> bool:
         self._context.watermark_us = watermark_us
@@ -233,13 +279,13 @@ class BatchFunctionOperator(FunctionOperator):
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         """Take references now; key groups and tables are computed later."""
         ids, where = self._runtime.ids, self._where
+        now = NOTHING if self._failed[0] is None else self._failed[0].snapshot(ids.new_id)
         frozen = {name: chunks for name, state in self._states.items() if (chunks := state.snapshot(ids, where))}
         if not frozen:
-            return NOTHING
+            return now
         return Snapshot(
-            later=lambda: SnapshotResult(
-                {name: StatePart(Redistribute.KEYED, chunks()) for name, chunks in frozen.items()}
-            )
+            now.now,
+            lambda: SnapshotResult({name: StatePart(Redistribute.KEYED, chunks()) for name, chunks in frozen.items()}),
         )
 
     def contents(self) -> dict[str, pl.DataFrame]:

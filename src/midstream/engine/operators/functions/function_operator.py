@@ -13,6 +13,7 @@ from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import JobError, MidstreamError, SchemaError
 from midstream.engine.operators.base import KEY, Operator, OperatorContext, Output
 from midstream.engine.operators.event_time_column import EventTime, TimeColumn
+from midstream.engine.operators.failed_rows import FAIL, ErrorPolicy, FailedRows
 from midstream.engine.operators.functions.process_context import Calendar, TimeContext
 from midstream.engine.operators.row_conversion import USER_ERRORS, at_row, fields_text, require_keys, user_error
 from midstream.engine.state.declared_state import DeclaredState, declared_states
@@ -26,7 +27,8 @@ class Function:
 
         What cannot be pickled, such as a connection, is created here.
 
-        `context`: has `uid`, `name`, `subtask`, `parallelism` and `metrics`.
+        `context`: has `uid`, `name`, `subtask`, `parallelism`, `metrics` and `resources`: the addresses of what Spark has
+        assigned to the slot, such as `{"gpu": ["0"]}`, for all of its subtasks; {} without Spark.
 
             def open(self, context):
                 self.model = load_model("model.bin")
@@ -72,9 +74,14 @@ def two_ports(
 class FunctionOperator(Operator):
     """Runs a user's function. Raises SchemaError immediately for keys that do not match and event times that are not
     timestamps.
+
+    `policy`: what happens to a row for which the function fails. One of a broadcast input fails the job: subtasks for
+    which it does not fail would hold another state than the others.
     """
 
-    def __init__(self, name: str, function: Any, ports: Sequence[Port], schema: pa.Schema) -> None:
+    def __init__(
+        self, name: str, function: Any, ports: Sequence[Port], schema: pa.Schema, policy: ErrorPolicy = FAIL
+    ) -> None:
         self.schema = canonical_schema(schema)
         self._where = f"operator {name!r}"
         self._function = function
@@ -85,6 +92,9 @@ class FunctionOperator(Operator):
         ]
         self._calendar = Calendar(aware=any(time is not None and time.kind.tz for time in self._times))
         self._opened = False
+        self._policy = policy
+        self._failed: list[FailedRows | None] = [None for _ in ports]
+        """For each input; None if a row for which the function fails is to fail the job."""
         # The following attributes are set when the operator opens.
         self._runtime: OperatorContext
         self._context: TimeContext
@@ -115,6 +125,11 @@ class FunctionOperator(Operator):
         self._runtime = context
         self.user_metrics = context.metrics
         self._out = out
+        if self._policy.on_error != "fail":
+            names = [f"{type(self._function).__qualname__}.{port.method}" for port in self._ports]
+            first = self._failed[0] = FailedRows(self._policy, self._where, names[0])
+            if len(self._ports) > 1 and not self._ports[1].broadcast:
+                self._failed[1] = FailedRows(self._policy, self._where, names[1], first)
 
     def _open_function(self) -> None:
         """Open the function, once its states are bound."""

@@ -58,13 +58,10 @@ class ProcessOperator(FunctionOperator):
         side_outputs: Mapping[str, pa.Schema],
         policy: ErrorPolicy = FAIL,
     ) -> None:
-        super().__init__(name, function, ports, schema)
+        super().__init__(name, function, ports, schema, policy)
         self.side_outputs = {
             tag: canonical_schema(side) for tag, side in (*side_outputs.items(), *policy.side_outputs.items())
         }
-        self._policy = policy
-        self._failed: FailedRows | None = None
-        """None if a row for which the function fails is to fail the job."""
         self._check_keys()
         self._check_states()
         # The following attributes are set when the operator opens.
@@ -129,14 +126,11 @@ class ProcessOperator(FunctionOperator):
             context.metrics,
             self._side_output,
         )
-        if self._policy.on_error != "fail":
-            what = f"{type(self._function).__qualname__}.{self._ports[0].method}"
-            self._failed = FailedRows(self._policy, self._where, what)
         self._open_function()
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
-        if self._failed is not None:
-            self._failed.restore(parts)
+        if self._failed[0] is not None:
+            self._failed[0].restore(parts)
         parts = {name: part for name, part in parts.items() if name != TALLY}
         expected = {state.part_name: state for state in self._states.values()}
         timers = {name: queue for name, queue in self._queues().items() if name in parts}
@@ -164,8 +158,9 @@ class ProcessOperator(FunctionOperator):
     # ---- rows ----
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        if self._failed is not None:
-            self._process_apart(batch, self._failed)
+        failed = self._failed[port]
+        if failed is not None:
+            self._process_apart(batch, port, failed)
             return
         spec = self._ports[port]
         handler: Handler = getattr(self._function, spec.method)
@@ -192,9 +187,9 @@ class ProcessOperator(FunctionOperator):
             self._leave()
         self._flush(batch)
 
-    def _process_apart(self, batch: pa.RecordBatch, failed: FailedRows) -> None:
-        """Process the rows of the only input one by one, and undo what the function has done for those that fail."""
-        spec, times = self._ports[0], self._times[0]
+    def _process_apart(self, batch: pa.RecordBatch, port: int, failed: FailedRows) -> None:
+        """Process the rows of an input one by one, and undo what the function has done for those that fail."""
+        spec, times = self._ports[port], self._times[port]
         handler: Handler = getattr(self._function, spec.method)
         keys = self._keys(batch, spec)
         times_us = None if times is None else times.us(batch).tolist()
@@ -351,7 +346,7 @@ class ProcessOperator(FunctionOperator):
         new_id, stored_bytes, encoding = self._runtime.ids.new_id, self._runtime.stored_bytes, self._encoding
         of_states = [(state, state.snapshot(new_id, stored_bytes)) for state in self._states.values()]
         of_timers = [(name, queue.log.snapshot(new_id, stored_bytes)) for name, queue in self._queues().items()]
-        now = NOTHING if self._failed is None else self._failed.snapshot(new_id)
+        now = NOTHING if self._failed[0] is None else self._failed[0].snapshot(new_id)
         if not any(part for _, part in (*of_states, *of_timers)):
             return now
         own, where = self.own, self._where

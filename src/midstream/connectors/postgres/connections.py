@@ -1,0 +1,60 @@
+"""Connections to a PostgreSQL server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from midstream.engine.core.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+_PATIENCE: Final = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""How long to wait for a server that has gone silent, unless `dsn` sets it."""
+
+
+def checked_dsn(dsn: str, where: str) -> str:
+    """Check the connection string. One that cannot be parsed is not shown, since it may contain a password."""
+    from psycopg import Error
+    from psycopg.conninfo import conninfo_to_dict
+
+    readable = isinstance(dsn, str)
+    if readable:
+        try:
+            conninfo_to_dict(dsn)
+        except Error:
+            readable = False
+    if not readable:
+        raise ConfigError(
+            f"{where}: dsn= is not a connection string; write for example 'host=db dbname=shop user=etl' "
+            "or 'postgresql://etl@db/shop' (with special characters in a URL percent-encoded)"
+        )
+    return dsn
+
+
+def connect(dsn: str, where: str) -> Connection[Any]:
+    """Connect once. The call blocks. Raises StorageError if that fails."""
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    said = conninfo_to_dict(dsn)
+    defaults = {name: value for name, value in _PATIENCE.items() if name not in said}
+    try:
+        return psycopg.connect(
+            dsn,
+            prepare_threshold=None,  # a pooler may give every transaction another server connection
+            client_encoding="utf8",
+            fallback_application_name="midstream",
+            **defaults,  # type: ignore[arg-type]
+        )
+    except psycopg.Error as error:
+        raise StorageError(
+            f"{where}: cannot connect: {' '.join(str(error).split())}. Is the server running, and are host, port, "
+            "database and user correct? A password comes from PGPASSWORD, a password file or a service file"
+        ) from error

@@ -1,0 +1,144 @@
+"""Calls of users' functions outside of a slot's loop: coroutines on one asyncio thread, others on threads of their own.
+
+However many calls complete while the loop is busy, their outcomes reach it as one mail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from midstream.engine.core.interfaces import Call, Calls, Done, Executor, Failed, Outcomes
+from midstream.runtime.io_pool import IoPool
+
+_log = logging.getLogger(__name__)
+
+
+class ConcurrentCalls:
+    """All calls of one slot. `open` is an `engine.core.interfaces.OpenCalls`."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop of all coroutines, on a thread that ends with the process; started by the first function."""
+
+    def open(self, of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]) -> Calls:
+        outcomes = _Outcomes(self._executor, completed)
+        if not of_coroutines:
+            return _ThreadCalls(threads_max, outcomes)
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="midstream-coroutines", daemon=True).start()
+        return _CoroutineCalls(self._loop, outcomes)
+
+
+class _Outcomes:
+    """Outcomes on their way to the loop. `add` may be called from any thread."""
+
+    def __init__(self, executor: Executor, completed: Callable[[Outcomes], None]) -> None:
+        self._executor = executor
+        self._completed = completed
+        self._waiting: deque[tuple[int, Done[Any] | Failed]] = deque()
+        self._is_posted = False
+        self.closed = False
+
+    def add(self, number: int, outcome: Done[Any] | Failed) -> None:
+        self._waiting.append((number, outcome))
+        if not self._is_posted:  # two threads may both post: the second mail finds nothing
+            self._is_posted = True
+            self._executor.post(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_posted = False  # before the outcomes are taken: one that is added later posts again
+        found = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        if found and not self.closed:
+            self._completed(found)
+
+
+class _ThreadCalls:
+    """engine.core.interfaces.Calls on threads, which are started as they are needed.
+
+    A call that has begun cannot be interrupted. Its thread is lost to other calls until it returns.
+    """
+
+    def __init__(self, threads_max: int, outcomes: _Outcomes) -> None:
+        self._pool = IoPool("midstream-calls", threads_max)
+        self._outcomes = outcomes
+        self._cancelled: set[int] = set()
+
+    def start(self, calls: Sequence[Call]) -> None:
+        for number, work in calls:
+            self._pool.submit(partial(self._call, number, work))
+
+    def _call(self, number: int, work: Callable[[], Any]) -> None:
+        if number in self._cancelled or self._outcomes.closed:
+            self._cancelled.discard(number)
+            return
+        outcome: Done[Any] | Failed
+        try:
+            outcome = Done(work())
+        except BaseException as error:  # noqa: BLE001 - the outcome, good or bad, goes to the caller
+            outcome = Failed(error)
+        self._outcomes.add(number, outcome)
+
+    def cancel(self, numbers: Collection[int]) -> None:
+        self._cancelled.update(numbers)
+
+    def close(self, last: Callable[[], Any] | None = None) -> None:
+        self._outcomes.closed = True
+        self._pool.close(0.0)
+
+
+class _CoroutineCalls:
+    """engine.core.interfaces.Calls on an asyncio loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, outcomes: _Outcomes) -> None:
+        self._loop = loop
+        self._outcomes = outcomes
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """The calls under way, by number. Only the asyncio thread uses it."""
+
+    def start(self, calls: Sequence[Call]) -> None:
+        self._loop.call_soon_threadsafe(self._start, calls)
+
+    def _start(self, calls: Sequence[Call]) -> None:
+        for number, work in calls:
+            self._tasks[number] = self._loop.create_task(self._call(number, work))
+
+    async def _call(self, number: int, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        outcome: Done[Any] | Failed
+        try:
+            outcome = Done(await work())
+        except BaseException as error:  # noqa: BLE001 - the outcome, good or bad, goes to the caller
+            outcome = Failed(error)
+        self._tasks.pop(number, None)
+        self._outcomes.add(number, outcome)
+
+    def cancel(self, numbers: Collection[int]) -> None:
+        self._loop.call_soon_threadsafe(self._cancel, numbers)
+
+    def _cancel(self, numbers: Collection[int]) -> None:
+        for number in numbers:
+            task = self._tasks.pop(number, None)
+            if task is not None:
+                task.cancel()
+
+    def close(self, last: Callable[[], Any] | None = None) -> None:
+        self._outcomes.closed = True
+        asyncio.run_coroutine_threadsafe(self._close(last), self._loop)
+
+    async def _close(self, last: Callable[[], Any] | None) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if last is not None:
+            try:
+                await last()
+            except Exception:  # noqa: BLE001 - the attempt has ended; only the log can name it
+                _log.warning("close() of a coroutine function failed", exc_info=True)
