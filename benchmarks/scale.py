@@ -48,6 +48,7 @@ from midstream.engine.operators.windows.window_factory import tumbling
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_machine import SlotMachine
+from midstream.runtime.concurrent_calls import ConcurrentCalls
 from midstream.runtime.process.process_slots import ProcessSlots
 from midstream.runtime.random_ids import RandomIds
 from midstream.runtime.storage.file_storage import FileStorage
@@ -185,6 +186,7 @@ def measure_channels(parallelism: int) -> dict[str, float]:
                 open_storage=FileStorage,
                 send=peers.sent.append,
                 make_signal=threading.Event,
+                open_calls=ConcurrentCalls(peers).open,
             )
         )
         machine.handle(m.Welcome(0, 1.0, 30.0))

@@ -15,7 +15,14 @@ from midstream.runtime.process.process_slots import ProcessSlots
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 EXAMPLES = {
-    "streams.md": ["Streams", "Environment", "Rows to rows", "Models and clients", "Running aggregates"],
+    "streams.md": [
+        "Streams",
+        "Environment",
+        "Rows to rows",
+        "Models and clients",
+        "Calls that take time",
+        "Running aggregates",
+    ],
     "event-time.md": ["Event time and windows", "Late rows", "Joins"],
     "state.md": ["State and timers", "Two inputs", "Functions on batches", "Aggregates of your own"],
     "sources.md": ["Sources", "A source of your own"],

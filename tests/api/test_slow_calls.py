@@ -125,7 +125,7 @@ def test_a_coroutine_function_is_refused_where_it_would_not_be_awaited() -> None
     calls = (stream.map, stream.flat_map, stream.filter, stream.map_batches)
     for call in calls:
         with pytest.raises(JobError, match=r"is a coroutine function .*map_async\(\), which awaits it"):
-            call(awaited)  # type: ignore[operator]
+            call(awaited)
 
     async def yields(row: Any) -> Any:
         yield row
@@ -159,3 +159,18 @@ def test_what_the_function_raises_fails_the_job_after_its_retries() -> None:
 
     with pytest.raises(LookupError, match="call 3"):
         testing.run(numbers(1).map_async(Fails(), MADE, retries=2))
+
+
+@pytest.mark.parametrize("is_awaited", [True, False])
+def test_a_function_may_return_the_same_dict_each_time(is_awaited: bool) -> None:
+    shared: dict[str, Any] = {}
+
+    def same(row: dict[str, Any]) -> dict[str, Any]:
+        shared.update(row)
+        return shared
+
+    async def same_awaited(row: dict[str, Any]) -> dict[str, Any]:
+        return same(row)
+
+    found = testing.run(numbers(5).map_async(same_awaited if is_awaited else same), cut="whole")
+    assert [row["n"] for row in found.rows] == list(range(5))

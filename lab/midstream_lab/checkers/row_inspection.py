@@ -188,7 +188,9 @@ class RowInspection:
             for table in self.tables_of(storage, subtask, HELD, SORTING):
                 yield from table.select(SCHEMA.names).to_batches()
             for table in self.tables_of(storage, subtask, CALLED):
-                yield from (pa.RecordBatch.from_struct_array(rows) for rows in table.column("row").chunks)
+                for rows in table.column("row").chunks:
+                    assert is_struct_array(rows)
+                    yield pa.RecordBatch.from_struct_array(rows)
 
     # ---- contents
 

@@ -60,7 +60,8 @@ class CallsInTurn:
     def _run(self, works: Sequence[Callable[[], Any]]) -> list[Done[Any] | Failed]:
         if self._loop is None:
             return []
-        return _complete(self._loop, _all(works))
+        found: list[Done[Any] | Failed] = _complete(self._loop, _all(works))
+        return found
 
 
 async def _all(works: Sequence[Callable[[], Any]]) -> list[Done[Any] | Failed]:

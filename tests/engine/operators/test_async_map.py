@@ -89,7 +89,7 @@ class Async(World):
     @property
     def under_way(self) -> dict[int, int]:
         """The numbers of the rows under way, by that of the call, without those that have timed out."""
-        return {number: work.args[0]["n"] for number, work in self.calls.begun.items()}  # type: ignore[attr-defined]
+        return {number: work.args[-1]["n"] for number, work in self.calls.begun.items()}  # type: ignore[attr-defined]
 
     def complete(self, *numbers: int) -> None:
         """Complete the calls of these rows, together."""
@@ -181,7 +181,7 @@ def test_a_row_is_called_again_after_a_pause_that_grows_and_then_fails_the_job()
         world.advance_clock(began_ms + pause_ms)
         assert list(world.under_way.values()) == [7]
         [work] = world.calls.begun.values()
-        assert work.args[0]["tags"] == ["new"]  # type: ignore[attr-defined]
+        assert work.args[-1]["tags"] == ["new"]  # type: ignore[attr-defined]
     with pytest.raises(JobError, match=r"'lookup': the function raised OSError for the row .*7.*: no answer") as raised:
         world.fail(7)
     assert isinstance(raised.value.__cause__, OSError) and raised.value.row == 0
@@ -278,9 +278,9 @@ def test_each_row_once_in_its_order_between_its_watermarks_through_failures_and_
     class Events:
         """Keeps results and watermarks in the order in which they are emitted."""
 
-        def watermark(self, at_us: int) -> None:
+        def watermark(self, watermark_us: int) -> None:
             collect()
-            events.append(("watermark", at_us))
+            events.append(("watermark", watermark_us))
 
     world.out.watermark = Events().watermark  # type: ignore[method-assign]
     for action in data.draw(
@@ -351,4 +351,4 @@ def test_each_row_once_in_its_order_between_its_watermarks_through_failures_and_
 def test_arguments_that_make_no_sense_are_refused() -> None:
     for wrong in ((0, "5 s", 3, True), (True, "5 s", 3, True), (1, 0, 3, True), (1, "5 s", -1, True), (1, "5 s", 0, 1)):
         with pytest.raises(ConfigError, match="map_async"):
-            call_limits(*wrong)  # type: ignore[arg-type]
+            call_limits(*wrong)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from in_memory import MemoryStorage
+from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.elements import MAX_WATERMARK_US, CheckpointBarrier, WatermarkStatus
 from midstream.engine.core.errors import JobError
 from midstream.engine.core.ids import TaskId
@@ -98,7 +99,7 @@ class Takes(Operator):
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         assert self.is_ready
-        self.rows += batch.column("n").to_pylist()
+        self.rows += to_list(batch.column("n"))
 
     def ready(self, wake: Callable[[], None]) -> bool:
         self.wake = wake
@@ -124,6 +125,9 @@ class World:
         self.task.open(RestoredOperators())
         self.task.start()
         self.run()
+
+    def state(self) -> TaskState:
+        return self.task.state
 
     def run(self) -> list[Step]:
         taken: list[Step] = []
@@ -200,14 +204,14 @@ def test_the_data_ends_when_the_work_has_completed_and_checkpoints_go_on() -> No
     world.looks.ready = lambda wake: True  # type: ignore[method-assign]
     world.looks.look(lambda: row(1))
     assert world.run()[-1] is Step.READ_GATES
-    assert world.task.state is TaskState.ENDING
+    assert world.state() is TaskState.ENDING
     assert world.looks.held == [MAX_WATERMARK_US] and world.takes.watermarks == []
     world.task.trigger_checkpoint(CheckpointBarrier(1, 0))
     world.run()
-    assert world.task.state is TaskState.ENDING
+    assert world.state() is TaskState.ENDING
     world.complete()
     assert world.takes.rows == [1] and world.takes.watermarks == [MAX_WATERMARK_US]
-    assert world.task.state is TaskState.AWAITS_CHECKPOINT
+    assert world.state() is TaskState.AWAITS_CHECKPOINT
     [ack] = [message for message in world.sent if isinstance(message, m.CheckpointAck)]
     assert not ack.finished
 

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import JobError
@@ -138,6 +139,7 @@ class AsyncMapOperator(Operator):
         """Set while the function is open, or half open."""
         self._calls: Calls
         self._as_it_is_now = as_it_is_now(self.schema)
+        self._called = _awaited if self._of_coroutines else _returned
         self._is_opening = False
         self._number = _OPENING
         self._under_way: dict[int, tuple[_Rows, int, int]] = {}
@@ -246,7 +248,7 @@ class AsyncMapOperator(Operator):
     def _call(self, rows: _Rows, index: int, times: int, row: Any) -> Call:
         self._number += 1
         self._under_way[self._number] = rows, index, times
-        return self._number, partial(self._function, row)
+        return self._number, partial(self._called, self._function, self._as_it_is_now, row)
 
     def _begin(self, calls: Sequence[Call]) -> None:
         if not calls:
@@ -290,7 +292,7 @@ class AsyncMapOperator(Operator):
             if isinstance(outcome, Done):
                 if type(outcome.value) is CoroutineType:
                     raise self._not_awaited(outcome.value)
-                self._complete(rows, index, self._as_it_is_now(outcome.value))
+                self._complete(rows, index, outcome.value)
             elif not isinstance(outcome.error, MemoryError) and times <= self._limits.retries:
                 again.setdefault(times, []).append((rows, index))
             elif self._failed is not None:
@@ -411,7 +413,7 @@ class AsyncMapOperator(Operator):
         # after a rescale, rows of several subtasks: none may be called late because of a watermark of another one
         table = parts[IN_FLIGHT].table().sort_by("watermark_us")
         for part in table.to_batches():
-            marks = part.column(1).to_pylist()
+            marks = to_list(part.column("watermark_us"))
             first = 0
             while first < len(marks):
                 end = bisect_right(marks, marks[first])
@@ -421,7 +423,7 @@ class AsyncMapOperator(Operator):
                     last.before_us = max(last.before_us, before_us)
                 elif before_us > last.before_us:
                     self._segments.append(_Segment(before_us))
-                rows = part.column(0).slice(first, end - first)
+                rows = part.column("row").slice(first, end - first)
                 assert isinstance(rows, pa.StructArray)
                 self._accept(pa.RecordBatch.from_arrays(rows.flatten(), schema=self._given))
                 first = end
@@ -447,6 +449,14 @@ class AsyncMapOperator(Operator):
 
 
 def _nothing() -> None: ...
+
+
+def _returned(function: Callable[[Row], Any], as_it_is_now: Callable[[Any], Any], row: Row) -> Any:
+    return as_it_is_now(function(row))
+
+
+async def _awaited(function: Callable[[Row], Any], as_it_is_now: Callable[[Any], Any], row: Row) -> Any:
+    return as_it_is_now(await function(row))
 
 
 class _Apart:
