@@ -42,11 +42,9 @@ def test_its_tests_pass(name, tests, tmp_path):
     assert f"{tests} passed" in pytest_in(tmp_path, str(copied))
 
 
-@pytest.mark.systems
-@pytest.mark.parametrize("name", ["clickstream", "devices", "orders"])
-def test_a_simulation_with_the_rows_of_its_files_finds_nothing(name, tmp_path, monkeypatch, capsys):
+def test_a_simulation_with_the_rows_of_its_files_finds_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["simulate", str(EXAMPLES / name / f"{name}.py"), "--seeds", "0:3"]) == 0
+    assert main(["simulate", str(EXAMPLES / "clickstream" / "clickstream.py"), "--seeds", "0:2"]) == 0
     assert "the output with failures equals the output without" in capsys.readouterr().out
 
 
