@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from midstream.engine.core.interfaces import Calls, Done, Failed, Outcomes
+from midstream.engine.core.interfaces import Done, Failed, FunctionCalls, Outcomes
 from midstream.inprocess.virtual_loop import VirtualLoop
 from midstream.runtime.calls_in_turn import CallsInTurn
 from midstream.runtime.concurrent_calls import ConcurrentCalls
@@ -146,7 +146,7 @@ def test_the_end_waits_for_no_thread(loop: EventLoop) -> None:
     assert collected.found == {} and ran == []
 
 
-def in_turn(of_coroutines: bool) -> tuple[VirtualLoop, list[tuple[int, Any]], Calls]:
+def in_turn(of_coroutines: bool) -> tuple[VirtualLoop, list[tuple[int, Any]], FunctionCalls]:
     loop = VirtualLoop(0)
     found: list[tuple[int, Any]] = []
 

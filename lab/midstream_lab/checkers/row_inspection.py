@@ -188,9 +188,9 @@ class RowInspection:
             for table in self.tables_of(storage, subtask, HELD, SORTING):
                 yield from table.select(SCHEMA.names).to_batches()
             for table in self.tables_of(storage, subtask, CALLED):
-                for rows in table.column("row").chunks:
-                    assert is_struct_array(rows)
-                    yield pa.RecordBatch.from_struct_array(rows)
+                for chunk in table.column("row").chunks:
+                    assert is_struct_array(chunk)
+                    yield pa.RecordBatch.from_struct_array(chunk)
 
     # ---- contents
 

@@ -15,7 +15,7 @@ from midstream.engine.core.interfaces import Call, Done, Executor, Failed, Outco
 
 
 class CallsInTurn:
-    """engine.core.interfaces.Calls of one function."""
+    """engine.core.interfaces.FunctionCalls of one function."""
 
     def __init__(
         self, executor: Executor, of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from midstream.engine.core.interfaces import Call, Calls, Done, Executor, Failed, Outcomes
+from midstream.engine.core.interfaces import Call, Done, Executor, Failed, FunctionCalls, Outcomes
 from midstream.runtime.io_pool import IoPool
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class ConcurrentCalls:
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop of all coroutines, on a thread that ends with the process; started by the first function."""
 
-    def open(self, of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]) -> Calls:
+    def open(self, of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]) -> FunctionCalls:
         outcomes = _Outcomes(self._executor, completed)
         if not of_coroutines:
             return _ThreadCalls(threads_max, outcomes)
@@ -61,7 +61,7 @@ class _Outcomes:
 
 
 class _ThreadCalls:
-    """engine.core.interfaces.Calls on threads, which are started as they are needed.
+    """engine.core.interfaces.FunctionCalls on threads, which are started as they are needed.
 
     A call that has begun cannot be interrupted. Its thread is lost to other calls until it returns.
     """
@@ -95,7 +95,7 @@ class _ThreadCalls:
 
 
 class _CoroutineCalls:
-    """engine.core.interfaces.Calls on an asyncio loop."""
+    """engine.core.interfaces.FunctionCalls on an asyncio loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, outcomes: _Outcomes) -> None:
         self._loop = loop

@@ -151,7 +151,7 @@ Outcomes: TypeAlias = Sequence[tuple[int, Done[Any] | Failed]]
 """The outcomes of calls, by number."""
 
 
-class Calls(Protocol):
+class FunctionCalls(Protocol):
     """Calls of one user's function outside of the loop, concurrently. Loop thread only."""
 
     def start(self, calls: Sequence[Call]) -> None:
@@ -170,7 +170,7 @@ class Calls(Protocol):
 class OpenCalls(Protocol):
     """Opens the calls of one function."""
 
-    def __call__(self, of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]) -> Calls:
+    def __call__(self, of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]) -> FunctionCalls:
         """`of_coroutines`: the calls return coroutines, which all run on one thread; otherwise each call takes one of
         `threads_max` threads. `completed`: takes the outcomes of some calls at a time, on the loop thread.
         """

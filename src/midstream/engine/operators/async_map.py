@@ -29,7 +29,7 @@ from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import JobError
-from midstream.engine.core.interfaces import Call, Calls, Done, Failed, Outcomes, Timer
+from midstream.engine.core.interfaces import Call, Done, Failed, FunctionCalls, Outcomes, Timer
 from midstream.engine.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.failed_rows import FAIL, ErrorPolicy, FailedRows, function_name
 from midstream.engine.operators.row_conversion import (
@@ -137,7 +137,7 @@ class AsyncMapOperator(Operator):
         self._out: Output
         self._runtime: OperatorContext | None = None
         """Set while the function is open, or half open."""
-        self._calls: Calls
+        self._calls: FunctionCalls
         self._as_it_is_now = as_it_is_now(self.schema)
         self._called = _awaited if self._of_coroutines else _returned
         self._is_opening = False

@@ -17,11 +17,11 @@ import pyarrow as pa
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.interfaces import (
-    Calls,
     Clock,
     Done,
     Executor,
     Failed,
+    FunctionCalls,
     Ids,
     OpenCalls,
     Outcomes,
@@ -94,7 +94,7 @@ def no_submit(work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -
     raise InvariantError("this operator runs outside of a task, and submits work")
 
 
-def no_calls(of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]) -> Calls:
+def no_calls(of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]) -> FunctionCalls:
     raise InvariantError("this operator runs outside of a task, and opens calls")
 
 

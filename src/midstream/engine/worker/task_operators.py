@@ -12,7 +12,7 @@ from typing import TypeVar
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.interfaces import Calls, Done, Failed, Outcomes, Timer
+from midstream.engine.core.interfaces import Done, Failed, FunctionCalls, Outcomes, Timer
 from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Vertex
@@ -224,7 +224,7 @@ class TaskOperators:
 
     def _open_calls(
         self, index: int, of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]
-    ) -> Calls:
+    ) -> FunctionCalls:
         return self._services.open_calls(
             of_coroutines, threads_max, lambda outcomes: self._add_due(index, partial(completed, outcomes))
         )
