@@ -279,10 +279,11 @@ LONG_FUNCTIONS = {
 ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {
     "simulation/recorded_rows.py SimSource": "each of them is drawn by scenarios",
+    "engine/operators/async_map.py AsyncMapOperator": "the life of a row from its call to its result",
     "engine/operators/windows/window_aggregation.py WindowAggregation": "what is computed of the aggregates, once each",
     "engine/coordinator/coordinator.py Coordinator": "the parts that it connects; what they have in common is in notifications.py",
     "engine/coordinator/placement/slot_pool.py SlotPool": "the wait for slots, and what is known of those that came",
-    "inprocess/in_process_job.py Engine": "stands for a driver, a cluster and a slot at once",
+    "inprocess/in_process_job.py InProcessJob": "stands for a driver, a cluster and a slot at once",
     "runtime/network/connection.py Connection": "handshake, sending and receiving of one socket share its buffers",
     "lab/midstream_lab/campaign.py Summary": "one count each",
     "simulation/cluster.py SimulatedDriver": "what is checked of a driver, one by one",
