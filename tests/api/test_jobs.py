@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter
@@ -478,7 +479,7 @@ class Sums(KeyedProcessFunction):
 
 
 @pytest.mark.systems
-def test_a_stopped_job_goes_on_where_it_was(tmp_path):
+def test_a_stopped_job_goes_on_where_it_was_and_prints_where_that_is(tmp_path, capsys):
     def program() -> tuple[Environment, CollectSink]:
         env = Environment("goes on", parallelism=2, checkpoint_dir=tmp_path / "c", checkpoint_interval="50 ms")
         numbers = env.generate(lambda i: {"n": i, "k": i % 2}, rows_per_s=400)
@@ -490,7 +491,10 @@ def test_a_stopped_job_goes_on_where_it_was(tmp_path):
     assert job.stop() is not None
     assert job.wait().state == "stopped"
     env, second = program()
-    job = env.start(slots=ProcessSlots(), restore_from="latest")
+    assert capsys.readouterr().err == ""
+    job = env.start(slots=ProcessSlots(), resume=True)
+    printed = capsys.readouterr().err
+    assert re.match(rf"job goes on resumes from checkpoint \d+ in {tmp_path}/c\n", printed)
     until("more results", lambda: len(second.rows()) > 50)
     job.stop(drain=True)
     numbers: list[int] = []

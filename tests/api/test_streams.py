@@ -302,6 +302,8 @@ def test_watermarks_need_a_timestamp_column_and_a_strategy():
         stream().with_watermarks("when", WatermarkStrategy.monotonous())
     with refused(SchemaError, "event-time column 'v' is int64, not a timestamp"):
         stream().with_watermarks("v", WatermarkStrategy.monotonous())
+    with refused(SchemaError, r"convert it first, for example with with_columns\(pl.col\('s'\).str.to_datetime\("):
+        stream().with_columns(s=pl.lit("2024-01-01")).with_watermarks("s", WatermarkStrategy.monotonous())
     with refused(JobError, "is not a WatermarkStrategy"):
         stream().with_watermarks("t", "5 s")  # type: ignore[arg-type]  # the mistake under test
 

@@ -418,6 +418,15 @@ def test_a_text_that_is_no_time_is_named_with_its_line(tmp_path, kind, value):
     assert value in str(error)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+@pytest.mark.parametrize(("unit", "digits"), [("s", 1), ("ms", 6), ("us", 9)])
+def test_a_fraction_that_is_finer_than_the_declared_unit_is_named(tmp_path, name, unit, digits):
+    at = f"2024-01-01 12:00:00.{'5' * digits}"
+    (tmp_path / name).write_text(f't\n"{at}"\n' if name == "a.csv" else f'{{"t": "{at}"}}\n')
+    error = failure(FileSource(tmp_path / name, schema=pa.schema([("t", pa.timestamp(unit))])))
+    assert f"which has a fraction finer than {unit}" in str(error)
+
+
 def test_what_cannot_be_a_header_is_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("a,a\n1,2\n")

@@ -22,8 +22,6 @@ NOT_CHECKED: Final = {
     "sources.md: Sources": "reads a file",
     "sources.md: A source of your own": "a source of its own, which only a real job reads",
     "state.md: Two inputs": "its broadcast function shows that no order holds between two inputs",
-    "examples/carts/carts.py": "reads files; its tests check its cuts",
-    "examples/carts/test_carts.py": "checks its cuts itself",
     "examples/flights.py": "reads files that are downloaded",
     "examples/kafka.py": "reads from a broker",
 }
@@ -42,7 +40,7 @@ def programs() -> Iterator[tuple[str, str]]:
             heading = match.group(1) or heading
             if match.group(2) and re.search(r"\.execute\(\)|\.start\(|\.print\(\)", match.group(2)):
                 yield f"{page.name}: {heading}", match.group(2)
-    for file in sorted((ROOT / "examples").rglob("*.py")):
+    for file in sorted((ROOT / "examples").glob("*.py")):
         yield str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
 
 
@@ -52,6 +50,14 @@ PROGRAMS: Final = dict(programs())
 def test_what_is_not_checked_exists_and_most_is_checked():
     assert NOT_CHECKED.keys() <= PROGRAMS.keys()
     assert len(PROGRAMS.keys() - NOT_CHECKED.keys()) >= 13
+
+
+def test_examples_with_tests_of_their_own_check_their_cuts_there():
+    tests = sorted((ROOT / "examples").glob("*/test_*.py"))
+    assert len(tests) == len(
+        [each for each in (ROOT / "examples").iterdir() if each.is_dir() and each.name != "__pycache__"]
+    )
+    assert all("testing.check_cuts(" in test.read_text(encoding="utf-8") for test in tests)
 
 
 @pytest.mark.parametrize("place", sorted(PROGRAMS.keys() - NOT_CHECKED.keys()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -560,8 +561,8 @@ class Environment(Hinted):
         remove it, "keep" leaves it, and its rows are there twice.
         `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused
         without `fresh`, `resume` and `restore_from`.
-        `resume`: resume from the newest checkpoint, or begin if none was completed; for programs that a supervisor
-        starts again. A start with `fresh` that has completed none is begun again.
+        `resume`: resume from the newest checkpoint, and print which to the standard error, or begin if none was
+        completed; for programs that a supervisor starts again. A start with `fresh` that has completed none is begun again.
         `slots`: where the job runs instead of Spark: `midstream.ProcessSlots()` for plain processes of this machine.
 
         Returns a Job. Raises JobError, ConfigError or SchemaError if the program cannot be run, StorageError or
@@ -585,7 +586,10 @@ class Environment(Hinted):
             aligned_timeout=aligned_timeout,
             slots=slots,
         )
-        return self.submission(options).start()
+        submission = self.submission(options)
+        if submission.resumption:
+            sys.stderr.write(f"{submission.resumption}\n")
+        return submission.start()
 
     def submission(self, options: StartOptions) -> Submission:
         """Run the checks of `start` that need neither Spark nor slots, with the same arguments and errors."""

@@ -64,6 +64,14 @@ class Submission:
     restoring: bool
     """Whether sources may continue with what an earlier start has prepared."""
 
+    @property
+    def resumption(self) -> str:
+        """Which checkpoint a start with `resume` resumes from; "" if it does not, which is a warning of its own."""
+        if not self.plan.resume or self.checkpoint is None:
+            return ""
+        config = self.plan.config
+        return f"job {config.name} resumes from checkpoint {self.checkpoint} in {config.checkpoint_dir}"
+
     def start(self, page: str | None = None) -> Job:
         """Start the job and return immediately. Raises the errors of `Environment.start`.
 

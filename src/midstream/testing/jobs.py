@@ -498,8 +498,8 @@ def _own_rows(uid: str, source: Source, has_event_time: bool) -> pa.RecordBatch:
         of_spark = type(source).__module__.startswith("midstream.spark")
         why = "is read with Spark" if of_spark else "has no end" if not source.bounded else "is not in memory"
         raise JobError(
-            f"source {uid!r} ({type(source).__name__}) {why}, which a test does not do; give it rows: "
-            f"inputs={{{uid!r}: [{{…}}, …]}}"
+            f"source {uid!r} ({type(source).__name__}) {why}, so a test does not read it; give it rows, or [] for "
+            f"none: inputs={{{uid!r}: [{{…}}, …]}}"
         )
     found = source.discover(None, DiscoveryContext(uid, 1, None))
     if has_event_time and len(found.splits) > 1:

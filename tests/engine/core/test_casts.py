@@ -47,6 +47,8 @@ AB = pa.struct([("a", pa.int64()), ("b", pa.int64())])
         (pa.array([1]), pa.string(), "int64 does not fit string"),
         (pa.array([b"a"]), pa.string(), "binary does not fit string"),
         (pa.array(["a"]), pa.binary(), "string does not fit binary"),
+        (pa.array(["2020-01-01"]), pa.timestamp("us"), r"convert it before, in polars with .str.to_datetime\(\)"),
+        (pa.array(["2020-01-01"]), pa.date32(), r"convert it before, in polars with .str.to_date\(\)"),
         (pa.array([datetime(2020, 1, 1, 13, 30)]), pa.date32(), "timestamp.* does not fit date32"),
         (pa.array([date(2020, 1, 1)]), pa.timestamp("us"), "date32.* does not fit timestamp"),
         (pa.array([datetime(2020, 1, 1, tzinfo=UTC)]), pa.timestamp("us"), "has a time zone and .* has none"),

@@ -81,10 +81,8 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     provider = _provider(overrides.slots)
     options = replace(overrides.start, slots=provider)
     submission = load_with_its_own_logging(path, overrides.modules).submission(options)
-    if options.resume and submission.checkpoint is not None:  # the other case is a warning of its own
-        config = submission.plan.config
-        going_on = f"job {config.name} resumes from checkpoint {submission.checkpoint} in {config.checkpoint_dir}"
-        errors.print(formatting.printable(going_on), markup=False, soft_wrap=True)
+    if submission.resumption:
+        errors.print(formatting.printable(submission.resumption), markup=False, soft_wrap=True)
     what = "starting Spark and the job's slots" if provider is None else "starting the job's slots"
     with ending_at_a_signal(), busy_with(what, silent=json):
         job = submission.start(overrides.page)

@@ -69,6 +69,9 @@ _ROW_MASK: Final = (1 << _ROW_BITS) - 1
 ROW_NUMBER = re.compile(r"Row #\d+: | in row \d+")
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
 _NO_OBJECT: Final = "JSON parse error: not one object in each line"
+_UNIT = re.compile(r"timestamp\[(s|ms|us)\b")
+_FRACTION = re.compile(rb":\d\d\.(\d+)")
+_PLACES: Final = {"s": 0, "ms": 3, "us": 6}
 _WITHOUT_VALUE: Final = ("Rescaling Decimal", "changed from", "years 1 to 9999")
 """Fragments of messages that do not show the value that is wrong."""
 
@@ -251,6 +254,9 @@ class TextReader(SplitReader):
                 found = {}
             extra = ", ".join(repr(name) for name in found if name not in self._names)
             text = f"unexpected field {extra or 'in a nested value'}; the columns are {', '.join(self._names)}"
+        unit, fractions = _UNIT.search(text), _FRACTION.findall(line)
+        if unit is not None and any(len(digits) > _PLACES[unit[1]] for digits in fractions):
+            text = f"{text}, which has a fraction finer than {unit[1]}"
         if any(sign in text for sign in _WITHOUT_VALUE):
             text = f"{text}, in the line {line.strip().decode(errors='replace')!r:.200}"
         return ROW_NUMBER.sub("", text)

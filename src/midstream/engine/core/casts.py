@@ -60,7 +60,10 @@ def _cast(column: pa.Array[Any], kind: pa.DataType, path: str) -> pa.Array[Any]:
         return _cast_list(column, kind, path)
     families = [family for family in _FAMILIES if family(given)]
     if not any(family(kind) for family in families) and not (pa.types.is_integer(given) and _takes_integers(kind)):
-        raise CastRefused(_refusal(given, kind, path))
+        parse = "to_datetime" if pa.types.is_timestamp(kind) else "to_date"
+        is_time = is_text(given) and (pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+        cure = f"text is not parsed; convert it before, in polars with .str.{parse}()" if is_time else ""
+        raise CastRefused(_refusal(given, kind, path, cure))
     if pa.types.is_timestamp(kind) and (given.tz is None) != (kind.tz is None):
         has, lacks = (given, kind) if given.tz else (kind, given)
         raise CastRefused(

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from midstream.engine.core.arrow_types import is_text
 from midstream.engine.core.batches import first_null
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import JobError, SchemaError
@@ -57,9 +58,10 @@ class EventTime:
         require_columns(schema, [column], where, "event-time column")
         kind = schema.field(column).type
         if not pa.types.is_timestamp(kind):
+            convert = "str.to_datetime('%Y-%m-%d %H:%M:%S')" if is_text(kind) else "cast(pl.Datetime('us'))"
             raise SchemaError(
-                f"{where}: event-time column {column!r} is {kind}, not a timestamp; cast it first, for example with "
-                f"with_columns(pl.col({column!r}).cast(pl.Datetime('us')))"
+                f"{where}: event-time column {column!r} is {kind}, not a timestamp; convert it first, for example with "
+                f"with_columns(pl.col({column!r}).{convert})"
             )
         self.column = column
         self.kind = kind

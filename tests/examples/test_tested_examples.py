@@ -1,4 +1,4 @@
-"""The carts example: its own tests pass, wherever they are started, and it can be looked at and run."""
+"""The examples with tests of their own: these pass, wherever they are started, and the jobs can be previewed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import midstream
 from machine import limit_s
 from midstream.cli.main import main
 
-CARTS = Path(__file__).parents[2] / "examples" / "carts"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CARTS = EXAMPLES / "carts"
 
 
 def pytest_in(directory: Path, *arguments: str) -> str:
@@ -35,9 +36,16 @@ def pytest_in(directory: Path, *arguments: str) -> str:
 
 
 @pytest.mark.systems
-def test_its_tests_pass(tmp_path):
-    copied = shutil.copytree(CARTS, tmp_path / "carts")
-    assert "7 passed" in pytest_in(tmp_path, str(copied))
+@pytest.mark.parametrize(("name", "tests"), [("carts", 7), ("clickstream", 8), ("devices", 9), ("orders", 9)])
+def test_its_tests_pass(name, tests, tmp_path):
+    copied = shutil.copytree(EXAMPLES / name, tmp_path / name)
+    assert f"{tests} passed" in pytest_in(tmp_path, str(copied))
+
+
+def test_a_simulation_with_the_rows_of_its_files_finds_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", str(EXAMPLES / "clickstream" / "clickstream.py"), "--seeds", "0:2"]) == 0
+    assert "the output with failures equals the output without" in capsys.readouterr().out
 
 
 def test_its_first_rows_can_be_looked_at(capsys):
