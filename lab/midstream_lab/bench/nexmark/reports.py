@@ -2,90 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import polars as pl
 
 from midstream.api.data_stream import DataStream
-from midstream.engine.operators.windows.aggregates import Aggregate, Columns, Count, Last, Max, Min, Sum
+from midstream.engine.operators.windows.aggregates import Count, Last, Max, Min, Sum
+from midstream.engine.operators.windows.distinct_count import CountDistinct
 from midstream.engine.operators.windows.window_factory import tumbling
 from midstream_lab.bench.nexmark.streams import bids
 
 DAY: Final = "1 d"
-RANKS: Final = 3
-RANK: Final = (pl.col("price") >= 10_000).cast(pl.Int64) + (pl.col("price") >= 1_000_000).cast(pl.Int64)
-"""Bids of low, middle and high prices: 0, 1, 2."""
-
-
-class CountRank(Aggregate):
-    """The number of bids of one rank."""
-
-    columns = ("price",)
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"n": RANK.eq(self.rank).sum().cast(pl.Int64)}
-
-    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {"n": part("n").sum()}
-
-    def finish(self, part: Columns) -> pl.Expr:
-        return part("n")
-
-
-class DistinctByRank(Aggregate):
-    """How many values a column of whole numbers has: in all bids, and in those of each rank. A struct."""
-
-    def __init__(self, column: str) -> None:
-        self.columns = (column, "price")
-
-    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"seen": (pl.col(self.columns[0]) * RANKS + RANK).unique()}  # one number stands for value and rank
-
-    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {"seen": part("seen").explode().unique()}
-
-    def finish(self, part: Columns) -> pl.Expr:
-        seen = part("seen")
-        total = seen.list.eval(pl.element() // RANKS).list.n_unique()
-        ranks = [seen.list.eval(pl.element() % RANKS == rank).list.sum() for rank in range(RANKS)]
-        names = ("total", *(f"rank{rank + 1}" for rank in range(RANKS)))
-        return pl.struct(
-            *(count.cast(pl.Int64).alias(name) for name, count in zip(names, (total, *ranks), strict=True))
-        )
-
-
-COUNTS: Final[Mapping[str, Aggregate]] = {
-    "total_bids": Count(),
-    **{f"rank{rank + 1}_bids": CountRank(rank) for rank in range(RANKS)},
-}
-_STATISTICS: Final[Mapping[str, Aggregate]] = {
-    **COUNTS,
-    "bidders": DistinctByRank("bidder"),
-    "auctions": DistinctByRank("auction"),
-}
+_CHEAP, _DEAR = pl.col("price") < 10_000, pl.col("price") >= 1_000_000
+_RANKS: Final = {"total": None, "rank1": _CHEAP, "rank2": ~_CHEAP & ~_DEAR, "rank3": _DEAR}
+"""All bids, and those of low, middle and high prices."""
+COUNTS: Final = {f"{rank}_bids": Count(where=where) for rank, where in _RANKS.items()}
 DISTINCT: Final = {
-    f"{rank}_{what}": pl.col(what).struct.field(rank)
-    for what in ("bidders", "auctions")
-    for rank in ("total", "rank1", "rank2", "rank3")
+    f"{rank}_{column}s": CountDistinct(column, where=where)
+    for column in ("bidder", "auction")
+    for rank, where in _RANKS.items()
 }
 
 
 def q15(events: DataStream) -> DataStream:
     """Return how many bids a day has, how many bidders and auctions they have, and the same of each rank of price."""
-    days = bids(events, "time", "bidder", "price").window_all(tumbling(DAY)).aggregate(**_STATISTICS)
-    return days.select(*COUNTS, day=pl.col("window_start"), **DISTINCT)
+    days = bids(events, "time", "bidder", "price").window_all(tumbling(DAY)).aggregate(**COUNTS, **DISTINCT)
+    return days.drop("window_end").rename({"window_start": "day"})
 
 
 def q16(events: DataStream) -> DataStream:
     """Return the same of each channel, and the minute of its last bid."""
     by_channel = bids(events, "time", "bidder", "price", "channel").key_by("channel")
-    days = by_channel.window(tumbling(DAY)).aggregate(last=Max("time"), **_STATISTICS)
-    minute = pl.col("last").dt.truncate("1m")
-    return days.select("channel", *COUNTS, day=pl.col("window_start"), minute=minute, **DISTINCT)
+    days = by_channel.window(tumbling(DAY)).aggregate(minute=Max("time"), **COUNTS, **DISTINCT)
+    days = days.drop("window_end").rename({"window_start": "day"})
+    return days.with_columns(minute=pl.col("minute").dt.truncate("1m"))
 
 
 def q17(events: DataStream) -> DataStream:
@@ -104,11 +54,5 @@ LAST_OF_BID: Final = ("price", "channel", "url", "time", "extra")
 
 def q18(events: DataStream) -> DataStream:
     """Return the last bid of a bidder for an auction on a day."""
-    days = (
-        bids(events, "bidder", *LAST_OF_BID)
-        .select("auction", "bidder", "time", bid=pl.struct(LAST_OF_BID))
-        .key_by("bidder", "auction")
-        .window(tumbling(DAY))
-        .aggregate(bid=Last("bid"))
-    )
-    return days.select("bidder", "auction", **{name: pl.col("bid").struct.field(name) for name in LAST_OF_BID})
+    by_bidder = bids(events, "bidder", *LAST_OF_BID).key_by("bidder", "auction")
+    return by_bidder.window(tumbling(DAY)).aggregate(**{name: Last(name) for name in LAST_OF_BID})
