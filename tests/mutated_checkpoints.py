@@ -47,7 +47,7 @@ from midstream.engine.graph.job_graph import Edge, Partitioning
 from midstream.engine.operators.source_api import Split
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 from midstream.engine.worker.source_reader import SPLITS, SPLITS_SCHEMA
-from midstream.inprocess.engine import EngineSnapshot
+from midstream.inprocess.in_process_job import JobSnapshot
 from midstream.runtime.storage.file_storage import FileStorage
 from midstream.testing import job
 
@@ -184,7 +184,7 @@ class Trials:
             here = MemoryStorage()
             metadata = decode_metadata(encode_metadata(copy_in(storage, metadata, here, 1, 1)), "copy")
             storage = here
-        snapshot = EngineSnapshot(metadata, storage, base.now_us)
+        snapshot = JobSnapshot(metadata, storage, base.now_us)
         with job(environment(base.name), parallelism=parallelism, restore=snapshot) as running:
             running.feed_all(dict.fromkeys(running._sources, MORE), cut="whole")
             running.snapshot()

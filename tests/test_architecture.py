@@ -282,7 +282,7 @@ LARGE_CLASSES = {
     "engine/operators/windows/window_aggregation.py WindowAggregation": "what is computed of the aggregates, once each",
     "engine/coordinator/coordinator.py Coordinator": "the parts that it connects; what they have in common is in notifications.py",
     "engine/coordinator/placement/slot_pool.py SlotPool": "the wait for slots, and what is known of those that came",
-    "inprocess/engine.py Engine": "stands for a driver, a cluster and a slot at once",
+    "inprocess/in_process_job.py Engine": "stands for a driver, a cluster and a slot at once",
     "runtime/network/connection.py Connection": "handshake, sending and receiving of one socket share its buffers",
     "lab/midstream_lab/campaign.py Summary": "one count each",
     "simulation/cluster.py SimulatedDriver": "what is checked of a driver, one by one",
@@ -294,7 +294,13 @@ LARGE_CLASSES = {
 }
 """What is longer or larger has a reason."""
 
-USERS_CLASSES = {"api/environment.py", "api/data_stream.py", "api/keyed_streams.py", "api/windowed_streams.py", "api/connected_streams.py"}
+USERS_CLASSES = {
+    "api/environment.py",
+    "api/data_stream.py",
+    "api/keyed_streams.py",
+    "api/windowed_streams.py",
+    "api/connected_streams.py",
+}
 """What users call: every public method is documented."""
 
 UNDOCUMENTED_LINES_MAX = 25

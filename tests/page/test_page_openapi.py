@@ -15,7 +15,7 @@ from served import TOKEN, WITH_TOKEN, Asking, FakeJob
 
 from machine import limit_s
 from midstream import Environment
-from midstream.engine.protocol.live_rows import Column, LiveRows, RowsShown
+from midstream.engine.protocol.live_rows import Column, LiveRows, RowSample
 from midstream.engine.protocol.messages import GetLogs, LogEntry, LogLine, Reply
 from midstream.page.http import Request, Response
 from midstream.page.request_types import Action, Logs, LogsQuery, document, logs_of
@@ -88,7 +88,7 @@ def test_it_is_openapi_of_that_version_and_every_reference_in_it_leads_somewhere
         jsonschema.Draft202012Validator.check_schema(schema)
 
 
-SEEN = LiveRows("read", "lesen", "lesen", RowsShown(3, 1, (Column("größe", "int64"),), (("1",), (None,)), 50))
+SEEN = LiveRows("read", "lesen", "lesen", RowSample(3, 1, (Column("größe", "int64"),), (("1",), (None,)), 50))
 
 
 def look(site: Asking, body: bytes, headers: dict[str, str] | None = None) -> Response | None:

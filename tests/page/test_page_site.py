@@ -13,7 +13,7 @@ from served import TOKEN, WITH_TOKEN, Asking, FakeJob
 
 from midstream.engine.core.config import MAX_PARALLELISM_MAX
 from midstream.engine.protocol.job_status import DETAILS_CHARS_MAX, FailureStatus, JobStatus
-from midstream.engine.protocol.live_rows import Column, GetRows, LiveRows, RowsShown
+from midstream.engine.protocol.live_rows import Column, GetRows, LiveRows, RowSample
 from midstream.engine.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, Reply
 from midstream.page.http import Request, Response
 from midstream.page.site import (
@@ -309,7 +309,7 @@ def test_live_rows_are_shown_with_the_token_only_and_when_they_come():
     assert look(site, body) is None, "the rows have not come"
     ((request, future),) = site.job.asked
     assert request == GetRows("read", 3)
-    seen = LiveRows("read", "read", "read", RowsShown(0, 1, (Column("n", "int64"),), (("5",), (None,)), 9))
+    seen = LiveRows("read", "read", "read", RowSample(0, 1, (Column("n", "int64"),), (("5",), (None,)), 9))
     future.set_result(Reply(rows=seen))
     assert site.answers[-1].status == 200
     assert msgspec.json.decode(site.answers[-1].body, type=LiveRows) == seen

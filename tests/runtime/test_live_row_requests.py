@@ -13,7 +13,7 @@ from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.engine.operators.base import Operator
 from midstream.engine.operators.sink_api import Sink
-from midstream.engine.protocol.live_rows import GetRows, LiveRows, RowsShown, ShowRows
+from midstream.engine.protocol.live_rows import GetRows, LiveRows, RowSample, SampleRows
 from midstream.engine.protocol.messages import Reply
 from midstream.runtime.driver.live_row_requests import EVERY_S, REQUESTS_MAX, LiveRowRequests, meant_by
 from midstream.runtime.event_loop import EventLoop
@@ -39,7 +39,7 @@ class World:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.timers: list[tuple[float, Callable[[], None]]] = []
-        self.sent: list[ShowRows] = []
+        self.sent: list[SampleRows] = []
         self.answers: dict[int, Reply] = {}
         self.looks = LiveRowRequests(cast(EventLoop, self), graph(), self.sent.append, self.answer)
 
@@ -61,17 +61,17 @@ class World:
             mail()
 
 
-def of_batch(number: int, subtask: int) -> RowsShown:
-    return RowsShown(number, subtask, (), (), 5)
+def of_batch(number: int, subtask: int) -> RowSample:
+    return RowSample(number, subtask, (), (), 5)
 
 
 def test_the_first_subtask_that_has_rows_answers_and_the_others_are_dropped() -> None:
     world = World()
     world.looks.request(1, GetRows("map-1", 3))
-    assert world.sent == [ShowRows(0, "map-1", None, 3)]
-    world.looks.shown(of_batch(0, 1))
-    world.looks.shown(of_batch(0, 0))
-    world.looks.shown(of_batch(99, 0))
+    assert world.sent == [SampleRows(0, "map-1", None, 3)]
+    world.looks.handle_sample(of_batch(0, 1))
+    world.looks.handle_sample(of_batch(0, 0))
+    world.looks.handle_sample(of_batch(99, 0))
     assert world.answers == {1: Reply(rows=LiveRows("map-1", "map", "map", of_batch(0, 1)))}
     world.wait(limit_s(60))
 
@@ -83,7 +83,7 @@ def test_when_nothing_passes_that_is_the_answer() -> None:
     assert world.answers == {}
     world.wait(1)
     assert world.answers == {1: Reply(rows=LiveRows("orders", "read", "read", None))}
-    world.looks.shown(of_batch(0, 1))
+    world.looks.handle_sample(of_batch(0, 1))
 
 
 def test_of_a_sink_the_rows_are_those_that_it_takes_in() -> None:
@@ -92,7 +92,7 @@ def test_of_a_sink_the_rows_are_those_that_it_takes_in() -> None:
         world.looks.request(client, GetRows(operator))
         world.wait(EVERY_S)
     assert [(asked.operator, asked.side_output) for asked in world.sent] == [("map-2", None), ("map-1", "late")]
-    world.looks.shown(of_batch(1, 0))
+    world.looks.handle_sample(of_batch(1, 0))
     assert world.answers == {1: Reply(rows=LiveRows("late", "late files", "map", of_batch(1, 0)))}
 
 

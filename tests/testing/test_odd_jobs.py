@@ -24,7 +24,7 @@ from midstream import (
     testing,
     tumbling,
 )
-from midstream.inprocess import engine
+from midstream.inprocess import in_process_job
 
 ROW = {"user": str, "n": int}
 
@@ -118,7 +118,7 @@ class Again(KeyedProcessFunction):
 
 
 def test_a_timer_without_an_end_does_not_hang_the_test(monkeypatch):
-    monkeypatch.setattr(engine, "CALL_S_MAX", 0.2)
+    monkeypatch.setattr(in_process_job, "CALL_S_MAX", 0.2)
     stream = Environment().from_collection([{"user": "a"}]).key_by("user").process(Again(), {"user": str})
     with pytest.raises(JobError, match=r"seems endless: a timer may set itself again"):
         testing.run(stream)
@@ -132,7 +132,7 @@ def test_a_timer_of_the_wall_clock_that_is_always_due_does_not_hang_it_either(mo
         def on_timer(self, at, ctx):
             ctx.timers.processing_time(ctx.now)
 
-    monkeypatch.setattr(engine, "CALL_S_MAX", 0.2)
+    monkeypatch.setattr(in_process_job, "CALL_S_MAX", 0.2)
     stream = Environment().from_collection([{"user": "a"}]).key_by("user").process(Now(), {"user": str})
     with testing.job(stream) as job, pytest.raises(JobError, match="seems endless"):
         job.feed_all().advance_processing_time("1 s")

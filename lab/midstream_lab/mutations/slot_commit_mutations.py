@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from midstream.engine.coordinator.checkpoints import commit_queue
-from midstream.engine.coordinator.checkpoints import lane_dispatcher as lanes
+from midstream.engine.coordinator.checkpoints import slot_commit_dispatcher as lanes
 from midstream.engine.coordinator.checkpoints.commit_queue import CommitQueue
-from midstream.engine.coordinator.checkpoints.lane_dispatcher import LaneDispatcher
+from midstream.engine.coordinator.checkpoints.slot_commit_dispatcher import SlotCommitDispatcher
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker import lane_executor
-from midstream.engine.worker.lane_executor import LaneExecutor
+from midstream.engine.worker import slot_committers
+from midstream.engine.worker.slot_committers import SlotCommitters
 from midstream.simulation.fault_kinds import KILL_ANOTHER
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.targeted_at_rest import loaded_again, struck_committing
@@ -46,8 +46,8 @@ def lane_moves() -> Replacements:
         turn = self._request_count % len(slots)
         original(self, (*slots[turn:], *slots[:turn]))
 
-    original = LaneDispatcher.request
-    return [(LaneDispatcher, "request", request)]
+    original = SlotCommitDispatcher.request
+    return [(SlotCommitDispatcher, "request", request)]
 
 
 def done_when_asked() -> Replacements:
@@ -60,8 +60,8 @@ def done_when_asked() -> Replacements:
             if number not in before:
                 self.handle_answer(pending.slot, m.CommitDone(number))
 
-    original = LaneDispatcher.request
-    return [(LaneDispatcher, "request", request)]
+    original = SlotCommitDispatcher.request
+    return [(SlotCommitDispatcher, "request", request)]
 
 
 def answer_of_another_lane() -> Replacements:
@@ -75,8 +75,8 @@ def answer_of_another_lane() -> Replacements:
             self._unanswered[request] = replace(self._unanswered[request], lane=pending.lane)
         original(self, slot, answer)
 
-    original = LaneDispatcher.handle_answer
-    return [(LaneDispatcher, "handle_answer", handle_answer)]
+    original = SlotCommitDispatcher.handle_answer
+    return [(SlotCommitDispatcher, "handle_answer", handle_answer)]
 
 
 def stopped_counts() -> Replacements:
@@ -87,8 +87,8 @@ def stopped_counts() -> Replacements:
             answer = m.CommitDone(answer.request)
         original(self, slot, answer)
 
-    original = LaneDispatcher.handle_answer
-    return [(LaneDispatcher, "handle_answer", handle_answer)]
+    original = SlotCommitDispatcher.handle_answer
+    return [(SlotCommitDispatcher, "handle_answer", handle_answer)]
 
 
 def failed_lane_counts() -> Replacements:
@@ -100,8 +100,8 @@ def failed_lane_counts() -> Replacements:
         if pending is not None and self.failed is not None and len(self.work.left) > 1:
             self.work.left.pop(pending.lane, None)
 
-    original = LaneDispatcher.handle_answer
-    return [(LaneDispatcher, "handle_answer", handle_answer)]
+    original = SlotCommitDispatcher.handle_answer
+    return [(SlotCommitDispatcher, "handle_answer", handle_answer)]
 
 
 def lost_with_the_slot() -> Replacements:
@@ -113,8 +113,8 @@ def lost_with_the_slot() -> Replacements:
                 del self.work.left[pending.lane]
         original(self, live)
 
-    original = LaneDispatcher.forget_lost
-    return [(LaneDispatcher, "forget_lost", forget_lost)]
+    original = SlotCommitDispatcher.forget_lost
+    return [(SlotCommitDispatcher, "forget_lost", forget_lost)]
 
 
 def _not_waiting(method: str) -> Replacements:
@@ -159,8 +159,8 @@ def aborted_is_committed() -> Replacements:
             self, m.Commit(message.request, message.uid, message.lane, message.checkpoint_id, message.committables)
         )
 
-    original = LaneExecutor.commit
-    return [(LaneExecutor, "commit", commit)]
+    original = SlotCommitters.commit
+    return [(SlotCommitters, "commit", commit)]
 
 
 def driver_commits() -> Replacements:
@@ -181,13 +181,13 @@ def not_told_to_stop() -> Replacements:
         original(self)
         self._stopped = before
 
-    original = LaneExecutor.end_attempt
-    return [(LaneExecutor, "end_attempt", end_attempt)]
+    original = SlotCommitters.end_attempt
+    return [(SlotCommitters, "end_attempt", end_attempt)]
 
 
 def committers_stay_open() -> Replacements:
     """The committer of an attempt that is over continues in the next one."""
-    return [(LaneExecutor, "_close", lambda self, lane, outcome: None)]
+    return [(SlotCommitters, "_close", lambda self, lane, outcome: None)]
 
 
 def never_loaded_again() -> Replacements:
@@ -198,13 +198,13 @@ def never_loaded_again() -> Replacements:
         original(self, message)
         self._sinks = sinks
 
-    original = LaneExecutor.commit
-    return [(LaneExecutor, "commit", commit)]
+    original = SlotCommitters.commit
+    return [(SlotCommitters, "commit", commit)]
 
 
 def zombie_has_slots_commit() -> Replacements:
     """A driver that was considered dead has its slots continue to commit, although another one has taken over."""
-    return [(lane_executor, "check_epoch", lambda storage, epoch: None)]
+    return [(slot_committers, "check_epoch", lambda storage, epoch: None)]
 
 
 # ---- where they are searched

@@ -34,7 +34,7 @@ from midstream.engine.operators.bad_records import BadRecords
 from midstream.engine.operators.source_api import Source, Split, SplitReader
 from midstream.engine.protocol import messages as m
 from midstream.inprocess.endpoints import table_rows
-from midstream.inprocess.engine import Engine, InProcessFailure, noted, surfaced
+from midstream.inprocess.in_process_job import InProcessFailure, InProcessJob, noted, surfaced
 from midstream.inprocess.rewrite import End, KeptOutput, rewritten
 
 TIME_S: Final = 10.0
@@ -132,7 +132,7 @@ def _previews(
     logical: LogicalGraph, outputs: Sequence[KeptOutput], config: JobConfig, rows: int, seconds: float, now_us: int
 ) -> list[Preview]:
     requests: list[m.RequestSplit] = []
-    engine = Engine(
+    engine = InProcessJob(
         logical, config, now_us, on_split_request=requests.append, copied=_ReadSizer().keep, passed_s=time.monotonic
     )
     ends = [output for output in outputs if output.is_end]
@@ -184,7 +184,7 @@ def _why(is_over: bool, seconds: float) -> str:
     return f"since {seconds:g} s have passed" if is_over else "since there are no more at present"
 
 
-def _count(engine: Engine, output: KeptOutput) -> int:
+def _count(engine: InProcessJob, output: KeptOutput) -> int:
     return sum(batch.num_rows for batch in engine.taken[output.id])
 
 
@@ -240,7 +240,7 @@ class _SizedReader(SplitReader):
 class _OwnSources:
     """Runs `engine.coordinator.placement.split_assignment` with the loop of the engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: InProcessJob) -> None:
         self.failure: Failure | None = None
         self._error: BaseException | None = None
         self._engine = engine

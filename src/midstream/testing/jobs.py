@@ -23,7 +23,7 @@ from midstream.engine.graph.logical_graph import Node
 from midstream.engine.operators.base import Operator
 from midstream.engine.operators.source_api import DiscoveryContext, Source, rows_text
 from midstream.inprocess.endpoints import FedSource, table_rows
-from midstream.inprocess.engine import Engine, EngineSnapshot, InProcessFailure, noted, surfaced
+from midstream.inprocess.in_process_job import InProcessFailure, InProcessJob, JobSnapshot, noted, surfaced
 from midstream.inprocess.rewrite import End, rewritten
 from midstream.testing.inputs import LAST_US, Cut, Instant, Rows, as_batch, as_us, batches
 from midstream.testing.results import Name, Result, Row, find, only
@@ -42,7 +42,7 @@ def run(
     cut: Cut = 1,
     parallelism: int = 1,
     now: Instant = NOW,
-    restore: EngineSnapshot | None = None,
+    restore: JobSnapshot | None = None,
     ends: bool = True,
 ) -> Result:
     """Run a job, or only what one of its streams needs, on the given rows.
@@ -77,7 +77,7 @@ def run(
         return running.result()
 
 
-def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: EngineSnapshot | None = None) -> RunningJob:
+def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: JobSnapshot | None = None) -> RunningJob:
     """Return a job that runs for as long as the `with` block, and does only what the test requests.
 
     `what`: an Environment, a stream, or several streams of one.
@@ -108,9 +108,9 @@ class RunningJob:
         [{'user': 'eve', 'price': 9}]
     """
 
-    def __init__(self, what: What, *, parallelism: int, now: Instant, restore: EngineSnapshot | None) -> None:
+    def __init__(self, what: What, *, parallelism: int, now: Instant, restore: JobSnapshot | None) -> None:
         program, config, ends = _program_of(what)
-        if restore is not None and not isinstance(restore, EngineSnapshot):
+        if restore is not None and not isinstance(restore, JobSnapshot):
             raise ConfigError(f"restore: {restore!r} is not a snapshot; give the result of snapshot() of a running job")
         if parallelism != 1:
             check_parallelism(parallelism, config.max_parallelism, "the job")
@@ -125,7 +125,7 @@ class RunningJob:
         config = msgspec.structs.replace(config, parallelism=parallelism)
         now_us = as_us(now, "now") if restore is None else restore.now_us
         with _Surfacing():
-            self._engine = Engine(made.graph, config, now_us, restore)
+            self._engine = InProcessJob(made.graph, config, now_us, restore)
         self._event_times = self._engine.event_times()
 
     def _fed_source(self, uid: str, node: Node) -> Source:
@@ -379,7 +379,7 @@ class RunningJob:
         """Return the running operators of that uid or name, one per subtask."""
         return self._engine.operators(self._operator(operator))
 
-    def snapshot(self) -> EngineSnapshot:
+    def snapshot(self) -> JobSnapshot:
         """Take a checkpoint of the job as it is now, for a test of an upgrade.
 
         Returns a snapshot, from which `testing.job(changed, restore=snapshot)` resumes, any number of times.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
-from midstream.engine.coordinator.checkpoints.lane_dispatcher import RUNNING_LANES_MAX
+from midstream.engine.coordinator.checkpoints.slot_commit_dispatcher import RUNNING_LANES_MAX
 from midstream.engine.core.config import RestartStrategy
 from midstream.engine.core.ids import TaskId
 from midstream.engine.operators.sink_api import Committer, CommitterContext

@@ -18,7 +18,7 @@ from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Parti
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.interfaces import SlotServices
-from midstream.engine.worker.lane_executor import LaneExecutor
+from midstream.engine.worker.slot_committers import SlotCommitters
 from standing_clock import StandingClock
 
 
@@ -121,7 +121,7 @@ class World:
             make_signal=threading.Event,
             unpickle=unpickle,
         )
-        self.commits = LaneExecutor(services)
+        self.commits = SlotCommitters(services)
         self.commits.load(m.CommitSinks("job-a", pickle.dumps(GRAPH), root, epoch=1))
 
     def _open(self, root: str) -> MemoryStorage:

@@ -22,18 +22,18 @@ from midstream.engine.protocol.live_rows import (
     ROWS_MAX,
     VALUE_CHARS_MAX,
     Column,
-    RowsShown,
-    ShowRows,
+    RowSample,
+    SampleRows,
 )
+from midstream.engine.worker.live_row_sample import row_sample, sample_next_batch
 from midstream.engine.worker.operator_chain import OperatorChain, TaskOutputs
-from midstream.engine.worker.shown_rows import rows_shown, show_next
 from standing_clock import StandingClock
 
 
-def shown(columns: dict[str, pa.Array[Any]], rows: int = ROWS_MAX) -> RowsShown:
+def shown(columns: dict[str, pa.Array[Any]], rows: int = ROWS_MAX) -> RowSample:
     """As the driver gets it: checked against every bound of the message."""
-    answer = rows_shown(ShowRows(7, "op", None, rows), 3, pa.RecordBatch.from_pydict(columns))
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=RowsShown)
+    answer = row_sample(SampleRows(7, "op", None, rows), 3, pa.RecordBatch.from_pydict(columns))
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=RowSample)
 
 
 def test_values_are_text_with_the_types_of_columns() -> None:
@@ -117,14 +117,14 @@ class World:
         specs = tuple(OperatorSpec(uid, uid, operator) for uid, operator in zip("ab", operators, strict=True))
         self.vertex = Vertex(0, 1, SourceSpec("source", "source", NoRows()), specs)
         self.timers: list[Callable[[], None]] = []
-        self.answers: list[RowsShown] = []
+        self.answers: list[RowSample] = []
 
     def call_later(self, delay_s: float, mail: Callable[[], None]) -> None:
         self.timers.append(mail)
 
     def ask(self, operator: str, number: int = 0, side_output: str | None = None) -> None:
-        asked = ShowRows(number, operator, side_output, 5)
-        show_next(asked, 0, self.vertex, self.chain, cast(Executor, self), self.answers.append)
+        asked = SampleRows(number, operator, side_output, 5)
+        sample_next_batch(asked, 0, self.vertex, self.chain, cast(Executor, self), self.answers.append)
 
     def emit(self, rows: int) -> None:
         self.chain.outputs[0].emit(pa.RecordBatch.from_pydict({"n": list(range(rows))}))

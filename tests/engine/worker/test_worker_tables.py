@@ -108,14 +108,14 @@ def test_a_task_does_one_step_at_a_time_and_says_which_comes_next() -> None:
     world.task.no_more_splits()
     assert world.run() == [Step.MAIL, Step.PAUSE], "it is not read"
     world.task.resume_source(1)
-    assert world.run() == [Step.MAIL, Step.READ_SOURCE, Step.FINISH, Step.READ_GATES]
+    assert world.run() == [Step.MAIL, Step.READ_SOURCE, Step.FLUSH, Step.READ_GATES]
     assert world.state() is TaskState.AWAITS_CHECKPOINT and world.task.is_finishing
     world.trigger(2)
     world.run()
     while world.io.run_io():
         pass
     world.task.checkpoint_completed(2)
-    assert world.run() == [Step.MAIL, Step.END]
+    assert world.run() == [Step.MAIL, Step.FINISH]
     assert world.state() is TaskState.FINISHED
 
 

@@ -24,7 +24,7 @@ from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Chec
 from midstream.engine.coordinator.checkpoints.cleanup import CheckpointCleanup
 from midstream.engine.coordinator.checkpoints.commit_queue import CommitQueue
 from midstream.engine.coordinator.checkpoints.driver_committers import DriverCommitters
-from midstream.engine.coordinator.checkpoints.lane_dispatcher import EligibleSlots
+from midstream.engine.coordinator.checkpoints.slot_commit_dispatcher import EligibleSlots
 from midstream.engine.coordinator.checkpoints.trigger import trigger_when_due
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.failures import Failure, failure_of, failure_of_user_code, slot_lost, slots_gone

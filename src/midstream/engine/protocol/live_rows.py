@@ -1,7 +1,7 @@
 """Live rows: a sample of the rows that an operator emits at the moment, requested by users and taken from the next
 batch.
 
-    client ─GetRows→ driver ─ShowRows→ every slot ─RowsShown→ driver ─Reply→ client
+    client ─GetRows→ driver ─SampleRows→ every slot ─RowSample→ driver ─Reply→ client
 
 The coordinator is not involved. Values travel as text, and everything is bounded, so that a sample of a wide table or
 of large values costs a job no more than one of small values.
@@ -36,7 +36,7 @@ class GetRows(msgspec.Struct, frozen=True, tag="get_rows"):
     rows: RowCount = 20
 
 
-class ShowRows(msgspec.Struct, frozen=True, tag="show_rows"):
+class SampleRows(msgspec.Struct, frozen=True, tag="sample_rows"):
     number: int
     operator: Uid
     """The uid of the operator whose output is shown."""
@@ -50,7 +50,7 @@ class Column(msgspec.Struct, frozen=True):
     """The Arrow type, as text."""
 
 
-class RowsShown(msgspec.Struct, frozen=True, tag="rows_shown"):
+class RowSample(msgspec.Struct, frozen=True, tag="row_sample"):
     """The first rows of one batch."""
 
     number: int
@@ -74,5 +74,5 @@ class LiveRows(msgspec.Struct, frozen=True):
     name: str
     given_out_by: str
     """The name of the operator whose output this is: the requested one, or the one before a sink."""
-    shown: RowsShown | None
+    shown: RowSample | None
     waited_s: float = WAIT_S

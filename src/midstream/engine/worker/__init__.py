@@ -8,8 +8,8 @@ task), operator_chain (rows and watermarks on their way through operators), task
 watermark_valve (watermarks of several channels), batch_sizer (the size of slices), source_reader and source_rate
 (splits become batches, and the size of these), task_checkpoints (barriers and rows in flight), task_snapshots (state is
 written to files), gate_recovery (rows in flight are read again), failure_reports (exceptions as they are reported),
-task_metrics and shown_rows (metrics and rows that users see); then slot_machine (the messages of a process and the life
+task_metrics and live_row_sample (metrics and rows that users see); then slot_machine (the messages of a process and the life
 of an attempt), interfaces (between a slot, its tasks and their surroundings), deployment (a `Deploy` becomes tasks and
 channels), finished_on_restore (the stand-in for a task that had finished), task_scheduler (which task runs next),
-lane_executor (sinks that commit on slots).
+slot_committers (sinks that commit on slots).
 """

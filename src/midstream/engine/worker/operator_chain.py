@@ -59,7 +59,7 @@ class ChainOutput:
         """Rows that were dropped because they were late, and no edge carries the side output of late rows."""
         self.tap: Callable[[pa.RecordBatch, str | None], None] | None = None
         """Called with each batch and its side output before it is forwarded, while a user requests rows (see
-        `engine.worker.shown_rows`)."""
+        `engine.worker.live_row_sample`)."""
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         rows = batch.num_rows

@@ -24,11 +24,11 @@ from midstream.engine.core.state_machine import Transition, TransitionHistory, T
 from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.graph.unaligned_edges import unaligned_edges
 from midstream.engine.protocol import messages as m
-from midstream.engine.protocol.live_rows import RowsShown, ShowRows
+from midstream.engine.protocol.live_rows import RowSample, SampleRows
 from midstream.engine.worker.deployment import Deployment, Loaded, load
 from midstream.engine.worker.failure_reports import deploy_failed
 from midstream.engine.worker.interfaces import SlotServices, TaskServices
-from midstream.engine.worker.lane_executor import LaneExecutor
+from midstream.engine.worker.slot_committers import SlotCommitters
 from midstream.engine.worker.task import Task
 from midstream.engine.worker.task_scheduler import TaskScheduler
 
@@ -94,7 +94,7 @@ class SlotMachine:
 
     def __init__(self, services: SlotServices) -> None:
         self._services = services
-        self._commits = LaneExecutor(services)
+        self._commits = SlotCommitters(services)
         self.slot_id = -1
         self.state = SlotState.IDLE
         self._history: TransitionHistory[SlotState] = new_history()
@@ -183,7 +183,7 @@ class SlotMachine:
         tasks = self._deployment.all_tasks if self._deployment is not None else ()
         return m.SlotStatus(attempt=self.attempt, tasks=tuple(task.metrics() for task in tasks))
 
-    def show_rows(self, request: ShowRows, reply: Callable[[RowsShown], None]) -> None:
+    def sample_rows(self, request: SampleRows, reply: Callable[[RowSample], None]) -> None:
         """Show rows to users. `reply` is called at most once per task, and not if the operator does not run here."""
         for task in self.tasks.values():
             task.show(request, reply)

@@ -40,11 +40,11 @@ from midstream.engine.graph.idleness import channel_origins, is_bounded
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.operators.base import SnapshotResult
 from midstream.engine.protocol import messages as m
-from midstream.engine.protocol.live_rows import RowsShown, ShowRows
+from midstream.engine.protocol.live_rows import RowSample, SampleRows
 from midstream.engine.protocol.task_metrics import TaskMetrics
 from midstream.engine.worker.failure_reports import position_of_failure, task_failed
 from midstream.engine.worker.interfaces import TaskServices
-from midstream.engine.worker.shown_rows import show_next
+from midstream.engine.worker.live_row_sample import sample_next_batch
 from midstream.engine.worker.source_reader import ReadProgress, SourceReader
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
 from midstream.engine.worker.task_input import TaskInput
@@ -88,7 +88,7 @@ class TaskEvent(Enum):
     INPUT_ENDED = "input ended"
     ALL_EMITTED = "all emitted"
     COMPLETED = "final checkpoint completed"
-    END = "end"
+    FINISH = "finish"
     FAIL = "fail"
     CLOSE = "close"
 
@@ -112,7 +112,7 @@ TASK_TABLE: Final[TransitionTable[TaskState, TaskEvent]] = TransitionTable(
             _AWAITS_CHECKPOINT, TaskEvent.COMPLETED, (_AWAITS_SENT,), "nothing of the task can be lost any more"
         ),
         *(
-            Transition(state, TaskEvent.END, (_FINISHED,), "channels are closed")
+            Transition(state, TaskEvent.FINISH, (_FINISHED,), "channels are closed")
             for state in (_AWAITS_SINKS, _AWAITS_SENT)
         ),
         *(Transition(state, TaskEvent.FAIL, (_CLOSED,), "the failure is reported") for state in (_CREATED, *LIVE)),
@@ -124,7 +124,7 @@ TASK_TABLE: Final[TransitionTable[TaskState, TaskEvent]] = TransitionTable(
 class Step(Enum):
     """The steps of a task. `Task.next_step` chooses the next one."""
 
-    END = "end"
+    FINISH = "finish"
     """Everything is committed, sent and acknowledged."""
     MAIL = "handle a mail"
     """A mail handles barriers and bookkeeping, and needs no buffer."""
@@ -135,11 +135,11 @@ class Step(Enum):
     """Read rows, or after the end of the data the remaining barriers and ends."""
     READ_SOURCE = "read from the source"
     PAUSE = "wait while the source is paused"
-    FINISH = "emit the rest"
+    FLUSH = "emit the rest"
 
 
 # Reading an enum member takes ten times as long as reading a global.
-_END, _MAIL, _WAIT, _FIRE, _TIMER, _READ_GATES, _READ_SOURCE, _PAUSE, _FINISH = Step
+_FINISH, _MAIL, _WAIT, _FIRE, _TIMER, _READ_GATES, _READ_SOURCE, _PAUSE, _FLUSH = Step
 
 
 class Task:
@@ -361,7 +361,7 @@ class Task:
         """The next step of a live task. If it is WAIT, `wake` will be called. The call changes nothing else."""
         state, operators = self.state, self.operators
         if state is _AWAITS_SENT and self._snapshots.is_idle and self._is_sent():
-            return _END  # before the mails: with continuous checkpoints there is always another trigger
+            return _FINISH  # before the mails: with continuous checkpoints there is always another trigger
         if self.mails and self._mails_in_a_row < MAILS_IN_A_ROW_MAX:
             return _MAIL
         if not self._output_available():
@@ -374,7 +374,7 @@ class Task:
             return _READ_GATES if operators.source is None else _READ_SOURCE
         if state is _PAUSED:
             return _PAUSE
-        return _FINISH if state is _ENDING else _READ_GATES
+        return _FLUSH if state is _ENDING else _READ_GATES
 
     def _step(self, started_s: float) -> bool:
         """Do the next step. Returns whether another one may have something to do. If not, `wake` will be called."""
@@ -398,10 +398,10 @@ class Task:
         elif step is _TIMER:
             self.operators.due_timers.popleft()()
             return True
-        elif step is _FINISH:
+        elif step is _FLUSH:
             self._finish()
             return True
-        elif step is _END:
+        elif step is _FINISH:
             self._end()
             return False
         else:
@@ -483,7 +483,7 @@ class Task:
     def _end(self, committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()) -> None:
         self.operators.outputs.broadcast(EndOfPartition())
         metrics = self.metrics()
-        self._transition(TaskState.FINISHED, TaskEvent.END)
+        self._transition(TaskState.FINISHED, TaskEvent.FINISH)
         self._release()
         for gate in self.gates:
             gate.discard()
@@ -539,10 +539,12 @@ class Task:
             backpressured_s += self._services.clock.monotonic_s() - self._backpressured_since
         return task_metrics(self, backpressured_s)
 
-    def show(self, request: ShowRows, reply: Callable[[RowsShown], None]) -> None:
-        """Show the next rows of an operator, as `show_next` does."""
+    def show(self, request: SampleRows, reply: Callable[[RowSample], None]) -> None:
+        """Show the next rows of an operator, as `sample_next_batch` does."""
         if self.is_live:
-            show_next(request, self.ref.subtask, self.vertex, self.operators.chain, self._services.executor, reply)
+            sample_next_batch(
+                request, self.ref.subtask, self.vertex, self.operators.chain, self._services.executor, reply
+            )
 
     def check(self) -> None:
         """Check everything that must hold between two steps."""

@@ -14,7 +14,7 @@ import msgspec
 
 from midstream.engine.protocol.framing import CONTROL_FRAME_BYTES_MAX, ProtocolViolation
 from midstream.engine.protocol.handshake import Identity, Role
-from midstream.engine.protocol.live_rows import GetRows, RowsShown, ShowRows
+from midstream.engine.protocol.live_rows import GetRows, RowSample, SampleRows
 from midstream.engine.protocol.messages import (
     ClientRequest,
     FromSlot,
@@ -45,7 +45,7 @@ REGISTER_TIMEOUT_S: Final = 30.0
 QUESTIONS_PER_CLIENT_MAX: Final = 64
 
 _log = logging.getLogger(__name__)
-FromSlotLine: TypeAlias = FromSlot | Logged | RowsShown
+FromSlotLine: TypeAlias = FromSlot | Logged | RowSample
 DriverRequest: TypeAlias = ClientRequest | GetLogs | GetRows
 """The requests of clients, to the coordinator or to the driver alone."""
 _slot_decoder: msgspec.msgpack.Decoder[FromSlotLine] = msgspec.msgpack.Decoder(FromSlotLine)
@@ -71,7 +71,7 @@ class ControlServerOwner(Protocol):
 
     def slot_logged(self, slot: int, logged: Logged) -> None: ...
 
-    def rows_shown(self, shown: RowsShown) -> None: ...
+    def row_sample(self, sample: RowSample) -> None: ...
 
     def slot_lost(self, slot: int, reason: str) -> None: ...
 
@@ -128,7 +128,7 @@ class ControlServer:
         if connection is not None:
             connection.channel.send(message)
 
-    def send_all(self, message: ShowRows) -> None:
+    def send_all(self, message: SampleRows) -> None:
         """Send to every slot that is connected."""
         for connection in list(self._slots.values()):  # sending to a slot that does not read removes it
             connection.channel.send(message)
@@ -247,8 +247,8 @@ class SlotConnection:
             assert self.slot is not None
             if isinstance(message, Logged):
                 server.owner.slot_logged(self.slot, message)
-            elif isinstance(message, RowsShown):
-                server.owner.rows_shown(message)
+            elif isinstance(message, RowSample):
+                server.owner.row_sample(message)
             else:
                 server.owner.slot_message_received(self.slot, message)
             return

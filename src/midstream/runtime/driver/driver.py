@@ -31,7 +31,7 @@ from midstream.engine.core.errors import InvariantError, MidstreamError, Storage
 from midstream.engine.core.tracebacks import users_part
 from midstream.engine.protocol.handshake import SECRET_BYTES, Identity, Role
 from midstream.engine.protocol.job_status import FailureStatus, JobStatus
-from midstream.engine.protocol.live_rows import GetRows, RowsShown
+from midstream.engine.protocol.live_rows import GetRows, RowSample
 from midstream.engine.protocol.messages import FromSlot, GetLogs, Logged, Register, Reply
 from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.control_server import ClientConnection, ControlServer, DriverRequest
@@ -293,8 +293,8 @@ class Driver:
     def slot_logged(self, slot: int, logged: Logged) -> None:
         self._logs.add(slot, logged)
 
-    def rows_shown(self, shown: RowsShown) -> None:
-        self._live_rows.shown(shown)
+    def row_sample(self, sample: RowSample) -> None:
+        self._live_rows.handle_sample(sample)
 
     def slot_lost(self, slot: int, reason: str) -> None:
         self._shell.slot_lost(slot, reason)

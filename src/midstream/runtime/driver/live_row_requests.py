@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from midstream.engine.graph.job_graph import JobGraph, OperatorSpec
-from midstream.engine.protocol.live_rows import WAIT_S, GetRows, LiveRows, RowsShown, ShowRows
+from midstream.engine.protocol.live_rows import WAIT_S, GetRows, LiveRows, RowSample, SampleRows
 from midstream.engine.protocol.messages import Reply
 from midstream.runtime.event_loop import EventLoop
 
@@ -37,7 +37,7 @@ class LiveRowRequests:
 
     loop: EventLoop
     graph: JobGraph
-    send_all: Callable[[ShowRows], None]
+    send_all: Callable[[SampleRows], None]
     answer: Callable[[int, Reply], None]
     _open: dict[int, tuple[int, _Meant]] = field(default_factory=dict)
     _count: int = 0
@@ -57,7 +57,7 @@ class LiveRowRequests:
         number = self._count
         self._count += 1
         self._open[number] = client, meant
-        begin = partial(self._begin, ShowRows(number, meant.shown_uid, meant.side_output, request.rows))
+        begin = partial(self._begin, SampleRows(number, meant.shown_uid, meant.side_output, request.rows))
         now_s = self.loop.monotonic_s()
         delay_s = max(0.0, self._next_s - now_s)
         self._next_s = now_s + delay_s + EVERY_S
@@ -66,15 +66,15 @@ class LiveRowRequests:
         else:
             begin()
 
-    def _begin(self, request: ShowRows) -> None:
+    def _begin(self, request: SampleRows) -> None:
         self.loop.call_later(WAIT_S + SLACK_S, partial(self._end, request.number, None))
         self.send_all(request)
 
-    def shown(self, shown: RowsShown) -> None:
+    def handle_sample(self, sample: RowSample) -> None:
         """Answer with the rows of the first subtask that had some; later ones are dropped."""
-        self._end(shown.number, shown)
+        self._end(sample.number, sample)
 
-    def _end(self, number: int, shown: RowsShown | None) -> None:
+    def _end(self, number: int, shown: RowSample | None) -> None:
         waiting = self._open.pop(number, None)
         if waiting is not None:
             client, meant = waiting

@@ -26,7 +26,7 @@ from midstream.connectors.common import external_waits
 from midstream.engine.core.errors import ClusterError
 from midstream.engine.protocol.framing import CONTROL_FRAME_BYTES_MAX, ProtocolViolation
 from midstream.engine.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
-from midstream.engine.protocol.live_rows import ShowRows
+from midstream.engine.protocol.live_rows import SampleRows
 from midstream.engine.protocol.messages import (
     SLOT_WAITS_MAX,
     SLOT_WARNINGS_MAX,
@@ -65,7 +65,7 @@ LOG_BYTES_MAX: Final = 2**20
 """The unread bytes at which no more lines are sent to the driver."""
 
 _log = logging.getLogger(__name__)
-_decoder: msgspec.msgpack.Decoder[ToSlot | ShowRows] = msgspec.msgpack.Decoder(ToSlot | ShowRows)
+_decoder: msgspec.msgpack.Decoder[ToSlot | SampleRows] = msgspec.msgpack.Decoder(ToSlot | SampleRows)
 
 
 def run_slot(launch: SlotLaunch, capture: SlotOutput | None = None) -> None:
@@ -95,7 +95,7 @@ class _SlotProcess:
         self._memory = psutil.Process().memory_info
         self._memory_limit_bytes = memory_limit()
         self._transport: TcpTransport | None = None
-        self._channel: MessageChannel[ToSlot | ShowRows] | None = None
+        self._channel: MessageChannel[ToSlot | SampleRows] | None = None
         self._machine: SlotMachine | None = None
         self._welcome: Welcome | None = None
         self._beating: HeartbeatThread | None = None
@@ -172,7 +172,7 @@ class _SlotProcess:
 
     # ---- being a slot
 
-    def _received(self, message: ToSlot | ShowRows) -> None:
+    def _received(self, message: ToSlot | SampleRows) -> None:
         if self._ending:
             return
         if isinstance(message, Welcome):
@@ -183,9 +183,9 @@ class _SlotProcess:
             self._end(None, released=True)
         elif self._machine is None:
             raise ProtocolViolation(f"{type(message).__name__} before Welcome")
-        elif isinstance(message, ShowRows):
+        elif isinstance(message, SampleRows):
             assert self._channel is not None
-            self._machine.show_rows(message, self._channel.send)
+            self._machine.sample_rows(message, self._channel.send)
         else:
             if isinstance(message, Cancel):
                 self._report()  # the last figures of tasks that end with it

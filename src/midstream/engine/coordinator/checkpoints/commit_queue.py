@@ -1,7 +1,7 @@
 """Commits what sinks have prepared, once the checkpoint that holds it is complete.
 
 One checkpoint and sink is committed at a time, in the order of checkpoints: on the driver, or on slots, with one call
-of a committer for each lane (see `engine.coordinator.checkpoints.lane_dispatcher`). A commit is tried `TRIES_MAX`
+of a committer for each lane (see `engine.coordinator.checkpoints.slot_commit_dispatcher`). A commit is tried `TRIES_MAX`
 times, or once if a repetition cannot help. If it still fails, the attempt fails, and nothing is deployed until the
 queue is empty. The states of the queue are in COMMIT_TABLE. The queue is also in the metadata of the newest checkpoint, so it survives the coordinator. The epochs
 are checked before each call: a driver that was presumed dead, and whose job another driver has taken over, commits
@@ -19,9 +19,14 @@ from typing import Final
 
 from midstream.engine.checkpoint.metadata import Committables, names_of
 from midstream.engine.coordinator.checkpoints.driver_committers import DriverCommitters
-from midstream.engine.coordinator.checkpoints.lane_dispatcher import EligibleSlots, LaneDispatcher, LaneWork, lanes_of
 from midstream.engine.coordinator.checkpoints.metadata_builder import merged
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import CompletedCheckpoint
+from midstream.engine.coordinator.checkpoints.slot_commit_dispatcher import (
+    EligibleSlots,
+    LaneWork,
+    SlotCommitDispatcher,
+    lanes_of,
+)
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.failures import Failure, failure_of, failure_of_user_code, warn_if_failed
@@ -139,7 +144,7 @@ class CommitQueue:
         self._committers = committers
         self._slots = slots
         self._commit_slots = commit_slots
-        self._lanes = LaneDispatcher(effects, plan, slots)
+        self._lanes = SlotCommitDispatcher(effects, plan, slots)
         self._commits: deque[_Commit] = deque()
         self._aborts: deque[Committables] = deque()
         self._kept: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []

@@ -67,7 +67,7 @@ class InProcessFailure(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSnapshot:
+class JobSnapshot:
     """The state and event time of a job between two rows. Any number of runs can be started from it.
 
     For example:
@@ -83,7 +83,7 @@ class EngineSnapshot:
     now_us: int
 
 
-class Engine:
+class InProcessJob:
     """Runs a job. `logical` has sources that are fed (`FedSource`) or the job's own, and sinks that keep their rows.
 
     `on_split_request` is called when a subtask of one of the job's own sources requests a split, `copied` with each subtask's copy
@@ -95,7 +95,7 @@ class Engine:
         logical: LogicalGraph,
         config: JobConfig,
         now_us: int,
-        restore: EngineSnapshot | None = None,
+        restore: JobSnapshot | None = None,
         on_split_request: Callable[[m.RequestSplit], None] = lambda request: None,
         copied: Callable[[JobGraph], None] = lambda graph: None,
         passed_s: Callable[[], float] = lambda: 0.0,
@@ -379,7 +379,7 @@ class Engine:
             for spec in task.vertex.operators:
                 yield task, spec
 
-    def snapshot(self) -> EngineSnapshot:
+    def snapshot(self) -> JobSnapshot:
         """Take a checkpoint of everything, as the job would, and complete it."""
         self._check_not_broken()
         if self._ended:
@@ -412,9 +412,9 @@ class Engine:
             state_bytes=0,
             files=(),
         )
-        return EngineSnapshot(metadata, self.storage, self.loop.now_us)
+        return JobSnapshot(metadata, self.storage, self.loop.now_us)
 
-    def restore(self, snapshot: EngineSnapshot, parallelism: int) -> None:
+    def restore(self, snapshot: JobSnapshot, parallelism: int) -> None:
         """Begin a new attempt with the state of `snapshot`; rows taken so far remain."""
         self._slot.handle(m.Cancel(self.attempt))
         self._settle()

@@ -116,7 +116,7 @@ class _LaneRequest:
     """The token that ends the wait for the answer, see `Effects.slot_is_done`."""
 
 
-class LaneDispatcher:
+class SlotCommitDispatcher:
     """Does one piece of work at a time, on slots."""
 
     def __init__(self, effects: Effects, plan: JobPlan, slots: SlotPool) -> None:

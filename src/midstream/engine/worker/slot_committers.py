@@ -51,7 +51,7 @@ class _Lane:
     """The request that has not been answered yet."""
 
 
-class LaneExecutor:
+class SlotCommitters:
     """The lanes of one slot."""
 
     def __init__(self, services: SlotServices) -> None:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from midstream.engine.coordinator.checkpoints.lane_dispatcher import in_place_of_lost
+from midstream.engine.coordinator.checkpoints.slot_commit_dispatcher import in_place_of_lost
 
 
 @pytest.mark.parametrize("seed", range(200))

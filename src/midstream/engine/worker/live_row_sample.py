@@ -17,8 +17,8 @@ from midstream.engine.protocol.live_rows import (
     VALUE_CHARS_MAX,
     WAIT_S,
     Column,
-    RowsShown,
-    ShowRows,
+    RowSample,
+    SampleRows,
 )
 from midstream.engine.worker.operator_chain import OperatorChain
 
@@ -26,13 +26,13 @@ VALUE_BYTES_MAX: Final = 64 * 1024
 """Of a larger value only its size is shown: converting it to text would block the task."""
 
 
-def show_next(
-    request: ShowRows,
+def sample_next_batch(
+    request: SampleRows,
     subtask: int,
     vertex: Vertex,
     chain: OperatorChain,
     executor: Executor,
-    reply: Callable[[RowsShown], None],
+    reply: Callable[[RowSample], None],
 ) -> None:
     """Reply with the next rows that the operator emits, if it is one of `chain` and emits any within WAIT_S.
 
@@ -46,7 +46,7 @@ def show_next(
     def show(batch: pa.RecordBatch, side_output: str | None) -> None:
         if side_output == request.side_output:
             output.tap = None
-            reply(rows_shown(request, subtask, batch))
+            reply(row_sample(request, subtask, batch))
 
     def stop() -> None:
         if output.tap is show:
@@ -56,7 +56,7 @@ def show_next(
     executor.call_later(WAIT_S, stop)
 
 
-def rows_shown(request: ShowRows, subtask: int, batch: pa.RecordBatch) -> RowsShown:
+def row_sample(request: SampleRows, subtask: int, batch: pa.RecordBatch) -> RowSample:
     """The first rows of `batch`: the requested number, within the limits on columns and characters."""
     fields = list(batch.schema)[:COLUMNS_MAX]
     rows: list[tuple[str | None, ...]] = []
@@ -70,7 +70,7 @@ def rows_shown(request: ShowRows, subtask: int, batch: pa.RecordBatch) -> RowsSh
     columns = tuple(
         Column(_short(field.name, NAME_CHARS_MAX), _short(str(field.type), NAME_CHARS_MAX)) for field in fields
     )
-    return RowsShown(request.number, subtask, columns, tuple(rows), batch.num_rows, batch.num_columns - len(fields))
+    return RowSample(request.number, subtask, columns, tuple(rows), batch.num_rows, batch.num_columns - len(fields))
 
 
 def _value(column: pa.Array[Any], row: int) -> str | None:
