@@ -26,7 +26,9 @@ def q3(events: DataStream) -> DataStream:
     """Return auctions of one category with their sellers from three states."""
     persons = only(PERSON, events, "time", "person", "name", "city", "state")
     persons = persons.filter(pl.col("state").is_in(["OR", "ID", "CA"]))
-    auctions = only(AUCTION, events, "time", "seller", "auction", "category").filter(pl.col("category") == FIRST_CATEGORY)
+    auctions = only(AUCTION, events, "time", "seller", "auction", "category").filter(
+        pl.col("category") == FIRST_CATEGORY
+    )
     return persons.join(auctions, left_on="person", right_on="seller", within=(f"-{ANY_TIME}", ANY_TIME))
 
 
