@@ -53,8 +53,10 @@ class OperatorEvents(Events):
     def columns(self, i: Int64s) -> tuple[Int64s, Int64s, npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
         case = CASES[self._case]
         ms, key = self.ms(i), case.key(self, i)
-        side = i % case.right_every == 0 if case.right_every else np.zeros(len(i), np.bool_)
-        return ms, key, case.number(i, ms, key) % VALUES * 0.5, side
+        side = np.zeros(len(i), np.bool_)
+        if case.right_every:
+            side[:] = i % case.right_every == 0
+        return ms, key, (case.number(i, ms, key) % VALUES).astype(np.float64) / 2, side
 
 
 @dataclass(frozen=True)
