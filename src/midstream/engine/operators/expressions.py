@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import polars as pl
@@ -24,6 +24,37 @@ EXPRESSION_ERRORS: Final = (*USER_ERRORS, pl.exceptions.PanicException)
 """The exceptions that evaluating an expression can raise; a polars panic is not an Exception, and would be mistaken for
 a shutdown.
 """
+
+_DIVIDES: Final = re.compile(r" (/|//|%) ")
+_OF_ELEMENTS: Final = re.compile(r"\.(list|arr)\.(eval|agg)\(")
+
+
+class Evaluation:
+    """Evaluates expressions such that the result of a row does not depend on how many rows there are.
+
+    polars divides a single value by a constant, but multiplies several values by its reciprocal, which is rounded
+    otherwise: 8357 / 100 is 83.57, or 83.57000000000001. So if an expression divides, a row alone is evaluated as two
+    of it, and so are all rows if it computes elements of lists, of which there may be one in many rows.
+    """
+
+    def __init__(self, exprs: Sequence[pl.Expr]) -> None:
+        texts = [str(expr) for expr in exprs]
+        self.divides = any(map(_DIVIDES.search, texts))
+        self._of_elements = any(map(_OF_ELEMENTS.search, texts))
+
+    def of(self, frame: pl.DataFrame, evaluate: Callable[[pl.DataFrame], pl.DataFrame]) -> pl.DataFrame:
+        """Return the result for the rows of `frame`. `evaluate` returns one row for each row that it gets."""
+        rows = frame.height
+        if not (self.divides and (rows == 1 or (rows and self._of_elements))):
+            return evaluate(frame)
+        return evaluate(twice(frame)).head(rows)
+
+
+def twice(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows followed by the same rows, in columns of one chunk: polars evaluates each chunk on its own, and keeps
+    a column of one row as a scalar.
+    """
+    return pl.DataFrame([pl.concat([each, each], rechunk=True) for each in frame.iter_columns()])
 
 
 def empty_frame(schema: pa.Schema, where: str) -> pl.DataFrame:

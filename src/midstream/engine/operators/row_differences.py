@@ -12,7 +12,7 @@ import polars as pl
 
 from midstream.engine.core.batches import frame_schema, from_polars
 from midstream.engine.core.errors import SchemaError
-from midstream.engine.operators.expressions import EXPRESSION_ERRORS
+from midstream.engine.operators.expressions import EXPRESSION_ERRORS, Evaluation
 from midstream.engine.operators.probe_values import ROW, ROWS, probe_frame
 
 _ANY_ROWS: Final = "use flat_map() to make any number of rows from one, or filter() to drop rows"
@@ -135,9 +135,25 @@ def difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text
         if fault is not None:
             return fault
         outcome = _cast(outcome, kinds)
-        if not outcome.equals(whole[order]):
+        if not outcome.equals(whole[order]) and not _is_by_divisor(exprs, rows, list(results)):
             return _values(arranged, whole[order], outcome)
     return len(results)
+
+
+def _is_by_divisor(exprs: Sequence[pl.Expr], rows: _Arrangements, chosen: list[int]) -> bool:
+    """Whether rows have the same results alone and together as operators evaluate them (see `Evaluation`)."""
+    evaluation = Evaluation(exprs)
+    if not evaluation.divides:
+        return False
+
+    def evaluated(frame: pl.DataFrame) -> pl.DataFrame:
+        return evaluation.of(frame, lambda each: each.with_columns(*exprs))
+
+    try:
+        whole = pl.concat([evaluated(rows.alone[row]) for row in chosen])
+        return all(evaluated(arranged).equals(whole[order]) for order, arranged in _in_orders(rows, chosen))
+    except EXPRESSION_ERRORS:  # of types or lengths that differ
+        return False
 
 
 def missing_cast(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text: str) -> ExpressionFault | None:

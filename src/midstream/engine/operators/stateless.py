@@ -19,6 +19,7 @@ from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.elementwise import check_row_by_row
 from midstream.engine.operators.expressions import (
     EXPRESSION_ERRORS,
+    Evaluation,
     columns_read,
     infer_schema,
     infer_type,
@@ -55,6 +56,7 @@ class FilterOperator(Stateless):
         self._predicate = predicate
         check_row_by_row([predicate], self.schema, self._where)
         self._reads = columns_read([predicate], self.schema)
+        self._evaluation = Evaluation([predicate])
         kind = infer_type(self.schema, predicate, self._where)
         if kind != pa.bool_():
             raise SchemaError(f"{self._where}: a filter must be boolean; this one is {kind}: {predicate}")
@@ -68,7 +70,9 @@ class FilterOperator(Stateless):
         predicate = self._predicate
         try:
             # with_columns, not select: it gives a literal as many rows as the batch has
-            frame = to_polars(batch.select(self._reads)).with_columns(predicate.alias("__keep"))
+            frame = self._evaluation.of(
+                to_polars(batch.select(self._reads)), lambda rows: rows.with_columns(predicate.alias("__keep"))
+            )
         except EXPRESSION_ERRORS as error:
             raise expression_error(self._where, "the expression", error, batch, self._reads, [predicate]) from error
         mask = frame.get_column("__keep")
@@ -93,6 +97,7 @@ class ProjectOperator(Stateless):
         self._exprs = tuple(expr for expr in exprs if not is_plain_column(expr))
         self._made = infer_schema(input_schema, self._exprs, where, keep=False)
         self._reads = columns_read(self._exprs, input_schema)
+        self._evaluation = Evaluation(self._exprs)
         made = frozenset(self._made.names)
         self._sources = [(field.name, field.name in made) for field in self.schema]
 
@@ -100,15 +105,18 @@ class ProjectOperator(Stateless):
         made = batch
         if self._exprs:
             try:
-                rows = to_polars(batch.select(self._reads))
-                frame = rows.select(*self._exprs)
-                if frame.height != rows.height:  # select turns a batch of literals into one row
-                    frame = rows.with_columns(*self._exprs).select(self._made.names)
+                frame = self._evaluation.of(to_polars(batch.select(self._reads)), self._computed)
             except EXPRESSION_ERRORS as error:
                 raise expression_error(self._where, "an expression", error, batch, self._reads, self._exprs) from error
             made = from_polars(frame, self._made, self._where)
         columns = [(made if is_made else batch).column(name) for name, is_made in self._sources]
         self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+    def _computed(self, rows: pl.DataFrame) -> pl.DataFrame:
+        frame = rows.select(*self._exprs)
+        if frame.height == rows.height:
+            return frame
+        return rows.with_columns(*self._exprs).select(self._made.names)  # select turns literals into one row
 
 
 class ColumnsOperator(Stateless):

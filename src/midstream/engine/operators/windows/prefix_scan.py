@@ -74,9 +74,10 @@ class Segments:
         positions = np.arange(frame.height) - np.repeat(self.starts, self.lengths)
         step = 1
         while len(later := np.flatnonzero(positions >= step)):
-            pairs = pl.concat([frame[later - step], frame[later]])
-            numbered = pairs.with_columns(pl.Series(_AT, np.concatenate([later, later])))
-            made = numbered.group_by(_AT, maintain_order=True).agg(merge)
+            ends = later if len(later) > 1 else np.repeat(later, 2)  # a pair alone as two, see `Evaluation`
+            pairs = pl.concat([frame[ends - step], frame[ends]])
+            numbered = pairs.with_columns(pl.Series(_AT, np.tile(np.arange(len(ends)), 2)))
+            made = numbered.group_by(_AT, maintain_order=True).agg(merge).head(len(later))
             source = np.arange(frame.height)
             source[later] = frame.height + np.arange(len(later))
             frame = pl.concat([frame, made.select(frame.columns)])[source]

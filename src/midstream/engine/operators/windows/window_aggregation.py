@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -13,7 +14,14 @@ from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.engine.operators.elementwise import check_of_many_rows, check_row_by_row
 from midstream.engine.operators.event_time_column import EventTime, TimeColumn
-from midstream.engine.operators.expressions import EXPRESSION_ERRORS, computed_schema, empty_frame, infer_schema
+from midstream.engine.operators.expressions import (
+    EXPRESSION_ERRORS,
+    Evaluation,
+    computed_schema,
+    empty_frame,
+    infer_schema,
+    twice,
+)
 from midstream.engine.operators.row_conversion import require_columns, require_keys, user_error
 from midstream.engine.operators.windows.accumulators import AccumulatorAggregate
 from midstream.engine.operators.windows.aggregates import (
@@ -36,6 +44,7 @@ ALL: Final = "__all"
 _NO_TIME: Final = "__no_time"
 """Stands for the event time where there is none."""
 _ROW: Final = "__row"
+_COPY: Final = "__copy"
 _NOT_SORTED: Final = "__not_sorted"
 """Stands for the key where there are no key columns."""
 
@@ -87,6 +96,11 @@ class WindowAggregation:
             self._compile(output, aggregate)
         needed = {root for expr in (*self._partial, *self._derived) for root in expr.meta.root_names()} | {*self.keys}
         needed |= set() if self._time is None else {self._time.column}
+        self._row_evaluation = Evaluation(self._derived)
+        users = [output for output, aggregate in self._aggregates.items() if not _is_own(aggregate)]
+        of_users = [expr for output in users for expr in self._of_output(output, (*self._partial, *self._merge))]
+        self._group_evaluation = Evaluation(of_users)
+        self._finish_evaluation = Evaluation([expr for expr in self._finish if expr.meta.output_name() in users])
         self.columns = [name for name in self.input_schema.names if name in needed]
         """The input columns that are needed at all."""
         self._check_inputs()
@@ -130,16 +144,16 @@ class WindowAggregation:
             where = f"{self.where}: aggregate {output!r}"
             if output in self._wheres:
                 check_row_by_row([self._wheres[output]], self.input_schema, f"{where}: where")
-            if type(aggregate).__module__.startswith("midstream.engine.operators."):
-                continue  # not the user's
-            partial, merge = (
-                [expr for expr in exprs if expr.meta.output_name().startswith(f"{output}:")]
-                for exprs in (self._partial, self._merge)
-            )
+            if _is_own(aggregate):
+                continue
+            partial, merge = (self._of_output(output, exprs) for exprs in (self._partial, self._merge))
             check_of_many_rows(partial, self._prepared_schema(), f"{where}: partial")
             check_of_many_rows(merge, self.part_schema, f"{where}: merge")
             finished = [finish, overflow[output]] if output in overflow else [finish]
             check_row_by_row(finished, self.part_schema, f"{where}: finish")
+
+    def _of_output(self, output: str, exprs: Iterable[pl.Expr]) -> list[pl.Expr]:
+        return [expr for expr in exprs if expr.meta.output_name() in self._parts_of[output]]
 
     def _prepared_schema(self) -> pa.Schema:
         return computed_schema(self.prepare(self._empty_frame()), self.where)
@@ -252,7 +266,7 @@ class WindowAggregation:
     def prepare(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return rows with a column for every name in `by`, and all that aggregates read."""
         added = self._derived if self.keys else [*self._derived, pl.lit(0, pl.Int8).alias(ALL)]
-        return frame.with_columns(added) if added else frame
+        return self._row_evaluation.of(frame, lambda rows: rows.with_columns(added)) if added else frame
 
     def reduce(
         self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, DenseGroupBy] = NO_FOLDS
@@ -264,7 +278,16 @@ class WindowAggregation:
     def _reduce(
         self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, DenseGroupBy] = NO_FOLDS
     ) -> pl.DataFrame:
-        return frame.group_by((*also_by, *self.by), maintain_order=True).agg(*_expressions(also), *self._partial)
+        return self._grouped(frame, (*also_by, *self.by), [*_expressions(also), *self._partial])
+
+    def _grouped(self, frame: pl.DataFrame, by: Sequence[str], exprs: Sequence[pl.Expr]) -> pl.DataFrame:
+        """Return one row per group. A group alone is computed as two, like a row alone (see `Evaluation`)."""
+        made = frame.group_by(by, maintain_order=True).agg(exprs)
+        if made.height != 1 or not self._group_evaluation.divides:
+            return made
+        copies = pl.Series(_COPY, np.repeat(np.arange(2), frame.height))
+        grouped = twice(frame).with_columns(copies).group_by((_COPY, *by), maintain_order=True)
+        return grouped.agg(exprs).drop(_COPY).head(1)
 
     def merge(
         self, parts: Sequence[pl.DataFrame], also_by: Sequence[str] = (), also: Mapping[str, DenseGroupBy] = NO_FOLDS
@@ -281,8 +304,7 @@ class WindowAggregation:
             # If a column is marked as sorted, polars takes its groups as slices and adds up their floats in another
             # order: a sum would depend on which keys are stored together.
             frame, by = frame.with_columns(pl.lit(0, pl.Int8).alias(_NOT_SORTED)), (*by, _NOT_SORTED)
-        grouped = frame.group_by(by, maintain_order=True)
-        merged = self._guard(lambda: grouped.agg(*_expressions(also), *self._merge))
+        merged = self._guard(lambda: self._grouped(frame, by, [*_expressions(also), *self._merge]))
         return merged.drop(_NOT_SORTED) if _NOT_SORTED in by else merged
 
     def _folded(self, frame: pl.DataFrame, by: Sequence[str], folds: Mapping[str, DenseGroupBy]) -> pl.DataFrame | None:
@@ -304,8 +326,8 @@ class WindowAggregation:
                 reduced.extend(expr for expr in self._partial if expr.meta.output_name() in self._parts_of[output])
         parts = frame.select(by_row)
         if reduced:
-            numbered = frame.with_row_index(_ROW).group_by(_ROW, maintain_order=True)
-            parts = parts.hstack(self._guard(lambda: numbered.agg(reduced)).drop(_ROW))
+            numbered = frame.with_row_index(_ROW)
+            parts = parts.hstack(self._guard(lambda: self._grouped(numbered, (_ROW,), reduced)).drop(_ROW))
         return parts.select(self.part_schema.names)
 
     def prefixes(self, parts: pl.DataFrame, segments: Segments) -> pl.DataFrame:
@@ -316,7 +338,7 @@ class WindowAggregation:
             if isinstance(aggregate, AccumulatorAggregate):
                 found.append(parts.get_column(names[0]))
                 continue
-            merge = [expr for expr in self._merge if expr.meta.output_name() in names]
+            merge = self._of_output(output, self._merge)
             found.extend(self._guard(partial(scan, aggregate, names, parts, segments, merge)))
         return pl.DataFrame(found)
 
@@ -340,7 +362,7 @@ class WindowAggregation:
                     f"{self.where}: aggregate {output!r} does not fit {self.schema.field(output).type}"
                     f"{' for ' + key if key else ''}; cast its column to a float, or to a decimal of a smaller scale, first"
                 )
-        return self._guard(lambda: merged.with_columns(self._finish))
+        return self._guard(lambda: self._finish_evaluation.of(merged, lambda rows: rows.with_columns(self._finish)))
 
     def _guard(self, work: Callable[[], T]) -> T:
         try:
@@ -352,6 +374,11 @@ class WindowAggregation:
             if isinstance(error, MidstreamError):
                 raise
             raise user_error(self.where, "an aggregate", error) from error
+
+
+def _is_own(aggregate: Aggregate) -> bool:
+    """Whether the aggregate is one of midstream's, whose expressions need no check."""
+    return type(aggregate).__module__.startswith("midstream.engine.operators.")
 
 
 def _expressions(folds: Mapping[str, DenseGroupBy]) -> list[pl.Expr]:
