@@ -289,3 +289,15 @@ def test_a_null_key_is_refused_with_its_row(port: int) -> None:
     nulls = rows.set_column(rows.schema.get_field_index(key), rows.schema.field(key), pa.array([None], pa.int64()))
     with pytest.raises(JobError, match=rf"operator 'join': key '{key}' is null in the row .*'{key}': None"):
         world.process(nulls, port)
+
+
+def test_a_full_join_of_windows_with_rows_is_refused_where_it_would_change_their_times() -> None:
+    """The event time of a window's row is just before its end, so b's time plus one unit would be in a's column."""
+    end, instant = TimeColumn("t", is_end=True), TimeColumn("u")
+    right = SAME_TIME
+    for first, second in ((end, instant), (TimeColumn("t"), TimeColumn("u", is_end=True))):
+        ports = [Port("process1", ("t",), first, LEFT), Port("process2", ("u",), second, right)]
+        with pytest.raises(SchemaError, match=r"the (left|right) stream is the end of a window, .* by one unit"):
+            interval_join_operator("join", ports, 0, 0, "full")
+    both = [Port("process1", ("t",), end, LEFT), Port("process2", ("u",), TimeColumn("u", is_end=True), right)]
+    interval_join_operator("join", both, 0, 0, "full")

@@ -165,6 +165,36 @@ def test_ties_do_not_depend_on_the_order_of_arrival(
     assert made(shuffled, cut) == made(rows, len(rows))
 
 
+@pytest.mark.parametrize("values", [(None, float("nan")), (0.0, -0.0)], ids=str)
+@pytest.mark.parametrize("descending", [True, False])
+def test_values_that_are_equal_by_the_order_do_not_depend_on_arrival(
+    values: tuple[float | None, ...], descending: bool
+) -> None:
+    schema = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("x", pa.float64())])
+    rows = [{"k": 1, "t": 5, "x": value} for value in values]
+    made = []
+    for batch in (rows, rows[::-1]):
+        world = World(top(count=1, by=("x",), descending=descending, schema=schema))
+        world.process(pa.RecordBatch.from_pylist(batch, schema=schema))
+        world.advance(MAX_WATERMARK_US)
+        made.append(str(world.out.rows()))
+    assert made[0] == made[1]
+
+
+def test_the_rows_of_a_window_may_be_rows_of_windows_themselves() -> None:
+    """Their columns that have the names of the result's are left out, also if it is the first one."""
+    schema = pa.schema(
+        [("k", pa.int64()), ("window_start", pa.timestamp("us")), ("t", pa.timestamp("us")), ("v", pa.int64())]
+    )
+    world = World(top(count=1, schema=schema))
+    world.process(
+        pa.RecordBatch.from_pylist([{"k": 1, "window_start": 1, "t": 5, "v": v} for v in (1, 2)], schema=schema)
+    )
+    world.advance(MAX_WATERMARK_US)
+    assert [(row["k"], row["rank"], row["v"]) for row in world.out.rows()] == [(1, 1, 2)]
+    assert world.out.rows()[0]["window_start"] != 1
+
+
 def test_state_has_no_more_rows_than_are_emitted() -> None:
     world = World(top(count=3))
     for start in range(0, 90, 10):

@@ -54,7 +54,7 @@ def duration_s(value: Duration, name: str) -> float:
             raise ConfigError(f"{name}: {value!r} {_HOW_TO_WRITE}")
         seconds = float(match.group(1)) * _DURATION_S[unit or "s"]
     if not 0 <= seconds < 1e10:
-        raise ConfigError(f"{name}: {value!r} must be neither negative nor infinite")
+        raise ConfigError(f"{name}: {value!r} must be from 0 to {1e10 / 86_400:,.0f} days, some 317 years")
     return seconds
 
 

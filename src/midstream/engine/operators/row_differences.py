@@ -240,6 +240,9 @@ def _is_of(kind: pl.DataType, other: pl.DataType) -> bool:
     """Whether all values of one type are null, or within lists of them, where the other type has values."""
     if isinstance(kind, (pl.List, pl.Array)) and type(kind) is type(other):
         return _is_of(kind.inner, other.inner)  # type: ignore[arg-type]
+    if isinstance(kind, pl.Struct) and isinstance(other, pl.Struct) and len(kind.fields) == len(other.fields):
+        pairs = zip(kind.fields, other.fields, strict=True)
+        return all(one.name == two.name and _is_of(one.dtype, two.dtype) for one, two in pairs)  # type: ignore[arg-type]
     return kind == other or isinstance(kind, pl.Null)
 
 

@@ -40,7 +40,17 @@ class _Order:
             pl.col(prefix + name).fill_nan(None) if name in self._floats else pl.col(prefix + name)
             for name in self._names
         ]
-        return frame.sort(by, descending=self._descending, nulls_last=True, maintain_order=True)
+        last = [expr for name in self._floats for expr in _as_equal(prefix + name, frame)]
+        descending = [*self._descending, *(False for _ in last)]
+        return frame.sort(*by, *last, descending=descending, nulls_last=True, maintain_order=True)
+
+
+def _as_equal(name: str, frame: pl.DataFrame) -> list[pl.Expr]:
+    """Return what orders values that are equal by the order: NaN before null, 0.0 before -0.0, if there are any."""
+    value = pl.col(name)
+    keys = [value.is_null(), pl.lit(1.0) / value < 0]
+    odd = [value.is_nan().any(), ((value == 0) & keys[1]).any()]
+    return [key for key, there in zip(keys, frame.select(a=odd[0], b=odd[1]).row(0), strict=True) if there]
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
@@ -136,5 +146,5 @@ class TopAggregation(WindowAggregation):
     def finish(self, merged: pl.DataFrame) -> pl.DataFrame:
         ranks = pl.int_ranges(1, pl.col(next(iter(self._lists))).list.len() + 1).alias(RANK)
         kept = {part: column for part, column in self._lists.items() if column not in self._replaced}
-        rows = merged.drop(part for part in self._lists if part not in kept)
-        return rows.with_columns(ranks).explode(*kept, RANK).rename(kept)
+        ranked = merged.with_columns(ranks).drop(part for part in self._lists if part not in kept)
+        return ranked.explode(*kept, RANK).rename(kept)
