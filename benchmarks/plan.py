@@ -120,6 +120,12 @@ QUERIES = {
     "q21": "channel numbers",
     "q22": "directories of URLs",
 }
+OPERATORS = {
+    "running_aggregate": "count and sum of 1 M keys, a row for each row",
+    "drop_duplicates": "one row in four repeats one of the last second; 10 s are remembered, 1 M rows",
+    "interval_join": "6.7 M rows with 3.3 M of the same 1 M keys in the next 10 s",
+    "asof_join": "9.1 M rows with the newest of 0.9 M versions of 10,000 keys",
+}
 NOT_ON_SPARK = ("q9", "q12", "q15", "q16", "q18", "q20")
 """What is not a few lines of Structured Streaming."""
 
@@ -300,11 +306,16 @@ PLAN: dict[str, Workload] = {
             flink("recovery", "--variant", "off", engine="Flink Java, by default"),
         ),
     ),
+    **{
+        case: Workload(what, (EVENTS_PER_S, MEMORY), (ours("operators", "--query", case), flink(case)))
+        for case, what in OPERATORS.items()
+    },
     **{query: Workload(what, (EVENTS_PER_S, MEMORY), nexmark(query)) for query, what in QUERIES.items()},
 }
 
 TOGETHER: dict[str, tuple[str, ...]] = {
     "throughput": ("window_keys", "strings", "sliding", "exchange-2", "exchange-4", "exchange-8"),
+    "operators": tuple(OPERATORS),
     "nexmark": tuple(QUERIES),
 }
 """Workloads that share one table of RESULTS.md, in which each has a row."""

@@ -146,8 +146,9 @@ def bench(
     Parameters
     ----------
     name
-        window, udf, lookup, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, or simulate.
-    events
+            window, udf, lookup, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, operators, or
+    simulate.
+        events
         The number of events; with fewer than the default the result is not comparable.
     parallelism
         Slots, and subtasks of each operator (2). Not for latency, checkpoint and recovery.
@@ -159,7 +160,7 @@ def bench(
         Rows per second, for latency (20,000).
     query
         The query, for nexmark: q0 to q5, q7 to q9, q11, q12, q14 to q18, q20, q21 or q22; by default all, one after the
-        other.
+        other. For operators: running_aggregate (default), drop_duplicates, interval_join or asof_join.
     backlog
         MiB in flight when the job fails, for recovery (256).
     slots

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -12,10 +13,12 @@ import pyarrow.compute as pc
 import pytest
 
 from committers import committer_of
+from midstream import Environment, WatermarkStrategy, testing
+from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.errors import ConfigError, InvariantError
 from midstream.engine.operators.sink_api import WriterContext
-from midstream_lab.bench import checkpoint, exchange, keyed_process, lookup, sliding, strings, udf, window
+from midstream_lab.bench import checkpoint, exchange, keyed_process, lookup, operators, sliding, strings, udf, window
 from midstream_lab.bench.events import Events
 from midstream_lab.bench.latency import BUCKETS, GROWTH, percentile_ms
 from midstream_lab.bench.measuring import require
@@ -84,8 +87,22 @@ def test_payloads_are_as_long_as_they_should_be_and_their_numbers_those_of_the_e
     assert texts.numbers_sum() == sum(int(payload[:4], 16) for payload in largest.values())
 
 
+@pytest.mark.parametrize("name", operators.CASES)
+def test_what_is_expected_of_an_operator_is_what_it_makes_of_the_events(name, monkeypatch):
+    case = replace(operators.CASES[name], keys=40)
+    monkeypatch.setitem(cast("dict[str, operators.Case]", operators.CASES), name, case)
+    monkeypatch.setattr(operators, "WITHIN_MS", 20)
+    monkeypatch.setattr(operators, "REPEATED_AFTER", 700)
+    events = operators.OperatorEvents(6000, lanes=1, case=name)
+    source = Environment("bench").source(GeneratorSource(events, events.count, schema=events.schema, splits=1))
+    rows = testing.run(case.build(source.with_watermarks("ts", WatermarkStrategy.monotonous())), cut="whole").rows
+    sums = [sum(row[column] or 0 for row in rows) for column in case.checked]
+    assert dict(zip(("rows", *case.checked), [len(rows), *sums], strict=True)) == operators.expected(name, 6000, 1)
+    assert sums[0] > 0
+
+
 @pytest.mark.systems
-@pytest.mark.parametrize("benchmark", [window, udf, lookup, keyed_process, strings, sliding, exchange])
+@pytest.mark.parametrize("benchmark", [window, udf, lookup, keyed_process, strings, sliding, operators, exchange])
 def test_a_benchmark_of_few_events_has_a_right_result_and_figures(benchmark, monkeypatch):
     monkeypatch.setattr(benchmark, "WARM_UP_PER_SUBTASK", 100)
     result = benchmark.run("process", events=3000, parallelism=1)

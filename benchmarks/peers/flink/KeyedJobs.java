@@ -290,7 +290,7 @@ final class KeyedJobs {
     }
 
     /** `events`: all that there are; `read`, of each split, if the clock ends the run. */
-    private static Report warmAndRun(Options options, long usual, Job job) throws Exception {
+    static Report warmAndRun(Options options, long usual, Job job) throws Exception {
         int parallelism = options.parallelismOr(2);
         long events = options.eventsOr(usual);
         try (HeapAfterGc heap = new HeapAfterGc();
@@ -312,7 +312,7 @@ final class KeyedJobs {
         }
     }
 
-    private static <T> DataStream<T> read(
+    static <T> DataStream<T> read(
             StreamExecutionEnvironment env,
             IndexSource.Generator<T> generator,
             TypeInformation<T> type,

@@ -24,6 +24,10 @@ public final class Main {
             case "keyed_process" -> KeyedJobs.keyedProcess(options);
             case "strings" -> KeyedJobs.strings(options);
             case "exchange" -> KeyedJobs.exchange(options);
+            case "running_aggregate" -> OperatorJobs.runningAggregate(options);
+            case "drop_duplicates" -> OperatorJobs.dropDuplicates(options);
+            case "interval_join" -> OperatorJobs.intervalJoin(options);
+            case "asof_join" -> OperatorJobs.asofJoin(options);
             case "kafka" -> KafkaJob.run(options);
             case "latency" -> LatencyJob.run(options);
             case "checkpoint" -> SlowSinkJobs.checkpoint(options);

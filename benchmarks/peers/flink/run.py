@@ -249,6 +249,8 @@ def _kafka_figures(
 
 def checked(figures: dict[str, Any]) -> dict[str, Any]:
     """The figures without the job's result, which must be right. Raises ValueError."""
+    from midstream_lab.bench import operators
+
     workload = figures["workload"]
     if workload in ("checkpoint", "recovery"):  # without an end, and so without a result
         return figures | {"correct": True}
@@ -268,6 +270,8 @@ def checked(figures: dict[str, Any]) -> dict[str, Any]:
         wanted = {"rows": events}
         if workload == "latency":
             require_rate(events, figures["seconds"])
+    elif workload in operators.CASES:
+        wanted = operators.expected(workload, events)
     else:
         from midstream_lab.bench.nexmark.expected import EXPECTED
         from midstream_lab.bench.nexmark.queries import QUERIES

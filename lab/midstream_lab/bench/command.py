@@ -43,6 +43,7 @@ BENCHMARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "checkpoint": (),
     "recovery": ("backlog",),
     "nexmark": ("events", "parallelism", "query"),
+    "operators": ("events", "parallelism", "query"),
     "simulate": (),
     "kafka": ("events", "parallelism", "rate"),
 }

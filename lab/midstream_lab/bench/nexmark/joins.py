@@ -11,87 +11,34 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.api.data_stream import DataStream
-from midstream.engine.operators.functions.batch_functions import BatchContext, CoBatchFunction, KeyedBatchFunction
+from midstream.engine.operators.functions.batch_functions import BatchContext, CoBatchFunction
+from midstream.engine.operators.windows.aggregates import Last, Mean
 from midstream.engine.state.table_state import TableState
 from midstream_lab.bench.nexmark.generator import AUCTION, FIRST_CATEGORY, PERSON
 from midstream_lab.bench.nexmark.streams import TIME, bids, only
 from midstream_lab.bench.summing_sink import Vector
 
 CATEGORIES: Final = 5
-
-
-class PersonsAuctions(CoBatchFunction):
-    persons = TableState({"person": int, "name": str, "city": str, "state": str})
-    waiting = TableState({"person": int, "auction": int})
-    """Auctions whose seller has not arrived yet."""
-
-    def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-        self.persons.append(rows)
-        return rows.join(self.waiting.pop(rows), on="person").drop("person")
-
-    def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-        auctions = rows.rename({"seller": "person"})
-        persons = self.persons.lookup(auctions)
-        self.waiting.append(auctions.join(persons, on="person", how="anti"))
-        return auctions.join(persons, on="person").drop("person")
+ANY_TIME: Final = "36500 d"
 
 
 def q3(events: DataStream) -> DataStream:
     """Return auctions of one category with their sellers from three states."""
-    persons = only(PERSON, events, "person", "name", "city", "state").filter(pl.col("state").is_in(["OR", "ID", "CA"]))
-    auctions = only(AUCTION, events, "seller", "auction", "category").filter(pl.col("category") == FIRST_CATEGORY)
-    return (
-        persons.key_by("person")
-        .connect(auctions.select("seller", "auction").key_by("seller"))
-        .process_batches(PersonsAuctions(), {"name": str, "city": str, "state": str, "auction": int})
+    persons = only(PERSON, events, "time", "person", "name", "city", "state")
+    persons = persons.filter(pl.col("state").is_in(["OR", "ID", "CA"]))
+    auctions = only(AUCTION, events, "time", "seller", "auction", "category").filter(
+        pl.col("category") == FIRST_CATEGORY
     )
-
-
-class AuctionsBids(CoBatchFunction):
-    """Each bid with its auction, which may come later, but before event time reaches the bid."""
-
-    auctions = TableState(
-        {
-            "auction": int,
-            "item": str,
-            "initial_bid": int,
-            "reserve": int,
-            "opened": TIME,
-            "expires": TIME,
-            "seller": int,
-            "category": int,
-        }
-    )
-    waiting = TableState(
-        {"auction": int, "bidder": int, "price": int, "channel": str, "url": str, "time": TIME, "extra": str}
-    )
-    result: Final = pa.schema([*waiting.schema, *list(auctions.schema)[1:]])
-
-    def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> None:
-        self.auctions.append(rows)  # bids that wait for them are joined when they are due
-
-    def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-        auctions = self.auctions.lookup(rows)
-        early = rows.filter(pl.col("time") > ctx.watermark)
-        self.waiting.append(early.join(auctions, on="auction", how="anti"))
-        return rows.join(auctions, on="auction").select(self.result.names)
-
-    def on_watermark(self, ctx: BatchContext) -> pl.DataFrame:
-        due = self.waiting.pop_until("time", ctx.watermark)
-        return due.join(self.auctions.lookup(due), on="auction").select(self.result.names)
+    return persons.join(auctions, left_on="person", right_on="seller", within=(f"-{ANY_TIME}", ANY_TIME))
 
 
 def q20(events: DataStream) -> DataStream:
     """Return the bids for auctions of one category, with their auction."""
     columns = ("item", "initial_bid", "reserve", "expires", "seller", "category")
-    auctions = only(AUCTION, events, "auction", *columns, opened=pl.col("time"))
-    auctions = auctions.filter(pl.col("category") == FIRST_CATEGORY).select(*AuctionsBids.auctions.schema.names)
+    auctions = only(AUCTION, events, "auction", *columns, "time")
+    auctions = auctions.filter(pl.col("category") == FIRST_CATEGORY)
     offered = bids(events, "bidder", "price", "channel", "url", "time", "extra")
-    return (
-        auctions.key_by("auction")
-        .connect(offered.key_by("auction"))
-        .process_batches(AuctionsBids(), AuctionsBids.result)
-    )
+    return offered.join(auctions, on="auction", within=(f"-{ANY_TIME}", 0))
 
 
 class BestBids(CoBatchFunction, ABC):
@@ -179,19 +126,6 @@ class WinningBids(BestBids):
         return self.ended(ctx).rename({"time": "bid_time", "time_of_auction": "time"}).select(self.result.names)
 
 
-class RunningAverages(KeyedBatchFunction):
-    totals = TableState({"category": int, "total": int, "count": int})
-
-    def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-        before = rows.join(self.totals.lookup(rows), on="category", how="left", maintain_order="left")
-        counted = before.with_columns(
-            total=pl.col("total").fill_null(0) + pl.col("price").cum_sum().over("category"),
-            count=pl.col("count").fill_null(0) + pl.int_range(1, pl.len() + 1).over("category"),
-        )
-        self.totals.upsert(counted.select("category", "total", "count").unique("category", keep="last"))
-        return counted.select("category", "price", average=pl.col("total") / pl.col("count"))
-
-
 @dataclass(frozen=True)
 class ByCategory:
     """Counts rows, those of each category, and the sum of prices in each."""
@@ -212,7 +146,7 @@ def q4(events: DataStream) -> DataStream:
         .connect(bids(events, "time", "price").key_by("auction"))
         .process_batches(WinningPrices(), {"category": int, "price": int})
         .key_by("category")
-        .process_batches(RunningAverages(), {"category": int, "price": int, "average": float})
+        .aggregate(price=Last("price"), average=Mean("price"))
     )
 
 

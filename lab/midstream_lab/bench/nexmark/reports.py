@@ -9,6 +9,7 @@ import polars as pl
 
 from midstream.api.data_stream import DataStream
 from midstream.engine.operators.windows.aggregates import Aggregate, Columns, Count, Last, Max, Min, Sum
+from midstream.engine.operators.windows.distinct_count import CountDistinct
 from midstream.engine.operators.windows.window_factory import tumbling
 from midstream_lab.bench.nexmark.streams import bids
 
@@ -16,28 +17,21 @@ DAY: Final = "1 d"
 RANKS: Final = 3
 RANK: Final = (pl.col("price") >= 10_000).cast(pl.Int64) + (pl.col("price") >= 1_000_000).cast(pl.Int64)
 """Bids of low, middle and high prices: 0, 1, 2."""
-
-
-class CountRank(Aggregate):
-    """The number of bids of one rank."""
-
-    columns = ("price",)
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"n": RANK.eq(self.rank).sum().cast(pl.Int64)}
-
-    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {"n": part("n").sum()}
-
-    def finish(self, part: Columns) -> pl.Expr:
-        return part("n")
+_RANKS: Final = {"total": None, **{f"rank{rank + 1}": RANK.eq(rank) for rank in range(RANKS)}}
+"""Which bids count: all of them, and those of each rank."""
+COUNTS: Final = {f"{rank}_bids": Count(where=where) for rank, where in _RANKS.items()}
+DISTINCT: Final = {
+    f"{rank}_{column}s": CountDistinct(column, where=where)
+    for column in ("bidder", "auction")
+    for rank, where in _RANKS.items()
+}
 
 
 class DistinctByRank(Aggregate):
-    """How many values a column of whole numbers has: in all bids, and in those of each rank. A struct."""
+    """How many values a column of whole numbers has: in all bids, and in those of each rank. A struct.
+
+    Of ten thousand channels, this takes half as long as the eight CountDistinct of q15: a value is held once.
+    """
 
     def __init__(self, column: str) -> None:
         self.columns = (column, "price")
@@ -52,40 +46,24 @@ class DistinctByRank(Aggregate):
         seen = part("seen")
         total = seen.list.eval(pl.element() // RANKS).list.n_unique()
         ranks = [seen.list.eval(pl.element() % RANKS == rank).list.sum() for rank in range(RANKS)]
-        names = ("total", *(f"rank{rank + 1}" for rank in range(RANKS)))
-        return pl.struct(
-            *(count.cast(pl.Int64).alias(name) for name, count in zip(names, (total, *ranks), strict=True))
-        )
-
-
-COUNTS: Final[Mapping[str, Aggregate]] = {
-    "total_bids": Count(),
-    **{f"rank{rank + 1}_bids": CountRank(rank) for rank in range(RANKS)},
-}
-_STATISTICS: Final[Mapping[str, Aggregate]] = {
-    **COUNTS,
-    "bidders": DistinctByRank("bidder"),
-    "auctions": DistinctByRank("auction"),
-}
-DISTINCT: Final = {
-    f"{rank}_{what}": pl.col(what).struct.field(rank)
-    for what in ("bidders", "auctions")
-    for rank in ("total", "rank1", "rank2", "rank3")
-}
+        counts = zip(_RANKS, (total, *ranks), strict=True)
+        return pl.struct(count.cast(pl.Int64).alias(name) for name, count in counts)
 
 
 def q15(events: DataStream) -> DataStream:
     """Return how many bids a day has, how many bidders and auctions they have, and the same of each rank of price."""
-    days = bids(events, "time", "bidder", "price").window_all(tumbling(DAY)).aggregate(**_STATISTICS)
-    return days.select(*COUNTS, day=pl.col("window_start"), **DISTINCT)
+    days = bids(events, "time", "bidder", "price").window_all(tumbling(DAY)).aggregate(**COUNTS, **DISTINCT)
+    return days.drop("window_end").rename({"window_start": "day"})
 
 
 def q16(events: DataStream) -> DataStream:
     """Return the same of each channel, and the minute of its last bid."""
     by_channel = bids(events, "time", "bidder", "price", "channel").key_by("channel")
-    days = by_channel.window(tumbling(DAY)).aggregate(last=Max("time"), **_STATISTICS)
+    distinct = {f"{column}s": DistinctByRank(column) for column in ("bidder", "auction")}
+    days = by_channel.window(tumbling(DAY)).aggregate(last=Max("time"), **COUNTS, **distinct)
+    counts = {f"{rank}_{name}": pl.col(name).struct.field(rank) for name in distinct for rank in _RANKS}
     minute = pl.col("last").dt.truncate("1m")
-    return days.select("channel", *COUNTS, day=pl.col("window_start"), minute=minute, **DISTINCT)
+    return days.select("channel", *COUNTS, day=pl.col("window_start"), minute=minute, **counts)
 
 
 def q17(events: DataStream) -> DataStream:
@@ -104,11 +82,5 @@ LAST_OF_BID: Final = ("price", "channel", "url", "time", "extra")
 
 def q18(events: DataStream) -> DataStream:
     """Return the last bid of a bidder for an auction on a day."""
-    days = (
-        bids(events, "bidder", *LAST_OF_BID)
-        .select("auction", "bidder", "time", bid=pl.struct(LAST_OF_BID))
-        .key_by("bidder", "auction")
-        .window(tumbling(DAY))
-        .aggregate(bid=Last("bid"))
-    )
-    return days.select("bidder", "auction", **{name: pl.col("bid").struct.field(name) for name in LAST_OF_BID})
+    by_bidder = bids(events, "bidder", *LAST_OF_BID).key_by("bidder", "auction")
+    return by_bidder.window(tumbling(DAY)).aggregate(**{name: Last(name) for name in LAST_OF_BID})
