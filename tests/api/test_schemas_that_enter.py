@@ -261,9 +261,3 @@ def test_what_a_source_reads_is_checked_against_what_it_declared(world, returned
 def test_rows_of_a_source_get_the_types_that_it_declared(world):
     batch = pa.record_batch({"v": pa.array([1, 2], pa.int16())})
     assert world.env.source(Returning(V, (batch, 1))).preview().table.schema == V
-
-
-@pytest.mark.parametrize("name", ["*", "^k$", "^.*$"])
-def test_a_name_that_polars_reads_as_a_pattern_is_refused(name: str) -> None:
-    with pytest.raises(SchemaError, match="has a name that polars reads as a pattern of names; rename it"):
-        Environment().from_collection([{name: 1}], schema={name: int})

@@ -292,7 +292,7 @@ def test_a_null_key_is_refused_with_its_row(port: int) -> None:
 
 
 def test_a_full_join_of_windows_with_rows_is_refused_where_it_would_change_their_times() -> None:
-    """The event time of a window's row is just before its end, so b's time plus one unit would be in a's column."""
+    """The event time of a window's row is just before its end, so b's time plus one unit would be in a key."""
     end, instant = TimeColumn("t", is_end=True), TimeColumn("u")
     right = SAME_TIME
     for first, second in ((end, instant), (TimeColumn("t"), TimeColumn("u", is_end=True))):

@@ -262,10 +262,8 @@ def _check_names(name: str, dtype: Any) -> None:
 
 def check_column_name(name: str, what: str) -> None:
     """Raise SchemaError for a name that does not reach every library as it is: Arrow's C interface ends it at a NUL, so
-    that two names could become one, a lone surrogate is not Unicode text, and polars reads patterns as several columns.
+    that two names could become one, and a lone surrogate is not Unicode text.
     """
-    if name == "*" or (name.startswith("^") and name.endswith("$")):
-        raise SchemaError(f"{what} {name!r} has a name that polars reads as a pattern of names; rename it")
     if "\0" in name:
         raise SchemaError(
             f"{what} {name!r} has a NUL in its name; rename it (a text file with such names may be UTF-16)"

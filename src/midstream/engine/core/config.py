@@ -53,8 +53,10 @@ def duration_s(value: Duration, name: str) -> float:
                 raise ConfigError(f"{name}: {value!r} must not be negative")
             raise ConfigError(f"{name}: {value!r} {_HOW_TO_WRITE}")
         seconds = float(match.group(1)) * _DURATION_S[unit or "s"]
-    if not 0 <= seconds < 1e10:
-        raise ConfigError(f"{name}: {value!r} must be from 0 to {1e10 / 86_400:,.0f} days, some 317 years")
+    if seconds < 0:
+        raise ConfigError(f"{name}: {value!r} must not be negative")
+    if not seconds < 1e10:
+        raise ConfigError(f"{name}: {value!r} must be less than {1e10 / 86_400:,.0f} days, some 317 years")
     return seconds
 
 

@@ -79,7 +79,7 @@ class _Failure:
 
 
 @dataclass(slots=True, eq=False)
-class _Rows:
+class _RowsInFlight:
     """The rows of one input batch."""
 
     batch: pa.RecordBatch
@@ -101,9 +101,9 @@ class _Segment:
 
     before_us: int
     """The watermark before the rows."""
-    rows: dict[_Rows, None] = field(default_factory=dict)
+    rows: dict[_RowsInFlight, None] = field(default_factory=dict)
     """Batches with rows that have not been emitted, in order."""
-    completed: dict[_Rows, None] = field(default_factory=dict)
+    completed: dict[_RowsInFlight, None] = field(default_factory=dict)
     """Those of them with rows that have completed since."""
 
 
@@ -142,11 +142,11 @@ class AsyncMapOperator(Operator):
         self._called = _awaited if self._of_coroutines else _returned
         self._is_opening = False
         self._number = _OPENING
-        self._under_way: dict[int, tuple[_Rows, int, int]] = {}
+        self._under_way: dict[int, tuple[_RowsInFlight, int, int]] = {}
         """The calls under way, by number: the row, and how many times it has been called."""
         self._in_flight = 0
         """Rows that have been called and not emitted. At most `capacity`."""
-        self._waiting: deque[_Rows] = deque()
+        self._waiting: deque[_RowsInFlight] = deque()
         """Batches with rows that have not been called."""
         self._segments: deque[_Segment] = deque([_Segment(MIN_WATERMARK_US)])
         """The last one is open. The watermark after each other one is that before the next one's rows."""
@@ -191,7 +191,7 @@ class AsyncMapOperator(Operator):
             found = dict(rows_apart(batch, self._where, apart))  # type: ignore[arg-type]
             given = [found[index] if index in found else apart.failures[index] for index in range(batch.num_rows)]
         segment = self._segments[-1]
-        rows = _Rows(batch, segment, given, [_PENDING] * batch.num_rows)
+        rows = _RowsInFlight(batch, segment, given, [_PENDING] * batch.num_rows)
         segment.rows[rows] = None
         self._waiting.append(rows)
 
@@ -245,7 +245,7 @@ class AsyncMapOperator(Operator):
         self._begin(calls)
         return completed
 
-    def _call(self, rows: _Rows, index: int, times: int, row: Any) -> Call:
+    def _call(self, rows: _RowsInFlight, index: int, times: int, row: Any) -> Call:
         self._number += 1
         self._under_way[self._number] = rows, index, times
         return self._number, partial(self._called, self._function, self._as_it_is_now, row)
@@ -280,7 +280,7 @@ class AsyncMapOperator(Operator):
             self._on_outcomes([(number, Failed(error)) for number in late])
 
     def _on_outcomes(self, outcomes: Outcomes) -> None:
-        again: dict[int, list[tuple[_Rows, int]]] = {}
+        again: dict[int, list[tuple[_RowsInFlight, int]]] = {}
         for number, outcome in outcomes:
             if number == _OPENING:
                 self._opened(outcome)
@@ -312,7 +312,7 @@ class AsyncMapOperator(Operator):
             "that it was called in a thread. Give the function that is declared with async def, or declare this one so"
         )
 
-    def _call_again(self, times: int, failed: Sequence[tuple[_Rows, int]]) -> None:
+    def _call_again(self, times: int, failed: Sequence[tuple[_RowsInFlight, int]]) -> None:
         calls = []
         for rows, index in failed:
             [row] = to_rows(rows.batch.slice(index, 1), self._where)  # the function may have changed the first one
@@ -324,7 +324,7 @@ class AsyncMapOperator(Operator):
             raise user_error(self._where, "open", outcome.error) from outcome.error
         self._is_opening = False
 
-    def _complete(self, rows: _Rows, index: int, result: Any) -> None:
+    def _complete(self, rows: _RowsInFlight, index: int, result: Any) -> None:
         rows.results[index] = result
         if not self._limits.ordered:
             rows.completed.append(index)
@@ -360,7 +360,7 @@ class AsyncMapOperator(Operator):
             if end < len(results):
                 return
 
-    def _emit_results(self, rows: _Rows, indexes: Sequence[int]) -> None:
+    def _emit_results(self, rows: _RowsInFlight, indexes: Sequence[int]) -> None:
         """Emit the results of these rows of a batch, in ascending order."""
         results, schema, batch = rows.results, self.schema, rows.batch
         self._in_flight -= len(indexes)

@@ -98,12 +98,12 @@ class IntervalJoinOperator(EventTimeJoinOperator):
                 f"{self._where}: a full join puts the event times of both streams into column {left.name!r}, and these are "
                 f"{kinds[0]} and {kinds[1]}; cast one of them before with_watermarks()"
             )
-        if left.is_end != right.is_end and (left.is_end or left.name in self._columns.keys):
+        if left.is_end != right.is_end and left.name in self._columns.keys:
             windows, other = ("left", "right") if left.is_end else ("right", "left")
             raise SchemaError(
                 f"{self._where}: a full join puts the event times of both streams into column {left.name!r}; that of the "
                 f"{windows} stream is the end of a window, whose rows are just before it, and that of the {other} stream is "
-                "not, so that the values would be changed by one unit; join windows of equal ends, or use how='left'"
+                "not: values of this key would be changed by one unit; join windows of equal ends, or use how='left'"
             )
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
