@@ -234,6 +234,9 @@ class CheckpointChecker:
                 rows = sum(self._sources[uid].rows)
                 if len(emitted[uid]) < rows:
                     yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows without a request to end"
+        self._states.is_cut_short = metadata.job_id in self._outside.drained or any(
+            len(read) < sum(self._sources[uid].rows) for uid, read in self._ended.items()
+        )
         return emitted
 
     def _remember(self, metadata: CheckpointMetadata, expected: Expectation, output: Iterable[str]) -> None:
