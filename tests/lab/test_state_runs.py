@@ -162,3 +162,10 @@ def test_windows_that_take_late_rows_say_more_each_time(
         wrong_emissions("late_window2", "window", Counter([1, 2]), keys, said, Counter(late), never_late=False)
     )
     assert (not found) if not complaint else any(complaint in each for each in found), found
+
+
+def test_a_join_whose_sources_are_drained_before_their_end_emits_rows_without_the_partners_that_never_come() -> None:
+    scenario = draw(940004005, topology="full_join")
+    assert scenario.shape[2].chain[0] == "full_join"
+    outcome = run(scenario)
+    assert not outcome.failures, outcome.failures[0]
