@@ -62,6 +62,8 @@ class Running:
         running = self
 
         class Environment:
+            resumption = ""
+
             def submission(self, options):
                 running.overrides = asdict(options)
                 return self

@@ -204,9 +204,20 @@ def test_a_driver_that_wakes_up_between_two_commits_commits_nothing_of_a_line_th
 
 def test_a_job_goes_on_from_what_the_start_that_started_it_over_completes_before_the_next_start_takes_over() -> None:
     """Driver 1 starts the job over, is presumed dead, and wakes up before driver 2 is the leader."""
+    drawn = random_scenario(110_123_539)
+    assert drawn.rescaled is not None
+    scenario = replace(
+        drawn,
+        shape=drawn.shape[:4],  # without what another kind of operator has added
+        rescaled=tuple(replace(node, parallelism=4) for node in drawn.rescaled[:4]),
+        tempo=replace(drawn.tempo, clock_tick_us=100, interleave=0.2),
+        timeout_s=10.0,
+        min_pause_s=0.0,
+        sink_rows=1,
+    )
     found = 0
     for seed in known((90,), range(85, 115)):
-        outcome = run(replace(random_scenario(110_123_539), seed=seed), keep_trace=True)
+        outcome = run(replace(scenario, seed=seed), keep_trace=True)
         assert not outcome.failures, (seed, outcome.failures[0])
         assert outcome.trace is not None
         order = "".join(outcome.trace.lines(r"publish\(|created epochs/00000003|Deploy job_id=job3"))

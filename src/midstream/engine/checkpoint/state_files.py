@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from midstream.engine.checkpoint.extents import WrittenExtent, check_extent, with_extent, write_extents
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_table
-from midstream.engine.core.errors import InvariantError, StorageError
+from midstream.engine.core.errors import InvariantError, StorageError, assert_never
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import ChunkHandle, PartHandle
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute, StatePart, check_columns
@@ -236,8 +236,10 @@ def _selected(handle: PartHandle, rule: Redistribute, key_groups: range) -> list
             return _keyed_chunks(handle, key_groups)
         case Redistribute.NEWEST:
             return [(chunk, _ALL) for chunk in handle.chunks]  # a version may have no rows
-        case _:
+        case Redistribute.SPLIT | Redistribute.UNION | Redistribute.BROADCAST:
             return _strided_chunks(handle)
+        case _:
+            assert_never(rule)
 
 
 def _keyed_chunks(handle: PartHandle, key_groups: range) -> list[tuple[ChunkHandle, _Owned]]:
