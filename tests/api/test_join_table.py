@@ -109,7 +109,7 @@ def test_a_refresh_that_fails_keeps_the_version_before_and_is_counted_and_tried_
         USERS.with_columns(country=pl.lit(1.5)),
         USERS.with_columns(user=pl.lit(3)),
     ]
-    with testing.job(refreshed(path)) as job, caplog.at_level(logging.WARNING, "midstream"):
+    with testing.job(refreshed(path)) as job, caplog.at_level(logging.WARNING, table_join.__name__):
         assert country(job) == "FR"
         for number, users in enumerate(failures, 1):
             replace_file(path, users)
