@@ -26,6 +26,7 @@ from midstream import (
     testing,
     tumbling,
 )
+from midstream.engine.operators import table_join
 
 USERS = pl.DataFrame({"user": ["ann", "bob"], "country": ["FR", "DE"]})
 
