@@ -177,9 +177,12 @@ def test_records_that_come_while_it_reads_are_read_and_latest_is_remembered(kafk
     topic = kafka.topic()
     kafka.produce(topic, as_json(0))
     source = source_of(kafka, topic, start="latest")
-    (split,) = all_splits(source)
+    (split,) = until(
+        "the partition is discovered", lambda: all_splits(source)
+    )  # a loaded broker may not answer at first
     kafka.produce(topic, as_json(1))
-    assert all_splits(source) == [split], "asked again, after a restart, it is the same"
+    again = until("the partition is discovered", lambda: all_splits(source))
+    assert again == [split], "asked again, after a restart, it is the same"
     taker = Taker(source, split)
     assert values(taker.take(1)) == [1]
     kafka.produce(topic, as_json(2))
