@@ -193,3 +193,13 @@ def test_in_a_test_within_an_asyncio_loop_coroutines_run_too() -> None:
         return found
 
     assert asyncio.run(outer()) == [(1, 7)]
+
+
+def test_in_a_test_what_close_raises_is_raised() -> None:
+    _, _, calls = in_turn(True)
+
+    async def last() -> None:
+        raise OSError("the session is gone")
+
+    with pytest.raises(OSError, match="the session is gone"):
+        calls.close(last)

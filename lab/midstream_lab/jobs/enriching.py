@@ -23,7 +23,7 @@ _KEYS: Final = 4_000
 _MISSING: Final = 5
 """The table lacks the keys that are divisible by this, and those from `_KEYS` on."""
 _FAILS: Final = 4
-"""One of so many loads fails, unless it is the first of its operator."""
+"""Each load whose number is divisible by this fails, unless it is the first of its operator."""
 _COLUMNS: Final = pa.schema([("id", pa.int64()), ("version", pa.int64()), ("value", pa.int64())])
 
 logging.getLogger(table_join.__name__).setLevel(logging.ERROR)  # simulated loads fail by design

@@ -77,8 +77,11 @@ async def _outcome(work: Callable[[], Any]) -> Done[Any] | Failed:
 
 def _complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to its end. It has a thread because the calling thread may be in an asyncio loop already."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(loop.run_until_complete(coroutine)))
+    found: list[Done[Any] | Failed] = []
+    thread = threading.Thread(target=lambda: found.append(loop.run_until_complete(_outcome(lambda: coroutine))))
     thread.start()
     thread.join()
-    return found[0]
+    [outcome] = found
+    if isinstance(outcome, Failed):
+        raise outcome.error
+    return outcome.value

@@ -84,6 +84,7 @@ class _ThreadCalls:
             outcome = Done(work())
         except BaseException as error:  # noqa: BLE001 - the outcome, good or bad, goes to the caller
             outcome = Failed(error)
+        self._cancelled.discard(number)
         self._outcomes.add(number, outcome)
 
     def cancel(self, numbers: Collection[int]) -> None:

@@ -57,9 +57,9 @@ class Looks(Operator):
         self.context, self.out = context, out
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        self.look(lambda: batch)
+        self.begin(lambda: batch)
 
-    def look(self, work: Callable[[], pa.RecordBatch]) -> None:
+    def begin(self, work: Callable[[], pa.RecordBatch]) -> None:
         self.under_way += 1
         self.context.submit(work, self._done)
 
@@ -147,7 +147,7 @@ class World:
 
 def test_the_outcome_arrives_in_a_step_of_its_own_although_the_operator_takes_no_rows() -> None:
     world = World()
-    world.looks.look(lambda: row(1))
+    world.looks.begin(lambda: row(1))
     assert world.run() == [Step.WAIT], "it takes no rows"
     assert world.takes.rows == []
     assert world.complete() == [Step.TIMER, Step.READ_SOURCE]
@@ -157,7 +157,7 @@ def test_the_outcome_arrives_in_a_step_of_its_own_although_the_operator_takes_no
 def test_the_outcome_waits_for_the_operators_after_it() -> None:
     world = World()
     world.takes.is_ready = False
-    world.looks.look(lambda: row(1))
+    world.looks.begin(lambda: row(1))
     assert world.complete() == [Step.WAIT]
     world.takes.is_ready = True
     world.takes.wake()
@@ -168,8 +168,8 @@ def test_the_outcome_waits_for_the_operators_after_it() -> None:
 def test_an_outcome_that_must_wait_does_not_hold_up_that_of_an_operator_after_it() -> None:
     second = Looks()
     world = World(second)
-    second.look(lambda: row(2))
-    world.looks.look(lambda: row(1))
+    second.begin(lambda: row(2))
+    world.looks.begin(lambda: row(1))
     world.io.io.reverse()  # the first operator's work completes first, and the second one takes no rows yet
     assert world.complete()[:2] == [Step.TIMER, Step.TIMER]
     world.complete()
@@ -182,7 +182,7 @@ def test_work_that_fails_is_the_failure_of_its_operator() -> None:
     def work() -> Any:
         raise OSError("no such table")
 
-    world.looks.look(work)
+    world.looks.begin(work)
     world.complete()
     failed = world.sent[-1]
     assert isinstance(failed, m.TaskFailed)
@@ -192,7 +192,7 @@ def test_work_that_fails_is_the_failure_of_its_operator() -> None:
 
 def test_an_outcome_after_the_end_of_the_attempt_is_dropped() -> None:
     world = World()
-    world.looks.look(lambda: row(1))
+    world.looks.begin(lambda: row(1))
     world.task.close()
     assert world.complete() == []
     assert world.takes.rows == []
@@ -202,7 +202,7 @@ def test_the_data_ends_when_the_work_has_completed_and_checkpoints_go_on() -> No
     world = World()
     world.task.stop_source()
     world.looks.ready = lambda wake: True  # type: ignore[method-assign]
-    world.looks.look(lambda: row(1))
+    world.looks.begin(lambda: row(1))
     assert world.run()[-1] is Step.READ_GATES
     assert world.state() is TaskState.ENDING
     assert world.looks.held == [MAX_WATERMARK_US] and world.takes.watermarks == []

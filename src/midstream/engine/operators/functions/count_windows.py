@@ -116,7 +116,7 @@ class CountWindowOperator(BatchFunctionOperator):
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         settings = super().state_settings()
-        return {**settings, "": {**settings[""], "the window": str(self._window)}}
+        return {**settings, "": {**settings[""], "the window": str(self._window), **self._aggregation.settings}}
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._aggregation.pickles_of(self.own)

@@ -182,6 +182,10 @@ class RunningAggregateOperator(OnTimeFunctionOperator):
         super().__init__(name, function, [port], aggregation.schema, tags)
         self.side_outputs = dict.fromkeys(tags, aggregation.input_schema)
 
+    def state_settings(self) -> Mapping[str, Mapping[str, str]]:
+        settings = super().state_settings()
+        return {**settings, "": {**settings[""], **self._aggregation.settings}}
+
     def open(self, context: OperatorContext, out: Output) -> None:
         self._aggregation.pickles_of(self.own)
         super().open(context, out)

@@ -112,6 +112,14 @@ class Conditional(Aggregate):
 
     _where: pl.Expr | None = None
 
+    def _parameters(self) -> Mapping[str, object]:
+        """Return what the meaning of parts depends on, apart from the class and the columns, by name."""
+        return {}
+
+    def state_text(self) -> str:
+        """Return whose parts these are: those of an aggregate with another text mean something else."""
+        return f"{type(self).__name__}({', '.join([*self.columns, *(f'{k}={v!r}' for k, v in self._parameters().items())])})"
+
     def _of_columns(self, columns: Sequence[str]) -> Aggregate:
         """Return the same aggregate of other columns."""
         other = copy(self)
@@ -417,6 +425,9 @@ class _OfOneRow(_OfColumn, _Picked):
                 f"{type(self).__name__}: order={order!r} is none of {', '.join(map(repr, get_args(Order)))}"
             )
         self._order = order
+
+    def _parameters(self) -> Mapping[str, object]:
+        return {"order": self._order}
 
     def _time(self, event_time: pl.Expr) -> pl.Expr:
         """Return the event time, or one that is the same for all rows that count."""

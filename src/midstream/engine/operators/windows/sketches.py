@@ -90,6 +90,9 @@ class Quantile(_Sketch):
         self._error = float(relative_error)
         self._where = where
 
+    def _parameters(self) -> Mapping[str, object]:
+        return {"relative_error": self._error}
+
     def bind(self, schema: pa.Schema) -> Aggregate:
         numeric_kind(schema, self.columns[0], "quantile", durations=False)
         return self
@@ -200,6 +203,9 @@ class ApproxCountDistinct(_Sketch):
         self._precision = precision
         self._where = where
         self._kind: pa.DataType = pa.int64()
+
+    def _parameters(self) -> Mapping[str, object]:
+        return {"precision": self._precision}
 
     def bind(self, schema: pa.Schema) -> Aggregate:
         kind = schema.field(self.columns[0]).type

@@ -77,6 +77,9 @@ class Collect(_Listed):
         self._limit = limit
         self._where = where
 
+    def _parameters(self) -> Mapping[str, object]:
+        return {"limit": self._limit}
+
     def _by(self, event_time: pl.Expr) -> pl.Expr:
         return event_time
 
@@ -115,6 +118,9 @@ class TopN(_Listed):
         self._descending = descending
         self._where = where
         self._by_floats = False
+
+    def _parameters(self) -> Mapping[str, object]:
+        return {"count": self._limit, "descending": self._descending}
 
     def bind(self, schema: pa.Schema) -> Aggregate:
         by = self.columns[1]

@@ -30,6 +30,7 @@ from midstream.engine.operators.windows.aggregates import (
     Aggregate,
     AnyAggregate,
     Columns,
+    Conditional,
     filtered,
     folds_of,
     pick_of,
@@ -69,8 +70,6 @@ class WindowAggregation:
     ) -> None:
         self._arguments = (name, tuple(keys), event_time, dict(aggregates), schema, tuple(bounds))
         self.where = f"operator {name!r}"
-        self.settings: Mapping[str, str] = {}
-        """Settings on which the parts depend in addition to their columns."""
         self.input_schema = canonical_schema(schema)
         self.keys = tuple(keys)
         self.by = self.keys or (ALL,)
@@ -84,6 +83,13 @@ class WindowAggregation:
         self._wheres: dict[str, pl.Expr] = {}
         """Which rows count, by output."""
         self._aggregates = {output: self._bind(output, aggregate) for output, aggregate in aggregates.items()}
+        self.settings: Mapping[str, str] = {
+            f"aggregate {output!r}": aggregate.state_text()
+            if isinstance(aggregate, Conditional)
+            else f"one of {', '.join(aggregate.columns) or 'no column'}"
+            for output, aggregate in aggregates.items()
+        }
+        """Settings on which the parts depend in addition to their columns."""
         self._check_outputs()
         self._partial: list[pl.Expr] = []
         self._merge: list[pl.Expr] = []
