@@ -35,6 +35,7 @@ from midstream import (
     testing,
     tumbling,
 )
+from midstream.engine.operators.windows.aggregates import description_of
 
 AT = datetime(2024, 1, 1)
 ROWS = [{"k": 1, "at": AT, "v": 5, "f": 100}]
@@ -76,7 +77,7 @@ def made(shape: str, aggregate: Any) -> DataStream:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("before", "after"), CHANGES, ids=lambda each: each.state_text())
+@pytest.mark.parametrize(("before", "after"), CHANGES, ids=description_of)
 def test_another_aggregate_of_the_same_name_and_type_is_refused(shape: str, before: Any, after: Any) -> None:
     with testing.job(made(shape, before)) as job:
         snapshot = job.feed("rows", ROWS).snapshot()

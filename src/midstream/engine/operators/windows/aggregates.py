@@ -116,10 +116,6 @@ class Conditional(Aggregate):
         """Return what the meaning of parts depends on, apart from the class and the columns, by name."""
         return {}
 
-    def state_text(self) -> str:
-        """Return whose parts these are: those of an aggregate with another text mean something else."""
-        return f"{type(self).__name__}({', '.join([*self.columns, *(f'{k}={v!r}' for k, v in self._parameters().items())])})"
-
     def _of_columns(self, columns: Sequence[str]) -> Aggregate:
         """Return the same aggregate of other columns."""
         other = copy(self)
@@ -159,6 +155,14 @@ def filtered(aggregate: Aggregate, prefix: str) -> Filtered | None:
     read = [pl.col(name) for name in aggregate.columns] or [pl.lit(True)]  # Count() of all rows
     derived = {f"{prefix}{number}": pl.when(where).then(each) for number, each in enumerate(read)}
     return Filtered(aggregate._of_columns(list(derived)), where, derived)
+
+
+def description_of(aggregate: Aggregate | Accumulator[Any]) -> str:
+    """Return what the parts of an aggregate are of. Those of another description mean something else."""
+    if not isinstance(aggregate, Conditional):
+        return f"one of {', '.join(aggregate.columns) or 'no column'}"
+    parameters = [f"{name}={value!r}" for name, value in aggregate._parameters().items()]
+    return f"{type(aggregate).__name__}({', '.join([*aggregate.columns, *parameters])})"
 
 
 def folds_of(aggregate: Aggregate) -> Mapping[str, DenseGroupBy]:

@@ -30,7 +30,7 @@ from midstream.engine.operators.windows.aggregates import (
     Aggregate,
     AnyAggregate,
     Columns,
-    Conditional,
+    description_of,
     filtered,
     folds_of,
     pick_of,
@@ -84,10 +84,7 @@ class WindowAggregation:
         """Which rows count, by output."""
         self._aggregates = {output: self._bind(output, aggregate) for output, aggregate in aggregates.items()}
         self.settings: Mapping[str, str] = {
-            f"aggregate {output!r}": aggregate.state_text()
-            if isinstance(aggregate, Conditional)
-            else f"one of {', '.join(aggregate.columns) or 'no column'}"
-            for output, aggregate in aggregates.items()
+            f"aggregate {output!r}": description_of(aggregate) for output, aggregate in aggregates.items()
         }
         """Settings on which the parts depend in addition to their columns."""
         self._check_outputs()
