@@ -279,7 +279,7 @@ class DataStream(Handle, Writable, Hinted):
 
             >>> import asyncio
             >>> async def with_country(row):
-            ...     await asyncio.sleep(0.01)  # a request
+            ...     await asyncio.sleep(0.001)  # a request
             ...     return {**row, "country": "fr" if row["user"] == "ann" else "de"}
             >>> testing.run(orders.map_async(with_country, {"user": str, "price": int, "country": str})).rows
             [{'user': 'ann', 'price': 3, 'country': 'fr'}, {'user': 'bob', 'price': 5, 'country': 'de'}, {'user': 'ann', 'price': 4, 'country': 'fr'}]
