@@ -188,7 +188,7 @@ moves = st.lists(st.tuples(st.integers(1, 2), st.sampled_from([0, 0, 1, 2, 2, 2,
 cuts = st.one_of(st.just("whole"), st.integers(2, 3), st.lists(st.integers(1, 4), min_size=1, max_size=6))
 
 
-@settings(max_examples=examples(6))
+@settings(max_examples=examples(12))
 @given(st.sampled_from([0, 2]), moves, moves, cuts, st.integers(1, 2))
 @example(0, [(1, 0, False), (2, 7, False), (1, 0, False)], [], "whole", 1)
 @example(2, [(1, 0, False), (2, 4, False), (1, 0, True), (1, 2, True)], [(1, 2, False), (1, 2, True)], 2, 2)
