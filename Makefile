@@ -4,6 +4,8 @@ BIN := .venv/bin
 # Spark on one machine: executors that bind an outside address may not be reachable, or too reachable.
 export SPARK_LOCAL_IP ?= 127.0.0.1
 export PYTHON
+# Modules are compiled once, not in each of the hundreds of processes that tests start, whatever the environment has.
+export PYTHONDONTWRITEBYTECODE :=
 REPEAT ?= 20
 RECOVERY_REPEAT ?= 100
 RECOVERY_SEEDS ?= 100000

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from effort import is_its_turn
 from machine import limit_s
 
 if TYPE_CHECKING:
@@ -49,9 +50,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in nightly:
         if item.path.name in named:
             item.add_marker(pytest.mark.skip(reason="takes long and has a quicker counterpart; NIGHTLY=1 runs it"))
-    left = [item for item in nightly if item.path.name not in named]
-    items[:] = [item for item in items if item not in set(left)]
-    config.hook.pytest_deselected(items=left)
+    turns = {item: mark.args[0] for item in items if (mark := item.get_closest_marker("turns")) is not None}
+    left = {item for item in nightly if item.path.name not in named}
+    left |= {i for i, shares in turns.items() if i.path.name not in named and not is_its_turn(i.nodeid, shares)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,7 @@ class Scripted:
         self.slots: dict[int, int] = {}
         """Process of each slot that is connected."""
         self.requests = 0
+        self.state: Any = "running"
 
     def _request(self) -> RequestSlot:
         self.requests += 1
@@ -50,6 +51,7 @@ class Scripted:
     def _end(self, state: Any) -> list[Instruction]:
         slots = [CloseSlot(slot, "the end") for slot in self.slots]
         self.slots = {}
+        self.state = state
         return [*slots, JobEnded(state, None, self.status(0))]
 
     def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]:
@@ -76,7 +78,7 @@ class Scripted:
         return JobStatus(
             job_id=self.plan.job_id,
             name=self.plan.config.name,
-            state="running",
+            state=self.state,
             attempt=0,
             started_ms=0,
             now_ms=now_ms,

@@ -330,6 +330,7 @@ BUGS = {
 }
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("name", BUGS)
 def test_it_is_seen_when_something_is_wrong_with(name: str) -> None:
     bug = BUGS[name]

@@ -65,6 +65,7 @@ def test_edges_that_are_forward_at_one_parallelism_only_are_rescaled_too() -> No
     assert rescales > 0
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("topology", [*SHAPES, *COMBINED])
 def test_every_topology_goes_on_at_another_parallelism(topology: str) -> None:
     rescales = 0

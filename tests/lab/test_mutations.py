@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import subprocess
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +22,6 @@ MEASURED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "mutations.
 SEARCHES: dict[str, dict[str, Any]] = {kill["name"]: kill["own"] or kill["random"] for kill in MEASURED}
 FIRST_SEEDS: dict[str, int] = {name: one["seed"] for name, one in SEARCHES.items() if one["seed"] is not None}
 """Where to begin: at the seed that found it. Should that not find it any more, later ones may."""
-TENTHS = 10
-
-
-def _tenth() -> int:
-    """Which tenth of the mutations this commit looks for; one commit after another has another one."""
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    )
-    return int(head.stdout.strip() or "0", 16) % TENTHS
-
-
-TENTH = None if os.environ.get("NIGHTLY") else _tenth()
-"""All of them take five minutes of a core: a nightly run looks for all."""
-LOOKED_FOR = [name for name in FIRST_SEEDS if TENTH is None or zlib.crc32(name.encode()) % TENTHS == TENTH]
 HOLES = [name for name in SEARCHES if name not in FIRST_SEEDS]
 """Bugs that the simulator does not find as of now."""
 
@@ -64,8 +47,9 @@ def test_every_mutation_was_measured() -> None:
 
 
 @pytest.mark.systems
+@pytest.mark.turns(10)  # all of them take five minutes of a core
 @pytest.mark.timeout(1200)  # one that is not found any more takes hundreds of seeds
-@pytest.mark.parametrize("name", LOOKED_FOR)
+@pytest.mark.parametrize("name", FIRST_SEEDS)
 def test_the_simulator_finds(name: str) -> None:
     mutation = MUTATIONS[name]
     found = search(mutation, mutation.scenario or random_scenario, SEEDS_MAX, FIRST_SEEDS[name])

@@ -19,6 +19,7 @@ from midstream_lab.run import run
 from midstream_lab.scenarios.scenario import draw
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("topology", [*SHAPES, *COMBINED, "random"])
 def test_without_faults_the_output_is_exact_and_checkpoints_are_consistent_cuts(topology: str) -> None:
     checkpoints = 0
@@ -30,6 +31,7 @@ def test_without_faults_the_output_is_exact_and_checkpoints_are_consistent_cuts(
     assert checkpoints > 0
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("kind", FAULTS)
 def test_nothing_is_lost_or_doubled_through_a_fault_of_one_kind(kind: str) -> None:
     struck = 0

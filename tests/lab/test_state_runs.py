@@ -39,6 +39,7 @@ KINDS = (
 )
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("topology", KINDS)
 def test_what_is_kept_is_a_function_of_the_rows_through_failures_and_restores(topology: str) -> None:
     checkpoints = restored = 0

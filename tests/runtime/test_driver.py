@@ -31,6 +31,7 @@ from midstream.engine.protocol.handshake import Dialer, Identity, Role
 from midstream.engine.protocol.messages import Deployed, DoStop, GetStatus, Register, SlotStatus
 from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.client import Client
+from midstream.runtime.driver.control_server import ControlServer
 from midstream.runtime.driver.driver import Driver
 from midstream.runtime.driver.job import Job
 from midstream.runtime.network.tls import JobKeys
@@ -80,6 +81,25 @@ def test_slots_register_say_that_they_live_and_are_gone_when_the_job_ends(start:
     assert not coordinator.lost and not coordinator.failed
     with pytest.raises(JobError, match="has ended: it was stopped"):
         job.checkpoint()
+
+
+def test_a_status_that_is_the_last_one_comes_when_everything_is_closed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[Callable[[], None]] = []
+    monkeypatch.setattr(ControlServer, "release_all", lambda _server, done: released.append(done))
+    driver, coordinator = start(plan(slots=1))
+    until("the slot", lambda: coordinator.slots)
+    driver.cancel("it is enough")
+    until("the end, with slots that are not released yet", lambda: released)
+    assert driver.request(GetStatus()).result().status.state == "failed" and not driver.ended.is_set()
+    job, seen = Job(driver), list[tuple[str, bool]]()
+    asking = threading.Thread(target=lambda: seen.append((job.status().state, job.ended)))
+    asking.start()
+    until("the request", lambda: driver._client_count == 2)
+    released[0]()
+    asking.join(limit_s(20))
+    assert seen == [("failed", True)]
 
 
 def test_a_killed_slot_is_lost_and_another_takes_its_place_while_its_sibling_stays(start: Start) -> None:

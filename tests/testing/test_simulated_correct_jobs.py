@@ -346,6 +346,7 @@ class Numbers(KeyedProcessFunction):
         return {"key": row["key"], "sum": self.total.value}
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_correct_job_is_not_blamed(name: str) -> None:
     env = Environment(name)
@@ -382,6 +383,7 @@ def test_the_example_of_the_flights_is_not_blamed(tmp_path: Path, monkeypatch: p
     assert simulate(load_job(example), seeds=SEEDS[: len(SEEDS) // 2], rows_max=100).rows > 200
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("name", [name for name in QUERIES if name != "q12"])  # which depends on the clock
 def test_a_query_of_nexmark_is_not_blamed(name: str) -> None:
     query = QUERIES[name]

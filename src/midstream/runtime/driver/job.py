@@ -100,6 +100,8 @@ class Job:
     def status(self) -> JobStatus:
         """Return the status of the job as it is now, or as it was at its end.
 
+        A state that no job leaves (`has_ended`) is returned once everything that was opened for the job is closed.
+
         For example:
 
             job = env.start()
@@ -108,9 +110,9 @@ class Job:
         """
         if not self.ended:
             reply = self._driver.request(GetStatus()).result()
-            if reply.status is not None:
+            if reply.status is not None and not reply.status.has_ended:
                 return reply.status
-            self._driver.ended.wait()
+            self._driver.ended.wait()  # a job that has ended answers while its slots are still being released
         assert self._driver.outcome is not None
         return self._driver.outcome.status
 
