@@ -26,6 +26,8 @@ from midstream_lab.scenarios.changed_programs import NEW, RowLocations
 from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted import changing, changing_at_the_end
 
+pytestmark = pytest.mark.turns(3)
+
 
 def with_more_state(seed: int) -> Scenario:
     """One that declares a state more, or no longer."""

@@ -384,6 +384,7 @@ def test_rows_are_not_late_because_only_an_idle_input_is_left() -> None:
     assert not run(partly_idle(0)).failures
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("topology", ["quiet", "quiet_twice"])
 def test_rows_of_a_single_split_are_never_late_because_it_was_idle(topology: str) -> None:
     """Some of these seeds have late rows where an idle subtask is not waited for."""

@@ -20,6 +20,8 @@ from midstream_lab.scenarios.scenario import draw
 from midstream_lab.simulate import simulate
 from midstream_lab.watched_machines import COORDINATOR_EVENTS, NO_MAILS, TASK_MAILS
 
+pytestmark = pytest.mark.turns(2)
+
 
 def test_known_pairs_are_seen_and_no_impossible_one() -> None:
     with recording() as pairs:

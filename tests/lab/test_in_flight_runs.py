@@ -20,6 +20,8 @@ from midstream_lab.restarter import StartedJob
 from midstream_lab.run import Run, run
 from midstream_lab.scenarios.scenario import Scenario, draw
 
+pytestmark = pytest.mark.turns(3)
+
 
 def backpressured(seed: int, topology: str, parallelism: int = 3, rescale_to: int = 2) -> Scenario:
     drawn = draw(seed, topology=topology, parallelism=parallelism, rescale_to=rescale_to, rows=100)

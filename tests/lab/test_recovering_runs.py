@@ -24,6 +24,8 @@ from midstream_lab.run import Run, run
 from midstream_lab.scenarios.scenario import Scenario, draw, with_backlog
 from midstream_lab.scenarios.targeted import rejoined
 
+pytestmark = pytest.mark.turns(3)
+
 POLL_INTERVAL_US = 500
 
 

@@ -40,6 +40,8 @@ from midstream_lab.scenarios.targeted_at_rest import (
     going_back_and_forth,
 )
 
+pytestmark = pytest.mark.turns(3)
+
 
 class _Followed(Run):
     """It counts in what ways its job was started."""

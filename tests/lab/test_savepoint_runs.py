@@ -18,6 +18,8 @@ from midstream_lab.run import Run, run
 from midstream_lab.savepoints import Saved, Savepoints
 from midstream_lab.scenarios.scenario import Scenario, draw
 
+pytestmark = pytest.mark.turns(3)
+
 SAVING = ("savepoint", "stop_savepoint")
 
 

@@ -14,6 +14,8 @@ from midstream_lab.mutations.mutation_score import applied
 from midstream_lab.run import run
 from midstream_lab.simulate import replay, simulate
 
+pytestmark = pytest.mark.turns(2)
+
 
 def test_good_seeds_are_summed_up() -> None:
     seen = []

@@ -42,6 +42,7 @@ def test_nothing_is_lost_or_doubled_through_a_fault_of_one_kind(kind: str) -> No
     assert struck > 0, "the fault never happened"
 
 
+@pytest.mark.turns(3)
 def test_nothing_is_lost_or_doubled_through_all_faults_at_once() -> None:
     seen: Counter[str] = Counter()
     rescaled = finished = 0

@@ -15,6 +15,8 @@ from midstream.simulation.faults import PARALLELISMS
 from midstream_lab.run import Run, run
 from midstream_lab.scenarios.scenario import Scenario, draw
 
+pytestmark = pytest.mark.turns(3)
+
 LONG_GRACE = (0, 51, 102)
 """Victims that have two seconds: one slot, or (a fifth of them) all."""
 

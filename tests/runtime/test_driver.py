@@ -92,7 +92,8 @@ def test_a_status_that_is_the_last_one_comes_when_everything_is_closed(
     until("the slot", lambda: coordinator.slots)
     driver.cancel("it is enough")
     until("the end, with slots that are not released yet", lambda: released)
-    assert driver.request(GetStatus()).result().status.state == "failed" and not driver.ended.is_set()
+    status = driver.request(GetStatus()).result().status
+    assert status is not None and status.state == "failed" and not driver.ended.is_set()
     job, seen = Job(driver), list[tuple[str, bool]]()
     asking = threading.Thread(target=lambda: seen.append((job.status().state, job.ended)))
     asking.start()

@@ -24,6 +24,8 @@ from midstream.testing.simulation.job_scenario import REFERENCE, Cuts
 from midstream.testing.simulation.simulated_run import run_job
 from midstream.testing.simulation.verdict import DIFFERS, judge
 
+pytestmark = pytest.mark.turns(2)
+
 NOON = datetime(2024, 1, 1, 12)
 ROWS = [{"id": i, "k": "ab"[i % 2], "at": NOON + timedelta(seconds=(i * 37) % 60)} for i in range(60)]
 LATE_COUNT = {"k": str, "id": int}

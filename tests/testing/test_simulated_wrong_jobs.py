@@ -29,6 +29,8 @@ from midstream import (
 from midstream.api.data_stream import DataStream
 from midstream.testing import simulate
 
+pytestmark = pytest.mark.turns(2)
+
 Row = dict[str, Any]
 SEEDS = range(200)
 ROWS = [

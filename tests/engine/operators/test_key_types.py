@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from operator_world import World, restored
 
+from effort import examples
 from key_samples import FOLD_S, is_of_python, key_samples
 from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.batches import canonical_type, conform
@@ -38,7 +39,7 @@ MANY = 2 * 70_000
 """More than fire in one piece, in each of two subtasks."""
 assert MANY // 2 > window_base.PIECE_ROWS
 MANY_OF = ("int64", "string", "time64[us]", "dictionary<values=string>")
-FEW = 1_500
+FEW = examples(1_500)
 PLANS = [(1, 1), (2, 2), (4, 4), (1, 4), (4, 2)]
 """At how many subtasks the job begins, and at how many it continues after a restore."""
 NAMES = list(key_samples(20))
