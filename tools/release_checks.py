@@ -20,7 +20,6 @@ IMPORTS = {
     "kafka-avro": ["confluent_kafka.schema_registry", "midstream.connectors.kafka.avro_values"],
     "kafka-protobuf": ["google.protobuf", "midstream.connectors.kafka.protobuf_values"],
     "object-stores": ["obstore", "botocore"],
-    "sketches": ["datasketches", "midstream.engine.operators.windows.sketches"],
     "otel": ["opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"],
 }
 """Of each extra that users install."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -263,16 +262,3 @@ def test_wrong_arguments_are_refused(make: Callable[[], Any], message: str) -> N
 def test_columns_that_do_not_fit_are_refused(made: Any) -> None:
     with pytest.raises(SchemaError, match=r"operator 'w': aggregate 'x': .* which is"):
         window_operator("w", window=tumbling("1 s"), keys=["k"], event_time="t", aggregates={"x": made}, schema=SCHEMA)
-
-
-def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name == "datasketches":
-            raise ModuleNotFoundError(name)
-        return imported(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"pip install 'midstream\[sketches\]', or use CountDistinct"):
-        ApproxCountDistinct("x")
