@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.api.argument_checks import calling_line, columns_text, require_column
+from midstream.api.argument_checks import calling_line, check_no_patterns, columns_text, require_column
 from midstream.api.columns import Columns, all_of, computes, expressions, renamed, without
 from midstream.api.columns import Literal as Constant
 from midstream.api.function_checks import call_limits, check_function, error_policy
@@ -689,6 +689,7 @@ class DataStream(Handle, Writable, Hinted):
         """
         from midstream.api.windowed_streams import WindowedStream
 
+        check_no_patterns(self.schema, "window_all")
         return WindowedStream(self.core, window)
 
     @located
@@ -874,6 +875,7 @@ def checked_keys(stream: DataStream, columns: tuple[str, ...], method: str) -> t
     """Return the columns; raise SchemaError or JobError if the stream cannot be keyed by them."""
     if not columns:
         raise JobError(f"{method}: name at least one column")
+    check_no_patterns(stream.schema, method)
     for column in columns:
         advice = "Name columns of the stream; make one with with_columns() first if it has to be computed."
         field = require_column(stream.schema, column, method, "key column", advice)

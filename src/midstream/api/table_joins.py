@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 import polars as pl
 import pyarrow as pa
 
+from midstream.api.argument_checks import check_no_patterns
 from midstream.api.data_stream import DataStream, main_output
 from midstream.api.function_checks import check_table_function
 from midstream.api.joins import On, key_columns
@@ -103,6 +104,7 @@ def _canonical(schema: pa.Schema) -> pa.Schema:
 def _check_keys(left: pa.Schema, left_on: Sequence[str], right: pa.Schema, right_on: Sequence[str]) -> None:
     sides = (left, left_on, "the stream"), (right, right_on, "the table")
     for schema, keys, side in sides:
+        check_no_patterns(schema, f"join_table: {side}")
         if not keys:
             raise JobError(f"join_table: name at least one key column of {side}")
         for key in keys:
