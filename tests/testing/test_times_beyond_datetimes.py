@@ -71,6 +71,20 @@ def test_such_a_time_is_no_event_time():
         testing.run(timed(), FAR)
 
 
+def test_the_last_nanosecond_is_no_event_time_and_the_one_before_is():
+    schema = pa.schema([("k", pa.string()), ("at", pa.timestamp("ns"))])
+    rows = Environment().from_collection([], schema=schema).uid("rows")
+    in_order = rows.with_watermarks("at", WatermarkStrategy.bounded("5 s")).key_by("k").sort_by_time()
+
+    def read(ns):
+        found = testing.run(in_order, pa.table({"k": ["a"], "at": pa.array([ns], pa.timestamp("ns"))}, schema=schema))
+        return [number for stream in found for number in found.table(stream)["at"].cast(pa.int64()).to_pylist()]
+
+    assert read(2**63 - 2) == [2**63 - 2]
+    with pytest.raises(JobError, match=r"event-time column 'at' is 9223372036854775807 nanoseconds since 1970"):
+        read(2**63 - 1)
+
+
 def test_a_job_with_such_times_is_simulated():
     assert testing.simulate(untimed(), {"rows": FAR}, seeds=range(3)).ok
     assert testing.simulate(counted(), {"rows": [{"k": "a", "at": "9999-12-31 23:59:59"}]}, seeds=range(3)).ok
