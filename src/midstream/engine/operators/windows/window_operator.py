@@ -331,9 +331,7 @@ def native_units(time_us: int, time: EventTime, what: str) -> int:
 
 
 def room_for(span: int, window: Window, time: EventTime, where: str) -> int:
-    """Convert `span` to the unit of the event-time column. Raises ConfigError if no event time could be processed with
-    it.
-    """
+    """Return `span` again. Raises ConfigError if it is so long that no event time could be processed with it."""
     if span > MAX_WATERMARK_US // 2:
         raise ConfigError(f"{where}: {window} are longer than event times of {time.kind} can be apart")
     return span
