@@ -51,7 +51,10 @@ class ClientRequests:
             case DoCheckpoint() if not has_storage:
                 self.refuse([client], f"the {NO_STORAGE}")
             case DoStop(drain=False) if not has_storage:
-                self.refuse([client], f"the {NO_STORAGE}, or stop with drain, which needs no checkpoint")
+                self.refuse(
+                    [client],
+                    "the job has no checkpoint_dir, so it cannot stop at a checkpoint; stop it with drain (--drain)",
+                )
             case DoCheckpoint():
                 self._checkpoint.append(client)
             case DoStop(drain) if self.stop is None:
