@@ -21,7 +21,7 @@ from midstream.engine.operators.base import Operator
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.count_windows import count_window_operator
 from midstream.engine.operators.functions.window_functions import WindowFunction, window_function_operator
-from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
+from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate, First, Last
 from midstream.engine.operators.windows.window_factory import (
     WINDOW_END,
     CountWindow,
@@ -109,6 +109,8 @@ class WindowedStream(Hinted):
         if isinstance(self._window, CountWindow):
             return self._of_count(self._window, aggregates)
         window, event_time = self._by_time("aggregate")
+        if isinstance(window, Sliding) and window.slide_us != window.size_us:
+            check_no_order_of_arrival(aggregates, "sliding windows put together from intervals of event time")
 
         def make(name: str) -> Operator:
             return window_operator(
@@ -271,3 +273,13 @@ def check_aggregates(unnamed: Sequence[object], aggregates: Mapping[str, object]
         check_shippable(aggregate, f"aggregate: {column}")
     if not aggregates:
         raise JobError("aggregate: name at least one aggregate, for example n=Count()")
+
+
+def check_no_order_of_arrival(aggregates: Mapping[str, object], what: str) -> None:
+    """Raise ConfigError for a first or last value by arrival where rows are reduced by event time first."""
+    for column, aggregate in aggregates.items():
+        if isinstance(aggregate, (First, Last)) and aggregate.order == "arrival":
+            raise ConfigError(
+                f"aggregate: {column}={type(aggregate).__name__}(order='arrival'): {what} do not keep the order in which "
+                "rows arrived; leave order= out, or use tumbling or session windows"
+            )

@@ -22,6 +22,9 @@ LATE_RIGHT: Final = "late_right"
 """The tag of the side output of a join's late rows of the right stream, unchanged."""
 
 
+_ROWS_MAX: Final = 2**62
+
+
 @dataclass(frozen=True, slots=True)
 class Sliding:
     """Windows of `size_us` that start every `slide_us`, shifted by `offset_us` from the epoch (UTC); all in
@@ -185,6 +188,6 @@ def count(rows: int) -> CountWindow:
         >>> [row["total"] for row in testing.run(pairs).rows]
         [7]
     """
-    if not is_whole(rows, 1):
-        raise ConfigError(f"window: count {rows!r} is not a positive whole number of rows")
+    if not is_whole(rows, 1) or rows > _ROWS_MAX:
+        raise ConfigError(f"window: count {rows!r} is not a whole number of rows from 1 to {_ROWS_MAX}")
     return CountWindow(rows)
