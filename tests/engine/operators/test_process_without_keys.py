@@ -24,7 +24,8 @@ from midstream.engine.operators.functions.batch_functions import KeyedBatchFunct
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction, ProcessFunction
 from midstream.engine.state.keyed_states import ValueState
 
-SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("text", pa.string())])
+TYPES: dict[str, pa.DataType] = {"n": pa.int64(), "text": pa.string()}
+SCHEMA = pa.schema(TYPES)
 rows = st.lists(
     st.fixed_dictionaries({"n": st.integers(-20, 20) | st.none(), "text": st.text(max_size=3) | st.none()}), max_size=30
 )
