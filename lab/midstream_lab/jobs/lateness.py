@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from midstream.engine.core.arrow_types import is_list_array, to_list
 from midstream.engine.core.elements import MIN_WATERMARK_US
@@ -22,7 +23,7 @@ from midstream.engine.operators.windows.pane_windows import PANE
 from midstream.engine.operators.windows.window_combiner import ROWS
 from midstream.engine.operators.windows.window_factory import LATE
 from midstream.engine.operators.windows.window_operator import END, PARTS, PROGRESS, START, WindowOperator
-from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
+from midstream.engine.operators.windows.window_specs import IS_EARLY, WINDOW_END, WINDOW_START
 from midstream.engine.state.state_parts import KEY_GROUP, StatePart
 from midstream.simulation.recorded_rows import SCHEMA, Int64s, Outside, time_ms
 from midstream_lab.jobs.timed import (
@@ -54,6 +55,8 @@ LENIENT: Final[Mapping[str, str]] = {
     "late_session": "session",
     **OF_ROWS,
     OWN_GAPS: "session",
+    "early_window": "window",
+    "early_slide": "slide",
 }
 """The kinds of nodes with allowed lateness, and their kinds of windows."""
 ALLOWED_MS: Final = 30
@@ -284,14 +287,16 @@ def _last_end_ms(kind: str, at_ms: int) -> int:
 
 
 class Stack(Operator):
-    """Emits one row for each row of each emission. `n` encodes the window's start and the number of rows in the
-    emission.
+    """Emits one row for each row of each emission but early ones, which depend on the wall clock. `n` encodes the window's
+    start and the number of rows in the emission.
     """
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if IS_EARLY in batch.schema.names:
+            batch = batch.filter(pc.invert(batch.column(IS_EARLY)))
         ids = batch.column("ids")
         assert is_list_array(ids)
         sizes = ids.value_lengths().to_numpy()

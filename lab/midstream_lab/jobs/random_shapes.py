@@ -138,6 +138,22 @@ def with_counted(shape: Shape, random: Random) -> Shape:
     return (*shape, Node(("counted", "stack"), (entry,)), node_of("sink", Input(len(shape), REBALANCE)))
 
 
+def with_early_results(shape: Shape, random: Random) -> Shape:
+    """Replace windows of fixed size, in one of 15 shapes that have some, by windows with early results."""
+    kinds = {
+        "window": "early_window",
+        "late_window": "early_window",
+        "slide": "early_slide",
+        "late_slide": "early_slide",
+    }
+    found = [index for index, node in enumerate(shape) if node.chain[0] in kinds]
+    if not found or random.random() >= 1 / 15:
+        return shape
+    index = random.choice(found)
+    chain = (kinds[shape[index].chain[0]], "stack")
+    return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
+
+
 def with_states(shape: Shape, random: Random) -> Shape:
     """Replace some operators by users' functions with all kinds of state, and some windows by windows with allowed
     lateness; sometimes add keys of other types, or a join."""

@@ -21,6 +21,7 @@ from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass
 from midstream_lab.jobs import (
     clocks,
     counted,
+    early,
     end_operators,
     enriching,
     failing,
@@ -443,6 +444,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return end_operators.total(uid, outside)
         case "table":
             return tables.hold(uid, outside)
+        case "early_window" | "early_slide":
+            return early.EarlyWindow(uid, outside, kind, combines=combines)
         case _ if kind in timed.WINDOWS or kind in lateness.LENIENT:
             return lateness.checked_window(uid, outside, kind, combines=combines)
         case "pack":

@@ -33,6 +33,7 @@ from midstream_lab.jobs.random_shapes import (
     random_shape,
     varied,
     with_counted,
+    with_early_results,
     with_ends,
     with_enriching,
     with_failing,
@@ -208,6 +209,7 @@ def _shapes(
         base = with_lookups(base, Random(f"slow answers {seed}"))
         base = with_enriching(base, Random(f"enriching {seed}"))
         base = with_counted(base, Random(f"counted {seed}"))
+        base = with_early_results(base, Random(f"early results {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
     base = with_sieves(base, Random(f"sieves {seed}"))

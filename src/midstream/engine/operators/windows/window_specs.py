@@ -15,6 +15,8 @@ from midstream.engine.operators.windows.local_days import check_zone
 DAY_US: Final = 86_400_000_000
 WINDOW_START: Final = "window_start"
 WINDOW_END: Final = "window_end"
+IS_EARLY: Final = "is_early"
+"""The column that marks early results, of windows that have some."""
 LATE: Final = "late"
 """The tag of the side output of late rows, unchanged. A row is late for windows if it is too late for all of its windows;
 of a join, these are the late rows of the left stream."""
