@@ -87,7 +87,8 @@ def _covariance(pairs: Sequence[tuple[float, float]], ddof: int) -> float | None
     if len(pairs) <= ddof:
         return None
     mx, my = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
-    return sum((x - mx) * (y - my) for x, y in pairs) / (len(pairs) - ddof)
+    products = [(x - mx) * (y - my) for x, y in pairs]
+    return float(sum(products)) / (len(pairs) - ddof)
 
 
 def _median(rows: Sequence[Value]) -> float | None:
@@ -95,6 +96,7 @@ def _median(rows: Sequence[Value]) -> float | None:
     return found[ceil(len(found) / 2) - 1] if found else None
 
 
+_NONE: Final[tuple[Any, ...]] = (None, None, None)
 _AGGREGATES: Final[Mapping[str, tuple[Aggregate, Callable[[list[Value]], object]]]] = {
     "distinct": (CountDistinct("x"), lambda rows: len({*_xs(rows)})),
     "pairs": (CountDistinct("x", "word"), lambda rows: len({(r.x, r.word) for r in rows if r.x is not None})),
@@ -128,7 +130,6 @@ _AGGREGATES: Final[Mapping[str, tuple[Aggregate, Callable[[list[Value]], object]
     "sum_of_some": (Sum("x", where=_SOME), lambda rows: sum(_xs(_some(rows)))),
 }
 """Aggregates, and what they are of rows in the order of arrival."""
-_NONE: Final = (None, None, None)
 
 
 def _known_x(rows: Sequence[Value]) -> list[tuple[int, Value]]:
