@@ -146,8 +146,8 @@ def test_rows_taken_aside_are_not_dropped() -> None:
 
 
 def test_the_order_of_arrival_is_refused_where_rows_are_reduced_by_event_time_first():
-    keyed = Environment().from_collection([{"k": 1, "at": START}]).with_watermarks("at", WatermarkStrategy.monotonous())
-    keyed = keyed.key_by("k")
+    rows = Environment().from_collection([{"k": 1, "at": START}])
+    keyed = rows.with_watermarks("at", WatermarkStrategy.monotonous()).key_by("k")
     for aggregate in (First("k", order="arrival"), Last("k", order="arrival")):
         with pytest.raises(ConfigError, match=r"sliding windows .* do not keep the order in which rows arrived"):
             keyed.window(sliding("1 min", "10 s")).aggregate(v=aggregate)

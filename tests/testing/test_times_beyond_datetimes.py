@@ -72,7 +72,7 @@ def test_such_a_time_is_no_event_time():
 
 
 def test_the_last_nanosecond_is_no_event_time_and_the_one_before_is():
-    schema = pa.schema([("k", pa.string()), ("at", pa.timestamp("ns"))])
+    schema = pa.schema([pa.field("k", pa.string()), pa.field("at", pa.timestamp("ns"))])
     rows = Environment().from_collection([], schema=schema).uid("rows")
     in_order = rows.with_watermarks("at", WatermarkStrategy.bounded("5 s")).key_by("k").sort_by_time()
 

@@ -72,11 +72,13 @@ class OddDecimals:
             return False
         return self._pattern.search(data) is not None
 
-    def check(self, name: str, kind: pa.DataType, texts: pa.ChunkedArray[Any]) -> None:
-        """Raise ArrowInvalid for such a number among the texts of a column."""
+    def check(self, texts: pa.Table, schema: pa.Schema) -> None:
+        """Raise ArrowInvalid for such a number among the texts of columns of `schema`."""
         assert self._pattern is not None
-        for text in to_list(texts.filter(pc.match_substring_regex(texts, self._pattern.pattern.decode())).drop_null()):
-            _check_digits(name, kind, text)
+        pattern = self._pattern.pattern.decode()
+        for name, column in zip(texts.column_names, texts.columns, strict=True):
+            for text in to_list(column.filter(pc.match_substring_regex(column, pattern)).drop_null()):
+                _check_digits(name, schema.field(name).type, text)
 
     def check_json(self, lines: bytes, schema: pa.Schema) -> None:
         """Raise ArrowInvalid as `check` does."""

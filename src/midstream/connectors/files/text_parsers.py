@@ -146,9 +146,7 @@ def csv_parser(csv: CsvOptions, wanted: WantedColumns, names: list[str]) -> Call
             return table_of(csv_convert_options(csv, dict.fromkeys(columns, pa.large_string()), columns))
 
         if odd_decimals.may_be_in(rows):
-            texts = texts_of(decimals)
-            for name in decimals:
-                odd_decimals.check(name, schema.field(name).type, texts.column(name))
+            odd_decimals.check(texts_of(decimals), schema)
         ends.clear()
         table = table_of(convert)
         if csv.quote and not ends:
