@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from midstream import ConfigError, Count, Environment, JobError, SchemaError, WatermarkStrategy, testing, tumbling
+from midstream.engine.core.arrow_types import schema_of
 from midstream.testing.inputs import FIRST_US, LAST_US
 
 FAR = pa.table({"k": ["a"], "at": pa.array([1 << 62], pa.timestamp("us"))})
@@ -72,7 +73,7 @@ def test_such_a_time_is_no_event_time():
 
 
 def test_the_last_nanosecond_is_no_event_time_and_the_one_before_is():
-    schema = pa.schema([pa.field("k", pa.string()), pa.field("at", pa.timestamp("ns"))])
+    schema = schema_of([("k", pa.string()), ("at", pa.timestamp("ns"))])
     rows = Environment().from_collection([], schema=schema).uid("rows")
     in_order = rows.with_watermarks("at", WatermarkStrategy.bounded("5 s")).key_by("k").sort_by_time()
 
