@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
-
 import numpy as np
 import polars as pl
 
-from midstream.engine.state.table_runs import codes_of
+from midstream.engine.state.table_runs import codes_of, stable_order
 from midstream.engine.state.tombstones import Bools, Int64s, UInt64s
-
-RADIX_ROWS_MIN: Final = 2_048
-"""Fewer rows are sorted faster by comparing their codes."""
 
 
 class KeyOrder:
-    """The rows of `keys`, key by key: those of a key in their order in `of`, or in that of the frame.
+    """The rows of `keys`, key by key: those of a key in their order in `of`, or in that of the frame."""
 
-    `is_exact`: whether the codes of all keys are numbers of their own, and not hashes.
-    """
-
-    __slots__ = ("codes", "is_exact", "is_first", "rows", "starts")
+    __slots__ = ("codes", "is_exact", "is_first", "keys", "meet", "rows", "starts")
 
     def __init__(self, keys: pl.DataFrame, of: Int64s | None = None) -> None:
+        self.keys = keys
         codes, self.is_exact = codes_of(keys)
+        """Whether the codes are numbers of the keys, and not hashes."""
         self._sort(codes, of)
-        if not self.is_exact and not self._are_equal(keys):
-            # two keys have one hash: the code of each key is the position of its first row
+        self.meet = not self.is_exact and not self._are_equal()
+        """Whether two keys have one hash; then the codes are those of `table_runs.codes_of` no more."""
+        if self.meet:
             number = "".join(keys.columns) + "_"  # the name of no key column
             firsts = keys.with_row_index(number).select(pl.col(number).first().over(keys.columns)).to_series()
             self._sort(firsts.to_numpy().astype(np.uint64), of)
@@ -42,30 +36,19 @@ class KeyOrder:
         self.is_first[1:] = ordered[1:] != ordered[:-1]
         self.starts: Int64s = np.flatnonzero(self.is_first)
         self.codes: UInt64s = ordered[self.starts]
-        """The code of each key, in ascending order."""
+        """The code of each key, in ascending order. The number of a key is its position here."""
 
-    def _are_equal(self, keys: pl.DataFrame) -> bool:
+    def _are_equal(self) -> bool:
         """Whether all rows that have one code have one key."""
         later = np.flatnonzero(~self.is_first)
-        firsts = self.starts[np.cumsum(self.is_first)[later] - 1]
-        return are_same(keys[self.rows[later]], keys[self.rows[firsts]], keys.columns)
+        numbers = np.cumsum(self.is_first)[later] - 1
+        return are_same(self.keys[self.rows[later]], self.keys_of(numbers))
+
+    def keys_of(self, numbers: Int64s) -> pl.DataFrame:
+        """Return the keys with these numbers."""
+        return self.keys[self.rows[self.starts[numbers]]]
 
 
-def are_same(some: pl.DataFrame, others: pl.DataFrame, columns: Sequence[str]) -> bool:
-    """Whether the rows of two frames, one by one, have equal values in these columns."""
-    return all(bool((some.get_column(name) == others.get_column(name)).all()) for name in columns)
-
-
-def stable_order(codes: UInt64s) -> Int64s:
-    """Return the positions of the codes in ascending order, those of equal codes in their order.
-
-    Codes of 16 bits are counted, not compared, so that a few rounds of 16 bits take a fraction of the time of one sort.
-    """
-    if len(codes) < RADIX_ROWS_MIN:
-        return codes.argsort(kind="stable")
-    rest = codes - codes.min()
-    bits = int(rest.max()).bit_length()
-    order = rest.astype(np.uint16).argsort(kind="stable")
-    for shift in range(16, bits, 16):
-        order = order[(rest >> np.uint64(shift)).astype(np.uint16)[order].argsort(kind="stable")]
-    return order
+def are_same(some: pl.DataFrame, others: pl.DataFrame) -> bool:
+    """Whether the rows of two frames without nulls, one by one, are equal."""
+    return all(bool((one == other).all()) for one, other in zip(some, others, strict=True))

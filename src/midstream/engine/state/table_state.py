@@ -132,7 +132,7 @@ class TableState(DeclaredState):
             def process2(self, orders, ctx):
                 return orders.join(self.users.lookup(orders), on="user")
         """
-        frames = [run.frame[positions] for run, positions in self._found(keys)]
+        frames = [run.rows_at(positions) for run, positions in self._found(keys)]
         return pl.concat(frames, rechunk=False) if frames else self._empty.clone()
 
     def pop(self, keys: pl.DataFrame) -> pl.DataFrame:
@@ -225,7 +225,7 @@ class TableState(DeclaredState):
     def _removed(self, found: Sequence[tuple[TableRun, Int64s]]) -> pl.DataFrame:
         if not found:
             return self._empty.clone()
-        rows = pl.concat([run.frame[positions] for run, positions in found], rechunk=False)
+        rows = pl.concat([run.rows_at(positions) for run, positions in found], rechunk=False)
         self._hold(self._without(found))
         return rows
 

@@ -24,8 +24,9 @@ from midstream.engine.operators.windows.prefix_scan import Segments
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import native_units
 from midstream.engine.operators.windows.window_specs import LATE
+from midstream.engine.state.key_order import KeyOrder
+from midstream.engine.state.row_per_key import RowPerKey
 from midstream.engine.state.table_runs import LAST_TICK
-from midstream.engine.state.table_state import TableState
 
 UNTIL: Final = "__until"
 """The column with the last time at which a row of the key still continues its aggregates."""
@@ -71,7 +72,7 @@ def _function(aggregation: WindowAggregation, ttl: int | None) -> _RunningAggreg
     added = [] if ttl is None else [pa.field(UNTIL, aggregation.time.kind)]
 
     class RunningAggregate(_RunningAggregate):
-        parts = TableState(pa.schema([*aggregation.part_schema, *added]))
+        parts = RowPerKey(pa.schema([*aggregation.part_schema, *added]))
 
     return RunningAggregate(aggregation, ttl)
 
@@ -79,7 +80,7 @@ def _function(aggregation: WindowAggregation, ttl: int | None) -> _RunningAggreg
 class _RunningAggregate(KeyedBatchFunction):
     """`ttl` is in the unit of the event time."""
 
-    parts: TableState
+    parts: RowPerKey
     """The merged part of each key, and until when it is valid if there is a `ttl`."""
 
     def __init__(self, aggregation: WindowAggregation, ttl: int | None) -> None:
@@ -89,13 +90,10 @@ class _RunningAggregate(KeyedBatchFunction):
     def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
         aggregation, by = self._aggregation, self._aggregation.keys
         frame = aggregation.prepare(rows)
-        numbered = frame.select(by).with_row_index("__row").group_by(by, maintain_order=True).agg("__row")
-        order = numbered.get_column("__row").explode().to_numpy()
-        keys = numbered.select(by)
-        known = keys.with_row_index("__group").join(self.parts.pop(keys), on=by, maintain_order="left")
-        layout = _Layout(
-            numbered.get_column("__row").list.len().to_numpy(), known.get_column("__group").to_numpy(), order
-        )
+        keys = KeyOrder(frame.select(by))
+        found = self.parts.find(keys)
+        layout = _Layout(np.diff(keys.starts, append=frame.height), found.numbers, keys.rows)
+        known, order = found.rows, keys.rows
         names = aggregation.part_schema.names
         parts = pl.concat([known.select(names), aggregation.row_parts(frame)])[layout.source]
         is_first, until = layout.is_first, None
@@ -103,7 +101,7 @@ class _RunningAggregate(KeyedBatchFunction):
             is_first, until = self._lives(layout, known, frame)
         parts = self._accumulated(aggregation.prefixes(parts, Segments(is_first)), layout, is_first, frame[order])
         last = parts[layout.last]
-        self.parts.append(last if until is None else last.with_columns(until.gather(layout.last)))
+        self.parts.replace(keys, found, last if until is None else last.with_columns(until.gather(layout.last)))
         return self._results(parts[layout.row_positions], rows)
 
     def _results(self, parts: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
