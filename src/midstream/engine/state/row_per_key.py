@@ -24,6 +24,7 @@ class Found(NamedTuple):
     numbers: Int64s
     """The number of the key of each row."""
     rows: pl.DataFrame
+    """The rows, without their keys."""
     places: Sequence[tuple[TableRun, Int64s, Int64s]]
     """The runs that have the rows, where, and the numbers of their keys; without any, the rows have been removed."""
 
@@ -33,45 +34,52 @@ class RowPerKey(TableState):
 
     def find(self, order: KeyOrder) -> Found:
         """Return the rows of the keys, which are replaced next."""
-        keys, codes = self._layout.keys, order.codes
-        missing = np.arange(len(codes))
+        if order.meet:
+            return self._taken(order)
+        codes, missing = order.codes, np.arange(len(order.codes))
         places: list[tuple[TableRun, Int64s, Int64s]] = []
-        for run in [] if order.meet else self._searchable():
-            positions, at = run.located(codes, keys)
+        for run in self._searchable():
+            positions, at = run.located(codes, self._layout.keys)
             if not len(at):
                 continue
             numbers = missing[at]
-            are_distinct = order.is_exact or not (at[1:] == at[:-1]).any()
-            if not are_distinct or not (
-                order.is_exact or are_same(run.rows_at(positions).select(keys), order.keys_of(numbers))
-            ):
+            if not (order.is_exact or self._have_keys(run, positions, order, numbers)):
                 return self._taken(order)
             places.append((run, positions, numbers))
             is_missing = np.ones(len(codes), np.bool_)
             is_missing[at] = False
             codes, missing = codes[is_missing], missing[is_missing]
-        if order.meet:
-            return self._taken(order)
         if not places:
-            return Found(np.empty(0, np.int64), self._empty, places)
-        rows = pl.concat([run.rows_at(positions) for run, positions, _ in places])
+            return Found(missing[:0], self._empty.select(self._values), places)
+        rows = pl.concat([run.rows_at(positions, self._values) for run, positions, _ in places], rechunk=False)
         return Found(np.concatenate([numbers for _, _, numbers in places]), rows, places)
 
+    @property
+    def _values(self) -> list[str]:
+        """The columns that are not keys."""
+        return [name for name in self._empty.columns if name not in self._layout.keys]
+
+    def _have_keys(self, run: TableRun, positions: Int64s, order: KeyOrder, numbers: Int64s) -> bool:
+        """Whether the rows have the keys with these numbers, and not just their hashes."""
+        if (numbers[1:] == numbers[:-1]).any():
+            return False
+        return are_same(run.rows_at(positions, self._layout.keys), order.keys_of(numbers).select(self._layout.keys))
+
     def _taken(self, order: KeyOrder) -> Found:
-        """Remove the rows of the keys; for keys of which two have one hash."""
+        """Remove the rows of the keys; for keys that share a hash."""
         requested = order.keys_of(np.arange(len(order.codes)))
         rows, number = self.pop(requested), "".join(requested.columns) + "_"  # the name of no key column
         numbered = requested.with_row_index(number)
-        found = rows.join(numbered, on=requested.columns, how="left", maintain_order="left").get_column(number)
-        return Found(found.to_numpy().astype(np.int64), rows, ())
+        numbers = rows.join(numbered, on=requested.columns, how="left", maintain_order="left").get_column(number)
+        return Found(numbers.to_numpy().astype(np.int64), rows.select(self._values), ())
 
     def replace(self, order: KeyOrder, found: Found, rows: pl.DataFrame) -> None:
-        """Replace the rows that were found. `rows`: one for each key, in the order of their numbers."""
-        rows = self._conforming(rows)
-        values = {name: numbers_of(rows.get_column(name)) for name in rows.columns if name not in self._layout.keys}
+        """Replace the rows that were found. `rows`: one for each key, in the order of their numbers, without their keys."""
+        assert rows.schema == self._empty.select(self._values).schema, rows.schema
+        values = {column.name: numbers_of(column) for column in rows}
         numeric = {name: of for name, of in values.items() if of is not None}
         touched = {id(run): (positions, numbers) for run, positions, numbers in found.places}
-        runs, moved = [], np.ones(rows.height, np.bool_)
+        runs, is_moved = [], np.ones(rows.height, np.bool_)
         for run in self._table_runs():
             held = run
             if id(run) in touched:
@@ -80,12 +88,13 @@ class RowPerKey(TableState):
                 if written is None:
                     run.remove(positions)
                 else:
-                    held, moved[numbers] = written, False
+                    held, is_moved[numbers] = written, False
             if held.rows:
                 runs.append(held.tidied())
-        if moved.any():
-            added = rows if moved.all() else rows.filter(pl.Series(moved))
-            index = None if order.meet else Index(order.codes[moved], np.arange(added.height), is_distinct=True)
+        moved = np.flatnonzero(is_moved)
+        if len(moved):
+            added = self._conforming(order.keys_of(moved).hstack(rows[moved]).select(self._empty.columns))
+            index = None if order.meet else Index(order.codes[moved], np.arange(len(moved)), is_distinct=True)
             runs = [*compacted(runs), TableRun(added, index)]
         self._hold(runs)
 

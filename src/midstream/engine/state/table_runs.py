@@ -99,13 +99,19 @@ class TableRun(TombstonedRun):
         self.frame  # noqa: B018  # a snapshot reads it later
         return super().living
 
-    def rows_at(self, positions: Int64s) -> pl.DataFrame:
-        """Return some rows, without reading the frame."""
-        if self._values is None:
-            return self._frame[positions]
-        kept = self._frame.drop(self._values)[positions]
-        made = [pl.Series(name, of[positions]).cast(self._frame.schema[name]) for name, of in self._values.items()]
-        return kept.with_columns(made).select(self._frame.columns)
+    def rows_at(self, positions: Int64s, names: Sequence[str] | None = None) -> pl.DataFrame:
+        """Return some rows, or those of their columns `names`, without reading the frame."""
+        names, values = names or self._frame.columns, self._values or {}
+        if not any(name in values for name in names):
+            return self._frame.select(names)[positions]
+        columns = []
+        for name in names:
+            column = self._frame.get_column(name)
+            if name in values:
+                columns.append(pl.Series(name, values[name][positions]).cast(column.dtype))
+            else:
+                columns.append(column.gather(positions))
+        return pl.DataFrame(columns)
 
     def positions(self, codes: UInt64s, keys: Sequence[str]) -> Int64s:
         """Return the positions, in order, of all live rows whose keys have one of these codes, sorted and distinct."""

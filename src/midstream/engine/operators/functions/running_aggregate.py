@@ -88,26 +88,26 @@ class _RunningAggregate(KeyedBatchFunction):
         self._ttl = ttl
 
     def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-        aggregation, by = self._aggregation, self._aggregation.keys
+        aggregation = self._aggregation
         frame = aggregation.prepare(rows)
-        keys = KeyOrder(frame.select(by))
-        found = self.parts.find(keys)
-        layout = _Layout(np.diff(keys.starts, append=frame.height), found.numbers, keys.rows)
-        known, order = found.rows, keys.rows
-        names = aggregation.part_schema.names
-        parts = pl.concat([known.select(names), aggregation.row_parts(frame)])[layout.source]
+        keys = KeyOrder(frame.select(aggregation.keys))
+        known = self.parts.find(keys)
+        layout = _Layout(np.diff(keys.starts, append=frame.height), known.numbers, keys.rows)
+        row_parts = aggregation.row_parts(frame)
+        parts = pl.concat([known.rows.select(row_parts.columns), row_parts], rechunk=True)[layout.source]
         is_first, until = layout.is_first, None
         if self._ttl is not None:
-            is_first, until = self._lives(layout, known, frame)
-        parts = self._accumulated(aggregation.prefixes(parts, Segments(is_first)), layout, is_first, frame[order])
+            is_first, until = self._lives(layout, known.rows, frame)
+        parts = self._accumulated(aggregation.prefixes(parts, Segments(is_first)), layout, is_first, frame, keys.rows)
         last = parts[layout.last]
-        self.parts.replace(keys, found, last if until is None else last.with_columns(until.gather(layout.last)))
+        self.parts.replace(keys, known, last if until is None else last.with_columns(until.gather(layout.last)))
         return self._results(parts[layout.row_positions], rows)
 
     def _results(self, parts: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         aggregation = self._aggregation
         computed = [name for name in aggregation.schema.names if name not in aggregation.bounds]
-        return aggregation.finish(parts).select(computed).hstack(rows.select(aggregation.bounds))
+        made = aggregation.finish(rows.select(aggregation.keys).hstack(parts))
+        return made.select(computed).hstack(rows.select(aggregation.bounds))
 
     def _lives(
         self, layout: _Layout, known: pl.DataFrame, frame: pl.DataFrame
@@ -126,15 +126,16 @@ class _RunningAggregate(KeyedBatchFunction):
         return is_first, pl.Series(UNTIL, latest, pl.Int64).cast(times.dtype)
 
     def _accumulated(
-        self, parts: pl.DataFrame, layout: _Layout, is_first: npt.NDArray[np.bool_], rows: pl.DataFrame
+        self, parts: pl.DataFrame, layout: _Layout, is_first: npt.NDArray[np.bool_], rows: pl.DataFrame, order: Int64s
     ) -> pl.DataFrame:
-        """Fill in what accumulators are after each row. `rows` are in the order of the layout."""
+        """Fill in what accumulators are after each row. `order`: the rows in the order of the layout."""
         for name, aggregate in self._aggregation.accumulators():
             begun = parts.get_column(name).to_list()
             starts = np.flatnonzero(is_first)
             sizes = np.diff(starts, append=len(is_first)) - layout.is_known[starts]
             before = [begun[start] if layout.is_known[start] else None for start in starts.tolist()]
-            made = aggregate.scan(before, {each: rows.get_column(each) for each in aggregate.columns}, sizes.tolist())
+            values = {each: rows.get_column(each)[order] for each in aggregate.columns}
+            made = aggregate.scan(before, values, sizes.tolist())
             for position, value in zip(np.flatnonzero(~layout.is_known).tolist(), made, strict=True):
                 begun[position] = value
             parts = parts.with_columns(pl.Series(name, begun, pl.Binary))
