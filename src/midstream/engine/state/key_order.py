@@ -41,14 +41,27 @@ class KeyOrder:
     def _are_equal(self) -> bool:
         """Whether all rows that have one code have one key."""
         later = np.flatnonzero(~self.is_first)
-        numbers = np.cumsum(self.is_first)[later] - 1
-        return are_same(self.keys[self.rows[later]], self.keys_of(numbers))
+        return self.are(np.cumsum(self.is_first)[later] - 1, self.keys[self.rows[later]])
+
+    def are(self, numbers: Int64s, keys: pl.DataFrame) -> bool:
+        """Whether the keys with these numbers are `keys`."""
+        own = self.keys_of(numbers)
+        return all(bool((own.get_column(each.name) == each).all()) for each in keys)
+
+    def of_rows(self) -> Int64s:
+        """Return the number of each row's key."""
+        numbers = np.empty(len(self.rows), np.int64)
+        numbers[self.rows] = np.cumsum(self.is_first) - 1
+        return numbers
+
+    def numbers_of(self, keys: pl.DataFrame) -> Int64s:
+        """Return the numbers of keys, which are all among these."""
+        number = "".join(keys.columns) + "_"  # the name of no key column
+        own = self.keys_of(np.arange(len(self.codes))).with_row_index(number)
+        found = keys.join(own, on=keys.columns, how="left", maintain_order="left").get_column(number)
+        return found.to_numpy().astype(np.int64)
 
     def keys_of(self, numbers: Int64s) -> pl.DataFrame:
         """Return the keys with these numbers."""
         return self.keys[self.rows[self.starts[numbers]]]
 
-
-def are_same(some: pl.DataFrame, others: pl.DataFrame) -> bool:
-    """Whether the rows of two frames without nulls, one by one, are equal."""
-    return all(bool((one == other).all()) for one, other in zip(some, others, strict=True))

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from midstream.engine.state.key_order import KeyOrder, are_same
-from midstream.engine.state.table_runs import Index, TableRun, compacted, numbers_of
+from midstream.engine.state.key_order import KeyOrder
+from midstream.engine.state.table_runs import TableRun, numbers_of
 from midstream.engine.state.table_state import TableMark, TableState
 from midstream.engine.state.tombstones import Int64s
 
@@ -26,7 +26,7 @@ class Found(NamedTuple):
     rows: pl.DataFrame
     """The rows, without their keys."""
     places: Sequence[tuple[TableRun, Int64s, Int64s]]
-    """The runs that have the rows, where, and the numbers of their keys; without any, the rows have been removed."""
+    """The runs that have the rows, where, and the numbers of their keys."""
 
 
 class RowPerKey(TableState):
@@ -34,23 +34,9 @@ class RowPerKey(TableState):
 
     def find(self, order: KeyOrder) -> Found:
         """Return the rows of the keys, which are replaced next."""
-        if order.meet:
-            return self._taken(order)
-        codes, missing = order.codes, np.arange(len(order.codes))
-        places: list[tuple[TableRun, Int64s, Int64s]] = []
-        for run in self._searchable():
-            positions, at = run.located(codes, self._layout.keys)
-            if not len(at):
-                continue
-            numbers = missing[at]
-            if not (order.is_exact or self._have_keys(run, positions, order, numbers)):
-                return self._taken(order)
-            places.append((run, positions, numbers))
-            is_missing = np.ones(len(codes), np.bool_)
-            is_missing[at] = False
-            codes, missing = codes[is_missing], missing[is_missing]
+        places = self.located(order, once=True)
         if not places:
-            return Found(missing[:0], self._empty.select(self._values), places)
+            return Found(np.empty(0, np.int64), self._empty.select(self._values), places)
         rows = pl.concat([run.rows_at(positions, self._values) for run, positions, _ in places], rechunk=False)
         return Found(np.concatenate([numbers for _, _, numbers in places]), rows, places)
 
@@ -58,20 +44,6 @@ class RowPerKey(TableState):
     def _values(self) -> list[str]:
         """The columns that are not keys."""
         return [name for name in self._empty.columns if name not in self._layout.keys]
-
-    def _have_keys(self, run: TableRun, positions: Int64s, order: KeyOrder, numbers: Int64s) -> bool:
-        """Whether the rows have the keys with these numbers, and not just their hashes."""
-        if (numbers[1:] == numbers[:-1]).any():
-            return False
-        return are_same(run.rows_at(positions, self._layout.keys), order.keys_of(numbers).select(self._layout.keys))
-
-    def _taken(self, order: KeyOrder) -> Found:
-        """Remove the rows of the keys; for keys that share a hash."""
-        requested = order.keys_of(np.arange(len(order.codes)))
-        rows, number = self.pop(requested), "".join(requested.columns) + "_"  # the name of no key column
-        numbered = requested.with_row_index(number)
-        numbers = rows.join(numbered, on=requested.columns, how="left", maintain_order="left").get_column(number)
-        return Found(numbers.to_numpy().astype(np.int64), rows.select(self._values), ())
 
     def replace(self, order: KeyOrder, found: Found, rows: pl.DataFrame) -> None:
         """Replace the rows that were found. `rows`: one for each key, in the order of their numbers, without their keys."""
@@ -91,12 +63,9 @@ class RowPerKey(TableState):
                     held, is_moved[numbers] = written, False
             if held.rows:
                 runs.append(held.tidied())
-        moved = np.flatnonzero(is_moved)
-        if len(moved):
-            added = self._conforming(order.keys_of(moved).hstack(rows[moved]).select(self._empty.columns))
-            index = None if order.meet else Index(order.codes[moved], np.arange(len(moved)), is_distinct=True)
-            runs = [*compacted(runs), TableRun(added, index)]
         self._hold(runs)
+        moved = np.flatnonzero(is_moved)
+        self.append_of(order, moved, rows[moved].get_columns())
 
     # ---- for the operator ----
 
