@@ -64,4 +64,3 @@ class KeyOrder:
     def keys_of(self, numbers: Int64s) -> pl.DataFrame:
         """Return the keys with these numbers."""
         return self.keys[self.rows[self.starts[numbers]]]
-

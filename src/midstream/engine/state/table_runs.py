@@ -63,6 +63,13 @@ class TableRun(TombstonedRun):
 
     __slots__ = ("_frame", "_index", "_is_sparse", "_times", "_values", "_written")
 
+    _frame: pl.DataFrame
+    """The rows, except for `_values`."""
+    _values: dict[str, Values] | None
+    """The columns that are overwritten in place, if the frame has not been read since."""
+    _written: Bools
+    """Which rows have been overwritten since."""
+
     def __init__(self, frame: pl.DataFrame, index: Index | None = None) -> None:
         super().__init__(frame)
         self._index = index
@@ -73,7 +80,7 @@ class TableRun(TombstonedRun):
         """Whether few rows were overwritten before the frame was last read, which is at least once per checkpoint."""
 
     @property
-    def frame(self) -> pl.DataFrame:  # type: ignore[override]
+    def frame(self) -> pl.DataFrame:
         """The rows. Whatever reads them may keep them, so that only a copy of the run is overwritten afterwards."""
         if self._values is not None:
             made = [pl.Series(name, of).cast(self._frame.schema[name]) for name, of in self._values.items()]
@@ -85,10 +92,7 @@ class TableRun(TombstonedRun):
     @frame.setter
     def frame(self, frame: pl.DataFrame) -> None:
         self._frame = frame
-        self._values: dict[str, Values] | None = None
-        """The columns that are overwritten in place, if the frame has not been read since."""
-        self._written: Bools
-        """Which rows have been overwritten since."""
+        self._values = None
 
     @property
     def height(self) -> int:
@@ -101,7 +105,8 @@ class TableRun(TombstonedRun):
 
     def rows_at(self, positions: Int64s, names: Sequence[str] | None = None) -> pl.DataFrame:
         """Return some rows, or those of their columns `names`, without reading the frame."""
-        names, values = names or self._frame.columns, self._values or {}
+        names = names or self._frame.columns
+        values: dict[str, Values] = self._values or {}
         if not any(name in values for name in names):
             return self._frame.select(names)[positions]
         columns = []
@@ -155,11 +160,14 @@ class TableRun(TombstonedRun):
         """Return a run of the same rows of which these columns can be overwritten, if they are numbers."""
         if self._is_sparse:
             return None
-        values = {name: numbers_of(self._frame.get_column(name)) for name in columns}
+        values = {}
+        for name in columns:
+            of = numbers_of(self._frame.get_column(name))
+            if of is None:
+                return None
+            values[name] = of.copy()
         run = TableRun(self._frame, self._index)
-        run._values = {name: of.copy() for name, of in values.items() if of is not None}
-        if len(run._values) < len(values):
-            return None
+        run._values = values
         run._written = np.zeros(self.height, np.bool_)
         run._times = {column: (times.copy(), first) for column, (times, first) in self._times.items()}
         run.there, run.rows, run.groups = self.there, self.rows, self.groups
@@ -264,7 +272,7 @@ def stable_order(codes: UInt64s) -> Int64s:
         return codes.argsort(kind="stable")
     rest = codes - codes.min()
     bits = int(rest.max()).bit_length()
-    order = rest.astype(np.uint16).argsort(kind="stable")
+    order: Int64s = rest.astype(np.uint16).argsort(kind="stable")
     for shift in range(16, bits, 16):
         order = order[(rest >> np.uint64(shift)).astype(np.uint16)[order].argsort(kind="stable")]
     return order

@@ -22,8 +22,8 @@ from midstream.engine.core.interfaces import Ids
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.state.columnar import FrameRun, StateLayout, snapshot_runs
 from midstream.engine.state.declared_state import DeclaredState
-from midstream.engine.state.state_parts import KEY_GROUP, Chunk, check_columns
 from midstream.engine.state.key_order import KeyOrder
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk, check_columns
 from midstream.engine.state.table_runs import LAST_TICK, Index, TableRun, codes_of, compacted
 from midstream.engine.state.tombstones import Bools, Int64s, among, distinct
 
@@ -302,7 +302,7 @@ class TableState(DeclaredState):
         found = self._found(order.keys_of(np.arange(len(order.codes))))
         return [(run, at, order.numbers_of(run.rows_at(at, self._layout.keys))) for run, at in found]
 
-    def append_of(self, order: KeyOrder, numbers: Int64s, columns: Sequence[pl.Series]) -> None:
+    def append_of(self, order: KeyOrder, numbers: Int64s, columns: list[pl.Series]) -> None:
         """Add rows at the end. `numbers`: those of their keys, in ascending order; `columns`: the other ones."""
         if not len(numbers):
             return

@@ -99,7 +99,9 @@ def kept_rows(numbers: Int64s, times: Int64s, known: Int64s, known_times: Int64s
     if is_known.sum() == len(known):  # one row of each key
         may_stay = ~is_known[numbers] | (np.abs(times - time_of[numbers]) > within)
     else:
-        may_stay = ~_near_known(np.concatenate([known, numbers]), np.concatenate([known_times, times]), len(known), within)
+        may_stay = ~_near_known(
+            np.concatenate([known, numbers]), np.concatenate([known_times, times]), len(known), within
+        )
     candidates = np.flatnonzero(may_stay)
     first = np.empty_like(time_of)
     first[numbers[candidates][::-1]] = candidates[::-1]  # the first row of each key is written last
