@@ -18,7 +18,7 @@ from midstream.engine.state.table_state import TableMark, TableState
 from midstream.engine.state.tombstones import Int64s
 
 
-class Found(NamedTuple):
+class FoundRows(NamedTuple):
     """The rows of those keys of a `KeyOrder` that have one."""
 
     numbers: Int64s
@@ -32,20 +32,20 @@ class Found(NamedTuple):
 class RowPerKey(TableState):
     """Rows are added by `replace` alone."""
 
-    def find(self, order: KeyOrder) -> Found:
+    def find(self, order: KeyOrder) -> FoundRows:
         """Return the rows of the keys, which are replaced next."""
         places = self.located(order, once=True)
         if not places:
-            return Found(np.empty(0, np.int64), self._empty.select(self._values), places)
+            return FoundRows(np.empty(0, np.int64), self._empty.select(self._values), places)
         rows = pl.concat([run.rows_at(positions, self._values) for run, positions, _ in places], rechunk=False)
-        return Found(np.concatenate([numbers for _, _, numbers in places]), rows, places)
+        return FoundRows(np.concatenate([numbers for _, _, numbers in places]), rows, places)
 
     @property
     def _values(self) -> list[str]:
         """The columns that are not keys."""
         return [name for name in self._empty.columns if name not in self._layout.keys]
 
-    def replace(self, order: KeyOrder, found: Found, rows: pl.DataFrame) -> None:
+    def replace(self, order: KeyOrder, found: FoundRows, rows: pl.DataFrame) -> None:
         """Replace the rows that were found. `rows`: one for each key, in the order of their numbers, without their keys."""
         assert rows.schema == self._empty.select(self._values).schema, rows.schema
         values = {column.name: numbers_of(column) for column in rows}
