@@ -12,7 +12,9 @@ from midstream.engine.operators.functions import running_aggregate
 from midstream.engine.operators.functions.periodic_aggregate import PeriodicAggregateOperator
 from midstream.engine.operators.windows.top_rows import TopAggregation
 from midstream.engine.operators.windows.window_operator import WindowOperator
-from midstream.engine.state.table_state import TableState
+from midstream.engine.state.row_per_key import RowPerKey
+from midstream.engine.state.table_runs import TableRun
+from midstream.engine.state.tombstones import TombstonedRun
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import draw
@@ -57,7 +59,15 @@ def rows_by_key() -> Replacements:
 
 def totals_stay() -> Replacements:
     """What a key had before its newest rows stays in state."""
-    return [(TableState, "pop", TableState.lookup)]
+    original = RowPerKey.replace
+    return [
+        (RowPerKey, "replace", lambda self, order, found, rows: original(self, order, found._replace(places=()), rows))
+    ]
+
+
+def overwritten_rows_are_stored() -> Replacements:
+    """A snapshot has what keys have when it is written, not when it was taken."""
+    return [(TableRun, "living", TombstonedRun.living)]
 
 
 def multiples_begin_again() -> Replacements:
@@ -105,6 +115,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "multiples_begin_again": Mutation(
         "aggregates at multiples begin again with a restore", multiples_begin_again, targeted.at_multiples
+    ),
+    "overwritten_rows_are_stored": Mutation(
+        "a snapshot has later totals than those of its checkpoint", overwritten_rows_are_stored, targeted.in_running
     ),
     "totals_stay": Mutation("what running aggregates replace stays in state", totals_stay, targeted.in_running),
 }

@@ -42,7 +42,7 @@ class IndexedRun(TombstonedRun):
 
     def positions(self, hashes: UInt64s) -> Int64s:
         """Return the positions of all live rows with one of these hashes, which are sorted and distinct."""
-        return self.living_of(found_in(self.hashes, hashes))
+        return self.living_of(found_in(self.hashes, hashes)[0])
 
     def ended(self, until: int) -> Int64s:
         """Return the positions of the live rows that end by `until`."""

@@ -5,13 +5,17 @@ The index of a run is built at its first search, and kept when runs are merged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from midstream.engine.state.columnar import FrameRun
 from midstream.engine.state.tombstones import Bools, Int64s, TombstonedRun, UInt64s, found_in
+
+Values: TypeAlias = npt.NDArray[Any]
 
 RUN_ROWS: Final = 262_144
 """A run of this many rows is not merged any more: merging it would block everything else for more than some 50 ms."""
@@ -22,10 +26,20 @@ Each run costs a lookup some 50 µs; more frequent merging would cost more per r
 """
 TIDY_ROWS: Final = 8_192
 """A run of at least this many rows is written again once half of them are removed. Shorter ones are merged soon."""
+SPARSE: Final = 4
+"""Rows of a run are overwritten in place if one in so many is, between two checkpoints."""
+RADIX_ROWS_MIN: Final = 2_048
+"""Fewer codes are sorted faster by comparing them."""
 LAST_TICK: Final = np.iinfo(np.int64).max - 1
 """The end of time, in any unit: only what has been removed, or has no time, is later."""
 _NEVER: Final = LAST_TICK + 1
 
+_NUMBERS: Final = frozenset(
+    (
+        *(pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32(), pl.UInt64()),
+        *(pl.Float32(), pl.Float64()),
+    )
+)
 _INSTANTS: Final = (pl.Date, pl.Datetime, pl.Duration, pl.Time)
 
 
@@ -43,9 +57,18 @@ class Index(NamedTuple):
 
 
 class TableRun(TombstonedRun):
-    """Rows that never change, of which some have been removed."""
+    """Rows of which some have been removed. They do not change; only columns of numbers may be overwritten until the
+    frame is read.
+    """
 
-    __slots__ = ("_index", "_times")
+    __slots__ = ("_frame", "_index", "_is_sparse", "_times", "_values", "_written")
+
+    _frame: pl.DataFrame
+    """The rows, except for `_values`."""
+    _values: dict[str, Values] | None
+    """The columns that are overwritten in place, if the frame has not been read since."""
+    _written: Bools
+    """Which rows have been overwritten since."""
 
     def __init__(self, frame: pl.DataFrame, index: Index | None = None) -> None:
         super().__init__(frame)
@@ -53,15 +76,102 @@ class TableRun(TombstonedRun):
         """Built at the first search."""
         self._times: dict[str, tuple[Int64s, int]] = {}
         """By column of `pop_until`: when each row is due, and when the first one is."""
+        self._is_sparse = False
+        """Whether few rows were overwritten before the frame was last read, which is at least once per checkpoint."""
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """The rows. Whatever reads them may keep them, so that only a copy of the run is overwritten afterwards."""
+        if self._values is not None:
+            made = [pl.Series(name, of).cast(self._frame.schema[name]) for name, of in self._values.items()]
+            self._frame = self._frame.with_columns(made)
+            self._is_sparse = SPARSE * int(self._written.sum()) < self.rows
+            self._values = None
+        return self._frame
+
+    @frame.setter
+    def frame(self, frame: pl.DataFrame) -> None:
+        self._frame = frame
+        self._values = None
+
+    @property
+    def height(self) -> int:
+        return self._frame.height
+
+    @property
+    def living(self) -> FrameRun:
+        self.frame  # noqa: B018  # a snapshot reads it later
+        return super().living
+
+    def rows_at(self, positions: Int64s, names: Sequence[str] | None = None) -> pl.DataFrame:
+        """Return some rows, or those of their columns `names`, without reading the frame."""
+        names = names or self._frame.columns
+        values: dict[str, Values] = self._values or {}
+        if not any(name in values for name in names):
+            return self._frame.select(names)[positions]
+        columns = []
+        for name in names:
+            column = self._frame.get_column(name)
+            if name in values:
+                columns.append(pl.Series(name, values[name][positions]).cast(column.dtype))
+            else:
+                columns.append(column.gather(positions))
+        return pl.DataFrame(columns)
 
     def positions(self, codes: UInt64s, keys: Sequence[str]) -> Int64s:
         """Return the positions, in order, of all live rows whose keys have one of these codes, sorted and distinct."""
+        return np.sort(self.located(codes, keys)[0])
+
+    def located(self, codes: UInt64s, keys: Sequence[str]) -> tuple[Int64s, Int64s]:
+        """Return the positions of all live rows whose keys have one of these codes, sorted and distinct, and the number
+        of each one's code, in ascending order.
+        """
         if self._index is None:
-            own, _ = codes_of(self.frame.select(keys))
-            order = own.argsort(kind="stable")
+            own, _ = codes_of(self._frame.select(keys))
+            order = stable_order(own)
             self._index = Index.of(own[order], order)
-        index = self._index
-        return self.living_of(np.sort(index.rows[found_in(index.codes, codes, is_distinct=index.is_distinct)]))
+        at, numbers = found_in(self._index.codes, codes, is_distinct=self._index.is_distinct)
+        positions = self._index.rows[at]
+        if self.there is None:
+            return positions, numbers
+        is_live = self.there[positions]
+        return positions[is_live], numbers[is_live]
+
+    def overwritten(self, positions: Int64s, values: Mapping[str, Values], numbers: Int64s) -> TableRun | None:
+        """Overwrite the columns `values` at these positions with those at `numbers`.
+
+        Return the run that has them: this one, unless its frame has been read. Return None if they cannot be overwritten,
+        or should not: if few rows of a run change, they are better moved to another run, so that checkpoints do not store
+        the others again.
+        """
+        run = self if self._values is not None else self._copy(values)
+        if run is None or run._values is None:
+            return None
+        for name, of in run._values.items():
+            of[positions] = values[name][numbers]
+        run._written[positions] = True
+        for column, (times, _) in run._times.items():
+            if column in values:
+                times[positions] = values[column][numbers]
+                run._times[column] = times, int(times.min())
+        return run
+
+    def _copy(self, columns: Iterable[str]) -> TableRun | None:
+        """Return a run of the same rows of which these columns can be overwritten, if they are numbers."""
+        if self._is_sparse:
+            return None
+        values = {}
+        for name in columns:
+            of = numbers_of(self._frame.get_column(name))
+            if of is None:
+                return None
+            values[name] = of.copy()
+        run = TableRun(self._frame, self._index)
+        run._values = values
+        run._written = np.zeros(self.height, np.bool_)
+        run._times = {column: (times.copy(), first) for column, (times, first) in self._times.items()}
+        run.there, run.rows, run.groups = self.there, self.rows, self.groups
+        return run
 
     def until(self, column: str, tick: int) -> Int64s:
         """Return the positions, in order, of all live rows that are due by `tick`."""
@@ -86,7 +196,7 @@ class TableRun(TombstonedRun):
     @property
     def is_long(self) -> bool:
         """Whether the run is longer than those that merging makes."""
-        return self.frame.height > 2 * RUN_ROWS
+        return self.height > 2 * RUN_ROWS
 
     def pieces(self) -> list[TableRun]:
         """Return this run, or shorter ones with its rows if it is long."""
@@ -97,7 +207,7 @@ class TableRun(TombstonedRun):
 
     def tidied(self) -> TableRun:
         """Return a run without removed rows if there are many of them; otherwise this one."""
-        return self if self.is_mostly_there or self.frame.height < TIDY_ROWS else merged([self])
+        return self if self.is_mostly_there or self.height < TIDY_ROWS else merged([self])
 
     def living_index(self) -> Index | None:
         """Return the index of the live rows alone, with their positions among these."""
@@ -151,3 +261,26 @@ def codes_of(keys: pl.DataFrame) -> tuple[UInt64s, bool]:
             signed = whole.reinterpret(signed=True) if whole.dtype == pl.UInt64 else whole.cast(pl.Int64)
             return signed.to_numpy().view(np.uint64), True
     return keys.hash_rows(0).to_numpy(), False
+
+
+def stable_order(codes: UInt64s) -> Int64s:
+    """Return the positions of the codes in ascending order, those of equal codes in their order.
+
+    Codes of 16 bits are counted, not compared, so that a few rounds of 16 bits take a fraction of the time of one sort.
+    """
+    if len(codes) < RADIX_ROWS_MIN:
+        return codes.argsort(kind="stable")
+    rest = codes - codes.min()
+    bits = int(rest.max()).bit_length()
+    order: Int64s = rest.astype(np.uint16).argsort(kind="stable")
+    for shift in range(16, bits, 16):
+        order = order[(rest >> np.uint64(shift)).astype(np.uint16)[order].argsort(kind="stable")]
+    return order
+
+
+def numbers_of(column: pl.Series) -> Values | None:
+    """Return the values of a column of numbers or times; None if it has others, or nulls."""
+    if column.null_count() or column.dtype.is_decimal():
+        return None
+    physical = column.to_physical()
+    return physical.to_numpy() if physical.dtype in _NUMBERS else None

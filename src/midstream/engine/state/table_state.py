@@ -22,8 +22,9 @@ from midstream.engine.core.interfaces import Ids
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.state.columnar import FrameRun, StateLayout, snapshot_runs
 from midstream.engine.state.declared_state import DeclaredState
+from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, check_columns
-from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
+from midstream.engine.state.table_runs import LAST_TICK, Index, TableRun, codes_of, compacted
 from midstream.engine.state.tombstones import Bools, Int64s, among, distinct
 
 PIECES_MAX: Final = 64
@@ -132,7 +133,7 @@ class TableState(DeclaredState):
             def process2(self, orders, ctx):
                 return orders.join(self.users.lookup(orders), on="user")
         """
-        frames = [run.frame[positions] for run, positions in self._found(keys)]
+        frames = [run.rows_at(positions) for run, positions in self._found(keys)]
         return pl.concat(frames, rechunk=False) if frames else self._empty.clone()
 
     def pop(self, keys: pl.DataFrame) -> pl.DataFrame:
@@ -225,7 +226,7 @@ class TableState(DeclaredState):
     def _removed(self, found: Sequence[tuple[TableRun, Int64s]]) -> pl.DataFrame:
         if not found:
             return self._empty.clone()
-        rows = pl.concat([run.frame[positions] for run, positions in found], rechunk=False)
+        rows = pl.concat([run.rows_at(positions) for run, positions in found], rechunk=False)
         self._hold(self._without(found))
         return rows
 
@@ -275,6 +276,39 @@ class TableState(DeclaredState):
         """Remove and return the rows of which a column of timestamps is at most `tick`, in its own unit."""
         found = [(run, run.until(column, min(tick, LAST_TICK))) for run in self._searchable()]
         return self._removed([(run, positions) for run, positions in found if len(positions)])
+
+    def located(self, order: KeyOrder, *, once: bool = False) -> list[tuple[TableRun, Int64s, Int64s]]:
+        """Return the runs that have rows of the keys, where, and the numbers of their keys.
+
+        `once`: no key has several rows.
+        """
+        places: list[tuple[TableRun, Int64s, Int64s]] = []
+        codes, missing = order.codes, np.arange(len(order.codes))
+        for run in [] if order.meet else self._searchable():
+            positions, at = run.located(codes, self._layout.keys)
+            if not len(at):
+                continue
+            numbers = missing[at]
+            if not (order.is_exact or order.are(numbers, run.rows_at(positions, self._layout.keys))):
+                break
+            places.append((run, positions, numbers))
+            if once:
+                is_missing = np.ones(len(codes), np.bool_)
+                is_missing[at] = False
+                codes, missing = codes[is_missing], missing[is_missing]
+        else:
+            if not order.meet:
+                return places
+        found = self._found(order.keys_of(np.arange(len(order.codes))))
+        return [(run, at, order.numbers_of(run.rows_at(at, self._layout.keys))) for run, at in found]
+
+    def append_of(self, order: KeyOrder, numbers: Int64s, columns: list[pl.Series]) -> None:
+        """Add rows at the end. `numbers`: those of their keys, in ascending order; `columns`: the other ones."""
+        if not len(numbers):
+            return
+        added = self._conforming(order.keys_of(numbers).hstack(columns).select(self._empty.columns))
+        index = None if order.meet else Index.of(order.codes[numbers], np.arange(len(numbers)))
+        self._hold([*compacted(self._table_runs()), TableRun(added, index)])
 
     def mark(self) -> TableMark:
         """Return what the table holds now, for `roll_back`."""

@@ -30,7 +30,7 @@ class TombstonedRun(FrameRun):
 
     def remove(self, positions: Int64s) -> None:
         """Remove rows, which are live and distinct."""
-        there = np.ones(self.frame.height, np.bool_) if self.there is None else self.there.copy()
+        there = np.ones(self.height, np.bool_) if self.there is None else self.there.copy()
         there[positions] = False
         self.there, self._living = there, None
         self.rows -= len(positions)
@@ -40,9 +40,14 @@ class TombstonedRun(FrameRun):
         self.there, self.rows, self._living = there, rows, None
 
     @property
+    def height(self) -> int:
+        """The number of rows, with those that have been removed."""
+        return self.frame.height
+
+    @property
     def is_mostly_there(self) -> bool:
         """Whether more than half of the rows are live."""
-        return 2 * self.rows > self.frame.height
+        return 2 * self.rows > self.height
 
     @property
     def living(self) -> FrameRun:
@@ -87,22 +92,22 @@ def distinct(codes: UInt64s) -> UInt64s:
     return codes[is_new] if len(codes) else codes
 
 
-def found_in(held: UInt64s, requested: UInt64s, *, is_distinct: bool = False) -> Int64s:
-    """Return the positions in `held` of all values that are among `requested`.
+def found_in(held: UInt64s, requested: UInt64s, *, is_distinct: bool = False) -> tuple[Int64s, Int64s]:
+    """Return the positions in `held` of all values that are among `requested`, and the position of each in `requested`.
 
     Both are sorted; `requested` are distinct, and so are those of `held` with `is_distinct`.
     """
     if not len(held) or not len(requested):
-        return np.empty(0, np.int64)
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     if len(requested) > len(held):
         at = np.minimum(requested.searchsorted(held), len(requested) - 1)
-        return np.flatnonzero(requested[at] == held)
+        positions = np.flatnonzero(requested[at] == held)
+        return positions, at[positions]
     after = held.searchsorted(requested, "left")
-    found = held[np.minimum(after, len(held) - 1)] == requested
-    begins: Int64s = after[found]
+    numbers = np.flatnonzero(held[np.minimum(after, len(held) - 1)] == requested)
+    begins: Int64s = after[numbers]
     if is_distinct:
-        return begins
-    counts = held.searchsorted(requested[found], "right") - begins
+        return begins, numbers
+    counts = held.searchsorted(requested[numbers], "right") - begins
     before = np.cumsum(counts) - counts
-    positions: Int64s = np.arange(int(counts.sum())) + np.repeat(begins - before, counts)
-    return positions
+    return np.arange(int(counts.sum())) + np.repeat(begins - before, counts), np.repeat(numbers, counts)

@@ -12,10 +12,12 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from midstream.engine.core.batches import from_polars
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.operators.event_time_column import EventTime, Int64s
 from midstream.engine.operators.functions.event_time_join import EventTimeJoinOperator, JoinColumns
 from midstream.engine.operators.functions.function_operator import Port
-from midstream.engine.state.join_index import Int64s, JoinIndex
+from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.table_state import TableState
 
 _WAITING: Final = ("left_waiting", "right_waiting")
@@ -40,20 +42,15 @@ class AsofJoinOperator(EventTimeJoinOperator):
         self._columns = columns
         self._tolerance_us = tolerance_us
         self.result_time = columns.left_time
-        left_us, right_us = (
-            time.times(schema.field(time.name).type)
+        self._own_times = tuple(
+            EventTime(time, schema, f"operator {name!r}")
             for time, schema in ((columns.left_time, columns.left), (columns.right_time, columns.right))
         )
-        self._times_us = left_us.dt.epoch("us"), right_us.dt.epoch("us")
-        tables = {
-            _WAITING[0]: JoinIndex(columns.left, columns.left_time.name, 0, left_us),
-            _WAITING[1]: JoinIndex(columns.right, columns.right_time.name, 0, right_us),
-            _NEWEST: TableState(columns.right),
-        }
-        super().__init__(name, tables, ports, columns.both)
+        tables = [TableState(columns.left), TableState(columns.right), TableState(columns.right)]
+        super().__init__(name, dict(zip((*_WAITING, _NEWEST), tables, strict=True)), ports, columns.both)
 
     @property
-    def _waiting(self) -> tuple[JoinIndex, JoinIndex]:
+    def _waiting(self) -> tuple[TableState, TableState]:
         left, right = (vars(self._function)[name] for name in _WAITING)
         return left, right
 
@@ -61,44 +58,37 @@ class AsofJoinOperator(EventTimeJoinOperator):
         self._waiting[port].append(rows.rename(self._columns.names) if port else rows)
 
     def _completed(self, watermark_us: int) -> pl.DataFrame | None:
-        left, right = (
-            waiting.pop_expired(watermark_us).sort(time_us, maintain_order=True)
-            for waiting, time_us in zip(self._waiting, self._times_us, strict=True)
+        (left, left_us), (right, right_us) = (
+            _by_time(waiting.pop_until_tick(time.column, time.due(watermark_us)), time)
+            for waiting, time in zip(self._waiting, self._own_times, strict=True)
         )
         newest: TableState = vars(self._function)[_NEWEST]
         made = None
         if left.height:
-            known = pl.concat([newest.lookup(left), right])
-            or_none = pl.concat([known, known.clear(1)])
-            made = left.hstack(or_none[self._newest(left, known)].select(self._columns.added))
+            before = newest.lookup(left)
+            known = pl.concat([before, right, right.clear(1)])
+            known_us = np.concatenate([self._own_times[1].us_of(before), right_us])
+            made = left.hstack(known[self._newest(left, left_us, known, known_us)].select(self._columns.added))
         newest.upsert(right.unique(self._columns.keys, keep="last", maintain_order=True))
         self._drop_old(newest, watermark_us)
         return made
 
-    def _newest(self, left: pl.DataFrame, known: pl.DataFrame) -> Int64s:
+    def _newest(self, left: pl.DataFrame, left_us: Int64s, known: pl.DataFrame, known_us: Int64s) -> Int64s:
         """Return, for each row of `left`, the position of its newest row in `known`; the one after the last for none."""
-        keys = list(self._columns.keys)
-        both = pl.concat([left.select(keys), known.select(keys)])
-        number = "".join(keys) + "_"  # the name of no key column
-        numbered = both.unique(keys).with_row_index(number)
-        numbers = both.join(numbered, on=keys, how="left", maintain_order="left").get_column(number)
-        times = [
-            frame.select(time_us).to_series() for frame, time_us in zip((left, known), self._times_us, strict=True)
-        ]
-        all_times, ranks = np.unique(pl.concat(times).to_numpy(), return_inverse=True)
-        codes: Int64s = numbers.to_numpy().astype(np.int64) * len(all_times) + ranks
-        requested, held = codes[: left.height], codes[left.height :]
-        order = held.argsort(kind="stable")
-        at = held[order].searchsorted(requested, "right") - 1
-        found = at >= 0
-        positions = np.full(left.height, known.height, np.int64)
-        positions[found] = order[at[found]]
-        group_start = requested // len(all_times) * len(all_times)
-        found[found] = held[positions[found]] >= group_start[found]
+        keys, held = list(self._columns.keys), len(known_us)
+        times = np.concatenate([known_us, left_us])
+        both = pl.concat([known.head(held).select(keys), left.select(keys)])
+        # of rows at the same time, the known ones come first
+        order = KeyOrder(both, times.argsort(kind="stable"))
+        is_known = order.rows < held
+        places = np.where(is_known | order.is_first, np.arange(len(times)), 0)
+        newest = order.rows[np.maximum.accumulate(places)[~is_known]]
+        own = order.rows[~is_known]
+        found = newest < held
         if self._tolerance_us is not None:
-            own, other = (series.to_numpy() for series in times)
-            found[found] = own[found] - other[positions[found]] <= self._tolerance_us
-        positions[~found] = known.height
+            found &= times[own] - times[newest] <= self._tolerance_us
+        positions = np.full(left.height, held, np.int64)
+        positions[own[found] - held] = newest[found]
         return positions
 
     def _drop_old(self, newest: TableState, watermark_us: int) -> None:
@@ -112,5 +102,16 @@ class AsofJoinOperator(EventTimeJoinOperator):
         newest.pop_until(self._columns.right_time.name, self._calendar.datetime(until_us))
 
     def _drop_completed(self) -> None:
-        for waiting in self._waiting:
-            waiting.drop(self._fired.of)
+        for waiting, time in zip(self._waiting, self._own_times, strict=True):
+            rows = waiting.frame
+            marks = self._reached(from_polars(rows, waiting.schema, self._where), self._columns.keys)
+            waiting.frame = rows.filter(pl.Series(time.us_of(rows) > marks))
+
+
+def _by_time(rows: pl.DataFrame, time: EventTime) -> tuple[pl.DataFrame, Int64s]:
+    """Return rows in the order of their times, those of one time in their order, and the times in microseconds."""
+    times = time.us_of(rows)
+    if (times[1:] >= times[:-1]).all():
+        return rows, times
+    order = times.argsort(kind="stable")
+    return rows[order], times[order]

@@ -15,6 +15,7 @@ from midstream.engine.operators.functions.batch_functions import BatchContext, B
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.on_time_functions import OnTimeFunctionOperator
 from midstream.engine.operators.functions.process_context import TimeContext
+from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.table_state import TableState
 
 Bools = npt.NDArray[np.bool_]
@@ -49,12 +50,13 @@ def _first_of_key(keys: list[str], schema: pa.Schema, emitted: list[str]) -> Key
         kept = TableState(schema)
 
         def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-            firsts = rows.unique(keys, keep="first", maintain_order=True)
-            known = self.kept.lookup(firsts)
-            if known.height:
-                firsts = firsts.join(known, on=keys, how="anti", maintain_order="left")
-            self.kept.append(firsts.select(keys))
-            return firsts.select(emitted)
+            order = KeyOrder(rows.select(keys))
+            is_new = np.ones(len(order.codes), np.bool_)
+            for _, _, numbers in self.kept.located(order, once=True):
+                is_new[numbers] = False
+            new = np.flatnonzero(is_new)
+            self.kept.append_of(order, new, [])
+            return rows.select(emitted)[np.sort(order.rows[order.starts[new]])]
 
     return FirstOfKey()
 
@@ -62,49 +64,46 @@ def _first_of_key(keys: list[str], schema: pa.Schema, emitted: list[str]) -> Key
 def _first_within(
     keys: list[str], key_fields: list[pa.Field[pa.DataType]], event_time: EventTime, within_us: int, emitted: list[str]
 ) -> KeyedBatchFunction:
-    at = "time"
-    while at in keys:
-        at += "_"
+    column = "time"
+    while column in keys:
+        column += "_"
 
     class FirstWithin(KeyedBatchFunction):
-        kept = TableState(pa.schema([*key_fields, pa.field(at, pa.timestamp("us"))]))
+        kept = TableState(pa.schema([*key_fields, pa.field(column, pa.timestamp("us"))]))
 
         def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-            times = event_time.us_of(rows)
-            is_kept = kept_rows(rows.select(keys), times, self.kept.lookup(rows), at, within_us)
-            firsts = rows if is_kept.all() else rows.filter(pl.Series(is_kept))
-            when = pl.Series(at, times[is_kept]).cast(pl.Datetime("us"))
-            self.kept.append(firsts.select(keys).with_columns(when))
-            return firsts.select(emitted)
+            times, order = event_time.us_of(rows), KeyOrder(rows.select(keys))
+            numbers, places = order.of_rows(), self.kept.located(order)
+            known = np.concatenate([numbers[:0], *(each for _, _, each in places)])
+            kept_us = [run.rows_at(at, [column]).to_series().to_physical().to_numpy() for run, at, _ in places]
+            is_kept = kept_rows(numbers, times, known, np.concatenate([times[:0], *kept_us]), within_us)
+            added = order.rows[is_kept[order.rows]]
+            when = pl.Series(column, times[added]).cast(pl.Datetime("us"))
+            self.kept.append_of(order, numbers[added], [when])
+            return (rows if is_kept.all() else rows.filter(pl.Series(is_kept))).select(emitted)
 
         def on_watermark(self, ctx: BatchContext) -> None:
             assert isinstance(ctx, TimeContext)
-            self.kept.pop_until_tick(at, ctx.watermark_us - within_us)
+            self.kept.pop_until_tick(column, ctx.watermark_us - within_us)
 
     return FirstWithin()
 
 
-def kept_rows(keys: pl.DataFrame, times: Int64s, known: pl.DataFrame, at: str, within: int) -> Bools:
+def kept_rows(numbers: Int64s, times: Int64s, known: Int64s, known_times: Int64s, within: int) -> Bools:
     """Return which rows are kept, as if they came one by one.
 
-    `known`: the rows of these keys that were kept before, with their times in column `at`.
+    `numbers`: those of the rows' keys. `known`: those of the rows that were kept before, with their times.
     """
-    before = known.height
-    # the number of a key is the position of its first row, known ones first
-    number = "".join(keys.columns) + "_"  # the name of no key column
-    together = pl.concat([known.select(keys.columns), keys], rechunk=False).with_row_index(number)
-    of_all = together.select(pl.col(number).first().over(keys.columns)).to_series().to_numpy().astype(np.int64)
-    numbers = of_all[before:]
-    may_stay = np.ones(len(times), np.bool_)
-    if before:
-        known_times: Int64s = known.get_column(at).to_physical().to_numpy()
-        if (of_all[:before] == np.arange(before)).all():  # one row of each key
-            is_known = np.flatnonzero(numbers < before)
-            may_stay[is_known] = np.abs(times[is_known] - known_times[numbers[is_known]]) > within
-        else:
-            may_stay = ~_near_known(of_all, np.concatenate([known_times, times]), before, within)
+    time_of, is_known = np.zeros(numbers.max(initial=-1) + 1, np.int64), np.zeros(numbers.max(initial=-1) + 1, np.bool_)
+    time_of[known], is_known[known] = known_times, True
+    if is_known.sum() == len(known):  # one row of each key
+        may_stay = ~is_known[numbers] | (np.abs(times - time_of[numbers]) > within)
+    else:
+        may_stay = ~_near_known(
+            np.concatenate([known, numbers]), np.concatenate([known_times, times]), len(known), within
+        )
     candidates = np.flatnonzero(may_stay)
-    first = np.empty(len(of_all), np.int64)
+    first = np.empty_like(time_of)
     first[numbers[candidates][::-1]] = candidates[::-1]  # the first row of each key is written last
     firsts = first[numbers[candidates]]
     is_first = firsts == candidates

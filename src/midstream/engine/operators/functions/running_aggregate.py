@@ -24,8 +24,9 @@ from midstream.engine.operators.windows.prefix_scan import Segments
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import native_units
 from midstream.engine.operators.windows.window_specs import LATE
+from midstream.engine.state.key_order import KeyOrder
+from midstream.engine.state.row_per_key import RowPerKey
 from midstream.engine.state.table_runs import LAST_TICK
-from midstream.engine.state.table_state import TableState
 
 UNTIL: Final = "__until"
 """The column with the last time at which a row of the key still continues its aggregates."""
@@ -71,7 +72,7 @@ def _function(aggregation: WindowAggregation, ttl: int | None) -> _RunningAggreg
     added = [] if ttl is None else [pa.field(UNTIL, aggregation.time.kind)]
 
     class RunningAggregate(_RunningAggregate):
-        parts = TableState(pa.schema([*aggregation.part_schema, *added]))
+        parts = RowPerKey(pa.schema([*aggregation.part_schema, *added]))
 
     return RunningAggregate(aggregation, ttl)
 
@@ -79,7 +80,7 @@ def _function(aggregation: WindowAggregation, ttl: int | None) -> _RunningAggreg
 class _RunningAggregate(KeyedBatchFunction):
     """`ttl` is in the unit of the event time."""
 
-    parts: TableState
+    parts: RowPerKey
     """The merged part of each key, and until when it is valid if there is a `ttl`."""
 
     def __init__(self, aggregation: WindowAggregation, ttl: int | None) -> None:
@@ -87,29 +88,26 @@ class _RunningAggregate(KeyedBatchFunction):
         self._ttl = ttl
 
     def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-        aggregation, by = self._aggregation, self._aggregation.keys
+        aggregation = self._aggregation
         frame = aggregation.prepare(rows)
-        numbered = frame.select(by).with_row_index("__row").group_by(by, maintain_order=True).agg("__row")
-        order = numbered.get_column("__row").explode().to_numpy()
-        keys = numbered.select(by)
-        known = keys.with_row_index("__group").join(self.parts.pop(keys), on=by, maintain_order="left")
-        layout = _Layout(
-            numbered.get_column("__row").list.len().to_numpy(), known.get_column("__group").to_numpy(), order
-        )
-        names = aggregation.part_schema.names
-        parts = pl.concat([known.select(names), aggregation.row_parts(frame)])[layout.source]
+        keys = KeyOrder(frame.select(aggregation.keys))
+        known = self.parts.find(keys)
+        layout = _Layout(np.diff(keys.starts, append=frame.height), known.numbers, keys.rows)
+        row_parts = aggregation.row_parts(frame)
+        parts = pl.concat([known.rows.select(row_parts.columns), row_parts], rechunk=True)[layout.source]
         is_first, until = layout.is_first, None
         if self._ttl is not None:
-            is_first, until = self._lives(layout, known, frame)
-        parts = self._accumulated(aggregation.prefixes(parts, Segments(is_first)), layout, is_first, frame[order])
+            is_first, until = self._lives(layout, known.rows, frame)
+        parts = self._accumulated(aggregation.prefixes(parts, Segments(is_first)), layout, is_first, frame, keys.rows)
         last = parts[layout.last]
-        self.parts.append(last if until is None else last.with_columns(until.gather(layout.last)))
+        self.parts.replace(keys, known, last if until is None else last.with_columns(until.gather(layout.last)))
         return self._results(parts[layout.row_positions], rows)
 
     def _results(self, parts: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         aggregation = self._aggregation
         computed = [name for name in aggregation.schema.names if name not in aggregation.bounds]
-        return aggregation.finish(parts).select(computed).hstack(rows.select(aggregation.bounds))
+        made = aggregation.finish(rows.select(aggregation.keys).hstack(parts))
+        return made.select(computed).hstack(rows.select(aggregation.bounds))
 
     def _lives(
         self, layout: _Layout, known: pl.DataFrame, frame: pl.DataFrame
@@ -128,15 +126,16 @@ class _RunningAggregate(KeyedBatchFunction):
         return is_first, pl.Series(UNTIL, latest, pl.Int64).cast(times.dtype)
 
     def _accumulated(
-        self, parts: pl.DataFrame, layout: _Layout, is_first: npt.NDArray[np.bool_], rows: pl.DataFrame
+        self, parts: pl.DataFrame, layout: _Layout, is_first: npt.NDArray[np.bool_], rows: pl.DataFrame, order: Int64s
     ) -> pl.DataFrame:
-        """Fill in what accumulators are after each row. `rows` are in the order of the layout."""
+        """Fill in what accumulators are after each row. `order`: the rows in the order of the layout."""
         for name, aggregate in self._aggregation.accumulators():
             begun = parts.get_column(name).to_list()
             starts = np.flatnonzero(is_first)
             sizes = np.diff(starts, append=len(is_first)) - layout.is_known[starts]
             before = [begun[start] if layout.is_known[start] else None for start in starts.tolist()]
-            made = aggregate.scan(before, {each: rows.get_column(each) for each in aggregate.columns}, sizes.tolist())
+            values = {each: rows.get_column(each)[order] for each in aggregate.columns}
+            made = aggregate.scan(before, values, sizes.tolist())
             for position, value in zip(np.flatnonzero(~layout.is_known).tolist(), made, strict=True):
                 begun[position] = value
             parts = parts.with_columns(pl.Series(name, begun, pl.Binary))

@@ -324,8 +324,8 @@ class WindowAggregation:
         return fold(frame, by, folds)
 
     def row_parts(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Return the part of each prepared row alone, with the columns of a part; that of an accumulator is null."""
-        by_row, reduced = [*map(pl.col, self.by)], list[pl.Expr]()
+        """Return the part of each prepared row alone, without its key; that of an accumulator is null."""
+        by_row, reduced = list[pl.Expr](), list[pl.Expr]()
         for output, aggregate in self._aggregates.items():
             folds, pick = folds_of(aggregate), pick_of(aggregate, self._time_of(output))
             alone = {name: each.of_row for name, each in folds.items()} if pick is None else dict(pick.of_row)
@@ -338,11 +338,11 @@ class WindowAggregation:
         if reduced:
             numbered = frame.with_row_index(_ROW)
             parts = parts.hstack(self._guard(lambda: self._grouped(numbered, (_ROW,), reduced)).drop(_ROW))
-        return parts.select(self.part_schema.names)
+        return parts.select(name for names in self._parts_of.values() for name in names)
 
     def prefixes(self, parts: pl.DataFrame, segments: Segments) -> pl.DataFrame:
         """Return, for each part, the merge of it with all parts before it in its segment; not for accumulators."""
-        found = [parts.get_column(name) for name in self.by]
+        found: list[pl.Series] = []
         for output, aggregate in self._aggregates.items():
             names = self._parts_of[output]
             if isinstance(aggregate, AccumulatorAggregate):
