@@ -42,7 +42,7 @@ def failed_is_aborted_at_once() -> Replacements:
 
     def abort(self: Any, pending: Any, *arguments: Any, **more: Any) -> None:
         owner = owner_of(self)
-        owner.commits.abort(metadata_builder.committables_of(pending.acks, self._names, self._newest_id))
+        owner.commits.add_aborts(metadata_builder.committables_of(pending.acks, self._names, self._newest_id))
         original(self, pending, *arguments, **more)
 
     original = CheckpointCoordinator._abort
@@ -122,12 +122,12 @@ def failed_commit_counts() -> Replacements:
 def given_up_after_failures() -> Replacements:
     """What could not be committed when all tries were used up is dropped when the job continues."""
 
-    def resume(self: Any) -> None:
+    def retry_stalled(self: Any) -> None:
         self._commits.popleft()
         original(self)
 
-    original = CommitQueue.resume
-    return [(CommitQueue, "resume", resume)]
+    original = CommitQueue.retry_stalled
+    return [(CommitQueue, "retry_stalled", retry_stalled)]
 
 
 def ended_before_committed() -> Replacements:

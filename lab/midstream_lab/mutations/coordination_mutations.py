@@ -348,10 +348,10 @@ def forget_committables_on_restore() -> Replacements:
     original = machine.Coordinator._opened
 
     def opened(self: Any, outcome: Any) -> None:
-        add = self.commits.add
-        self.commits.add = lambda holder, what: add(holder, ())
+        add = self.commits.add_commits
+        self.commits.add_commits = lambda holder, what: add(holder, ())
         original(self, outcome)
-        self.commits.add = add
+        self.commits.add_commits = add
 
     return [(machine.Coordinator, "_opened", opened)]
 

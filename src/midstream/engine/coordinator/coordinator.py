@@ -212,7 +212,7 @@ class Coordinator:
         restore = found.opened.restore
         if restore is not None:
             kept = [c for c in restore.committables if c.uid not in found.state.dropped]
-            self.commits.add(restore.checkpoint_id, kept)
+            self.commits.add_commits(restore.checkpoint_id, kept)
             self._distribution.keep(restore, self.plan.graph, found.state)
             self.had_finished = has_finished(restore, self.plan.graph)
             self.restored_from = self.checkpoints.newest_path
@@ -246,7 +246,7 @@ class Coordinator:
         has_finished = self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished
         # a commit that kills every slot must count as a failure, or it would be repeated indefinitely; it counts once
         # if several slots are lost with their machine
-        was_idle = gathering and not (complete and self.commits.is_on(slot))
+        was_idle = gathering and not (complete and self.commits.runs_on(slot))
         if was_idle or left or self._is_spare(slot) or has_finished:
             # nothing ran on it, or its output is being committed: a restart would duplicate that output
             self.warnings.append(text)
@@ -334,7 +334,7 @@ class Coordinator:
             case m.TaskFinished(_, ref, committables, metrics):
                 self.slots.handle_metrics(metrics, self._effects.now_ms)
                 attempt.advance(ref, type(message))
-                self.commits.keep(ref, committables)
+                self.commits.keep_until_finished(ref, committables)
                 self.checkpoints.task_finished(ref)
             case m.CheckpointDecline():
                 self.checkpoints.decline(message)
@@ -367,21 +367,21 @@ class Coordinator:
                 assert_never(self.phase)
 
     def _try_deploy(self) -> bool:
-        if self.slots.leaving and not self.commits.on_slots:
+        if self.slots.leaving and not self.commits.runs_on_slots:
             self.slots.release_leaving(*sorted(self.slots.leaving))
         if not self.checkpoints.outcome_is_known:
             return False
-        self.commits.abort(self.checkpoints.take_prepared())
-        may_stop = self.attempt is not None and self.rescaling.stage is RescaleStage.NONE and self.commits.idle
+        self.commits.add_aborts(self.checkpoints.take_prepared())
+        may_stop = self.attempt is not None and self.rescaling.stage is RescaleStage.NONE and self.commits.is_drained
         if may_stop and self._stop_immediately():
             return True
         if self.restarts.delayed:
             return False
         if not self._distribution.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
             return False
-        if self.commits.stalled:
-            self.commits.resume()
-        if not self.commits.idle:
+        if self.commits.is_stalled:
+            self.commits.retry_stalled()
+        if not self.commits.is_drained:
             return False
         if self.attempt is None and self._stop_immediately():
             return True
@@ -445,13 +445,13 @@ class Coordinator:
         self.checkpoints.retain(uncommitted, self.savepoints.oldest_needed)
         stop = self.requests.stop
         if stop is not None and stop.is_stored:
-            if self.commits.idle and self.savepoints.idle:
+            if self.commits.is_drained and self.savepoints.idle:
                 self._end("stopped", None, "the job has stopped")
                 return True
             return False
         if self.attempt.all_finished:
             self.commits.commit_kept()
-            if self.commits.idle and self.checkpoints.outcome_is_known and self.savepoints.idle:
+            if self.commits.is_drained and self.checkpoints.outcome_is_known and self.savepoints.idle:
                 self._end("finished", None, "the job has finished")
                 return True
             return False
@@ -525,7 +525,7 @@ class Coordinator:
         if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
             return
         # without checkpoints, a job that has committed some of its output must not restart: it would be duplicated
-        final = failure.fatal or (self.commits.stalled and self.checkpoints.storage is None)
+        final = failure.fatal or (self.commits.is_stalled and self.checkpoints.storage is None)
         if before is not None:  # the rescale has failed, and not the job
             self.restarts.delay(0.0)
             follows = "The job continues at its previous parallelism."
@@ -537,7 +537,7 @@ class Coordinator:
             follows = f"Restart {self.restarts.restart_count} in {after_s:g} s, from {start}."
         self._effects.notify_user(self.restarts.describe(failure, follows))
         reason = f"{failure.summary}; the job continues; the stop is cancelled"
-        self.requests.attempt_failed(reason, self.commits.stalled)
+        self.requests.attempt_failed(reason, self.commits.is_stalled)
         self.sources.pause()
         if self.phase is Phase.GATHERING:
             self.slots.gather()
@@ -557,7 +557,7 @@ class Coordinator:
         self._transition(PhaseEvent.ATTEMPT_OVER)
 
     def _try_gather(self) -> bool:
-        if not self.attempts.answered or self.commits.on_slots:  # a slot that a rescale releases may be committing
+        if not self.attempts.answered or self.commits.runs_on_slots:  # a slot that a rescale releases may be committing
             return False
         self.attempts.cancelled()
         self._transition(PhaseEvent.CANCELLED)
@@ -588,8 +588,8 @@ class Coordinator:
             return True
         self._closing = True
         self.commits.abort_kept()
-        self.commits.abort(self.checkpoints.take_prepared())
-        self.commits.close()
+        self.commits.add_aborts(self.checkpoints.take_prepared())
+        self.commits.close_when_cleaned_up()
         self.cleanup.run()
         self.sources.close()
         return True
