@@ -223,7 +223,10 @@ def savepoint_of_an_older_checkpoint() -> Replacements:
         for waiting in self._at(savepoint.stage):
             pending = self._in_progress()
             if waiting is savepoint and savepoint.stage.name == "WAITING" and pending is not None:
-                savepoint.stage, savepoint.checkpoint_id = type(savepoint.stage).STORING, pending.checkpoint_id
+                savepoint.stage, savepoint.checkpoint_id = (
+                    type(savepoint.stage).MAKING_CHECKPOINT,
+                    pending.checkpoint_id,
+                )
 
     def init(self: Any, *arguments: Any, **more: Any) -> None:
         original_init(self, *arguments, **more)

@@ -1,6 +1,6 @@
 """The coordinator of one job: what is running, and what comes next.
 
-Its phases, and what leads from one to the next, are in `job_phase.PHASE_TABLE`: CREATED, OPENING, then GATHERING,
+Its phases, and what leads from one to the next, are in `job_phase.PHASE_TABLE`: CREATED, OPENING, then WAITING_TO_DEPLOY,
 DEPLOYING, STARTING, RUNNING for each attempt, CANCELLING after a failure; finally ENDING, ENDED.
 
 `handle` processes one event: `_handle_event` records what it means, then `_step` advances the job, and is called again
@@ -236,7 +236,7 @@ class Coordinator:
             self._effects.notifications.slots_failed(other_python(slot, register))
 
     def _slot_lost(self, event: ev.SlotLost) -> None:
-        slot, gathering, complete = event.slot, self.phase is Phase.GATHERING, self.slots.complete
+        slot, gathering, complete = event.slot, self.phase is Phase.WAITING_TO_DEPLOY, self.slots.complete
         left = slot in self.slots.leaving and (gathering or self.phase is Phase.CANCELLING)
         lost = self.slots.lost(slot)
         if lost is None:
@@ -263,7 +263,7 @@ class Coordinator:
         self._replace_missing_slot()
 
     def _replace_missing_slot(self) -> None:
-        if self.phase in (Phase.GATHERING, Phase.CANCELLING):
+        if self.phase in (Phase.WAITING_TO_DEPLOY, Phase.CANCELLING):
             self.slots.gather()
         else:
             self.rescaling.slot_is_missing()
@@ -351,7 +351,7 @@ class Coordinator:
         match self.phase:
             case Phase.RUNNING:  # first, because the job is nearly always in this phase
                 return self._step_running()
-            case Phase.GATHERING:
+            case Phase.WAITING_TO_DEPLOY:
                 return self._try_deploy()
             case Phase.DEPLOYING:
                 return self._try_start()
@@ -416,7 +416,7 @@ class Coordinator:
         return self._distribution.state_of(self.checkpoints.newest, self.plan.graph)
 
     def _cannot_restore(self, failed: Failed) -> None:
-        if self.phase is Phase.GATHERING:
+        if self.phase is Phase.WAITING_TO_DEPLOY:
             self._effects.notifications.attempt_failed(failure_of(failed.error, "the checkpoint to resume from"))
 
     def _try_start(self) -> bool:
@@ -456,10 +456,10 @@ class Coordinator:
                 return True
             return False
         self.rescaling.move_if_needed(self.plan, is_stopping=stop is not None)
-        if self.rescaling.stage is RescaleStage.GATHERING and self.slots.complete:
+        if self.rescaling.stage is RescaleStage.REQUESTING_SLOTS and self.slots.complete:
             self.rescaling.gathered()
             return True
-        if self.rescaling.stage is RescaleStage.STORED:
+        if self.rescaling.stage is RescaleStage.READY_TO_SWITCH:
             self.rescaling.switching()
             self.sources.pause()
             self._cancel_attempt("the job is being rescaled, or moves to other slots")
@@ -539,7 +539,7 @@ class Coordinator:
         reason = f"{failure.summary}; the job continues; the stop is cancelled"
         self.requests.attempt_failed(reason, self.commits.is_stalled)
         self.sources.pause()
-        if self.phase is Phase.GATHERING:
+        if self.phase is Phase.WAITING_TO_DEPLOY:
             self.slots.gather()
             return
         self._cancel_attempt(f"the job failed: {failure.summary}")

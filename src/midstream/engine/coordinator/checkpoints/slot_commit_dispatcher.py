@@ -41,7 +41,7 @@ def eligible_slots(coordinator: Coordinator) -> tuple[int, ...] | None:
             if attempt.all_finished:  # the other slots commit what lost ones have not
                 return in_place_of_lost(attempt.slots, live)
             return attempt.slots if live.keys() >= set(attempt.slots) else ()
-        case Phase.GATHERING if coordinator.slots.complete:
+        case Phase.WAITING_TO_DEPLOY if coordinator.slots.complete:
             return coordinator.slots.ids() or None
         case _:  # slots may be replaced, or there are none
             return ()

@@ -1,7 +1,7 @@
 """One attempt to run the job: which slot runs which task, and how far each task is.
 
-A task is DEPLOYING, RUNNING, FINISHING (it has processed all its data and waits for a checkpoint) or FINISHED;
-TASK_PHASE_TABLE says what leads from one to the next.
+A task is DEPLOYING, RUNNING, FINISHING (it has processed all its data and waits for a checkpoint: `Task.is_finishing`)
+or FINISHED; TASK_PHASE_TABLE says what leads from one to the next.
 """
 
 from __future__ import annotations
