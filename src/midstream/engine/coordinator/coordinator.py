@@ -27,8 +27,16 @@ from midstream.engine.coordinator.checkpoints.driver_committers import DriverCom
 from midstream.engine.coordinator.checkpoints.slot_commit_dispatcher import EligibleSlots
 from midstream.engine.coordinator.checkpoints.trigger import trigger_when_due
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
-from midstream.engine.coordinator.failures import Failure, failure_of, failure_of_user_code, slot_lost, slots_gone
-from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase, PhaseEvent
+from midstream.engine.coordinator.failures import (
+    AfterFailure,
+    Failure,
+    after_failure,
+    failure_of,
+    failure_of_user_code,
+    slot_lost,
+    slots_gone,
+)
+from midstream.engine.coordinator.job_phase import PHASE_TABLE, DeploymentObstacle, Phase, PhaseEvent
 from midstream.engine.coordinator.notifications import subscribe
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
@@ -236,23 +244,36 @@ class Coordinator:
             self._effects.notifications.slots_failed(other_python(slot, register))
 
     def _slot_lost(self, event: ev.SlotLost) -> None:
-        slot, gathering, complete = event.slot, self.phase is Phase.WAITING_TO_DEPLOY, self.slots.complete
-        left = slot in self.slots.leaving and (gathering or self.phase is Phase.CANCELLING)
+        slot = event.slot
+        is_harmless = self._loss_is_harmless(slot)
         lost = self.slots.lost(slot)
         if lost is None:
             return
         self.attempts.slot_lost(slot)
         text = f"{lost} is lost: {event.reason}"
-        has_finished = self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished
-        # a commit that kills every slot must count as a failure, or it would be repeated indefinitely; it counts once
-        # if several slots are lost with their machine
-        was_idle = gathering and not (complete and self.commits.runs_on(slot))
-        if was_idle or left or self._is_spare(slot) or has_finished:
-            # nothing ran on it, or its output is being committed: a restart would duplicate that output
+        if is_harmless:
             self.warnings.append(text)
         else:
             self._effects.notifications.attempt_failed(slot_lost(text, event.last_lines, event.crash))
         self._replace_missing_slot()
+
+    def _loss_is_harmless(self, slot: int) -> bool:
+        """Return whether nothing fails if this slot is lost.
+
+        This must be evaluated before `SlotPool.lost`, after which the slot does not count as leaving any more, and the
+        slots are not complete.
+        """
+        match self.phase:
+            case Phase.WAITING_TO_DEPLOY:  # no task runs
+                # a commit that kills every slot must count as a failure, or it would be repeated indefinitely; it
+                # counts once if several slots are lost with their machine
+                return slot in self.slots.leaving or not (self.slots.complete and self.commits.runs_on(slot))
+            case Phase.CANCELLING:
+                return slot in self.slots.leaving
+            case Phase.RUNNING:  # once all tasks have finished their output is committed: a restart would duplicate it
+                return self._is_spare(slot) or (self.attempt is not None and self.attempt.all_finished)
+            case _:
+                return False
 
     def _slot_leaving(self, slot: int, reason: str) -> None:
         """No later attempt runs on this slot; `_step_running` moves the current one off it."""
@@ -369,36 +390,47 @@ class Coordinator:
     def _try_deploy(self) -> bool:
         if self.slots.leaving and not self.commits.runs_on_slots:
             self.slots.release_leaving(*sorted(self.slots.leaving))
-        if not self.checkpoints.outcome_is_known:
+        obstacle = self._deployment_obstacle()
+        if obstacle is DeploymentObstacle.STOP:
+            self.requests.stop_without_tasks(self.checkpoints.newest_path)
+            self._end("stopped", None, "the job was stopped while no task ran")
+        elif obstacle is not None:
             return False
-        self.commits.add_aborts(self.checkpoints.take_prepared())
-        may_stop = self.attempt is not None and self.rescaling.stage is RescaleStage.NONE and self.commits.is_drained
-        if may_stop and self._stop_immediately():
-            return True
-        if self.restarts.delayed:
-            return False
-        if not self._distribution.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
-            return False
-        if self.commits.is_stalled:
-            self.commits.retry_stalled()
-        if not self.commits.is_drained:
-            return False
-        if self.attempt is None and self._stop_immediately():
-            return True
-        if not self.slots.complete:
-            return False
-        if self.had_finished:
+        elif self.had_finished:
             self._end("finished", None, "the job had finished before it was started")
         else:
             self._deploy()
         return True
 
-    def _stop_immediately(self) -> bool:
-        """End a job that must stop with a checkpoint while no task runs: the newest one has all that was processed."""
-        if not self.requests.stop_immediately(self.checkpoints.newest_path):
-            return False
-        self._end("stopped", None, "the job was stopped while no task ran")
-        return True
+    def _deployment_obstacle(self) -> DeploymentObstacle | None:
+        """Return what the next attempt has still to wait for. What removes it is begun here, if it is not under way.
+
+        The order matters:
+        - The newest checkpoint must be known first: what is aborted, where a stop ends and what is restored depend on it.
+        - A job that has run stops without waiting for the restart's delay: that checkpoint has all that was processed.
+        - Only after the delay is the state distributed, and are commits tried again that had failed for the last time:
+          if that fails, it fails again only after the next delay.
+        - A job that has never run stops once the output that the restored checkpoint holds is committed.
+        - Slots come last, since they are requested before, and connect during the other waits.
+        """
+        if not self.checkpoints.outcome_is_known:
+            return DeploymentObstacle.CHECKPOINT_OUTCOME
+        self.commits.add_aborts(self.checkpoints.take_prepared())
+        has_run = self.attempt is not None
+        is_rescaling = self.rescaling.stage is not RescaleStage.NONE
+        if has_run and not is_rescaling and self.commits.is_drained and self.requests.can_stop_without_tasks:
+            return DeploymentObstacle.STOP
+        if self.restarts.delayed:
+            return DeploymentObstacle.RESTART_DELAY
+        if not self._distribution.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
+            return DeploymentObstacle.STATE
+        if self.commits.is_stalled:
+            self.commits.retry_stalled()
+        if not self.commits.is_drained:
+            return DeploymentObstacle.COMMITS
+        if not has_run and self.requests.can_stop_without_tasks:
+            return DeploymentObstacle.STOP
+        return None if self.slots.complete else DeploymentObstacle.SLOTS
 
     def _deploy(self) -> None:
         if not self.sources.are_reset:
@@ -522,19 +554,25 @@ class Coordinator:
         if before is not None:
             self.sources.pause()
             self._switch_to(before)
-        if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
-            return
         # without checkpoints, a job that has committed some of its output must not restart: it would be duplicated
-        final = failure.fatal or (self.commits.is_stalled and self.checkpoints.storage is None)
-        if before is not None:  # the rescale has failed, and not the job
-            self.restarts.delay(0.0)
-            follows = "The job continues at its previous parallelism."
-        elif final or (after_s := self.restarts.schedule_restart(failure)) is None:
-            self._end("failed", self.restarts.final_error(failure), failure.summary)
-            return
-        else:
-            start = self.checkpoints.newest_path or "the beginning"
-            follows = f"Restart {self.restarts.restart_count} in {after_s:g} s, from {start}."
+        would_duplicate = self.commits.is_stalled and self.checkpoints.storage is None
+        decision = after_failure(
+            self.phase, failure, reverts_rescale=before is not None, would_duplicate=would_duplicate
+        )
+        match decision:
+            case AfterFailure.NOTHING:
+                return
+            case AfterFailure.REVERTED_RESCALE:
+                self.restarts.delay(0.0)
+                follows = "The job continues at its previous parallelism."
+            case AfterFailure.RESTART if (after_s := self.restarts.schedule_restart(failure)) is not None:
+                start = self.checkpoints.newest_path or "the beginning"
+                follows = f"Restart {self.restarts.restart_count} in {after_s:g} s, from {start}."
+            case AfterFailure.RESTART | AfterFailure.END:
+                self._end("failed", self.restarts.final_error(failure), failure.summary)
+                return
+            case _:
+                assert_never(decision)
         self._effects.notify_user(self.restarts.describe(failure, follows))
         reason = f"{failure.summary}; the job continues; the stop is cancelled"
         self.requests.attempt_failed(reason, self.commits.is_stalled)

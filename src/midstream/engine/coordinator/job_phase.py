@@ -25,6 +25,20 @@ class Phase(Enum):
     ENDED = auto()
 
 
+class DeploymentObstacle(Enum):
+    """What keeps the next attempt from being deployed, while WAITING_TO_DEPLOY."""
+
+    CHECKPOINT_OUTCOME = auto()
+    """The metadata of a checkpoint is being written, so it is not known which one is the newest."""
+    STOP = auto()
+    """The job must stop, and needs no tasks for that."""
+    RESTART_DELAY = auto()
+    STATE = auto()
+    """The state to restore is being distributed."""
+    COMMITS = auto()
+    SLOTS = auto()
+
+
 class PhaseEvent(Enum):
     """The events that lead to another phase."""
 
