@@ -27,14 +27,14 @@ from midstream_lab.scenarios.targeted_at_rest import committing, outcome_unknown
 def unknown_outcome_is_aborted() -> Replacements:
     """What was prepared for a checkpoint whose outcome is unknown is thrown away."""
 
-    def take_prepared(self: Any) -> Any:
+    def take_to_abort(self: Any) -> Any:
         known, self._uncertain_id = self._uncertain_id, 0
         taken = original(self)
         self._uncertain_id = known
         return taken
 
-    original = CheckpointCoordinator.take_prepared
-    return [(CheckpointCoordinator, "take_prepared", take_prepared)]
+    original = CheckpointCoordinator.take_to_abort
+    return [(CheckpointCoordinator, "take_to_abort", take_to_abort)]
 
 
 def failed_is_aborted_at_once() -> Replacements:
@@ -186,14 +186,14 @@ def prepared_late() -> Replacements:
 def abort_follows_the_restart() -> Replacements:
     """What an attempt has prepared stays on the list of what must be deleted."""
 
-    def take_prepared(self: Any) -> Any:
+    def take_to_abort(self: Any) -> Any:
         unsettled = dict(self._prepared)
         taken = original(self)
         self._prepared.update(unsettled)
         return taken
 
-    original = CheckpointCoordinator.take_prepared
-    return [(CheckpointCoordinator, "take_prepared", take_prepared)]
+    original = CheckpointCoordinator.take_to_abort
+    return [(CheckpointCoordinator, "take_to_abort", take_to_abort)]
 
 
 def settled_stays_unsettled() -> Replacements:

@@ -138,7 +138,7 @@ def end_of_a_slot_is_no_failure() -> Replacements:
     """A slot that is lost when only some tasks have finished counts as one that has done its work."""
 
     def slot_lost(self: Any, event: Any) -> None:
-        done = property(lambda attempt: attempt._in[TaskPhase.FINISHED] > 0)
+        done = property(lambda attempt: attempt._count_by_phase[TaskPhase.FINISHED] > 0)
         with patch.object(Attempt, "all_finished", done):
             original(self, event)
 

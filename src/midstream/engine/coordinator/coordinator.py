@@ -415,7 +415,7 @@ class Coordinator:
         """
         if not self.checkpoints.outcome_is_known:
             return DeploymentObstacle.CHECKPOINT_OUTCOME
-        self.commits.add_aborts(self.checkpoints.take_prepared())
+        self.commits.add_aborts(self.checkpoints.take_to_abort())
         has_run = self.attempt is not None
         is_rescaling = self.rescaling.stage is not RescaleStage.NONE
         if has_run and not is_rescaling and self.commits.is_drained and self.requests.can_stop_without_tasks:
@@ -626,7 +626,7 @@ class Coordinator:
             return True
         self._closing = True
         self.commits.abort_kept()
-        self.commits.add_aborts(self.checkpoints.take_prepared())
+        self.commits.add_aborts(self.checkpoints.take_to_abort())
         self.commits.close_when_cleaned_up()
         self.cleanup.run()
         self.sources.close()

@@ -34,7 +34,7 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.core.state_machine import Transition, TransitionHistory, TransitionTable, new_history
 from midstream.engine.exchange.input_gate import InputGate
-from midstream.engine.exchange.listeners import Arrival
+from midstream.engine.exchange.listeners import BarrierOrEnd
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.idleness import channel_origins, is_bounded
 from midstream.engine.graph.job_graph import JobGraph
@@ -283,7 +283,7 @@ class Task:
     def wake(self) -> None:
         self._services.schedule(self)
 
-    def on_arrival(self, channel: int, event: Arrival) -> None:
+    def on_arrival(self, channel: int, event: BarrierOrEnd) -> None:
         self._checkpoints.on_arrival(channel, event)
 
     def on_barrier_sent(self, checkpoint_id: int) -> None:

@@ -238,7 +238,7 @@ class CheckpointCoordinator:
         if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
             self._effects.notifications.fenced(outcome.error)
 
-    def take_prepared(self) -> tuple[Committables, ...]:
+    def take_to_abort(self) -> tuple[Committables, ...]:
         """Remove and return what the last attempt prepared for checkpoints that will never complete."""
         assert self.outcome_is_known
         items = [
