@@ -1,7 +1,8 @@
 """Builds the tasks of one attempt in one slot, with their partitions, gates and channels, from a `Deploy` message.
 
 `load` reads on the I/O pool the state that the message refers to. `Deployment` builds everything from the message and
-that state alone. I/O of an older attempt that completes late is delivered to that attempt's deployment, which is closed and ignores it.
+that state alone. I/O of an older attempt that completes late is delivered to that attempt's deployment, which is closed
+and ignores it.
 """
 
 from __future__ import annotations
