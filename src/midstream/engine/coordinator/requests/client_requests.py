@@ -68,14 +68,15 @@ class ClientRequests:
             case _:
                 assert_never(request)
 
-    def stop_immediately(self, path: str | None) -> bool:
-        """Stop a job no task of which runs, with the checkpoint at `path`, if there is one. False: no stop is wanted,
-        or it is one with a savepoint.
-        """
-        if self.stop is None or not self.needs_stop_checkpoint or self.stop.with_savepoint:
-            return False
+    @property
+    def can_stop_without_tasks(self) -> bool:
+        """Whether the job must stop, and the newest checkpoint is enough for that: it needs no savepoint."""
+        return self.stop is not None and self.needs_stop_checkpoint and not self.stop.with_savepoint
+
+    def stop_without_tasks(self, path: str | None) -> None:
+        """Stop a job no task of which runs, with the checkpoint at `path`, if there is one."""
+        assert self.stop is not None and self.can_stop_without_tasks
         self.stop.is_stored, self.stop.checkpoint = True, path
-        return True
 
     def attempt_failed(self, reason: str, commits_stalled: bool) -> None:
         """Cancel a stop whose savepoint the failures of the job prevent, or that cannot commit what was written."""
