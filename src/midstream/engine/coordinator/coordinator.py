@@ -20,6 +20,7 @@ from typing import Final
 
 from midstream.engine.checkpoint.redistribute_state import has_finished
 from midstream.engine.coordinator import events as ev
+from midstream.engine.coordinator import failures
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.checkpoints.cleanup import CheckpointCleanup
 from midstream.engine.coordinator.checkpoints.commit_queue import CommitQueue
@@ -27,15 +28,7 @@ from midstream.engine.coordinator.checkpoints.driver_committers import DriverCom
 from midstream.engine.coordinator.checkpoints.slot_commit_dispatcher import EligibleSlots
 from midstream.engine.coordinator.checkpoints.trigger import trigger_when_due
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
-from midstream.engine.coordinator.failures import (
-    AfterFailure,
-    Failure,
-    after_failure,
-    failure_of,
-    failure_of_user_code,
-    slot_lost,
-    slots_gone,
-)
+from midstream.engine.coordinator.failures import AfterFailure, Failure
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, DeploymentObstacle, Phase, PhaseEvent
 from midstream.engine.coordinator.notifications import subscribe
 from midstream.engine.coordinator.placement.attempt import Attempt
@@ -49,15 +42,9 @@ from midstream.engine.coordinator.requests.pending_waits import PendingWaits
 from midstream.engine.coordinator.requests.savepoints import Savepoints
 from midstream.engine.coordinator.requests.status_builder import job_status, state_of
 from midstream.engine.coordinator.restart_backoff import RestartBackoff
+from midstream.engine.coordinator.restore import open_directory
 from midstream.engine.coordinator.restore.distribute import DistributedState, StateDistribution
-from midstream.engine.coordinator.restore.open_directory import (
-    HAD_FINISHED,
-    OpenedStorage,
-    check_plan,
-    copies_in,
-    describe_opening,
-    open_checkpoints,
-)
+from midstream.engine.coordinator.restore.open_directory import HAD_FINISHED, OpenedStorage
 from midstream.engine.core.errors import InvariantError, MidstreamError, StorageError, assert_never
 from midstream.engine.core.interfaces import Done, Failed, Signal, SlotAvailability, Storage
 from midstream.engine.protocol import messages as m
@@ -195,22 +182,22 @@ class Coordinator:
     def _start(self) -> None:
         self._transition(PhaseEvent.STARTED)
         try:
-            check_plan(self.plan)
+            open_directory.check_plan(self.plan)
         except MidstreamError as error:
             self._end("failed", error, str(error))
             return
         if self.plan.config.checkpoint_dir is None:
             self._gather()
             return
-        work = partial(open_checkpoints, self.plan, self._open_storage)
-        what, has_limit = describe_opening(self.plan), not copies_in(self.plan)
+        work = partial(open_directory.open_checkpoints, self.plan, self._open_storage)
+        what, has_limit = open_directory.describe_opening(self.plan), not open_directory.copies_in(self.plan)
         self._effects.run_io(IoKind.OPEN, work, self._opened, waits_for=what, has_limit=has_limit)
 
     def _opened(self, outcome: Done[OpenedStorage] | Failed) -> None:
         if self.phase is not Phase.OPENING:
             return
         if isinstance(outcome, Failed):
-            failure = failure_of(outcome.error, "the checkpoint directory")
+            failure = failures.failure_of(outcome.error, "the checkpoint directory")
             error = outcome.error if isinstance(outcome.error, MidstreamError) else failure.error
             self._end("failed", error, failure.summary)
             return
@@ -254,25 +241,24 @@ class Coordinator:
         if is_harmless:
             self.warnings.append(text)
         else:
-            self._effects.notifications.attempt_failed(slot_lost(text, event.last_lines, event.crash))
+            self._effects.notifications.attempt_failed(failures.slot_lost(text, event.last_lines, event.crash))
         self._replace_missing_slot()
 
     def _loss_is_harmless(self, slot: int) -> bool:
         """Return whether nothing fails if this slot is lost.
 
         This must be evaluated before `SlotPool.lost`, after which the slot does not count as leaving any more, and the
-        slots are not complete.
+        slots are not complete. While no task runs, a commit that kills every slot must count as a failure, or it would be
+        repeated indefinitely; it counts once if several slots are lost with their machine.
         """
         match self.phase:
-            case Phase.WAITING_TO_DEPLOY:  # no task runs
-                # a commit that kills every slot must count as a failure, or it would be repeated indefinitely; it
-                # counts once if several slots are lost with their machine
+            case Phase.WAITING_TO_DEPLOY:
                 return slot in self.slots.leaving or not (self.slots.complete and self.commits.runs_on(slot))
             case Phase.CANCELLING:
                 return slot in self.slots.leaving
             case Phase.RUNNING:  # once all tasks have finished their output is committed: a restart would duplicate it
                 return self._is_spare(slot) or (self.attempt is not None and self.attempt.all_finished)
-            case _:
+            case _:  # no task is known to run on it
                 return False
 
     def _slot_leaving(self, slot: int, reason: str) -> None:
@@ -310,7 +296,7 @@ class Coordinator:
             self.warnings.append(reason)
             return
         self.rescaling.give_up(reason)
-        self._effects.notifications.attempt_failed(slots_gone(reason, self.checkpoints.newest_path))
+        self._effects.notifications.attempt_failed(failures.slots_gone(reason, self.checkpoints.newest_path))
 
     # ---- messages of slots ----
 
@@ -343,9 +329,10 @@ class Coordinator:
                 return  # these tasks are being replaced: they fail mostly because their peers are cancelled
             case m.TaskFailed(_, _, summary, details, fatal, symptom, fingerprint, of_one_row):
                 row = summary if of_one_row else ""
-                self._task_failed(failure_of_user_code(summary, details, fatal, fingerprint, row), symptom)
+                self._task_failed(failures.failure_of_user_code(summary, details, fatal, fingerprint, row), symptom)
             case m.DeployFailed(_, summary, details, fatal, fingerprint):
-                self._effects.notifications.start_failed(failure_of_user_code(summary, details, fatal, fingerprint))
+                failure = failures.failure_of_user_code(summary, details, fatal, fingerprint)
+                self._effects.notifications.start_failed(failure)
             case _ if cancelling:
                 return
             case m.Deployed():
@@ -416,8 +403,7 @@ class Coordinator:
         if not self.checkpoints.outcome_is_known:
             return DeploymentObstacle.CHECKPOINT_OUTCOME
         self.commits.add_aborts(self.checkpoints.take_to_abort())
-        has_run = self.attempt is not None
-        is_rescaling = self.rescaling.stage is not RescaleStage.NONE
+        has_run, is_rescaling = self.attempt is not None, self.rescaling.stage is not RescaleStage.NONE
         if has_run and not is_rescaling and self.commits.is_drained and self.requests.can_stop_without_tasks:
             return DeploymentObstacle.STOP
         if self.restarts.delayed:
@@ -449,7 +435,8 @@ class Coordinator:
 
     def _cannot_restore(self, failed: Failed) -> None:
         if self.phase is Phase.WAITING_TO_DEPLOY:
-            self._effects.notifications.attempt_failed(failure_of(failed.error, "the checkpoint to resume from"))
+            failure = failures.failure_of(failed.error, "the checkpoint to resume from")
+            self._effects.notifications.attempt_failed(failure)
 
     def _try_start(self) -> bool:
         assert self.attempt is not None
@@ -556,10 +543,7 @@ class Coordinator:
             self._switch_to(before)
         # without checkpoints, a job that has committed some of its output must not restart: it would be duplicated
         would_duplicate = self.commits.is_stalled and self.checkpoints.storage is None
-        decision = after_failure(
-            self.phase, failure, reverts_rescale=before is not None, would_duplicate=would_duplicate
-        )
-        match decision:
+        match failures.after_failure(self.phase, failure, before is not None, would_duplicate):
             case AfterFailure.NOTHING:
                 return
             case AfterFailure.REVERTED_RESCALE:
@@ -568,11 +552,9 @@ class Coordinator:
             case AfterFailure.RESTART if (after_s := self.restarts.schedule_restart(failure)) is not None:
                 start = self.checkpoints.newest_path or "the beginning"
                 follows = f"Restart {self.restarts.restart_count} in {after_s:g} s, from {start}."
-            case AfterFailure.RESTART | AfterFailure.END:
+            case _:  # END, or a RESTART too many
                 self._end("failed", self.restarts.final_error(failure), failure.summary)
                 return
-            case _:
-                assert_never(decision)
         self._effects.notify_user(self.restarts.describe(failure, follows))
         reason = f"{failure.summary}; the job continues; the stop is cancelled"
         self.requests.attempt_failed(reason, self.commits.is_stalled)

@@ -52,7 +52,7 @@ class AfterFailure(Enum):
     """The job restarts, or ends if its restart strategy allows no further restart."""
 
 
-def after_failure(phase: Phase, failure: Failure, *, reverts_rescale: bool, would_duplicate: bool) -> AfterFailure:
+def after_failure(phase: Phase, failure: Failure, reverts_rescale: bool, would_duplicate: bool) -> AfterFailure:
     """Decide what follows from a failure in `phase`, which is not an end of the job.
 
     `reverts_rescale`: it ends a rescale whose tasks have been, or are being, replaced. `would_duplicate`: after a

@@ -53,7 +53,7 @@ class ClientRequests:
             case DoStop(drain=False) if not has_storage:
                 self.refuse(
                     [client],
-                    "the job has no checkpoint_dir, so it cannot stop at a checkpoint; stop it with drain (--drain)",
+                    f"the {NO_STORAGE}, or stop it with drain (--drain)",
                 )
             case DoCheckpoint():
                 self._checkpoint.append(client)
