@@ -79,6 +79,8 @@ def made(shape: str, aggregate: Any) -> DataStream:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("before", "after"), CHANGES, ids=description_of)
 def test_another_aggregate_of_the_same_name_and_type_is_refused(shape: str, before: Any, after: Any) -> None:
+    if shape == "every" and getattr(after, "order", "") == "arrival":
+        after = ArgMin("v", by="f")  # that shape refuses the order of arrival
     with testing.job(made(shape, before)) as job:
         snapshot = job.feed("rows", ROWS).snapshot()
     with (

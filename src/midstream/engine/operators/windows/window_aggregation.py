@@ -337,7 +337,8 @@ class WindowAggregation:
         parts = frame.select(by_row)
         if reduced:
             numbered = frame.with_row_index(_ROW)
-            parts = parts.hstack(self._guard(lambda: self._grouped(numbered, (_ROW,), reduced)).drop(_ROW))
+            others = self._guard(lambda: self._grouped(numbered, (_ROW,), reduced)).drop(_ROW)
+            parts = parts.hstack(others) if by_row else others
         return parts.select(name for names in self._parts_of.values() for name in names)
 
     def prefixes(self, parts: pl.DataFrame, segments: Segments) -> pl.DataFrame:
