@@ -40,7 +40,7 @@ from midstream.engine.core.elements import CheckpointBarrier, Event, Watermark, 
 from midstream.engine.core.ids import ChannelId, TaskId
 from midstream.engine.core.interfaces import ConnectionEnd, Done, Failed, Mail
 from midstream.engine.core.job_pickle import pickled
-from midstream.engine.exchange.wire import FrameKind, header
+from midstream.engine.exchange.frame_layout import FrameKind, header
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.engine.operators.watermarks import WatermarkStrategy
 from midstream.engine.operators.windows.aggregates import Count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from midstream.engine.exchange.listeners import Arrival
+from midstream.engine.exchange.listeners import BarrierOrEnd
 
 
 class NotedTask:
@@ -13,13 +13,13 @@ class NotedTask:
     def __init__(self, observe: Callable[[], bool] = lambda: True) -> None:
         self._observe = observe
         self.woken: list[bool] = []
-        self.arrived: list[tuple[int, Arrival]] = []
+        self.arrived: list[tuple[int, BarrierOrEnd]] = []
         self.sent: list[int] = []
 
     def wake(self) -> None:
         self.woken.append(self._observe())
 
-    def on_arrival(self, channel: int, event: Arrival) -> None:
+    def on_arrival(self, channel: int, event: BarrierOrEnd) -> None:
         self.arrived.append((channel, event))
 
     def on_barrier_sent(self, checkpoint_id: int) -> None:
@@ -30,15 +30,15 @@ class NotedReader:
     """A `QueueListener`."""
 
     def __init__(self) -> None:
-        self.noted: list[int | tuple[int, Arrival]] = []
+        self.noted: list[int | tuple[int, BarrierOrEnd]] = []
         """The channel for each `on_data`, and the event with its channel for each `on_arrival`."""
 
     @property
-    def arrived(self) -> list[Arrival]:
+    def arrived(self) -> list[BarrierOrEnd]:
         return [noted[1] for noted in self.noted if isinstance(noted, tuple)]
 
     def on_data(self, channel: int) -> None:
         self.noted.append(channel)
 
-    def on_arrival(self, channel: int, event: Arrival) -> None:
+    def on_arrival(self, channel: int, event: BarrierOrEnd) -> None:
         self.noted.append((channel, event))

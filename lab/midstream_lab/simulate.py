@@ -21,7 +21,7 @@ from midstream_lab.scenarios.scenario import Scenario
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-TOPOLOGIES = (*SHAPES, *COMBINED, "random")
+TOPOLOGIES = (*SHAPES, *COMBINED, "days", "random")
 PARALLELISM_MAX = 64
 ALL = Filters()
 JOBS_MAX = 1024

@@ -295,7 +295,7 @@ def watch_attempt_tasks() -> Sequence[Watched]:
 
 
 _CHECKPOINT_READS: Final = frozenset(
-    ("storage_opened", "path_of", "in_progress", "unanswered", "take_prepared", "referenced_files", "retain", "check")
+    ("storage_opened", "path_of", "in_progress", "unanswered", "take_to_abort", "referenced_files", "retain", "check")
     + ("drop_older_attempts",)
 )
 """The methods that do not change the checkpoint in progress."""

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from midstream.engine.operators.functions.process_functions import CoProcessFunction as CoProcessFunction
     from midstream.engine.operators.functions.process_functions import KeyedProcessFunction as KeyedProcessFunction
     from midstream.engine.operators.functions.process_functions import ProcessContext as ProcessContext
+    from midstream.engine.operators.functions.process_functions import ProcessFunction as ProcessFunction
     from midstream.engine.operators.functions.window_functions import WindowContext as WindowContext
     from midstream.engine.operators.functions.window_functions import WindowFunction as WindowFunction
     from midstream.engine.operators.sink_api import Committer as Committer
@@ -119,7 +120,7 @@ _HOME = {
     "engine.operators.bad_records": "BAD_RECORDS",
     "engine.operators.failed_rows": "FAILED FAILED_RIGHT",
     "engine.operators.functions.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
-    "engine.operators.functions.process_functions": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
+    "engine.operators.functions.process_functions": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext ProcessFunction",
     "engine.operators.functions.window_functions": "WindowContext WindowFunction",
     "engine.operators.sink_api": "Committer CommitterContext Sink SinkWriter WriterContext",
     "engine.operators.source_api": "Discovery DiscoveryContext Source Split SplitReader",

@@ -12,7 +12,20 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from midstream import LATE, Count, Environment, Tuning, WatermarkStrategy, tumbling
+from midstream import (
+    LATE,
+    ConfigError,
+    Count,
+    Environment,
+    First,
+    Last,
+    Tuning,
+    WatermarkStrategy,
+    count,
+    session,
+    sliding,
+    tumbling,
+)
 from midstream.connectors.files import file_source
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.runtime.process.process_slots import ProcessSlots
@@ -130,3 +143,16 @@ def test_rows_taken_aside_are_not_dropped() -> None:
     assert (len(sink.rows()), len(aside.rows())) == (4, 2)
     assert late_rows(status) == 0
     assert status.warnings == ()
+
+
+def test_the_order_of_arrival_is_refused_where_rows_are_reduced_by_event_time_first():
+    rows = Environment().from_collection([{"k": 1, "at": START}])
+    keyed = rows.with_watermarks("at", WatermarkStrategy.monotonous()).key_by("k")
+    for aggregate in (First("k", order="arrival"), Last("k", order="arrival")):
+        with pytest.raises(ConfigError, match=r"sliding windows .* do not keep the order in which rows arrived"):
+            keyed.window(sliding("1 min", "10 s")).aggregate(v=aggregate)
+        with pytest.raises(ConfigError, match=r"every= .* do not keep the order in which rows arrived"):
+            keyed.aggregate(v=aggregate, every="10 s")
+        for window in (tumbling("1 min"), session("1 min"), count(2)):
+            keyed.window(window).aggregate(v=aggregate)
+        keyed.aggregate(v=aggregate)

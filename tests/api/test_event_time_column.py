@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
@@ -10,6 +11,7 @@ import polars.selectors as cs
 import pytest
 
 from midstream import (
+    FAILED,
     BroadcastProcessFunction,
     CoProcessFunction,
     Count,
@@ -126,3 +128,22 @@ def test_a_column_that_is_left_out_ends_event_time() -> None:
     for changed in (stream().drop("at"), stream().select("k", "other")):
         with pytest.raises(JobError, match="the stream has no event time; call with_watermarks"):
             changed.window_all(tumbling("1 min"))
+
+
+def test_event_time_that_does_not_see_splits_because_of_another_consumer_is_warned_of(caplog):
+    def built(*, reads_failed: bool, marks_first: bool) -> list[str]:
+        caplog.clear()
+        env = Environment("doc", parallelism=2)
+        rows = env.from_collection(ROWS, splits=2).uid("rows")
+        rows = rows.with_watermarks("at", IN_ORDER) if marks_first else rows
+        kept = rows.map(lambda row: row, on_error="side_output")
+        if reads_failed:
+            kept.side_output(FAILED).collect()
+        kept = kept if marks_first else kept.with_watermarks("at", IN_ORDER)
+        kept.window_all(tumbling("1 min")).aggregate(n=Count()).collect()
+        env.explain()
+        return [message for message in caplog.messages if "does not see the splits" in message]
+
+    assert built(reads_failed=False, marks_first=False) == built(reads_failed=True, marks_first=True) == []
+    [warning] = built(reads_failed=True, marks_first=False)
+    assert re.search(r"since operator 'map' .* has another consumer", warning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -136,6 +137,31 @@ def test_columns_may_have_names_that_are_patterns_in_polars(name: str):
     assert [row["v1"] for row in testing.run(flags.filter("^v$")).rows] == [11]
 
 
+@pytest.mark.parametrize("name", ["*", "^v.*$", "^.*$"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda s, name: s.key_by(name),
+        lambda s, name: s.key_by("v1"),
+        lambda s, name: s.window_all(tumbling("1 s")),
+        lambda s, name: s.drop_duplicates("v1"),
+        lambda s, name: s.distinct(),
+        lambda s, name: s.join(s.select("v1", "at"), on="v1", within=(0, "1 s")),
+        lambda s, name: s.select("v1", "at").join_asof(s, on="v1"),
+        lambda s, name: s.join_table(pl.DataFrame({"v1": [1]}), on="v1"),
+        lambda s, name: s.select("v1").join_table(pl.DataFrame({"v1": [1], name: [2]}), on="v1"),
+    ],
+)
+def test_what_has_state_refuses_names_that_are_patterns_in_polars(use: Callable[[DataStream, str], Any], name: str):
+    """An aggregate of "*" would otherwise be that of another column."""
+    rows = [{name: n, "v1": 10 + n, "at": datetime(2026, 1, 1)} for n in range(3)]
+    stream = Environment("patterns").from_collection(rows).with_watermarks("at", WatermarkStrategy.bounded("1 s"))
+    with pytest.raises(
+        SchemaError, match=r"polars reads the name of column .* as a pattern of names; rename it before"
+    ):
+        use(stream, name)
+
+
 @pytest.mark.parametrize(
     "kind",
     [pa.time32("s"), pa.decimal256(50, 2), pa.binary(3), pa.map_(pa.string(), pa.int8()), pa.timestamp("us", "+02:00")],
@@ -206,7 +232,8 @@ def test_names_of_other_systems_are_refused_with_the_name_to_use():
         (made, "crossJoin", r"join\("),
         (keyed, "join", r"join\(.*before key_by"),
         (keyed.connect(keyed), "interval_join", r"join\("),
-        (made, "process", r"key_by\(…\)\.process"),
+        (made, "process_batches", r"key_by\(…\)\.process"),
+        (windows, "trigger", r"emit_every\("),
         (Environment("other"), "read_csv", r"read_files\("),
         (Environment("other"), "from_elements", r"from_collection\("),
         (keyed, "agg", r"window\("),

@@ -231,6 +231,22 @@ def test_files_are_read_as_read_files_reads_them(tmp_path: Path, suffix: str) ->
     assert [row["n"] for row in testing.run(keys).rows] == [0, 1, 4]
 
 
+def test_the_columns_of_files_are_those_that_the_job_was_built_with(tmp_path: Path) -> None:
+    """Not what the next version looks like: texts may all be digits, numbers whole, and columns empty."""
+    path = tmp_path / "users.csv"
+    path.write_text("user,code,share\nann,a1,0.5\n")
+    joined = orders([]).join_table(path, on="user", refresh="10 s").uid("joined")
+    with testing.job(joined) as job:
+        for code, share, found in (("007", "5", 5.0), ("2024-01-01", "", None), ("true", "1", 1.0)):
+            path.write_text(f"user,code,share\nann,{code},{share}\n")
+            job.advance_processing_time("10 s")
+            [row] = job.feed("orders", {"user": "ann", "n": 1}).take()
+            assert (row["code"], row["share"]) == (code, found)
+        path.write_text("user,code,share\n")
+        job.advance_processing_time("10 s")
+        assert job.feed("orders", {"user": "ann", "n": 1}).take() == []
+
+
 def test_a_delta_table_is_read_at_its_newest_version(tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed")
     deltalake.write_deltalake(tmp_path, USERS.to_arrow())

@@ -338,6 +338,19 @@ def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path):
         assert f"{name}, line 3: " in str(error)
 
 
+def test_a_declared_column_that_no_line_begins_with_is_warned_of(tmp_path, caplog):
+    (tmp_path / "1.jsonl").write_text('{"a": 1}\n{"a": 2, "b": 3}\n')
+    (tmp_path / "2.jsonl").write_text('{"c": 1}\n')
+    (tmp_path / "3.jsonl").write_text('{"a": "not a line of JSON\n')
+    schema = schema_of([(name, pa.int64()) for name in "abcd"])
+    FileSource([tmp_path / "1.jsonl", tmp_path / "2.jsonl"], schema=schema.remove(3))
+    FileSource([tmp_path / "1.jsonl", tmp_path / "3.jsonl"], schema=schema)  # its reader will report it
+    assert caplog.messages == []
+    FileSource(tmp_path / "1.jsonl", schema=schema)
+    [warning] = caplog.messages
+    assert warning.endswith("whose lines have a, b: 'c', 'd'; if a name is misspelt, all its values are null")
+
+
 def test_what_a_file_or_a_line_lacks_is_null_if_it_is_declared_so(tmp_path):
     (tmp_path / "1.csv").write_text("a,b\n1,2\n")
     (tmp_path / "2.csv").write_text("z,a\n9,3\n")

@@ -43,7 +43,7 @@ AT_THE_BROKERS = [
     CommitStep.MARK,
     CommitStep.COMMIT,
 ]
-STEPS = [CommitStep.LOOK_UP, *AT_THE_BROKERS, CommitStep.NOTE, CommitStep.CLEAN]
+STEPS = [CommitStep.LOOK_UP, *AT_THE_BROKERS, CommitStep.RECORD, CommitStep.CLEAN]
 HEADERS = pa.large_list(pa.struct([("name", pa.large_string()), ("value", pa.large_binary())]))
 
 
@@ -202,7 +202,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("at", STEPS, ids=lambda step: step.name)
 def test_a_commit_that_dies_at_any_step_is_done_by_the_next_and_by_no_other(kafka, staging, monkeypatch, at):
     staged = [staging.staged(numbers(n, n + 10), subtask=n) for n in (0, 1)]
-    real = kafka_committer._LaneTransaction._do
+    real = kafka_committer._CommitRun._do
 
     def dying(self: Any, step: CommitStep) -> int | None:
         if step is not at:
@@ -213,7 +213,7 @@ def test_a_commit_that_dies_at_any_step_is_done_by_the_next_and_by_no_other(kafk
 
     dead = [staging.committer(), staging.committer()]
     with monkeypatch.context() as patch:
-        patch.setattr(kafka_committer._LaneTransaction, "_do", dying)
+        patch.setattr(kafka_committer._CommitRun, "_do", dying)
         patch.setattr(KafkaCommitter, "_forget", lambda *_: None)
         for committer, items in zip(dead, staged, strict=True):
             with pytest.raises(Killed):
@@ -232,7 +232,7 @@ def test_a_committer_that_sleeps_at_any_step_while_another_does_its_work_changes
     kafka, staging, monkeypatch, at
 ):
     items = staging.staged(numbers(1, 2, 3))
-    other, real = staging.committer("job-b"), kafka_committer._LaneTransaction._do
+    other, real = staging.committer("job-b"), kafka_committer._CommitRun._do
     slept = []
 
     def sleeping(self: Any, step: CommitStep) -> int | None:
@@ -241,7 +241,7 @@ def test_a_committer_that_sleeps_at_any_step_while_another_does_its_work_changes
             other.commit(1, items)
         return real(self, step)
 
-    monkeypatch.setattr(kafka_committer._LaneTransaction, "_do", sleeping)
+    monkeypatch.setattr(kafka_committer._CommitRun, "_do", sleeping)
     committer = staging.committer()
     committer.commit(1, items)
     assert slept == [at]
@@ -252,13 +252,13 @@ def test_a_committer_that_sleeps_at_any_step_while_another_does_its_work_changes
 def test_a_commit_waits_for_a_broker_that_is_gone(kafka, kafka_broker: Broker, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("midstream.connectors.kafka.client._SILENCE_S", 0.5)
     begun: list[CommitStep] = []
-    real = kafka_committer._LaneTransaction._do
+    real = kafka_committer._CommitRun._do
 
-    def noted(self: kafka_committer._LaneTransaction, step: CommitStep) -> int | None:
+    def noted(self: kafka_committer._CommitRun, step: CommitStep) -> int | None:
         begun.append(step)
         return real(self, step)
 
-    monkeypatch.setattr(kafka_committer._LaneTransaction, "_do", noted)
+    monkeypatch.setattr(kafka_committer._CommitRun, "_do", noted)
     options = {"transaction.timeout.ms": 2000, **BACK_SOON}
     staging = Staging(kafka.servers, kafka.topic(partitions=2), tmp_path, options=options)
     writer = staging.writer(numbers(1).schema)
@@ -325,7 +325,7 @@ def test_without_a_marker_nothing_is_guessed_and_the_user_can_say_what_is_so(kaf
     writer = staging.writer(numbers(1).schema)
     first, second = staging.prepared(writer, 1, numbers(1)), staging.prepared(writer, 2, numbers(2, 3))
     with monkeypatch.context() as patch:
-        patch.setattr(kafka_committer, "note", _killed)
+        patch.setattr(kafka_committer, "record_committed", _killed)
         with pytest.raises(Killed):
             staging.committer().commit(1, first)
     forget_marker(kafka, first)
@@ -452,7 +452,7 @@ def test_what_dead_attempts_have_left_goes_with_the_first_commit_of_a_newer_one(
 def test_a_committer_that_did_not_commit_itself_deletes_nothing_of_others(kafka, staging, monkeypatch):
     """A driver that was thought dead must not take its successor's rows for leftovers."""
     items = staging.staged(numbers(1))
-    real = kafka_committer._LaneTransaction._do
+    real = kafka_committer._CommitRun._do
     successors: list[list[bytes]] = []
 
     def sleeping(self: Any, step: CommitStep) -> int | None:
@@ -463,7 +463,7 @@ def test_a_committer_that_did_not_commit_itself_deletes_nothing_of_others(kafka,
         return real(self, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kafka_committer._LaneTransaction, "_do", sleeping)
+        patch.setattr(kafka_committer._CommitRun, "_do", sleeping)
         staging.committer().commit(1, items)
     staging.committer("job-b").commit(2, successors[0])
     assert in_any_order(kafka, staging) == [1, 2]

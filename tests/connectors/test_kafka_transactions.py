@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from midstream.connectors.kafka.commit_protocol import CommitStep, LaneCommit, LaneState
+from midstream.connectors.kafka.commit_protocol import CommitStep, KnownMarker, MarkedCommit
 from midstream.engine.core.errors import InvariantError
 
 CHECKPOINTS = (1, 2)
@@ -81,28 +81,28 @@ class Cluster:
 class Committer:
     """Commits one checkpoint after the other, until it is killed."""
 
-    commit_class: type[LaneCommit] = LaneCommit
+    commit_class: type[MarkedCommit] = MarkedCommit
 
     def __init__(self) -> None:
         self.epoch = 0
-        self.lane = LaneState()
+        self.known = KnownMarker()
         self.left = list(CHECKPOINTS)
-        self.call: LaneCommit | None = None
+        self.call: MarkedCommit | None = None
         self.is_lost = False
         self._begin()
 
     def _begin(self) -> None:
-        self.call = self.commit_class(self.lane, self.left[0], self.left[0] - 1) if self.left else None
+        self.call = self.commit_class(self.known, self.left[0], self.left[0] - 1) if self.left else None
 
     def again(self, *, killed: bool) -> None:
         """The call has failed, and comes again; a process that was killed begins with what its checkpoint holds."""
-        self.epoch, self.lane = 0, LaneState()
+        self.epoch, self.known = 0, KnownMarker()
         self.left = list(CHECKPOINTS) if killed else self.left
         self._begin()
 
     def step(self, cluster: Cluster, fault: str = "") -> None:
         assert self.call is not None
-        at_storage = self.call.step in (CommitStep.LOOK_UP, CommitStep.NOTE, CommitStep.CLEAN)
+        at_storage = self.call.step in (CommitStep.LOOK_UP, CommitStep.RECORD, CommitStep.CLEAN)
         try:
             found = None if fault == "before" else self.do(cluster, self.call)
             if fault:
@@ -127,14 +127,14 @@ class Committer:
                     raise Wrong(f"{self.left[0]} is taken for committed")
                 del self.left[0]
                 self._begin()
-            case CommitStep.LOST:
+            case CommitStep.MARKER_MISSING:
                 if not cluster.forgotten:
                     raise Wrong("a marker is missed that is there")
                 self.is_lost, self.call = True, None
             case CommitStep.TOO_EARLY:
                 raise Wrong("in order, and yet too early")
 
-    def do(self, cluster: Cluster, call: LaneCommit) -> int | None:
+    def do(self, cluster: Cluster, call: MarkedCommit) -> int | None:
         match call.step:
             case CommitStep.LOOK_UP:
                 return cluster.note
@@ -152,7 +152,7 @@ class Committer:
                 cluster.mark(self.epoch, call.checkpoint_id)
             case CommitStep.COMMIT:
                 cluster.commit(self.epoch)
-            case CommitStep.NOTE:
+            case CommitStep.RECORD:
                 cluster.note = call.checkpoint_id
             case CommitStep.CLEAN:
                 cluster.files -= {call.checkpoint_id}
@@ -160,14 +160,14 @@ class Committer:
 
     def copy(self) -> Committer:
         other = copy.copy(self)
-        other.lane, other.left, other.call = copy.copy(self.lane), self.left.copy(), copy.copy(self.call)
+        other.known, other.left, other.call = copy.copy(self.known), self.left.copy(), copy.copy(self.call)
         if other.call is not None:
-            other.call.lane = other.lane
+            other.call.known = other.known
         return other
 
     def key(self) -> Any:
         call = self.call and (self.call.step, self.call.checkpoint_id, self.call.was_ours)
-        return self.epoch, self.lane.marker, len(self.left), call, self.is_lost
+        return self.epoch, self.known.marker, len(self.left), call, self.is_lost
 
 
 @dataclass
@@ -260,22 +260,22 @@ def test_no_order_of_steps_and_no_fault_loses_or_doubles_a_row(committers):
 # ---- known bugs, each of which must be found ----------------------------------------
 
 
-class MarkerNotReadAgain(LaneCommit):
+class MarkerNotReadAgain(MarkedCommit):
     """Behind a fence it continues with what it knew before it."""
 
     def failed(self) -> None:
-        marker = self.lane.marker
+        marker = self.known.marker
         super().failed()
-        self.known = marker
+        self.stale_marker = marker
 
     def succeeded(self, found: int | None = None) -> None:
         super().succeeded(found)
-        if self.step is CommitStep.READ and getattr(self, "known", None) is not None:
-            self.lane.marker = self.known
-            self._decide(self.known)
+        if self.step is CommitStep.READ and getattr(self, "stale_marker", None) is not None:
+            self.known.marker = self.stale_marker
+            self._decide(self.stale_marker)
 
 
-class MarkerReadBeforeTheFence(LaneCommit):
+class MarkerReadBeforeTheFence(MarkedCommit):
     def succeeded(self, found: int | None = None) -> None:
         match self.step:
             case CommitStep.LOOK_UP:
@@ -285,7 +285,7 @@ class MarkerReadBeforeTheFence(LaneCommit):
                 self.early = found
                 self.step = CommitStep.FENCE
             case CommitStep.FENCE:
-                self.lane.marker = self.early
+                self.known.marker = self.early
                 self._decide(self.early)
             case _:
                 super().succeeded(found)
@@ -295,70 +295,70 @@ class MarkerReadBeforeTheFence(LaneCommit):
         self.step = CommitStep.READ
 
 
-class ProducerKeptAfterAFailure(LaneCommit):
+class ProducerKeptAfterAFailure(MarkedCommit):
     def failed(self) -> None:
-        marker = self.lane.marker
+        marker = self.known.marker
         super().failed()
         if marker is not None:
-            self.lane.marker, self.step = marker, CommitStep.BEGIN
+            self.known.marker, self.step = marker, CommitStep.BEGIN
 
 
-class LostAnswerTakenForDone(LaneCommit):
+class LostAnswerTakenForDone(MarkedCommit):
     def failed(self) -> None:
         was = self.step
         super().failed()
         if was is CommitStep.COMMIT:
-            self.lane.marker, self.step = self.checkpoint_id, CommitStep.NOTE
+            self.known.marker, self.step = self.checkpoint_id, CommitStep.RECORD
 
 
-class DeletedBeforeTheCommit(LaneCommit):
+class DeletedBeforeTheCommit(MarkedCommit):
     def succeeded(self, found: int | None = None) -> None:
         match self.step:
             case CommitStep.MARK:
                 self.step = CommitStep.CLEAN
             case CommitStep.CLEAN if (
-                not self.was_ours and self.lane.marker is not None and self.lane.marker < self.checkpoint_id
+                not self.was_ours and self.known.marker is not None and self.known.marker < self.checkpoint_id
             ):
                 self.step = CommitStep.COMMIT
-            case CommitStep.NOTE:
+            case CommitStep.RECORD:
                 self.step = CommitStep.DONE
             case _:
                 super().succeeded(found)
 
 
-class NotedBeforeTheCommit(LaneCommit):
+class NotedBeforeTheCommit(MarkedCommit):
     def succeeded(self, found: int | None = None) -> None:
         match self.step:
             case CommitStep.MARK:
-                self.step = CommitStep.NOTE
-            case CommitStep.NOTE if self.lane.marker is not None and self.lane.marker < self.checkpoint_id:
+                self.step = CommitStep.RECORD
+            case CommitStep.RECORD if self.known.marker is not None and self.known.marker < self.checkpoint_id:
                 self.step = CommitStep.COMMIT
             case _:
                 super().succeeded(found)
 
 
-class MissingMarkerTakenForNotCommitted(LaneCommit):
+class MissingMarkerTakenForNotCommitted(MarkedCommit):
     def _decide(self, marker: int | None) -> None:
         super()._decide(0 if marker is None and self.after == 0 else marker)
 
 
-class MissingMarkerTakenForCommitted(LaneCommit):
+class MissingMarkerTakenForCommitted(MarkedCommit):
     def _decide(self, marker: int | None) -> None:
         super()._decide(self.checkpoint_id if marker is None else marker)
 
 
-class MarkerOfTheCheckpointBeforeIsEnough(LaneCommit):
+class MarkerOfTheCheckpointBeforeIsEnough(MarkedCommit):
     def _decide(self, marker: int | None) -> None:
         super()._decide(None if marker is None else marker + 1)
 
 
-class OwnMarkerIsNotEnough(LaneCommit):
+class OwnMarkerIsNotEnough(MarkedCommit):
     def _decide(self, marker: int | None) -> None:
         super()._decide(None if marker is None else max(marker - 1, self.after))
 
 
 class MarkerOutsideOfTheTransaction(Committer):
-    def do(self, cluster: Cluster, call: LaneCommit) -> int | None:
+    def do(self, cluster: Cluster, call: MarkedCommit) -> int | None:
         if call.step is CommitStep.MARK:
             cluster.check(self.epoch)
             cluster.marker = call.checkpoint_id
@@ -367,7 +367,7 @@ class MarkerOutsideOfTheTransaction(Committer):
 
 
 class MarkerWrittenAfterTheTransaction(Committer):
-    def do(self, cluster: Cluster, call: LaneCommit) -> int | None:
+    def do(self, cluster: Cluster, call: MarkedCommit) -> int | None:
         if call.step is CommitStep.MARK:
             cluster.check(self.epoch)
             cluster.commit(self.epoch)
@@ -379,7 +379,7 @@ class MarkerWrittenAfterTheTransaction(Committer):
         return super().do(cluster, call)
 
 
-def with_commit(bug: type[LaneCommit]) -> type[Committer]:
+def with_commit(bug: type[MarkedCommit]) -> type[Committer]:
     return type(bug.__name__, (Committer,), {"commit_class": bug})
 
 
@@ -414,15 +414,15 @@ def test_each_known_bug_is_found(bug):
 
 
 def test_a_checkpoint_is_not_committed_before_the_one_before_it():
-    call = LaneCommit(LaneState(), checkpoint_id=7, after=5)
+    call = MarkedCommit(KnownMarker(), checkpoint_id=7, after=5)
     for found in (None, None, 3):
         call.succeeded(found)
     assert call.step is CommitStep.TOO_EARLY
 
 
 def test_a_producer_that_was_not_fenced_needs_no_second_look():
-    lane = LaneState()
-    first = LaneCommit(lane, 1, 0)
+    known = KnownMarker()
+    first = MarkedCommit(known, 1, 0)
     taken = []
     while not first.is_over:
         taken.append(first.step)
@@ -435,13 +435,13 @@ def test_a_producer_that_was_not_fenced_needs_no_second_look():
         "PRODUCE",
         "MARK",
         "COMMIT",
-        "NOTE",
+        "RECORD",
         "CLEAN",
     ]
-    assert LaneCommit(lane, 2, 1).step is CommitStep.BEGIN
+    assert MarkedCommit(known, 2, 1).step is CommitStep.BEGIN
 
 
 @pytest.mark.parametrize(("checkpoint_id", "after"), [(3, 3), (3, 4), (3, -1)], ids=["same", "later", "negative"])
 def test_impossible_orders_are_refused(checkpoint_id, after):
     with pytest.raises(InvariantError, match="is committed after"):
-        LaneCommit(LaneState(), checkpoint_id, after)
+        MarkedCommit(KnownMarker(), checkpoint_id, after)

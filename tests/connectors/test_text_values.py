@@ -35,7 +35,7 @@ from midstream.engine.core.schemas import as_declared, as_schema
 MANY = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 KINDS: list[pa.DataType] = [
     *(pa.int8(), pa.int64(), pa.uint8(), pa.uint64(), pa.float32(), pa.float64(), pa.bool_(), pa.large_string()),
-    *(pa.decimal128(5, 2), pa.decimal128(38, 0), pa.date32(), pa.date64(), pa.large_binary()),
+    *(pa.decimal128(5, 2), pa.decimal128(38, 0), pa.decimal128(38, 2), pa.decimal128(38, 18), pa.date32(), pa.date64(), pa.large_binary()),
     *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns"), pa.timestamp("s", "UTC"), pa.timestamp("us", "UTC")),
     *(pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("ns")),
     *(pa.duration("s"), pa.duration("ms"), pa.duration("us"), pa.duration("ns")),
@@ -60,7 +60,7 @@ _TIMES = """
 """
 NUMBERS = [
     *_NUMBERS.split(),
-    *("9" * 20, "9" * 39, "1" * 309, "1" * 400, "0." + "1" * 60, "1" * 400 + ".5", "0." + "0" * 36 + "1e-1", "0." + "0" * 37 + "1e-9", " 1 ", "\t1", "1 ", "1 2", " ", "''"),
+    *("9" * 20, "9" * 36, "9" * 37, "9" * 38, "9" * 39, "1e19", "1E+37", "1e38", "1" * 21 + ".5", "1" * 309, "1" * 400, "0." + "1" * 60, "1" * 400 + ".5", "0." + "0" * 36 + "1e-1", "0." + "0" * 37 + "1e-9", " 1 ", "\t1", "1 ", "1 2", " ", "''"),
 ]  # fmt: skip
 TIMES = [
     *_TIMES.split(),
@@ -124,6 +124,12 @@ def _time_of_day_in_ns(text: str) -> int:
     return since // timedelta(seconds=1) * 10**9 + int(fraction.ljust(9, "0"))
 
 
+def _fitting(number: Decimal, kind: Any) -> Decimal:
+    if number and number.is_finite() and number.adjusted() >= kind.precision - kind.scale:
+        raise ValueError(f"{number} has more digits than {kind}")
+    return number
+
+
 def _bool(text: str) -> bool:
     return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
 
@@ -135,7 +141,7 @@ def in_python(text: str, kind: pa.DataType) -> Any:
         (types.is_integer, _int),
         (types.is_floating, _float),
         (types.is_boolean, _bool),
-        (types.is_decimal, Decimal),
+        (types.is_decimal, lambda text: _fitting(Decimal(text), kind)),
         (types.is_date, lambda text: date.fromisoformat(text.strip())),
         (types.is_time, _time_of_day_in_ns),
         (types.is_timestamp, _times_in_ns),
@@ -500,7 +506,7 @@ def in_json(text: str, kind: pa.DataType) -> Any:
     if types.is_floating(kind) and number:
         return value if isinstance(value, float) else _float(str(value))
     if types.is_decimal(kind) and not isinstance(value, bool) and isinstance(value, (Decimal, str)):
-        return Decimal(value)
+        return _fitting(Decimal(value), kind)
     is_text = types.is_large_string(kind) or types.is_large_binary(kind) or types.is_temporal(kind)
     if isinstance(value, str) and is_text and not types.is_duration(kind):
         return in_python(value, kind)

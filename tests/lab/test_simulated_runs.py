@@ -20,7 +20,7 @@ from midstream_lab.scenarios.scenario import draw
 
 
 @pytest.mark.turns(3)
-@pytest.mark.parametrize("topology", [*SHAPES, *COMBINED, "random"])
+@pytest.mark.parametrize("topology", [*SHAPES, *COMBINED, "days", "random"])
 def test_without_faults_the_output_is_exact_and_checkpoints_are_consistent_cuts(topology: str) -> None:
     checkpoints = 0
     for seed in some(range(4)):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
+import pyarrow as pa
+
+from midstream_lab.jobs.days import DAYS, Days
 from midstream_lab.jobs.timed import GAP_MS, TUMBLING_MS
 from midstream_lab.jobs.window_reference import WindowReference, difference, wrong_marks
 
@@ -82,3 +86,19 @@ def test_what_is_emitted_is_compared_row_by_row() -> None:
     due = Counter([(7, 0, WINDOW_US, ids(0, 1))])
     assert difference(due, due) == ""
     assert "1" in difference(Counter([(7, 0, WINDOW_US, ids(0))]), due)
+
+
+def test_the_days_of_the_reference_are_an_hour_longer_or_shorter_when_the_clock_changes():
+    lengths = {}
+    for name, days in DAYS.items():
+        starts = [days.windows(at_ms * 1000)[-1][0] // 1000 for at_ms in range(5 * 48)]
+        first = list(dict.fromkeys(starts))
+        lengths[name] = {after - before for before, after in pairwise(first)} - {48}
+    assert all(len(found) == 1 for found in lengths.values()), lengths
+    assert set().union(*lengths.values()) == {46, 47, 49, 50}
+
+
+def test_values_that_differ_from_those_of_the_rows_are_reported():
+    days = Days("Europe/Paris", 1, 0, ("distinct", "words"))
+    rows = pa.RecordBatch.from_pylist([{"ids": [1, 2], "distinct": 9, "words": ["?"]}])
+    assert days.wrong_values(rows).startswith("distinct of the rows [1, 2] is 9 instead of ")

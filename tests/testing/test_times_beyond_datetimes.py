@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from midstream import ConfigError, Count, Environment, JobError, SchemaError, WatermarkStrategy, testing, tumbling
+from midstream.engine.core.arrow_types import schema_of
 from midstream.testing.inputs import FIRST_US, LAST_US
 
 FAR = pa.table({"k": ["a"], "at": pa.array([1 << 62], pa.timestamp("us"))})
@@ -69,6 +70,20 @@ def test_such_a_time_is_no_event_time():
         JobError, match=r"event-time column 'at' is 4611686018427387904 microseconds since 1970 in the row"
     ):
         testing.run(timed(), FAR)
+
+
+def test_the_last_nanosecond_is_no_event_time_and_the_one_before_is():
+    schema = schema_of([("k", pa.string()), ("at", pa.timestamp("ns"))])
+    rows = Environment().from_collection([], schema=schema).uid("rows")
+    in_order = rows.with_watermarks("at", WatermarkStrategy.bounded("5 s")).key_by("k").sort_by_time()
+
+    def read(ns):
+        found = testing.run(in_order, pa.table({"k": ["a"], "at": pa.array([ns], pa.timestamp("ns"))}, schema=schema))
+        return [number for stream in found for number in found.table(stream)["at"].cast(pa.int64()).to_pylist()]
+
+    assert read(2**63 - 2) == [2**63 - 2]
+    with pytest.raises(JobError, match=r"event-time column 'at' is 9223372036854775807 nanoseconds since 1970"):
+        read(2**63 - 1)
 
 
 def test_a_job_with_such_times_is_simulated():

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from midstream.engine.core.arrow_types import is_list_array, to_list
 from midstream.engine.core.elements import MIN_WATERMARK_US
@@ -22,9 +23,10 @@ from midstream.engine.operators.windows.pane_windows import PANE
 from midstream.engine.operators.windows.window_combiner import ROWS
 from midstream.engine.operators.windows.window_factory import LATE
 from midstream.engine.operators.windows.window_operator import END, PARTS, PROGRESS, START, WindowOperator
-from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
+from midstream.engine.operators.windows.window_specs import IS_EARLY, WINDOW_END, WINDOW_START
 from midstream.engine.state.state_parts import KEY_GROUP, StatePart
 from midstream.simulation.recorded_rows import SCHEMA, Int64s, Outside, time_ms
+from midstream_lab.jobs.days import DAYS, Days
 from midstream_lab.jobs.timed import (
     GAP_MS,
     GAPS_SCHEMA,
@@ -54,6 +56,9 @@ LENIENT: Final[Mapping[str, str]] = {
     "late_session": "session",
     **OF_ROWS,
     OWN_GAPS: "session",
+    "early_window": "window",
+    "early_slide": "slide",
+    **{kind: kind for kind in DAYS},
 }
 """The kinds of nodes with allowed lateness, and their kinds of windows."""
 ALLOWED_MS: Final = 30
@@ -68,6 +73,8 @@ def windows_of(kind: str, time_ms: int) -> list[int] | None:
     if kind == "slide":
         last = time_ms // SLIDE_MS * SLIDE_MS
         return list(range(last - SIZE_MS + SLIDE_MS, last + 1, SLIDE_MS))
+    if kind in DAYS:
+        return [start_us // 1000 for start_us, _ in DAYS[kind].windows(time_ms * 1000)]
     return None
 
 
@@ -77,6 +84,8 @@ def checked_window(uid: str, outside: Outside, kind: str, *, combines: bool) -> 
     of = LENIENT.get(kind, kind)
     if kind == OWN_GAPS:
         return WindowOfGaps(outside, window_of_gaps(uid, f"{allowed_ms} ms"), of, allowed_ms)
+    if kind in DAYS:
+        return WindowOfDays(outside, DAYS[kind].operator(uid, allowed_ms), of, allowed_ms)
     if kind in OF_ROWS:
         return Window(outside, window_of_rows(uid, of, f"{allowed_ms} ms"), of, allowed_ms)
     return Window(outside, window(uid, of, f"{allowed_ms} ms", combines=combines), of, allowed_ms)
@@ -144,7 +153,7 @@ class Window(Around):
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         held = parts[PARTS].table() if PARTS in parts else None
-        self._reference.restore(_marks_us(parts), () if held is None else _held(held))
+        self._reference.restore(self._marks_us(parts), () if held is None else _held(held))
         super().restore(parts)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
@@ -174,7 +183,7 @@ class Window(Around):
         if not self._is_firing:
             self._emitted.clear()
             self._fired_end_us = MIN_WATERMARK_US
-        self._is_firing = not super().advance_watermark(watermark_us)
+        self._is_firing = not super().advance_watermark(self._own_watermark(watermark_us))
         if not self._is_firing:
             self._compare(self._reference.due(watermark_us), f"at event time {watermark_us}")
             self._reference.reach(watermark_us)
@@ -189,7 +198,7 @@ class Window(Around):
             made = snapshot.complete()
             if PARTS in made.parts:
                 self._check_state(made.parts[PARTS].table(), forgotten_us)
-            for complaint in islice(wrong_marks(fired_before, _marks_us(made.parts)), 3):
+            for complaint in islice(wrong_marks(fired_before, self._marks_us(made.parts)), 3):
                 self._bug(f"checkpoint {checkpoint_id}: {complaint}")
             return made
 
@@ -205,12 +214,23 @@ class Window(Around):
         if wrong:
             self._bug(f"{when} it {wrong}")
 
-    def _check_state(self, table: pa.Table, forgotten_us: int) -> None:
+    def _own_watermark(self, watermark_us: int) -> int:
+        """Return the watermark for the operator."""
+        return watermark_us
+
+    def _marks_us(self, parts: Mapping[str, StatePart]) -> dict[int, int]:
+        """Return how far event time has come, by key group."""
+        return _marks_us(parts)
+
+    def _last_ends_us(self, table: pa.Table) -> Int64s:
+        """Return the end of the last window of each part of the state."""
         if self._kind == "session":
-            ends_us = table.column(END).to_numpy()
-        else:
-            panes = to_list(table.column(PANE).cast(pa.int64()))
-            ends_us = np.array([_last_end_ms(self._kind, pane // 1000) * 1000 for pane in panes])
+            return table.column(END).to_numpy()
+        panes = to_list(table.column(PANE).cast(pa.int64()))
+        return np.array([_last_end_ms(self._kind, pane // 1000) * 1000 for pane in panes])
+
+    def _check_state(self, table: pa.Table, forgotten_us: int) -> None:
+        ends_us = self._last_ends_us(table)
         over = due_us(self._kind, ends_us) + self._allowed_us <= forgotten_us
         if over.any():
             self._bug(f"event time is {forgotten_us}, and these windows are in state, which end at {ends_us[over][:5]}")
@@ -232,6 +252,41 @@ class WindowOfGaps(Window):
         gaps = gap_ms(batch.column("id").to_numpy())
         columns = [*batch.columns, pa.array(gaps).view(pa.duration("ms"))]
         super().process(pa.RecordBatch.from_arrays(columns, schema=GAPS_SCHEMA), port)
+
+
+class WindowOfDays(Window):
+    """The operator of windows of local days, whose rows are at other times than those of the run."""
+
+    @property
+    def _days(self) -> Days:
+        return DAYS[self._kind]
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
+        if tag == LATE:
+            super().emit(batch.select(SCHEMA.names), tag)
+            return
+        wrong = self._days.wrong_values(batch)
+        if wrong:
+            self._bug(wrong)
+        bounds = [
+            [self._days.time_of_run(bound) for bound in to_list(batch.column(name).cast(pa.int64()))]
+            for name in (WINDOW_START, WINDOW_END)
+        ]
+        columns = [batch.column("key"), *(pa.array(each, pa.timestamp("us")) for each in bounds), batch.column("ids")]
+        super().emit(pa.RecordBatch.from_arrays(columns, ["key", WINDOW_START, WINDOW_END, "ids"]))
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        super().process(self._days.with_values(batch), port)
+
+    def _own_watermark(self, watermark_us: int) -> int:
+        return self._days.watermark(watermark_us)
+
+    def _marks_us(self, parts: Mapping[str, StatePart]) -> dict[int, int]:
+        return {group: self._days.watermark_of_run(mark_us) for group, mark_us in super()._marks_us(parts).items()}
+
+    def _last_ends_us(self, table: pa.Table) -> Int64s:
+        panes = to_list(table.column(PANE).cast(pa.int64()))
+        return np.array([self._days.last_end(pane) for pane in panes], np.int64)
 
 
 def _bounds_are_right(batch: pa.RecordBatch, ids: str, lowest: str, highest: str) -> bool:
@@ -284,14 +339,16 @@ def _last_end_ms(kind: str, at_ms: int) -> int:
 
 
 class Stack(Operator):
-    """Emits one row for each row of each emission. `n` encodes the window's start and the number of rows in the
-    emission.
+    """Emits one row for each row of each emission but early ones, which depend on the wall clock. `n` encodes the window's
+    start and the number of rows in the emission.
     """
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if IS_EARLY in batch.schema.names:
+            batch = batch.filter(pc.invert(batch.column(IS_EARLY)))
         ids = batch.column("ids")
         assert is_list_array(ids)
         sizes = ids.value_lengths().to_numpy()

@@ -10,6 +10,7 @@ from midstream.engine.operators.windows.window_factory import LATE
 from midstream_lab.jobs import (
     timed,
 )
+from midstream_lab.jobs.days import DAYS
 from midstream_lab.jobs.key_types import KEY_LAYOUTS
 from midstream_lab.jobs.lateness import LENIENT, OWN_GAPS
 from midstream_lab.jobs.lookups import LOOKUPS
@@ -136,6 +137,34 @@ def with_counted(shape: Shape, random: Random) -> Shape:
     inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
     entry = Input(random.choice(inner), KEYED)
     return (*shape, Node(("counted", "stack"), (entry,)), node_of("sink", Input(len(shape), REBALANCE)))
+
+
+def with_early_results(shape: Shape, random: Random) -> Shape:
+    """Replace windows of fixed size, in one of 15 shapes that have some, by windows with early results."""
+    kinds = {
+        "window": "early_window",
+        "late_window": "early_window",
+        "slide": "early_slide",
+        "late_slide": "early_slide",
+    }
+    found = [index for index, node in enumerate(shape) if node.chain[0] in kinds]
+    if not found or random.random() >= 1 / 15:
+        return shape
+    index = random.choice(found)
+    chain = (kinds[shape[index].chain[0]], "stack")
+    return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
+
+
+def with_days(shape: Shape, random: Random, share: float = 1 / 15) -> Shape:
+    """Add, to a share of the shapes, windows of local days with all kinds of aggregates, of the rows of one or two nodes."""
+    if random.random() >= share:
+        return shape
+    made = {*_LAST, "plain", *KEY_LAYOUTS}
+    inner = [index for index, node in enumerate(shape) if made.isdisjoint(node.chain)]
+    entries = tuple(Input(index, KEYED) for index in random.sample(inner, min(len(inner), random.choice((1, 2)))))
+    sinks = (Input(len(shape), random.choice((FORWARD, REBALANCE))), Input(len(shape), FORWARD, tag=LATE))
+    windows = Node((random.choice(tuple(DAYS)), "stack"), entries)
+    return (*shape, windows, *(Node(("sink",), (each,)) for each in sinks))
 
 
 def with_states(shape: Shape, random: Random) -> Shape:

@@ -52,7 +52,8 @@ class Node:
     by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join", "full_join",
     "anti_join", "asof_join", "window_join" (keyed, of both ports) followed by "couple" (their results as rows),
     "late_window", "late_slide", "late_session" (with allowed lateness), "rows_window", "rows_slide", "rows_session" (the
-    same, by a function that gets all rows), "gap_session" (sessions with gaps from a column), "counted" (windows by count)
+    same, by a function that gets all rows), "early_window", "early_slide" (with early results), "gap_session" (sessions with
+    gaps from a column), "counted" (windows by count), "days_00" and further ones (windows of local days, see `days`), all
     followed by "stack" (their emissions as rows), "unique", "unique_near" (keyed, drop duplicates, the second those that are
     near by event time), "sorted" (keyed, by event time); late rows of the last two go to a side output, "lookup",
     "lookup_in_order" (a slow function), "failing",
@@ -81,6 +82,8 @@ def node_of(chain: str, *inputs: Input) -> Node:
     return Node(tuple(chain.split()), inputs)
 
 
+TIMED_SOURCES: Final[Shape] = (source_node("tight"), source_node("idle", rows_share=0.5))
+"""What the drawn nodes of the shape "days" read."""
 COMBINED: Final[Mapping[str, Shape]] = {
     "combined_window": (
         source_node("tight"),
@@ -394,6 +397,19 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("late_session stack", Input(0, KEYED), Input(1, KEYED)),
         node_of("sink", Input(2, REBALANCE)),
         node_of("sink", Input(2, FORWARD, tag=LATE)),
+    ),
+    "early_window": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("early_window stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("sink", Input(2, REBALANCE, tag=LATE)),
+    ),
+    "early_slide": (
+        source_node("tight"),
+        source_node("tight", rows_share=0.5),
+        node_of("early_slide stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
     ),
     "rows_window": (
         source_node("tight"),

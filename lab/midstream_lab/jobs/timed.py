@@ -203,7 +203,9 @@ def timestamps(uid: str, kind: str, outside: Outside) -> Timestamps:
     return Timestamps(uid, kind, outside)
 
 
-def window(uid: str, kind: str, allowed_lateness: str = "0 ms", *, combines: bool = False) -> WindowOperator:
+def window(
+    uid: str, kind: str, allowed_lateness: str = "0 ms", *, combines: bool = False, emit_every: str = "0 ms"
+) -> WindowOperator:
     """Return a window operator that emits the ids of the rows of each window, as a list.
 
     `combines`: also the lowest and the highest of them, which a combiner merges.
@@ -217,6 +219,7 @@ def window(uid: str, kind: str, allowed_lateness: str = "0 ms", *, combines: boo
         aggregates={"ids": Ids(), **bounds},
         schema=SCHEMA,
         allowed_lateness=allowed_lateness,
+        emit_every=emit_every,
     )
 
 

@@ -21,6 +21,7 @@ from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass
 from midstream_lab.jobs import (
     clocks,
     counted,
+    early,
     end_operators,
     enriching,
     failing,
@@ -33,6 +34,7 @@ from midstream_lab.jobs import (
     timed,
     timely,
 )
+from midstream_lab.jobs.days import DAYS
 from midstream_lab.jobs.joins import Joined
 from midstream_lab.jobs.key_types import KEY_LAYOUTS, PLAIN, KeyLayout, Plain, Rekey
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
@@ -321,12 +323,12 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
 
 def combines(shape: Shape, index: int) -> bool:
     """Return whether the rows that reach a node may be combined: it begins with a window whose late rows are not
-    read, whose state is not its rows, and whose gaps are not in a column.
+    read, whose state is not its rows, whose gaps are not in a column, and whose rows are at the times of the run.
     """
     kind = shape[index].chain[0]
     read = any(entry.node == index and entry.tag == LATE for node in shape for entry in node.inputs)
     return (
-        kind in timed.WINDOWS or kind in lateness.LENIENT.keys() - {*lateness.OF_ROWS, lateness.OWN_GAPS}
+        kind in timed.WINDOWS or kind in lateness.LENIENT.keys() - {*lateness.OF_ROWS, lateness.OWN_GAPS, *DAYS}
     ) and not read
 
 
@@ -443,6 +445,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return end_operators.total(uid, outside)
         case "table":
             return tables.hold(uid, outside)
+        case "early_window" | "early_slide":
+            return early.EarlyWindow(uid, outside, kind, combines=combines)
         case _ if kind in timed.WINDOWS or kind in lateness.LENIENT:
             return lateness.checked_window(uid, outside, kind, combines=combines)
         case "pack":

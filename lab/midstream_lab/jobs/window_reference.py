@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.simulation.recorded_rows import time_ms
+from midstream_lab.jobs.days import DAYS
 from midstream_lab.jobs.timed import GAP_MS, SIZE_MS, SLIDE_MS, TUMBLING_MS, due_us
 
 SAMPLES: Final = 3
@@ -29,7 +30,7 @@ Row: TypeAlias = tuple[int, int, int]
 
 
 class WindowReference:
-    """The reference for one subtask. `kind`: "window", "slide" or "session". `allowed_us`: the allowed lateness. `gap_us`: the
+    """The reference for one subtask. `kind`: "window", "slide", "session" or one of `DAYS`. `allowed_us`: the allowed lateness. `gap_us`: the
     gap of the session of each row.
     """
 
@@ -103,8 +104,7 @@ class WindowReference:
         if self._kind == "session":
             end_us = max([part.end_us, *(other.end_us for other in held if other.touches(part))])
         else:
-            size_us, slide_us = _BOUNDS_US[self._kind]
-            end_us = part.start_us // slide_us * slide_us + size_us
+            end_us = self._end_us(part)
         return due_us(self._kind, end_us) + self._allowed_us <= mark_us
 
     # ---- event time
@@ -146,8 +146,16 @@ class WindowReference:
         """Return the end of the last window of a part."""
         if self._kind == "session":
             return part.end_us
+        return self._windows_at(part.start_us)[-1][1]
+
+    def _windows_at(self, time_us: int) -> list[tuple[int, int]]:
+        """Return the start and the end of each window of fixed size to which a time belongs, ascending."""
+        if self._kind in DAYS:
+            return DAYS[self._kind].windows(time_us)
         size_us, slide_us = _BOUNDS_US[self._kind]
-        return part.start_us // slide_us * slide_us + size_us
+        last_us = time_us // slide_us * slide_us
+        starts_us = range(last_us - size_us + slide_us, last_us + 1, slide_us)
+        return [(start_us, start_us + size_us) for start_us in starts_us]
 
     def _windows(self, held: Iterable[_Part], at_us: range) -> Iterator[tuple[int, int, tuple[int, ...]]]:
         """Yield the start, the end and the rows of each window of one key that is due at one of `at_us`."""
@@ -158,15 +166,13 @@ class WindowReference:
             return
         if not at_us:
             return
-        size_us, slide_us = _BOUNDS_US[self._kind]
-        ids: dict[int, list[int]] = {}
+        ids: dict[tuple[int, int], list[int]] = {}
         for part in held:
-            last_us = part.start_us // slide_us * slide_us
-            for start_us in range(last_us - size_us + slide_us, last_us + 1, slide_us):
-                if due_us(self._kind, start_us + size_us) in at_us:
-                    ids.setdefault(start_us, []).extend(part.ids.elements())
-        for start_us, rows in ids.items():
-            yield start_us, start_us + size_us, tuple(sorted(rows))
+            for bounds in self._windows_at(part.start_us):
+                if due_us(self._kind, bounds[1]) in at_us:
+                    ids.setdefault(bounds, []).extend(part.ids.elements())
+        for (start_us, end_us), rows in ids.items():
+            yield start_us, end_us, tuple(sorted(rows))
 
 
 class _Part:

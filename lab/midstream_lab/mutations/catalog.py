@@ -15,6 +15,7 @@ from midstream_lab.mutations import (
     commit_mutations,
     content_mutations,
     coordination_mutations,
+    days_mutations,
     enriching_mutations,
     exchange_mutations,
     file_mutations,
@@ -68,6 +69,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **timely_mutations.MUTATIONS,
     **lookup_mutations.MUTATIONS,
     **window_kind_mutations.MUTATIONS,
+    **days_mutations.MUTATIONS,
 }
 EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     "sequence_not_checked": Equivalent(

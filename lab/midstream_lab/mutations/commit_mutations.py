@@ -27,14 +27,14 @@ from midstream_lab.scenarios.targeted_at_rest import committing, outcome_unknown
 def unknown_outcome_is_aborted() -> Replacements:
     """What was prepared for a checkpoint whose outcome is unknown is thrown away."""
 
-    def take_prepared(self: Any) -> Any:
+    def take_to_abort(self: Any) -> Any:
         known, self._uncertain_id = self._uncertain_id, 0
         taken = original(self)
         self._uncertain_id = known
         return taken
 
-    original = CheckpointCoordinator.take_prepared
-    return [(CheckpointCoordinator, "take_prepared", take_prepared)]
+    original = CheckpointCoordinator.take_to_abort
+    return [(CheckpointCoordinator, "take_to_abort", take_to_abort)]
 
 
 def failed_is_aborted_at_once() -> Replacements:
@@ -42,7 +42,7 @@ def failed_is_aborted_at_once() -> Replacements:
 
     def abort(self: Any, pending: Any, *arguments: Any, **more: Any) -> None:
         owner = owner_of(self)
-        owner.commits.abort(metadata_builder.committables_of(pending.acks, self._names, self._newest_id))
+        owner.commits.add_aborts(metadata_builder.committables_of(pending.acks, self._names, self._newest_id))
         original(self, pending, *arguments, **more)
 
     original = CheckpointCoordinator._abort
@@ -122,12 +122,12 @@ def failed_commit_counts() -> Replacements:
 def given_up_after_failures() -> Replacements:
     """What could not be committed when all tries were used up is dropped when the job continues."""
 
-    def resume(self: Any) -> None:
+    def retry_stalled(self: Any) -> None:
         self._commits.popleft()
         original(self)
 
-    original = CommitQueue.resume
-    return [(CommitQueue, "resume", resume)]
+    original = CommitQueue.retry_stalled
+    return [(CommitQueue, "retry_stalled", retry_stalled)]
 
 
 def ended_before_committed() -> Replacements:
@@ -186,14 +186,14 @@ def prepared_late() -> Replacements:
 def abort_follows_the_restart() -> Replacements:
     """What an attempt has prepared stays on the list of what must be deleted."""
 
-    def take_prepared(self: Any) -> Any:
+    def take_to_abort(self: Any) -> Any:
         unsettled = dict(self._prepared)
         taken = original(self)
         self._prepared.update(unsettled)
         return taken
 
-    original = CheckpointCoordinator.take_prepared
-    return [(CheckpointCoordinator, "take_prepared", take_prepared)]
+    original = CheckpointCoordinator.take_to_abort
+    return [(CheckpointCoordinator, "take_to_abort", take_to_abort)]
 
 
 def settled_stays_unsettled() -> Replacements:

@@ -139,10 +139,14 @@ def rescale_before_stored() -> Replacements:
     def publish(self: Any, pending: Any) -> None:
         original(self, pending)
         owner = owner_of(self)
-        if pending.is_rescale and not self.outcome_is_known and owner.rescaling.stage is RescaleStage.STORING:
+        if (
+            pending.is_rescale
+            and not self.outcome_is_known
+            and owner.rescaling.stage is RescaleStage.REQUESTING_CHECKPOINT
+        ):
             owner.rescaling._current.checkpoint, owner.rescaling.stage = (
                 self.path_of(pending.checkpoint_id),
-                RescaleStage.STORED,
+                RescaleStage.READY_TO_SWITCH,
             )
             self._effects.cancel_timer(pending.timer)
             self.pending, self.progress = None, CheckpointProgress.NONE
@@ -348,10 +352,10 @@ def forget_committables_on_restore() -> Replacements:
     original = machine.Coordinator._opened
 
     def opened(self: Any, outcome: Any) -> None:
-        add = self.commits.add
-        self.commits.add = lambda holder, what: add(holder, ())
+        add = self.commits.add_commits
+        self.commits.add_commits = lambda holder, what: add(holder, ())
         original(self, outcome)
-        self.commits.add = add
+        self.commits.add_commits = add
 
     return [(machine.Coordinator, "_opened", opened)]
 

@@ -329,16 +329,16 @@ def where_it_went_back_is_not_written_down() -> Replacements:
 
 def uncertain_is_aborted() -> Replacements:
     """What was prepared for a checkpoint of unknown outcome is cleaned up."""
-    original = CheckpointCoordinator.take_prepared
+    original = CheckpointCoordinator.take_to_abort
 
-    def take_prepared(self: Any) -> Any:
+    def take_to_abort(self: Any) -> Any:
         before, self._uncertain_id = self._uncertain_id, 0
         try:
             return original(self)
         finally:
             self._uncertain_id = before
 
-    return [(CheckpointCoordinator, "take_prepared", take_prepared)]
+    return [(CheckpointCoordinator, "take_to_abort", take_to_abort)]
 
 
 _Bug = tuple[str, Callable[[], Replacements], Callable[[int], Scenario]]

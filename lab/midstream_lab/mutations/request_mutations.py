@@ -138,7 +138,7 @@ def end_of_a_slot_is_no_failure() -> Replacements:
     """A slot that is lost when only some tasks have finished counts as one that has done its work."""
 
     def slot_lost(self: Any, event: Any) -> None:
-        done = property(lambda attempt: attempt._in[TaskPhase.FINISHED] > 0)
+        done = property(lambda attempt: attempt._count_by_phase[TaskPhase.FINISHED] > 0)
         with patch.object(Attempt, "all_finished", done):
             original(self, event)
 
@@ -223,7 +223,10 @@ def savepoint_of_an_older_checkpoint() -> Replacements:
         for waiting in self._at(savepoint.stage):
             pending = self._in_progress()
             if waiting is savepoint and savepoint.stage.name == "WAITING" and pending is not None:
-                savepoint.stage, savepoint.checkpoint_id = type(savepoint.stage).STORING, pending.checkpoint_id
+                savepoint.stage, savepoint.checkpoint_id = (
+                    type(savepoint.stage).MAKING_CHECKPOINT,
+                    pending.checkpoint_id,
+                )
 
     def init(self: Any, *arguments: Any, **more: Any) -> None:
         original_init(self, *arguments, **more)

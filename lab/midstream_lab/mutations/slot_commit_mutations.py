@@ -97,8 +97,8 @@ def failed_lane_counts() -> Replacements:
     def handle_answer(self: Any, slot: int, answer: Any) -> None:
         pending = self._unanswered.get(answer.request)
         original(self, slot, answer)
-        if pending is not None and self.failed is not None and len(self.work.left) > 1:
-            self.work.left.pop(pending.lane, None)
+        if pending is not None and self.failed is not None and len(self.work.remaining) > 1:
+            self.work.remaining.pop(pending.lane, None)
 
     original = SlotCommitDispatcher.handle_answer
     return [(SlotCommitDispatcher, "handle_answer", handle_answer)]
@@ -110,7 +110,7 @@ def lost_with_the_slot() -> Replacements:
     def forget_lost(self: Any, live: Any) -> None:
         for pending in self._unanswered.values():
             if pending.slot not in live:
-                del self.work.left[pending.lane]
+                del self.work.remaining[pending.lane]
         original(self, live)
 
     original = SlotCommitDispatcher.forget_lost
@@ -127,13 +127,13 @@ def _not_waiting(method: str) -> Replacements:
         finally:
             self.commits._pretends = False
 
-    def idle(self: Any) -> bool:
-        if getattr(self, "_pretends", False) and self._lanes.under_way:
+    def is_drained(self: Any) -> bool:
+        if getattr(self, "_pretends", False) and self._dispatcher.under_way:
             return True
-        return bool(original_idle(self))
+        return bool(original_is_drained(self))
 
-    original, original_idle = getattr(Coordinator, method), inspect.getattr_static(CommitQueue, "idle").fget
-    return [(Coordinator, method, pretending), (CommitQueue, "idle", property(idle))]
+    original, original_is_drained = getattr(Coordinator, method), inspect.getattr_static(CommitQueue, "is_drained").fget
+    return [(Coordinator, method, pretending), (CommitQueue, "is_drained", property(is_drained))]
 
 
 def deployed_while_committing() -> Replacements:
@@ -148,7 +148,7 @@ def ended_while_committing() -> Replacements:
 
 def let_go_while_committing() -> Replacements:
     """A rescale lets slots go that are committing."""
-    return [(CommitQueue, "on_slots", False)]
+    return [(CommitQueue, "runs_on_slots", False)]
 
 
 def aborted_is_committed() -> Replacements:

@@ -125,7 +125,7 @@ def last_batch_again() -> Replacements:
     def snapshot(self: Any, new_id: Any) -> Any:
         now = [current.split for current in self._splits]
         for current in self._splits:
-            current.split = current.before
+            current.split = current.before_last_batch
         parts = original(self, new_id)
         for current, split in zip(self._splits, now, strict=True):
             current.split = split

@@ -1,4 +1,4 @@
-"""Known bugs of windows whose state is their rows, of gaps from a column, and of windows by count, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
+"""Known bugs of windows whose state is their rows, of gaps from a column, of windows by count, and of early results, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from midstream.engine.operators.functions.batch_functions import BatchFunctionOp
 from midstream.engine.operators.functions.count_windows import CountWindowOperator
 from midstream.engine.operators.functions.window_functions import RowsOfWindows
 from midstream.engine.operators.windows import session_windows
+from midstream.engine.operators.windows.early_results import EarlyResults
+from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.session_windows import Gap
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import END, START
@@ -90,7 +92,58 @@ def parts_of_one_row_are_lost() -> Replacements:
     return [(TableState, "append", append)]
 
 
+def restored_windows_have_not_changed() -> Replacements:
+    """After a restore, what changed before it has no early result until it changes again."""
+    original = PaneWindowOperator._restore_table
+
+    def restore_table(self: Any, table: pa.Table) -> None:
+        early, self._early = self._early, None
+        original(self, table)
+        self._early = early
+
+    return [(PaneWindowOperator, "_restore_table", restore_table)]
+
+
+def changes_during_a_round_are_lost() -> Replacements:
+    """Keys that change while a round of early results is under way are not emitted by the next one."""
+    original = EarlyResults._continue
+
+    def proceed(self: Any) -> None:
+        continues = self._round is not None
+        original(self)
+        if continues and self._round is None:
+            self._changed.clear()
+
+    return [(EarlyResults, "_continue", proceed)]
+
+
+def all_keys_are_emitted_early() -> Replacements:
+    """A round has all keys of the panes that have changed."""
+    original = PaneWindowOperator._early_results
+
+    def early_results(self: Any, changed: Mapping[int, pl.DataFrame]) -> Any:
+        by = self._aggregation.by
+        return original(self, {pane: self._logs[pane].merged().select(by) for pane in changed})
+
+    return [(PaneWindowOperator, "_early_results", early_results)]
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "restored_windows_have_not_changed": Mutation(
+        "early results do not follow a restore",
+        restored_windows_have_not_changed,
+        partial(draw, topology="early_slide", faults=("kill_slot",)),
+    ),
+    "changes_during_a_round_are_lost": Mutation(
+        "keys that change while early results are emitted are forgotten",
+        changes_during_a_round_are_lost,
+        partial(draw, topology="early_slide", rows=200),
+    ),
+    "all_keys_are_emitted_early": Mutation(
+        "early results have keys that have not changed",
+        all_keys_are_emitted_early,
+        partial(draw, topology="early_window"),
+    ),
     "rows_of_a_batch_are_one": Mutation(
         "of the rows of a window that share a batch one is kept",
         rows_of_a_batch_are_one,

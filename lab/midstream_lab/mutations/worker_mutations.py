@@ -69,8 +69,8 @@ def offset_before_emit() -> Replacements:
     def snapshot(self: Any, new_id: Any) -> Any:
         before = [current.split for current in self._splits]
         for current in self._splits:
-            if current.ahead is not None:
-                current.split = msgspec.structs.replace(current.split, offset=current.ahead.offset)
+            if current.prefetched is not None:
+                current.split = msgspec.structs.replace(current.split, offset=current.prefetched.offset)
         parts = original(self, new_id)
         for current, split in zip(self._splits, before, strict=True):
             current.split = split

@@ -33,6 +33,8 @@ from midstream_lab.jobs.random_shapes import (
     random_shape,
     varied,
     with_counted,
+    with_days,
+    with_early_results,
     with_ends,
     with_enriching,
     with_failing,
@@ -45,7 +47,7 @@ from midstream_lab.jobs.random_shapes import (
     with_tables,
     with_timely,
 )
-from midstream_lab.jobs.shapes import COMBINED, SHAPES, Shape
+from midstream_lab.jobs.shapes import COMBINED, SHAPES, TIMED_SOURCES, Shape
 from midstream_lab.jobs.topologies import with_parallelism
 
 CHECKPOINTS_MAX: Final = 30
@@ -208,6 +210,10 @@ def _shapes(
         base = with_lookups(base, Random(f"slow answers {seed}"))
         base = with_enriching(base, Random(f"enriching {seed}"))
         base = with_counted(base, Random(f"counted {seed}"))
+        base = with_early_results(base, Random(f"early results {seed}"))
+        base = with_days(base, Random(f"local days {seed}"))
+    elif topology == "days":
+        base = with_days(TIMED_SOURCES, Random(f"local days {seed}"), share=1)
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
     base = with_sieves(base, Random(f"sieves {seed}"))

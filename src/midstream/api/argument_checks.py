@@ -8,6 +8,7 @@ import sys
 import traceback
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 
 import midstream
@@ -85,6 +86,16 @@ def require_column(schema: pa.Schema, name: object, where: str, what: str, advic
     if index < 0:
         raise SchemaError(f"{where}: {what} {name!r} is not in the stream's schema ({columns_text(schema)}). {advice}")
     return schema.field(index)
+
+
+def check_no_patterns(schema: pa.Schema, where: str) -> None:
+    """Raise SchemaError for a column whose name polars reads as a pattern: an aggregate of it would read other columns."""
+    for name in schema.names:
+        if pl.col(name).meta.has_multiple_outputs():
+            raise SchemaError(
+                f"{where}: polars reads the name of column {name!r} as a pattern of names; rename it before, for example "
+                f"with rename({{{name!r}: 'c'}})"
+            )
 
 
 def require_callable(function: object, where: str, example: str) -> None:

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.api.argument_checks import calling_line, columns_text, require_column
+from midstream.api.argument_checks import calling_line, check_no_patterns, columns_text, require_column
 from midstream.api.columns import Columns, all_of, computes, expressions, renamed, without
 from midstream.api.columns import Literal as Constant
 from midstream.api.function_checks import call_limits, check_function, error_policy
@@ -33,6 +33,7 @@ from midstream.engine.operators.failed_rows import FAILED, FailedMax, OnError
 from midstream.engine.operators.functions.duplicates import drop_duplicates_operator
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.interval_join import How
+from midstream.engine.operators.functions.process_functions import KeyedProcessFunction, ProcessFunction
 from midstream.engine.operators.pandas_frames import require_pandas
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.operators.row_functions import (
@@ -318,6 +319,55 @@ class DataStream(Handle, Writable, Hinted):
         made = self._made_schema(schema, "flat_map")
         policy = error_policy(on_error, failed_max, self.schema, "flat_map")
         return self._then("flat_map", lambda name: FlatMapOperator(name, function, made, policy))
+
+    @located
+    def process(
+        self,
+        function: ProcessFunction,
+        schema: SchemaLike,
+        *,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
+        on_error: OnError = "fail",
+        failed_max: FailedMax | None = None,
+    ) -> DataStream:
+        """Call a function row by row that has side outputs; `key_by(…).process(…)` has states and timers too.
+
+        `function`: an instance of your own subclass of ProcessFunction.
+        `schema`: the columns of the rows that the function returns, as an Arrow or polars schema or as `{"column":
+        type}`.
+        `side_outputs`: the columns of each side output, by its tag.
+        `on_error`, `failed_max`: as for `map`; of a row that fails, nothing is emitted.
+
+        Returns the stream of the returned rows; its `side_output(tag)` has the rows of a side output. Raises as `process` of
+        a keyed stream does, and JobError for a function with states or timers.
+
+            >>> class Sorted(ProcessFunction):
+            ...     def process(self, row, ctx):
+            ...         if row["price"] > 3:
+            ...             return row
+            ...         ctx.side_output("cheap", row)
+            >>> made = orders.process(Sorted(), orders.schema, side_outputs={"cheap": orders.schema})
+            >>> testing.run(made)["cheap"]
+            [{'user': 'ann', 'price': 3}]
+        """
+        from midstream.api.keyed_streams import processed, require_function
+
+        if isinstance(function, KeyedProcessFunction):
+            raise JobError(
+                f"process: {type(function).__name__} is a KeyedProcessFunction, whose states and timers belong to keys; call "
+                "key_by(…) first, or derive it from ProcessFunction, which has none"
+            )
+        require_function(function, ProcessFunction, "process")
+        if hasattr(function, "on_timer"):
+            raise JobError(
+                f"process: {type(function).__name__} has on_timer(), and timers belong to keys. Call key_by(…) first and derive "
+                "it from KeyedProcessFunction; for timers of the whole stream, by a column with one value: "
+                "with_columns(all=pl.lit(0)).key_by('all')"
+            )
+        self.core.check_not_overwritten("process")
+        port = Port("process", (), self.core.event_time, self.schema)
+        policy = error_policy(on_error, failed_max, self.schema, "process")
+        return processed("process", function, [port], schema, side_outputs, self.core, policy=policy)
 
     @located
     def map_batches(
@@ -689,6 +739,7 @@ class DataStream(Handle, Writable, Hinted):
         """
         from midstream.api.windowed_streams import WindowedStream
 
+        check_no_patterns(self.schema, "window_all")
         return WindowedStream(self.core, window)
 
     @located
@@ -874,6 +925,7 @@ def checked_keys(stream: DataStream, columns: tuple[str, ...], method: str) -> t
     """Return the columns; raise SchemaError or JobError if the stream cannot be keyed by them."""
     if not columns:
         raise JobError(f"{method}: name at least one column")
+    check_no_patterns(stream.schema, method)
     for column in columns:
         advice = "Name columns of the stream; make one with with_columns() first if it has to be computed."
         field = require_column(stream.schema, column, method, "key column", advice)

@@ -108,7 +108,7 @@ def error_policy(
         is_pair = isinstance(failed_max, (tuple, list)) and len(failed_max) == 2 and all(map(is_whole, failed_max))
         if not is_pair or not 0 <= failed_max[0] < failed_max[1]:
             raise ConfigError(
-                f"{method}: failed_max={failed_max!r} is not a pair of numbers (failed rows, rows), such as (100, 10_000)"
+                f"{method}: failed_max={failed_max!r} is not a pair (failed rows, rows) of which the first is less, such as (100, 10_000)"
             )
         if on_error == "fail":
             raise ConfigError(

@@ -25,7 +25,7 @@ OF_STREAMS: Final = {
     **dict.fromkeys(("async_map", "mapAsync", "orderedWait", "unorderedWait"), "map_async(function, schema), with ordered=False for results as they come"),
     **dict.fromkeys(("map_partitions", "mapInPandas", "mapInArrow", "mapPartitions", "map_batch"), _BATCHES),
     **dict.fromkeys(("sort", "orderBy", "order_by", "sort_by"), _SORT),
-    **dict.fromkeys(("process", "process_batches", "apply", "foreach", "foreachBatch"), "key_by(…).process(function, schema) for a function with state, or map, flat_map and map_batches without"),
+    **dict.fromkeys(("process_batches", "apply", "foreach", "foreachBatch"), "key_by(…).process(function, schema) for a function with state, or map, flat_map and map_batches without"),
     **dict.fromkeys(("cache", "persist"), "the stream itself: each use of it reads the same rows"),
     **dict.fromkeys(("toPandas", "to_pandas", "to_polars"), "collect(), whose frame() is what arrived"),
     **dict.fromkeys(("unique", "dropDuplicates", "dropDuplicatesWithinWatermark"), _UNIQUE),
@@ -56,6 +56,7 @@ OF_WINDOWS: Final = {
     **dict.fromkeys(("sum", "count", "mean", "min", "max", "first", "last"), "aggregate(n=Count(), total=Sum('x'), …)"),
     **dict.fromkeys(("apply", "map_groups"), "process(function, schema), whose function gets all rows of a window"),
     "allowedLateness": "allowed_lateness('1 min')",
+    **dict.fromkeys(("trigger", "emit"), "emit_every('10 s') for early results"),
     "sideOutputLateData": "aggregate(…).side_output(LATE)",
 }  # fmt: skip
 

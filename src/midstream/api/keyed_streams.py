@@ -14,7 +14,7 @@ from midstream.api.picklability import check_shippable
 from midstream.api.program import located
 from midstream.api.stream_core import StreamCore
 from midstream.api.stream_sinks import Writable
-from midstream.api.windowed_streams import WindowedStream, check_aggregates, check_top
+from midstream.api.windowed_streams import WindowedStream, check_aggregates, check_no_order_of_arrival, check_top
 from midstream.engine.core.config import Duration, interval_s
 from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
@@ -114,6 +114,10 @@ class KeyedStream(Writable, Hinted):
             None if value is None else round(interval_s(value, f"aggregate: {name}") * 1_000_000)
             for name, value in (("every", every), ("ttl", ttl))
         )
+        if every_us is not None:
+            check_no_order_of_arrival(
+                aggregates, "aggregates with every= are put together from intervals of event time and"
+            )
         if ttl_us is None:
             self._log_growth("aggregate: the state keeps a row for each key")
         event_time = core.event_time

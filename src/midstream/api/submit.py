@@ -18,7 +18,7 @@ from midstream.engine.coordinator.restore.open_directory import check_plan, chec
 from midstream.engine.core.config import Duration, JobConfig
 from midstream.engine.core.errors import ClusterError, ConfigError, JobError, MidstreamError
 from midstream.engine.core.job_pickle import pickled, unpickled_apart
-from midstream.engine.exchange.capacity import check_pool
+from midstream.engine.exchange.pool_minimum import check_pool
 from midstream.engine.graph.graph_builder import build_job_graph
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.graph.logical_graph import LogicalGraph, Node

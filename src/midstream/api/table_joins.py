@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import polars as pl
 import pyarrow as pa
 
+from midstream.api.argument_checks import check_no_patterns
 from midstream.api.data_stream import DataStream, main_output
 from midstream.api.function_checks import check_table_function
 from midstream.api.joins import On, key_columns
-from midstream.connectors.lookup.table_loaders import Returned, StoredTable, of_paths
+from midstream.connectors.lookup.table_loaders import Files, Returned, StoredTable, of_paths
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.config import Duration, interval_s
 from midstream.engine.core.errors import ConfigError, JobError, SchemaError
@@ -83,7 +85,8 @@ def _loader(table: object, declared: pa.Schema | None, refreshes: bool) -> tuple
     if isinstance(table, (list, tuple)) and table and all(isinstance(one, (str, os.PathLike)) for one in table):
         table = of_paths(table, declared)
     if isinstance(table, StoredTable):
-        return table, _canonical(table.schema() if declared is None else declared)
+        columns = _canonical(table.schema() if declared is None else declared)
+        return replace(table, declared=columns) if isinstance(table, Files) else table, columns
     if not callable(table):
         kind = type(table).__name__
         way = "; join() joins two streams" if isinstance(table, DataStream) else ""
@@ -103,6 +106,7 @@ def _canonical(schema: pa.Schema) -> pa.Schema:
 def _check_keys(left: pa.Schema, left_on: Sequence[str], right: pa.Schema, right_on: Sequence[str]) -> None:
     sides = (left, left_on, "the stream"), (right, right_on, "the table")
     for schema, keys, side in sides:
+        check_no_patterns(schema, f"join_table: {side}")
         if not keys:
             raise JobError(f"join_table: name at least one key column of {side}")
         for key in keys:

@@ -13,7 +13,7 @@ from midstream.api.hints import OF_WINDOWS, Hinted
 from midstream.api.picklability import check_shippable
 from midstream.api.program import MakeOperator, located
 from midstream.api.stream_core import StreamCore
-from midstream.engine.core.config import Duration, duration_s, is_whole
+from midstream.engine.core.config import Duration, duration_s, interval_s, is_whole
 from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
@@ -21,7 +21,7 @@ from midstream.engine.operators.base import Operator
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.count_windows import count_window_operator
 from midstream.engine.operators.functions.window_functions import WindowFunction, window_function_operator
-from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
+from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate, First, Last
 from midstream.engine.operators.windows.window_factory import (
     WINDOW_END,
     CountWindow,
@@ -47,7 +47,13 @@ class WindowedStream(Hinted):
 
     _hints = OF_WINDOWS
 
-    def __init__(self, core: StreamCore, window: Window | CountWindow, allowed_lateness: Duration = 0) -> None:
+    def __init__(
+        self,
+        core: StreamCore,
+        window: Window | CountWindow,
+        allowed_lateness: Duration = 0,
+        emit_every: Duration = 0,
+    ) -> None:
         if not isinstance(window, (Sliding, Session, CountWindow)):
             raise JobError(
                 f"window: {window!r} is not a window; use tumbling('1 h'), sliding('1 h', '5 min'), session('30 min') or count(100)"
@@ -63,6 +69,7 @@ class WindowedStream(Hinted):
         self._core = core
         self._window = window
         self._allowed_lateness = allowed_lateness
+        self._emit_every = emit_every
 
     @located
     def allowed_lateness(self, lateness: Duration) -> WindowedStream:
@@ -82,7 +89,35 @@ class WindowedStream(Hinted):
             [1, 2]
         """
         duration_s(lateness, "allowed_lateness")
-        return WindowedStream(self._core, self._by_time("allowed_lateness")[0], lateness)
+        return WindowedStream(self._core, self._by_time("allowed_lateness")[0], lateness, self._emit_every)
+
+    @located
+    def emit_every(self, period: Duration) -> WindowedStream:
+        """Emit early results: those so far of windows that have not ended, for `aggregate` and `top`.
+
+        `period`: how long after its first change a key of a window is emitted, by processing time: a duration such as "10 s", a
+        number of seconds, or a timedelta. What has not changed is not emitted again, except after a restore.
+
+        Returns the same rows in windows, whose results have the column `is_early` after `window_end`: true for early results, false
+        for those at the end of the window and updates of these. The newest result of a key and `window_start` (and `rank`)
+        replaces the others; `filter(~pl.col("is_early"))` leaves what there is without this call. Raises ConfigError for an
+        invalid duration, 0, sessions, and windows by count.
+
+            >>> hours = clicks.key_by("user").window(tumbling("1 h")).emit_every("10 s").aggregate(n=Count())
+            >>> with testing.job(hours) as job:
+            ...     _ = job.feed({"user": "ann", "at": "2024-01-01 12:00:10"}).advance_processing_time("10 s")
+            ...     _ = job.feed({"user": "ann", "at": "2024-01-01 12:00:20"}).advance_to("2024-01-01 13:00")
+            ...     [(row["n"], row["is_early"]) for row in job.take()]
+            [(1, True), (2, False)]
+        """
+        interval_s(period, "emit_every")
+        if isinstance(self._window, Session):
+            raise ConfigError(
+                "emit_every: sessions have no early results: a later row may join two of them, so that one of the results "
+                "emitted early would stay. Use tumbling() or sliding() windows, or key_by(…).aggregate(…) without windows"
+            )
+        window, _ = self._by_time("emit_every")
+        return WindowedStream(self._core, window, self._allowed_lateness, period)
 
     @located
     def aggregate(self, *unnamed: Never, **aggregates: AnyAggregate) -> DataStream:
@@ -109,6 +144,8 @@ class WindowedStream(Hinted):
         if isinstance(self._window, CountWindow):
             return self._of_count(self._window, aggregates)
         window, event_time = self._by_time("aggregate")
+        if isinstance(window, Sliding) and window.slide_us != window.size_us:
+            check_no_order_of_arrival(aggregates, "sliding windows put together from intervals of event time")
 
         def make(name: str) -> Operator:
             return window_operator(
@@ -119,6 +156,7 @@ class WindowedStream(Hinted):
                 aggregates=aggregates,
                 schema=core.schema,
                 allowed_lateness=self._allowed_lateness,
+                emit_every=self._emit_every,
             )
 
         return self._result(make)
@@ -157,6 +195,7 @@ class WindowedStream(Hinted):
                 descending=descending,
                 schema=core.schema,
                 allowed_lateness=self._allowed_lateness,
+                emit_every=self._emit_every,
             )
 
         return self._result(make)
@@ -185,6 +224,12 @@ class WindowedStream(Hinted):
         """
         from midstream.api.keyed_streams import require_function
 
+        if self._emit_every:
+            raise ConfigError(
+                "process: emit_every() is for aggregate() and top(): the rows that a function returns for an open window may be "
+                "fewer later, so that some of those emitted early would stay. Leave emit_every() out, or use an Accumulator in "
+                "aggregate()"
+            )
         require_function(function, WindowFunction, "process")
         made = as_schema(schema, "process")
         core = self._core
@@ -271,3 +316,13 @@ def check_aggregates(unnamed: Sequence[object], aggregates: Mapping[str, object]
         check_shippable(aggregate, f"aggregate: {column}")
     if not aggregates:
         raise JobError("aggregate: name at least one aggregate, for example n=Count()")
+
+
+def check_no_order_of_arrival(aggregates: Mapping[str, object], what: str) -> None:
+    """Raise ConfigError for a first or last value by arrival where rows are reduced by event time first."""
+    for column, aggregate in aggregates.items():
+        if isinstance(aggregate, (First, Last)) and aggregate.order == "arrival":
+            raise ConfigError(
+                f"aggregate: {column}={type(aggregate).__name__}(order='arrival'): {what} do not keep the order in which "
+                "rows arrived; leave order= out, or use tumbling or session windows"
+            )

@@ -160,7 +160,9 @@ class Calls:
         """
         job = driver.coordinator
         has_ended = job.outcome is not None and job.outcome[0] != "failed" and not driver.is_cancelled
-        if not has_ended and (job.phase is not Phase.GATHERING or job.rescaling.stage is not RescaleStage.SWITCHING):
+        if not has_ended and (
+            job.phase is not Phase.WAITING_TO_DEPLOY or job.rescaling.stage is not RescaleStage.SWITCHING
+        ):
             return
         for call in self._under_way:
             if call.process is slot.process:

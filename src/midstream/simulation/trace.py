@@ -22,9 +22,9 @@ from midstream.engine.core.elements import Element, Event, decode_event
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.ids import ChannelId, TaskId
 from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.exchange.frame_layout import HEADER, FrameKind
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.subpartition import Subpartition
-from midstream.engine.exchange.wire import HEADER, FrameKind
 
 _TEXT_MAX: Final = 220
 _IDS_MAX: Final = 12

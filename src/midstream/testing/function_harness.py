@@ -23,6 +23,7 @@ from midstream.engine.operators.functions.process_functions import (
     BroadcastProcessFunction,
     CoProcessFunction,
     KeyedProcessFunction,
+    ProcessFunction,
 )
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.inprocess.endpoints import MarksOperator
@@ -31,7 +32,8 @@ from midstream.testing.jobs import NOW, RunningJob
 from midstream.testing.results import Row
 
 AnyFunction: TypeAlias = (
-    "KeyedProcessFunction | CoProcessFunction | BroadcastProcessFunction | KeyedBatchFunction | CoBatchFunction"
+    "KeyedProcessFunction | ProcessFunction | CoProcessFunction | BroadcastProcessFunction | KeyedBatchFunction | "
+    "CoBatchFunction"
 )
 Columns: TypeAlias = "str | Sequence[str]"
 
@@ -98,7 +100,7 @@ def harness(
             other = other.key_by(*_names(key if second_key is None else second_key))
         first = first.connect(other)
     method = "process_batches" if not sides else "process"
-    if not hasattr(first, method):
+    if not key and isinstance(function, (KeyedProcessFunction, KeyedBatchFunction)):
         raise ConfigError(
             f"harness: {type(function).__name__} is for a keyed stream; give key=, the columns of its key"
         )

@@ -154,7 +154,7 @@ def test_while_output_is_not_committed_the_interval_doubles_and_few_checkpoints_
     bench.ack(len(bench.triggers), *ALL)
     bench.held = ()
     bench.release("commit")
-    assert bench.job.commits.idle
+    assert bench.job.commits.is_drained
     bench.wait(1.001)
     assert len(bench.triggers) == len(at_s) + 2
 

@@ -83,7 +83,7 @@ def test_each_lane_is_one_call_on_the_slot_of_its_number_and_the_next_checkpoint
     answer(bench, 1)
     assert asked(bench)[2:] == [(0, 0, 2, (b"2/0",)), (1, 1, 2, (b"2/1",))]
     answer(bench, 2, 3)
-    assert bench.job.commits.idle
+    assert bench.job.commits.is_drained
     assert bench.sink.committed == [], "nothing was committed on the driver"
     assert bench.sink.committers == 0  # type: ignore[attr-defined]
 
@@ -146,7 +146,7 @@ def test_so_many_lanes_are_under_way_on_one_slot_and_no_more() -> None:
     for done in range(2 * RUNNING_LANES_MAX):
         assert len(asked(bench)) == min(RUNNING_LANES_MAX + done, 2 * RUNNING_LANES_MAX)
         answer(bench, done)
-    assert bench.job.commits.idle
+    assert bench.job.commits.is_drained
 
 
 def test_a_lane_that_fails_is_tried_again_alone_once_the_others_have_answered() -> None:
@@ -159,7 +159,7 @@ def test_a_lane_that_fails_is_tried_again_alone_once_the_others_have_answered() 
     bench.wait(0.3)
     assert asked(bench)[2:] == [(0, 0, 1, (b"1/0",))]
     answer(bench, 2)
-    assert bench.job.commits.idle
+    assert bench.job.commits.is_drained
     assert not bench.status.failures
 
 
@@ -214,7 +214,7 @@ def test_the_answer_to_a_request_that_was_given_up_is_ignored() -> None:
         bench.feed_from(slot, m.CommitDone(open_requests(bench)[1][1]))
         bench.feed_from(slot, m.CommitDone(999))
     bench.feed_from(0, m.CommitDone(open_requests(bench)[2][1]))  # another slot was asked
-    assert len(bench.messages(m.Deploy)) == 2 and not bench.job.commits.idle
+    assert len(bench.messages(m.Deploy)) == 2 and not bench.job.commits.is_drained
     answer(bench, 2)
     answer(bench, 2)  # again
     assert bench.state == "running"

@@ -94,7 +94,7 @@ def costs(parallelism: int) -> dict[str, int]:
         while asked := [(slot, x) for slot, x in bench.sent if isinstance(x, m.Commit) and x.request not in answered]:
             answered.update(x.request for _, x in asked)
             say("commits", [(slot, m.CommitDone(x.request)) for slot, x in asked])
-        assert bench.job.commits.idle
+        assert bench.job.commits.is_drained
 
     found["start"] += steps(lambda: bench.start().connect())
     deploy("start")

@@ -66,7 +66,7 @@ def test_a_slot_that_is_lost_while_it_is_distributed_is_replaced_and_that_was_no
     bench.checkpoint()
     bench.fail(TaskId(1, 0))
     bench.wait(1)
-    assert bench.job.phase is Phase.GATHERING and len(bench.messages(m.Deploy)) == 2
+    assert bench.job.phase is Phase.WAITING_TO_DEPLOY and len(bench.messages(m.Deploy)) == 2
     bench.lose(1)
     bench.release("distribute")
     assert len(bench.messages(m.Deploy)) == 2, "one slot is missing"
@@ -135,7 +135,7 @@ def test_a_new_slot_that_is_lost_while_a_rescale_distributes_means_another_check
     acknowledge_all(bench)
     bench.lose(2)
     bench.release("distribute")
-    assert bench.job.rescaling.stage is RescaleStage.GATHERING and client not in bench.replies
+    assert bench.job.rescaling.stage is RescaleStage.REQUESTING_SLOTS and client not in bench.replies
     bench.connect()
     acknowledge_all(bench)
     bench.release("distribute")

@@ -23,11 +23,11 @@ from midstream.engine.exchange import adaptive_combiner
 from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.exchange.element_queue import QueueTime
+from midstream.engine.exchange.frame_layout import FrameKind, header
 from midstream.engine.exchange.input_channel import LocalChannel, RemoteChannel
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.peer_link import PeerLink
 from midstream.engine.exchange.result_partition import ResultPartition, split_rows
-from midstream.engine.exchange.wire import FrameKind, header
 from midstream.engine.graph.job_graph import Edge, Partitioning
 from notified import NotedTask
 

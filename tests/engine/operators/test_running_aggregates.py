@@ -377,4 +377,6 @@ def _comparable(value: Any) -> Any:
     """Return a value in which NaN is equal to itself, and floats that differ by rounding are equal."""
     if not isinstance(value, float):
         return value
+    if abs(value) < 1e-12:  # a covariance of 0 may be computed as less than the rounding of its terms
+        return 0.0
     return "NaN" if math.isnan(value) else float(f"{value:.12g}")

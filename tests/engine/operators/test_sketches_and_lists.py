@@ -192,6 +192,13 @@ def test_quantiles_are_within_their_bound_over_all_magnitudes(error: float) -> N
         assert abs(sketch._result(whole) - exact) <= error * abs(exact) * (1 + 1e-9)
 
 
+def test_a_quantile_near_the_largest_float_is_within_its_bound() -> None:
+    sketch = Quantile("f", 0.5)
+    for values in ([9e307, 1e308, 1.7e308], [-1.7e308, -1e308, -9e307], [1.5e308, 1.6e308, 1.7976931348623157e308]):
+        found = sketch._result(sketch._add(pl.Series(values)))
+        assert abs(found - values[1]) <= 0.01 * abs(values[1]) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("precision", [5, 8, 12])
 def test_approximate_counts_are_within_their_bound_and_the_same_however_parts_are_merged(precision: int) -> None:
     sketch = ApproxCountDistinct("i", precision=precision)

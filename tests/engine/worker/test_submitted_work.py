@@ -204,11 +204,11 @@ def test_the_data_ends_when_the_work_has_completed_and_checkpoints_go_on() -> No
     world.looks.ready = lambda wake: True  # type: ignore[method-assign]
     world.looks.begin(lambda: row(1))
     assert world.run()[-1] is Step.READ_GATES
-    assert world.state() is TaskState.ENDING
+    assert world.state() is TaskState.EMITTING_LAST
     assert world.looks.held == [MAX_WATERMARK_US] and world.takes.watermarks == []
     world.task.trigger_checkpoint(CheckpointBarrier(1, 0))
     world.run()
-    assert world.state() is TaskState.ENDING
+    assert world.state() is TaskState.EMITTING_LAST
     world.complete()
     assert world.takes.rows == [1] and world.takes.watermarks == [MAX_WATERMARK_US]
     assert world.state() is TaskState.AWAITS_CHECKPOINT

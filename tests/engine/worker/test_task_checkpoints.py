@@ -17,7 +17,7 @@ from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.exchange.input_channel import LocalChannel
 from midstream.engine.exchange.input_gate import InputGate
-from midstream.engine.exchange.listeners import Arrival
+from midstream.engine.exchange.listeners import BarrierOrEnd
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Edge, Partitioning
 from midstream.engine.worker.gate_recovery import GateRecovery
@@ -106,7 +106,7 @@ class World:
     def wake(self) -> None:
         """Do nothing: the tests poll the gate."""
 
-    def on_arrival(self, channel: int, event: Arrival) -> None:
+    def on_arrival(self, channel: int, event: BarrierOrEnd) -> None:
         self.checkpoints.on_arrival(channel, event)
 
     def on_barrier_sent(self, checkpoint_id: int) -> None:

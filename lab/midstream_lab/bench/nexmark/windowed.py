@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -12,8 +12,9 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.api.data_stream import DataStream
+from midstream.engine.operators.functions.window_functions import WindowContext, WindowFunction
 from midstream.engine.operators.watermarks import WatermarkStrategy
-from midstream.engine.operators.windows.aggregates import Aggregate, Columns, Count, Max
+from midstream.engine.operators.windows.aggregates import Count, Max
 from midstream.engine.operators.windows.window_factory import session, sliding, tumbling
 from midstream_lab.bench.nexmark.generator import AUCTION, PERSON
 from midstream_lab.bench.nexmark.streams import TIME, bids, only
@@ -23,22 +24,15 @@ SIZE: Final = "10 s"
 SLIDE: Final = "2 s"
 
 
-class Top(Aggregate):
-    """The rows with the largest `by`, all of them if several have it: a list of structs of `by` and `others`."""
+class Highest(WindowFunction):
+    """The rows with the largest value of a column, all of them if several have it."""
 
     def __init__(self, by: str, *others: str) -> None:
+        self.by = by
         self.columns = (by, *others)
 
-    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        by = pl.col(self.columns[0])
-        return {"best": by.max(), "rows": pl.struct(self.columns).filter(by == by.max())}
-
-    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        best = part("best")
-        return {"best": best.max(), "rows": part("rows").filter(best == best.max()).explode()}
-
-    def finish(self, part: Columns) -> pl.Expr:
-        return part("rows")
+    def process(self, rows: pl.DataFrame, ctx: WindowContext) -> pl.DataFrame:
+        return rows.filter(pl.col(self.by) == pl.col(self.by).max()).select(self.columns)
 
 
 def _highest(by: str, window: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFrame]:
@@ -48,10 +42,6 @@ def _highest(by: str, window: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFrame]
     return lambda frame: frame.filter(pl.col(by) == pl.col(by).max().over(window))
 
 
-def _rows_of(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.select("window_end", "top").explode("top").unnest("top")
-
-
 def q5(events: DataStream) -> DataStream:
     """Return the auctions with the most bids, per sliding window."""
     counts = bids(events, "time").key_by("auction").window(sliding(SIZE, SLIDE)).aggregate(n=Count())
@@ -59,8 +49,7 @@ def q5(events: DataStream) -> DataStream:
         counts.map_batches(_highest("n", pl.col("window_start")))
         .with_watermarks("window_start", WatermarkStrategy.bounded(SIZE))
         .window_all(tumbling(SLIDE))
-        .aggregate(top=Top("n", "auction"))
-        .map_batches(_rows_of, schema={"window_end": pa.timestamp("ms"), "n": int, "auction": int})
+        .process(Highest("n", "auction"), {"n": int, "auction": int})
     )
 
 
@@ -70,8 +59,7 @@ def q7(events: DataStream) -> DataStream:
         bids(events, "time", "price", "bidder")
         .map_batches(_highest("price", pl.col("time").dt.truncate("10s")))
         .window_all(tumbling(SIZE))
-        .aggregate(top=Top("price", "auction", "bidder"))
-        .map_batches(_rows_of, schema={"window_end": pa.timestamp("ms"), "price": int, "auction": int, "bidder": int})
+        .process(Highest("price", "auction", "bidder"), {"price": int, "auction": int, "bidder": int})
     )
 
 

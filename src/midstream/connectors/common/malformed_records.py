@@ -51,7 +51,7 @@ def check_on_bad_record(on_bad_record: object, most: object, who: str) -> None:
     is_pair = isinstance(most, (tuple, list)) and len(most) == 2 and all(map(is_whole, most))
     if not is_pair or not 0 <= most[0] < most[1]:  # type: ignore[index]
         raise ConfigError(
-            f"{who}: bad_records_max={most!r} is not a pair of numbers (bad records, records), such as (100, 10_000)"
+            f"{who}: bad_records_max={most!r} is not a pair (bad records, records) of which the first is less, such as (100, 10_000)"
         )
     if on_bad_record == "fail":
         raise ConfigError(

@@ -11,6 +11,7 @@ other rows. Both are checked when a split is opened and before the last of its r
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,7 @@ from midstream.engine.operators.source_api import (
 
 __all__ = ["CsvOptions", "FileSource", "Format"]
 
+_log = logging.getLogger(__name__)
 _SPLIT_BYTES_MIN = 4 * 2**20
 """Row groups smaller than this are read together, and so is all of a smaller file."""
 _TEXT_SPLIT_BYTES = 16 * 2**20
@@ -231,10 +233,10 @@ class FileSource(Source):
     def _check_some_have(self, files: list[Any]) -> None:
         """Raise SchemaError for a declared column that neither the first nor the last file has: it may be misspelt.
 
-        JSON files are not checked, since any line may have the column.
+        Of JSON lines the first ones are read, and the column is only warned of, since a later line may have it.
         """
         some = [info for info in files if info.size]
-        if not some or self._format == "jsonl" or (self._format == "csv" and not self._csv.header):
+        if not some or (self._format == "csv" and not self._csv.header):
             return
         names: list[str] = []
         try:
@@ -244,18 +246,28 @@ class FileSource(Source):
             return  # its reader reports it
         if not names:
             return  # they are empty
-        for name in self.schema.names:
-            if name not in names:
-                raise SchemaError(
-                    f"FileSource: declared column {name!r} is neither in {some[0].path} nor in {some[-1].path}, the "
-                    f"first and the last file, which have {', '.join(dict.fromkeys(names))}. Leave it out of schema= "
-                    "until files have it"
-                )
+        missing = [name for name in self.schema.names if name not in names]
+        if not missing:
+            return
+        found = ", ".join(dict.fromkeys(names))
+        if self._format == "jsonl":
+            _log.warning(
+                "FileSource: declared columns that no line at the beginning of %s and %s has, the first and the last file, "
+                "whose lines have %s: %s; if a name is misspelt, all its values are null",
+                *(some[0].path, some[-1].path, found, ", ".join(map(repr, missing))),
+            )
+            return
+        raise SchemaError(
+            f"FileSource: declared column {missing[0]!r} is neither in {some[0].path} nor in {some[-1].path}, the "
+            f"first and the last file, which have {found}. Leave it out of schema= until files have it"
+        )
 
     def _names_in(self, info: Any) -> list[str]:
         with explained(info.path, self._format), ExitStack() as stack:
             if self._format == "parquet":
                 return list(open_parquet(self._filesystem, info.path, stack).schema_arrow.names)
+            if self._format == "jsonl":
+                return list(infer_schema(self._filesystem, info.path, self._format, self._csv).names)
             return read_header(TextFile(self._filesystem, info.path), self._csv, self.schema)[0]
 
     def _splits(self, files: list[Any], files_before: int) -> Iterator[Split]:

@@ -19,15 +19,22 @@ from midstream.engine.core.arrow_types import to_list
 BOM: Final = b"\xef\xbb\xbf"
 _BEYOND_FLOAT: Final = re.compile(rb"[0-9]{309}")
 """More digits than the largest float has; pyarrow refuses large exponents, but reads such numbers as infinite."""
-_TINY: Final = re.compile(rb"[eE]-[0-9]{2}|\.[0-9]{29,}[eE]-")
+_TINY: Final = rb"[eE]-[0-9]{2}|\.[0-9]{29,}[eE]-"
 _HEXADECIMAL: Final = r"^\s*[+-]?0[xX]"
 _EXACT_MAX: Final = 2.0**53
 """Floats of 64 bits hold all integers up to this one."""
 
 
 def has_decimal(kind: pa.DataType) -> bool:
-    """Whether a type is of decimals, or contains them."""
-    return pa.types.is_decimal(kind) or any(has_decimal(kind.field(index).type) for index in range(kind.num_fields))
+    return any(decimals_in(kind))
+
+
+def decimals_in(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Return the types of decimals that a type is or contains."""
+    if pa.types.is_decimal(kind):
+        yield kind
+    for index in range(kind.num_fields):
+        yield from decimals_in(kind.field(index).type)
 
 
 def has_infinite(values: pa.ChunkedArray[Any]) -> bool:
@@ -42,9 +49,76 @@ def may_have_hexadecimal(data: bytes) -> bool:
     return bool(np.any((zeros == 0) | ~_IS_ALNUM[array[zeros - 1]]))
 
 
-def may_have_tiny(data: bytes) -> bool:
-    """Whether a number may have so small an exponent that pyarrow reads it as a decimal 0, or ends the process."""
-    return bool(len(_places(np.frombuffer(data, np.uint8), data, b"e-", b"E-")) and _TINY.search(data))
+class OddDecimals:
+    """Finds the numbers that pyarrow rescales by more digits than it can, without a check, to decimals of these types.
+
+    It then reads 0, or another number, or ends the process. Other numbers beyond the precision of a type remain as they
+    are, so that `check_precision` finds them.
+    """
+
+    def __init__(self, types: Iterable[pa.DataType]) -> None:
+        kinds: list[Any] = list(types)
+        digits = [
+            _digits_max(kind) - kind.scale + 1 for kind in kinds if kind.precision + kind.scale > _digits_max(kind)
+        ]
+        self._is_wide = bool(digits)
+        wide = rb"|[eE]\+?[0-9]|[0-9]{%d}" % min(digits) if digits else b""
+        self._pattern = re.compile(_TINY + wide) if kinds else None
+
+    def may_be_in(self, data: bytes) -> bool:
+        if self._pattern is None:
+            return False
+        if not self._is_wide and not len(_places(np.frombuffer(data, np.uint8), data, b"e-", b"E-")):
+            return False
+        return self._pattern.search(data) is not None
+
+    def check(self, texts: pa.Table, schema: pa.Schema) -> None:
+        """Raise ArrowInvalid for such a number among the texts of columns of `schema`."""
+        assert self._pattern is not None
+        pattern = self._pattern.pattern.decode()
+        for name, column in zip(texts.column_names, texts.columns, strict=True):
+            for text in to_list(column.filter(pc.match_substring_regex(column, pattern)).drop_null()):
+                _check_digits(name, schema.field(name).type, text)
+
+    def check_json(self, lines: bytes, schema: pa.Schema) -> None:
+        """Raise ArrowInvalid as `check` does."""
+        assert self._pattern is not None
+        for line in filter(self._pattern.search, lines.removeprefix(BOM).splitlines()):
+            for name, value, kind in _numbers_in_json(line, schema):
+                if pa.types.is_decimal(kind) and isinstance(value, (Decimal, str)):
+                    _check_digits(name, kind, value)
+
+
+def _digits_max(kind: pa.DataType) -> int:
+    return 76 if pa.types.is_decimal256(kind) else 38
+
+
+def _check_digits(name: str, kind: pa.DataType, value: str | Decimal) -> None:
+    assert pa.types.is_decimal(kind), kind
+    try:
+        number = Decimal(value)
+    except InvalidOperation:
+        return  # pyarrow refuses it, too
+    exponent = number.as_tuple().exponent
+    if not isinstance(exponent, int):
+        return
+    which = "after" if -exponent - kind.scale > _digits_max(kind) else "before"
+    if which == "after" or (number and number.adjusted() >= kind.precision - kind.scale):
+        raise pa.ArrowInvalid(
+            f"conversion error to {kind}: the number {value!s} in column {name!r} has too many digits {which} the point"
+        )
+
+
+def check_precision(table: pa.Table) -> None:
+    """Raise ArrowInvalid for a decimal with more digits than its type has, which pyarrow reads if it has zeros to append."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if has_decimal(column.type):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise pa.ArrowInvalid(
+                    f"conversion error to {column.type}: a number in column {name!r} has too many digits before the point"
+                ) from error
 
 
 def _places(array: npt.NDArray[np.uint8], data: bytes, *pairs: bytes) -> npt.NDArray[np.int64]:
@@ -84,32 +158,6 @@ def check_notation(name: str, kind: pa.DataType, texts: pa.ChunkedArray[Any]) ->
         return
     if len(odd):
         raise pa.ArrowInvalid(f"conversion error to {kind}: the value {odd[0].as_py()!r} in column {name!r} {what}")
-
-
-def check_exponents(name: str, kind: pa.DataType, texts: pa.ChunkedArray[Any]) -> None:
-    """Raise ArrowInvalid for a decimal that pyarrow would rescale by more digits than it can, without a check."""
-    for text in to_list(texts.filter(pc.match_substring_regex(texts, _TINY.pattern.decode())).drop_null()):
-        _check_exponent(name, kind, text)
-
-
-def _check_exponent(name: str, kind: pa.DataType, value: str | Decimal) -> None:
-    assert pa.types.is_decimal(kind), kind
-    try:
-        exponent = Decimal(value).as_tuple().exponent
-    except InvalidOperation:
-        return  # pyarrow refuses it, too
-    if isinstance(exponent, int) and -exponent - kind.scale > (76 if pa.types.is_decimal256(kind) else 38):
-        raise pa.ArrowInvalid(
-            f"conversion error to {kind}: the number {value!s} in column {name!r} has too many digits after the point"
-        )
-
-
-def check_exponents_in_json(lines: bytes, schema: pa.Schema) -> None:
-    """Raise ArrowInvalid as `check_exponents` does."""
-    for line in filter(_TINY.search, lines.removeprefix(BOM).splitlines()):
-        for name, value, kind in _numbers_in_json(line, schema):
-            if pa.types.is_decimal(kind) and isinstance(value, (Decimal, str)):
-                _check_exponent(name, kind, value)
 
 
 def _numbers_in_json(line: bytes, schema: pa.Schema) -> Iterator[tuple[str, Any, pa.DataType]]:

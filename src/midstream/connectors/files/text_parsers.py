@@ -1,6 +1,6 @@
 """CSV and JSON lines parsed by pyarrow, a block at a time; what it reads as other values than Python does is refused.
 
-pyarrow reads hexadecimal integers, 31 February, the year 0, and decimals with any exponent. Whether a block may have such
+pyarrow reads hexadecimal integers, 31 February, the year 0, and decimals with any exponent or with too many digits. Whether a block may have such
 values is determined by scanning the whole; only then are its columns read as texts, too, and compared.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -20,13 +21,13 @@ from midstream.connectors.files.file_formats import MISSES_VALUE, WantedColumns
 from midstream.connectors.files.line_splitter import Quotes
 from midstream.connectors.files.lossy_numbers import (
     BOM,
-    check_exponents,
-    check_exponents_in_json,
+    OddDecimals,
     check_finite_in_json,
     check_inferred,
     check_notation,
+    check_precision,
     check_ranges,
-    has_decimal,
+    decimals_in,
     has_infinite,
     has_nan,
     integers_in_csv,
@@ -34,7 +35,6 @@ from midstream.connectors.files.lossy_numbers import (
     is_integral,
     may_be_rounded,
     may_have_hexadecimal,
-    may_have_tiny,
     of_64_bits,
 )
 from midstream.connectors.files.time_formats import (
@@ -127,6 +127,7 @@ def csv_parser(csv: CsvOptions, wanted: WantedColumns, names: list[str]) -> Call
     convert = csv_convert_options(csv, {field.name: field.type for field in schema}, schema.names)
     dates = [field.name for field in schema if pa.types.is_date(field.type)] if csv.timestamp_formats else []
     decimals = [field.name for field in schema if pa.types.is_decimal(field.type)]
+    odd_decimals = OddDecimals(schema.field(name).type for name in decimals)
 
     def parsed(data: bytes) -> pa.Table:
         if data.startswith(BOM):  # part of a value, since the file does not begin here; pyarrow removes one
@@ -144,10 +145,8 @@ def csv_parser(csv: CsvOptions, wanted: WantedColumns, names: list[str]) -> Call
         def texts_of(columns: list[str]) -> pa.Table:
             return table_of(csv_convert_options(csv, dict.fromkeys(columns, pa.large_string()), columns))
 
-        if decimals and may_have_tiny(rows):
-            texts = texts_of(decimals)
-            for name in decimals:
-                check_exponents(name, schema.field(name).type, texts.column(name))
+        if odd_decimals.may_be_in(rows):
+            odd_decimals.check(texts_of(decimals), schema)
         ends.clear()
         table = table_of(convert)
         if csv.quote and not ends:
@@ -205,11 +204,11 @@ def jsonl_parser(wanted: WantedColumns) -> Callable[[bytes], pa.Table]:
         explicit_schema=as_read, unexpected_field_behavior="ignore" if wanted.declared else "error"
     )
 
-    with_decimals = any(has_decimal(kind) for kind in as_read.types)
+    odd_decimals = OddDecimals(chain.from_iterable(map(decimals_in, as_read.types)))
 
     def parsed(data: bytes) -> pa.Table:
-        if with_decimals and may_have_tiny(data):
-            check_exponents_in_json(data, as_read)
+        if odd_decimals.may_be_in(data):
+            odd_decimals.check_json(data, as_read)
         table = read_json(data, parse)
         if any(has_infinite(column) for column in table.columns):
             in_64_bits = pyarrow.json.ParseOptions(
@@ -273,6 +272,7 @@ def _has_empty_row(table: pa.Table) -> bool:
 
 
 def _checked(table: pa.Table, wanted: WantedColumns) -> pa.Table:
+    check_precision(table)
     for name in wanted.required:
         if table.column(name).null_count:
             raise pa.ArrowInvalid(f"column {name!r} {MISSES_VALUE}")

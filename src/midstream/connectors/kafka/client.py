@@ -253,7 +253,7 @@ def as_headers(headers: list[dict[str, Any]] | None) -> list[Any] | None:
 
 
 @contextmanager
-def explained(where: str) -> Iterator[None]:
+def convert_errors(where: str) -> Iterator[None]:
     """Convert exceptions of Kafka's client: ConfigError for what a retry cannot fix, else StorageError."""
     from confluent_kafka import KafkaError, KafkaException
 
@@ -304,7 +304,7 @@ def _hint(error: KafkaError) -> str:
 
 
 @contextmanager
-def made(where: str) -> Iterator[None]:
+def convert_option_errors(where: str) -> Iterator[None]:
     """Convert errors from creating a client: an unknown option of librdkafka, or an invalid value."""
     from confluent_kafka import KafkaException
 

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from midstream.connectors.kafka.client import ANSWER_S, BrokerSilence, ClientConfig, explained, made, topic_error
+from midstream.connectors.kafka.client import (
+    ANSWER_S,
+    BrokerSilence,
+    ClientConfig,
+    convert_errors,
+    convert_option_errors,
+    topic_error,
+)
 from midstream.engine.core.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -147,7 +154,7 @@ class KafkaCluster:
         from confluent_kafka import TopicPartition
 
         requested = [TopicPartition(*partition_id) for partition_id in partition_ids]
-        found = self._answer(lambda: self._member(group).committed(requested, timeout=ANSWER_S))
+        found = self._answer(lambda: self._group_consumer(group).committed(requested, timeout=ANSWER_S))
         for each in found:
             if each.error is not None:
                 raise StorageError(
@@ -160,7 +167,7 @@ class KafkaCluster:
         from confluent_kafka import TopicPartition
 
         requested = [TopicPartition(*partition_id, offset) for partition_id, offset in offsets.items()]
-        done = self._answer(lambda: self._member(group).commit(offsets=requested, asynchronous=False))
+        done = self._answer(lambda: self._group_consumer(group).commit(offsets=requested, asynchronous=False))
         for each in done or ():
             if each.error is not None:
                 raise StorageError(
@@ -192,23 +199,23 @@ class KafkaCluster:
 
         if self._admin is None:
             config = self._connection.admin_config({"error_cb": self._silence.on_error})
-            with made(self._where):
+            with convert_option_errors(self._where):
                 self._admin = AdminClient(config)
         return self._admin
 
-    def _member(self, group: str) -> Consumer:
+    def _group_consumer(self, group: str) -> Consumer:
         """Return a consumer that has the group's name only: without a subscription it joins nothing."""
         from confluent_kafka import Consumer
 
         if group not in self._groups:
             ours = {"group.id": group, "enable.auto.commit": False, "error_cb": self._silence.on_error}
-            with made(self._where):
+            with convert_option_errors(self._where):
                 self._groups[group] = Consumer(self._connection.admin_config(ours))
         return self._groups[group]
 
     def _answer(self, request: Callable[[], T]) -> T:
         try:
-            with explained(self._where):
+            with convert_errors(self._where):
                 return request()
         except StorageError as error:
             if self._admin is not None:

@@ -32,15 +32,16 @@ from midstream.connectors.kafka.client import (
     OptionValue,
     Record,
     as_headers,
-    explained,
-    made,
+    convert_errors,
+    convert_option_errors,
     send_all,
 )
 from midstream.connectors.kafka.cluster import KafkaCluster
-from midstream.connectors.kafka.committer import TIMEOUT, KafkaCommitter, check_transactions
+from midstream.connectors.kafka.committer import KafkaCommitter
 from midstream.connectors.kafka.record_parser import HEADERS, KafkaFormat, check_written_format
 from midstream.connectors.kafka.staged_records import decode
 from midstream.connectors.kafka.staged_writer import StagedWriter
+from midstream.connectors.kafka.transactional_producer import TIMEOUT, check_transactions
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.operators.row_conversion import require_columns
@@ -238,7 +239,7 @@ class KafkaSink(Sink):
             "error_cb": silence.on_error,
             "on_delivery": delivered,
         }
-        with made(self._where):
+        with convert_option_errors(self._where):
             return Producer({**_DEFAULTS, **self._connection.config(ours)})
 
 
@@ -290,7 +291,7 @@ class _Records(AsyncPart):
         if self._producer is None:
             self._producer = self._sink._producer(self._silence, self._delivered)
         wait = partial(self._wait, self._producer, self._producer.poll)
-        with explained(f"{self._where}: a row cannot be sent"):
+        with convert_errors(f"{self._where}: a row cannot be sent"):
             send_all(self._producer, self._sink.topic, self._encoding.records(batch), wait)
         self._check()
 
@@ -317,7 +318,7 @@ class _Records(AsyncPart):
         from confluent_kafka import KafkaException
 
         if self._lost is not None:
-            with explained(f"{self._where}: a row was not delivered"):
+            with convert_errors(f"{self._where}: a row was not delivered"):
                 raise KafkaException(self._lost)
 
     def _finish(self, checkpoint_id: int) -> Sequence[bytes]:

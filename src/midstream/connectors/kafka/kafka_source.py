@@ -31,7 +31,14 @@ from midstream.connectors.common.malformed_records import (
     reported,
 )
 from midstream.connectors.files.text_parsers import CsvOptions
-from midstream.connectors.kafka.client import ANSWER_S, BrokerSilence, ClientConfig, OptionValue, explained, made
+from midstream.connectors.kafka.client import (
+    ANSWER_S,
+    BrokerSilence,
+    ClientConfig,
+    OptionValue,
+    convert_errors,
+    convert_option_errors,
+)
 from midstream.connectors.kafka.cluster import EARLIEST, LATEST, KafkaCluster, PartitionId, Topic, are_two_topics
 from midstream.connectors.kafka.fetch_probe import new_fetcher
 from midstream.connectors.kafka.fetched_records import Fetched, Report
@@ -237,7 +244,7 @@ class KafkaSource(Source):
         """Check brokers and topics. Raises StorageError if no broker answers, ConfigError for a topic that is missing
         or may not be read.
         """
-        with made(self._where):
+        with convert_option_errors(self._where):
             self._new_consumer(BrokerSilence(self._where, self._connection.servers)).close()
         self._parser.check()
         found = self._cluster.topics(self._topics)
@@ -449,7 +456,7 @@ class _KafkaPartitionReader(SplitReader):
         """
         self._check_again_s = 0.0
         with ExitStack() as stack:
-            with made(self._where):
+            with convert_option_errors(self._where):
                 self._consumer = source._new_consumer(self._silence)
             stack.callback(self._consumer.close)
             partition_id = part.topic, part.partition
@@ -471,7 +478,7 @@ class _KafkaPartitionReader(SplitReader):
         stop = self._part.stop
         if stop is not None and self._next >= stop and self._is_read_to_its_end():
             return None
-        with explained(self._where):
+        with convert_errors(self._where):
             records, self._reports = self._fetcher.take(min(rows_max, _RECORDS_MAX))
         self._silence.polled(self._silence.is_doubted and self._is_answered())  # records may have come before
         if len(records) and not self._is_checked:
@@ -569,7 +576,7 @@ class _KafkaPartitionReader(SplitReader):
             with suppress(KafkaException):  # if it is gone it is waited for
                 partition_id = TopicPartition(self._part.topic, self._part.partition)
                 self._consumer.get_watermark_offsets(partition_id, timeout=_ANSWER_WAIT_S)
-        with explained(self._where):
+        with convert_errors(self._where):
             self._fetcher.assign(OFFSET_BEGINNING if offset is None else offset)
 
     def _handle_report(self, error: KafkaError, offset: int | None) -> None:
@@ -602,7 +609,7 @@ class _KafkaPartitionReader(SplitReader):
 
         self._check_topic()
         at = TopicPartition(self._part.topic, self._part.partition)
-        with explained(f"{self._where}: cannot determine which offsets exist"):
+        with convert_errors(f"{self._where}: cannot determine which offsets exist"):
             try:
                 there = self._consumer.get_watermark_offsets(at, timeout=ANSWER_S)
             except KafkaException as error:

@@ -1,7 +1,7 @@
 """Rows for a topic, staged in the checkpoint storage until their checkpoint is complete.
 
     sinks/<sink>/<job>-<attempt>-<subtask>-<n>-<m>.arrow    records, ready to be sent, of subtask's part n
-    sinks/<sink>/<job>-<subtask>.committed                  the newest checkpoint of this lane that is in the topic
+    sinks/<sink>/<job>-<subtask>.committed                  the newest checkpoint of this subtask that is in the topic
 
 Files of killed attempts are deleted with the first commit of a newer attempt; see `Leftovers`.
 """
@@ -53,7 +53,7 @@ class StagedRecords(msgspec.Struct, frozen=True):
 
     @property
     def transactional_id(self) -> str:
-        """The lane's transactional id, which is also the group of its marker."""
+        """The transactional id of the subtask, which is also the group of its marker."""
         return transactional_id(self.job, self.uid, self.subtask)
 
 
@@ -135,9 +135,9 @@ def delete_staged(storage: Storage, staged: Iterable[StagedRecords]) -> None:
 # ---- what was committed ---------------------------------------------------------
 
 
-def noted(storage: Storage, staged: StagedRecords) -> int | None:
-    """Return the newest checkpoint of the lane that is recorded as committed."""
-    path = _note_path(staged)
+def recorded_checkpoint(storage: Storage, staged: StagedRecords) -> int | None:
+    """Return the newest checkpoint of the subtask that is recorded as committed."""
+    path = _record_path(staged)
     if not storage.exists(path):
         return None
     data = storage.read(path)
@@ -146,11 +146,11 @@ def noted(storage: Storage, staged: StagedRecords) -> int | None:
     return int(data)
 
 
-def note(storage: Storage, staged: StagedRecords) -> None:
-    storage.write(_note_path(staged), [str(staged.checkpoint).encode()])
+def record_committed(storage: Storage, staged: StagedRecords) -> None:
+    storage.write(_record_path(staged), [str(staged.checkpoint).encode()])
 
 
-def _note_path(staged: StagedRecords) -> str:
+def _record_path(staged: StagedRecords) -> str:
     return f"{_folder(staged.uid)}/{staged.job}-{staged.subtask}.committed"
 
 

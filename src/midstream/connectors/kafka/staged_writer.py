@@ -16,7 +16,6 @@ from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.kafka.client import BrokerSilence, ClientConfig
 from midstream.connectors.kafka.cluster import KafkaCluster
-from midstream.connectors.kafka.committer import marker_partition
 from midstream.connectors.kafka.staged_records import (
     VERSION,
     StagedFile,
@@ -26,6 +25,7 @@ from midstream.connectors.kafka.staged_records import (
     transactional_id,
     write_staged,
 )
+from midstream.connectors.kafka.transactional_producer import marker_partition
 from midstream.engine.core.arrow_types import byte_lengths
 from midstream.engine.core.batches import batch_bytes
 from midstream.engine.core.errors import InvariantError, SchemaError, StorageError
@@ -63,7 +63,7 @@ class StagedWriter(AsyncWriter):
     ) -> None:
         self.context = context
         self.storage = storage
-        self.lane = _LaneMarker(context, connection, topic, where)
+        self.marked_topic = _MarkedTopic(context, connection, topic, where)
         self.encoding = encoding
         self.record_bytes_max = record_bytes_max
         self.where = where
@@ -82,11 +82,11 @@ class StagedWriter(AsyncWriter):
         return super().prepare(checkpoint_id)
 
     def close(self) -> None:
-        self.lane.stopped.set()
+        self.marked_topic.stopped.set()
         super().close()
 
 
-class _LaneMarker:
+class _MarkedTopic:
     """The data that the parts of one subtask share: its marker, and the topic's number of partitions. Used on the I/O
     pool only.
     """
@@ -104,8 +104,8 @@ class _LaneMarker:
     def open(self) -> None:
         """Make sure that there is a marker, before there is anything whose commit it could record.
 
-        Everything that older attempts have staged for this lane is committed, or never will be: if there is no marker,
-        one that records no commit is correct for all that follows.
+        Everything that older attempts have staged for this transactional id is committed, or never will be: if there is
+        no marker, one that records no commit is correct for all that follows.
         """
         with self._turn:
             if not self._is_open:
@@ -171,7 +171,7 @@ class StagedPart(AsyncPart):
 
     def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
         context = self._writer.context
-        self._writer.lane.open()
+        self._writer.marked_topic.open()
         if self._waiting:
             self._store()
         return [
@@ -184,7 +184,7 @@ class StagedPart(AsyncPart):
                     uid=context.uid,
                     attempt=context.attempt,
                     subtask=context.subtask,
-                    topic=self._writer.lane.topic,
+                    topic=self._writer.marked_topic.topic,
                     rows=self._rows,
                     files=tuple(self._files),
                 )
@@ -222,10 +222,10 @@ class StagedPart(AsyncPart):
             numbers: dict[str, Any] = pc.min_max(records.column("partition")).as_py()  # type: ignore[assignment]  # its stub has a list of them
             if numbers["min"] is not None and numbers["min"] < 0:
                 raise InvariantError(f"{self._writer.where}: a partition below 0 was not refused")
-            if numbers["max"] is not None and numbers["max"] >= self._writer.lane.partitions(numbers["max"]):
+            if numbers["max"] is not None and numbers["max"] >= self._writer.marked_topic.partitions(numbers["max"]):
                 raise SchemaError(
-                    f"{self._writer.where}: a row is for partition {numbers['max']}, and topic {self._writer.lane.topic!r} has "
-                    f"{self._writer.lane.partitions(0)}"
+                    f"{self._writer.where}: a row is for partition {numbers['max']}, and topic {self._writer.marked_topic.topic!r} has "
+                    f"{self._writer.marked_topic.partitions(0)}"
                 )
 
 

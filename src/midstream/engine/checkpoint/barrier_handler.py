@@ -9,8 +9,9 @@ taken either
 - overtaking: as soon as one barrier is announced. The rows before the barriers of the other channels are not in the
   operators' state then; they are captured from the channels, those already there and those that arrive later, until
   every barrier has been announced. Only channels whose rows can later be given to any subtask can be captured
-  (`capturable`). The barriers of all other channels must have been received, or announced with no row before them
-  (`is_clear`), so that a task that may not emit anything, and therefore reads nothing, does not delay a checkpoint.
+  (`capturable`). From every other channel, the barrier must have been received, or announced with no row before it
+  (`is_clear`). Without the second case, a task that may not emit, and therefore reads nothing, would delay the
+  checkpoint.
 
 The choice depends on time: a barrier carries the time after its creation from which it may overtake (`timeout_ms`; 0:
 immediately, None: never). Ids only grow. At most one checkpoint is pending, and a newer one aborts it.

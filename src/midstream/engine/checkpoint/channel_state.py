@@ -1,10 +1,10 @@
 """Channel state: the batches that were in flight when a barrier overtook them, at rest.
 
 A file is a series of segments, each some whole batches of one channel: (prefix with length and layout, Arrow IPC record
-batch message) each, without the schema, which is the one of the edge's layouts (see `engine.core.batch_framing`). They are encoded
-while they are written, one at a time; few bytes go into the metadata instead (see `extents`). Batches are never cut: one that was partly sent when the barrier overtook it is
-stored whole by its producer, and its receiver drops the part that has arrived. So a restore reassembles nothing, and a
-segment is read, checked and filtered on its own.
+batch message) each, without the schema, which is the one of the edge's layouts (see `engine.core.batch_framing`). They
+are encoded while they are written, one at a time; few bytes go into the metadata instead (see `extents`). Batches are
+never cut: one that was partly sent when the barrier overtook it is stored whole by its producer, and its receiver drops
+the part that has arrived. So a restore reassembles nothing, and a segment is read, checked and filtered on its own.
 
 Watermarks in flight are not stored: each operator's last ones are (`OperatorSnapshot`), and it emits them again.
 Everything here is pure or blocking I/O: for I/O threads only.

@@ -1,6 +1,6 @@
 """The coordinator of one job: what is running, and what comes next.
 
-Its phases, and what leads from one to the next, are in `job_phase.PHASE_TABLE`: CREATED, OPENING, then GATHERING,
+Its phases, and what leads from one to the next, are in `job_phase.PHASE_TABLE`: CREATED, OPENING, then WAITING_TO_DEPLOY,
 DEPLOYING, STARTING, RUNNING for each attempt, CANCELLING after a failure; finally ENDING, ENDED.
 
 `handle` processes one event: `_handle_event` records what it means, then `_step` advances the job, and is called again
@@ -20,6 +20,7 @@ from typing import Final
 
 from midstream.engine.checkpoint.redistribute_state import has_finished
 from midstream.engine.coordinator import events as ev
+from midstream.engine.coordinator import failures
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.checkpoints.cleanup import CheckpointCleanup
 from midstream.engine.coordinator.checkpoints.commit_queue import CommitQueue
@@ -27,8 +28,8 @@ from midstream.engine.coordinator.checkpoints.driver_committers import DriverCom
 from midstream.engine.coordinator.checkpoints.slot_commit_dispatcher import EligibleSlots
 from midstream.engine.coordinator.checkpoints.trigger import trigger_when_due
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
-from midstream.engine.coordinator.failures import Failure, failure_of, failure_of_user_code, slot_lost, slots_gone
-from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase, PhaseEvent
+from midstream.engine.coordinator.failures import AfterFailure, Failure
+from midstream.engine.coordinator.job_phase import PHASE_TABLE, DeploymentObstacle, Phase, PhaseEvent
 from midstream.engine.coordinator.notifications import subscribe
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
@@ -41,15 +42,9 @@ from midstream.engine.coordinator.requests.pending_waits import PendingWaits
 from midstream.engine.coordinator.requests.savepoints import Savepoints
 from midstream.engine.coordinator.requests.status_builder import job_status, state_of
 from midstream.engine.coordinator.restart_backoff import RestartBackoff
+from midstream.engine.coordinator.restore import open_directory
 from midstream.engine.coordinator.restore.distribute import DistributedState, StateDistribution
-from midstream.engine.coordinator.restore.open_directory import (
-    HAD_FINISHED,
-    OpenedStorage,
-    check_plan,
-    copies_in,
-    describe_opening,
-    open_checkpoints,
-)
+from midstream.engine.coordinator.restore.open_directory import HAD_FINISHED, OpenedStorage
 from midstream.engine.core.errors import InvariantError, MidstreamError, StorageError, assert_never
 from midstream.engine.core.interfaces import Done, Failed, Signal, SlotAvailability, Storage
 from midstream.engine.protocol import messages as m
@@ -187,22 +182,22 @@ class Coordinator:
     def _start(self) -> None:
         self._transition(PhaseEvent.STARTED)
         try:
-            check_plan(self.plan)
+            open_directory.check_plan(self.plan)
         except MidstreamError as error:
             self._end("failed", error, str(error))
             return
         if self.plan.config.checkpoint_dir is None:
             self._gather()
             return
-        work = partial(open_checkpoints, self.plan, self._open_storage)
-        what, has_limit = describe_opening(self.plan), not copies_in(self.plan)
+        work = partial(open_directory.open_checkpoints, self.plan, self._open_storage)
+        what, has_limit = open_directory.describe_opening(self.plan), not open_directory.copies_in(self.plan)
         self._effects.run_io(IoKind.OPEN, work, self._opened, waits_for=what, has_limit=has_limit)
 
     def _opened(self, outcome: Done[OpenedStorage] | Failed) -> None:
         if self.phase is not Phase.OPENING:
             return
         if isinstance(outcome, Failed):
-            failure = failure_of(outcome.error, "the checkpoint directory")
+            failure = failures.failure_of(outcome.error, "the checkpoint directory")
             error = outcome.error if isinstance(outcome.error, MidstreamError) else failure.error
             self._end("failed", error, failure.summary)
             return
@@ -212,7 +207,7 @@ class Coordinator:
         restore = found.opened.restore
         if restore is not None:
             kept = [c for c in restore.committables if c.uid not in found.state.dropped]
-            self.commits.add(restore.checkpoint_id, kept)
+            self.commits.add_commits(restore.checkpoint_id, kept)
             self._distribution.keep(restore, self.plan.graph, found.state)
             self.had_finished = has_finished(restore, self.plan.graph)
             self.restored_from = self.checkpoints.newest_path
@@ -236,23 +231,35 @@ class Coordinator:
             self._effects.notifications.slots_failed(other_python(slot, register))
 
     def _slot_lost(self, event: ev.SlotLost) -> None:
-        slot, gathering, complete = event.slot, self.phase is Phase.GATHERING, self.slots.complete
-        left = slot in self.slots.leaving and (gathering or self.phase is Phase.CANCELLING)
+        slot = event.slot
+        is_harmless = self._loss_is_harmless(slot)
         lost = self.slots.lost(slot)
         if lost is None:
             return
         self.attempts.slot_lost(slot)
         text = f"{lost} is lost: {event.reason}"
-        has_finished = self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished
-        # a commit that kills every slot must count as a failure, or it would be repeated indefinitely; it counts once
-        # if several slots are lost with their machine
-        was_idle = gathering and not (complete and self.commits.is_on(slot))
-        if was_idle or left or self._is_spare(slot) or has_finished:
-            # nothing ran on it, or its output is being committed: a restart would duplicate that output
+        if is_harmless:
             self.warnings.append(text)
         else:
-            self._effects.notifications.attempt_failed(slot_lost(text, event.last_lines, event.crash))
+            self._effects.notifications.attempt_failed(failures.slot_lost(text, event.last_lines, event.crash))
         self._replace_missing_slot()
+
+    def _loss_is_harmless(self, slot: int) -> bool:
+        """Return whether nothing fails if this slot is lost.
+
+        This must be evaluated before `SlotPool.lost`, after which the slot does not count as leaving any more, and the
+        slots are not complete. While no task runs, a commit that kills every slot must count as a failure, or it would be
+        repeated indefinitely; it counts once if several slots are lost with their machine.
+        """
+        match self.phase:
+            case Phase.WAITING_TO_DEPLOY:
+                return slot in self.slots.leaving or not (self.slots.complete and self.commits.runs_on(slot))
+            case Phase.CANCELLING:
+                return slot in self.slots.leaving
+            case Phase.RUNNING:  # once all tasks have finished their output is committed: a restart would duplicate it
+                return self._is_spare(slot) or (self.attempt is not None and self.attempt.all_finished)
+            case _:  # no task is known to run on it
+                return False
 
     def _slot_leaving(self, slot: int, reason: str) -> None:
         """No later attempt runs on this slot; `_step_running` moves the current one off it."""
@@ -263,7 +270,7 @@ class Coordinator:
         self._replace_missing_slot()
 
     def _replace_missing_slot(self) -> None:
-        if self.phase in (Phase.GATHERING, Phase.CANCELLING):
+        if self.phase in (Phase.WAITING_TO_DEPLOY, Phase.CANCELLING):
             self.slots.gather()
         else:
             self.rescaling.slot_is_missing()
@@ -289,7 +296,7 @@ class Coordinator:
             self.warnings.append(reason)
             return
         self.rescaling.give_up(reason)
-        self._effects.notifications.attempt_failed(slots_gone(reason, self.checkpoints.newest_path))
+        self._effects.notifications.attempt_failed(failures.slots_gone(reason, self.checkpoints.newest_path))
 
     # ---- messages of slots ----
 
@@ -322,9 +329,10 @@ class Coordinator:
                 return  # these tasks are being replaced: they fail mostly because their peers are cancelled
             case m.TaskFailed(_, _, summary, details, fatal, symptom, fingerprint, of_one_row):
                 row = summary if of_one_row else ""
-                self._task_failed(failure_of_user_code(summary, details, fatal, fingerprint, row), symptom)
+                self._task_failed(failures.failure_of_user_code(summary, details, fatal, fingerprint, row), symptom)
             case m.DeployFailed(_, summary, details, fatal, fingerprint):
-                self._effects.notifications.start_failed(failure_of_user_code(summary, details, fatal, fingerprint))
+                failure = failures.failure_of_user_code(summary, details, fatal, fingerprint)
+                self._effects.notifications.start_failed(failure)
             case _ if cancelling:
                 return
             case m.Deployed():
@@ -334,7 +342,7 @@ class Coordinator:
             case m.TaskFinished(_, ref, committables, metrics):
                 self.slots.handle_metrics(metrics, self._effects.now_ms)
                 attempt.advance(ref, type(message))
-                self.commits.keep(ref, committables)
+                self.commits.keep_until_finished(ref, committables)
                 self.checkpoints.task_finished(ref)
             case m.CheckpointDecline():
                 self.checkpoints.decline(message)
@@ -351,7 +359,7 @@ class Coordinator:
         match self.phase:
             case Phase.RUNNING:  # first, because the job is nearly always in this phase
                 return self._step_running()
-            case Phase.GATHERING:
+            case Phase.WAITING_TO_DEPLOY:
                 return self._try_deploy()
             case Phase.DEPLOYING:
                 return self._try_start()
@@ -367,38 +375,48 @@ class Coordinator:
                 assert_never(self.phase)
 
     def _try_deploy(self) -> bool:
-        if self.slots.leaving and not self.commits.on_slots:
+        if self.slots.leaving and not self.commits.runs_on_slots:
             self.slots.release_leaving(*sorted(self.slots.leaving))
-        if not self.checkpoints.outcome_is_known:
+        obstacle = self._deployment_obstacle()
+        if obstacle is DeploymentObstacle.STOP:
+            self.requests.stop_without_tasks(self.checkpoints.newest_path)
+            self._end("stopped", None, "the job was stopped while no task ran")
+        elif obstacle is not None:
             return False
-        self.commits.abort(self.checkpoints.take_prepared())
-        may_stop = self.attempt is not None and self.rescaling.stage is RescaleStage.NONE and self.commits.idle
-        if may_stop and self._stop_immediately():
-            return True
-        if self.restarts.delayed:
-            return False
-        if not self._distribution.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
-            return False
-        if self.commits.stalled:
-            self.commits.resume()
-        if not self.commits.idle:
-            return False
-        if self.attempt is None and self._stop_immediately():
-            return True
-        if not self.slots.complete:
-            return False
-        if self.had_finished:
+        elif self.had_finished:
             self._end("finished", None, "the job had finished before it was started")
         else:
             self._deploy()
         return True
 
-    def _stop_immediately(self) -> bool:
-        """End a job that must stop with a checkpoint while no task runs: the newest one has all that was processed."""
-        if not self.requests.stop_immediately(self.checkpoints.newest_path):
-            return False
-        self._end("stopped", None, "the job was stopped while no task ran")
-        return True
+    def _deployment_obstacle(self) -> DeploymentObstacle | None:
+        """Return what the next attempt has still to wait for. What removes it is begun here, if it is not under way.
+
+        The order matters:
+        - The newest checkpoint must be known first: what is aborted, where a stop ends and what is restored depend on it.
+        - A job that has run stops without waiting for the restart's delay: that checkpoint has all that was processed.
+        - Only after the delay is the state distributed, and are commits tried again that had failed for the last time:
+          if that fails, it fails again only after the next delay.
+        - A job that has never run stops once the output that the restored checkpoint holds is committed.
+        - Slots come last, since they are requested before, and connect during the other waits.
+        """
+        if not self.checkpoints.outcome_is_known:
+            return DeploymentObstacle.CHECKPOINT_OUTCOME
+        self.commits.add_aborts(self.checkpoints.take_to_abort())
+        has_run, is_rescaling = self.attempt is not None, self.rescaling.stage is not RescaleStage.NONE
+        if has_run and not is_rescaling and self.commits.is_drained and self.requests.can_stop_without_tasks:
+            return DeploymentObstacle.STOP
+        if self.restarts.delayed:
+            return DeploymentObstacle.RESTART_DELAY
+        if not self._distribution.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
+            return DeploymentObstacle.STATE
+        if self.commits.is_stalled:
+            self.commits.retry_stalled()
+        if not self.commits.is_drained:
+            return DeploymentObstacle.COMMITS
+        if not has_run and self.requests.can_stop_without_tasks:
+            return DeploymentObstacle.STOP
+        return None if self.slots.complete else DeploymentObstacle.SLOTS
 
     def _deploy(self) -> None:
         if not self.sources.are_reset:
@@ -416,8 +434,9 @@ class Coordinator:
         return self._distribution.state_of(self.checkpoints.newest, self.plan.graph)
 
     def _cannot_restore(self, failed: Failed) -> None:
-        if self.phase is Phase.GATHERING:
-            self._effects.notifications.attempt_failed(failure_of(failed.error, "the checkpoint to resume from"))
+        if self.phase is Phase.WAITING_TO_DEPLOY:
+            failure = failures.failure_of(failed.error, "the checkpoint to resume from")
+            self._effects.notifications.attempt_failed(failure)
 
     def _try_start(self) -> bool:
         assert self.attempt is not None
@@ -445,21 +464,21 @@ class Coordinator:
         self.checkpoints.retain(uncommitted, self.savepoints.oldest_needed)
         stop = self.requests.stop
         if stop is not None and stop.is_stored:
-            if self.commits.idle and self.savepoints.idle:
+            if self.commits.is_drained and self.savepoints.idle:
                 self._end("stopped", None, "the job has stopped")
                 return True
             return False
         if self.attempt.all_finished:
             self.commits.commit_kept()
-            if self.commits.idle and self.checkpoints.outcome_is_known and self.savepoints.idle:
+            if self.commits.is_drained and self.checkpoints.outcome_is_known and self.savepoints.idle:
                 self._end("finished", None, "the job has finished")
                 return True
             return False
         self.rescaling.move_if_needed(self.plan, is_stopping=stop is not None)
-        if self.rescaling.stage is RescaleStage.GATHERING and self.slots.complete:
+        if self.rescaling.stage is RescaleStage.REQUESTING_SLOTS and self.slots.complete:
             self.rescaling.gathered()
             return True
-        if self.rescaling.stage is RescaleStage.STORED:
+        if self.rescaling.stage is RescaleStage.READY_TO_SWITCH:
             self.rescaling.switching()
             self.sources.pause()
             self._cancel_attempt("the job is being rescaled, or moves to other slots")
@@ -522,24 +541,25 @@ class Coordinator:
         if before is not None:
             self.sources.pause()
             self._switch_to(before)
-        if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
-            return
         # without checkpoints, a job that has committed some of its output must not restart: it would be duplicated
-        final = failure.fatal or (self.commits.stalled and self.checkpoints.storage is None)
-        if before is not None:  # the rescale has failed, and not the job
-            self.restarts.delay(0.0)
-            follows = "The job continues at its previous parallelism."
-        elif final or (after_s := self.restarts.schedule_restart(failure)) is None:
-            self._end("failed", self.restarts.final_error(failure), failure.summary)
-            return
-        else:
-            start = self.checkpoints.newest_path or "the beginning"
-            follows = f"Restart {self.restarts.restart_count} in {after_s:g} s, from {start}."
+        would_duplicate = self.commits.is_stalled and self.checkpoints.storage is None
+        match failures.after_failure(self.phase, failure, before is not None, would_duplicate):
+            case AfterFailure.NOTHING:
+                return
+            case AfterFailure.REVERTED_RESCALE:
+                self.restarts.delay(0.0)
+                follows = "The job continues at its previous parallelism."
+            case AfterFailure.RESTART if (after_s := self.restarts.schedule_restart(failure)) is not None:
+                start = self.checkpoints.newest_path or "the beginning"
+                follows = f"Restart {self.restarts.restart_count} in {after_s:g} s, from {start}."
+            case _:  # END, or a RESTART too many
+                self._end("failed", self.restarts.final_error(failure), failure.summary)
+                return
         self._effects.notify_user(self.restarts.describe(failure, follows))
         reason = f"{failure.summary}; the job continues; the stop is cancelled"
-        self.requests.attempt_failed(reason, self.commits.stalled)
+        self.requests.attempt_failed(reason, self.commits.is_stalled)
         self.sources.pause()
-        if self.phase is Phase.GATHERING:
+        if self.phase is Phase.WAITING_TO_DEPLOY:
             self.slots.gather()
             return
         self._cancel_attempt(f"the job failed: {failure.summary}")
@@ -557,7 +577,7 @@ class Coordinator:
         self._transition(PhaseEvent.ATTEMPT_OVER)
 
     def _try_gather(self) -> bool:
-        if not self.attempts.answered or self.commits.on_slots:  # a slot that a rescale releases may be committing
+        if not self.attempts.answered or self.commits.runs_on_slots:  # a slot that a rescale releases may be committing
             return False
         self.attempts.cancelled()
         self._transition(PhaseEvent.CANCELLED)
@@ -588,8 +608,8 @@ class Coordinator:
             return True
         self._closing = True
         self.commits.abort_kept()
-        self.commits.abort(self.checkpoints.take_prepared())
-        self.commits.close()
+        self.commits.add_aborts(self.checkpoints.take_to_abort())
+        self.commits.close_when_cleaned_up()
         self.cleanup.run()
         self.sources.close()
         return True

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from midstream.engine.coordinator.effects import Effects
+from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.core.errors import (
     ClusterError,
     InvariantError,
@@ -36,6 +38,31 @@ class Failure:
     def status(self, at_ms: int, attempt: int) -> FailureStatus:
         """Return the failure as the job's status shows it."""
         return FailureStatus(at_ms, attempt, self.summary, self.details, users_part(self.details))
+
+
+class AfterFailure(Enum):
+    """What follows from a failure of an attempt."""
+
+    NOTHING = auto()
+    """The attempt is being ended already: the failure is only recorded."""
+    REVERTED_RESCALE = auto()
+    """The rescale has failed, and not the job, which continues with the plan before."""
+    END = auto()
+    RESTART = auto()
+    """The job restarts, or ends if its restart strategy allows no further restart."""
+
+
+def after_failure(phase: Phase, failure: Failure, reverts_rescale: bool, would_duplicate: bool) -> AfterFailure:
+    """Decide what follows from a failure in `phase`, which is not an end of the job.
+
+    `reverts_rescale`: it ends a rescale whose tasks have been, or are being, replaced. `would_duplicate`: after a
+    restart the job would commit again what it has committed.
+    """
+    if phase in (Phase.CANCELLING, Phase.OPENING) and (reverts_rescale or not failure.fatal):
+        return AfterFailure.NOTHING
+    if reverts_rescale:
+        return AfterFailure.REVERTED_RESCALE
+    return AfterFailure.END if failure.fatal or would_duplicate else AfterFailure.RESTART
 
 
 def failure_of_user_code(summary: str, details: str, fatal: bool, fingerprint: str, row: str = "") -> Failure:

@@ -85,7 +85,7 @@ def subscribe(coordinator: Coordinator, notifications: Notifications) -> None:
     )
     notifications.fenced = Notification(
         (coordinator.cleanup.stop, "another coordinator owns the files: the end of the job must not delete any"),
-        (coordinator.commits.abandon, "nor may the end of the job clean up any output"),
+        (coordinator.commits.fenced, "nor may the end of the job clean up any output"),
         (coordinator.fenced, "last: the job ends, and the parts that it closes must be notified before"),
     )
     notifications.checkpoint_completed = Notification(
@@ -150,6 +150,6 @@ def subscribe(coordinator: Coordinator, notifications: Notifications) -> None:
         (coordinator.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
         (coordinator.rescaling.job_ended, "the client is answered"),
         (coordinator.sources.end, "nothing more is discovered"),
-        (coordinator.commits.give_up, "nothing is retried, and slots are not waited for: they are released next"),
+        (coordinator.commits.job_ended, "nothing is retried, and slots are not waited for: they are released next"),
         (coordinator.slots.release, "last: all other messages to them are sent before"),
     )

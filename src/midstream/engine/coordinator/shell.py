@@ -27,7 +27,7 @@ TIME_INTERVAL_S: Final = 1.0
 EXIT_WAIT_S_MAX: Final = 0.8
 """How long the shell waits, once the connection of a slot is closed, for a report of how its process has ended, before
 it reports the slot as lost. It is shorter than the coordinator's wait for the cause of a symptom
-(`attempts.CAUSE_WAIT_S`).
+(`attempt_deployer.CAUSE_WAIT_S`).
 """
 _ENDED_HOW: Final = {"finished": "finished", "stopped": "was stopped", "failed": "failed"}
 

@@ -86,7 +86,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
 def invalid_value(batch: pa.RecordBatch) -> tuple[int, str] | None:
     """Return the row of the first value that its type does not have, and what is wrong with it, if there is one.
 
-    Arrow, and so Parquet, checks neither the bytes of a text nor the range of a time of day. polars relies on them: for
+    Arrow, and so Parquet, checks neither the bytes of a text nor the range of a time of day nor the digits of a decimal. polars relies on them: for
     bytes that are not UTF-8 it returns wrong characters, or reads memory that it does not own. Python and polars take
     24:00 as 00:00.
     """
@@ -103,7 +103,9 @@ def invalid_value(batch: pa.RecordBatch) -> tuple[int, str] | None:
 
 
 def _is_valid(values: pa.Array[Any]) -> bool:
-    return _is_within_day(values) if pa.types.is_time(values.type) else _is_utf8(values)
+    if pa.types.is_time(values.type):
+        return _is_within_day(values)
+    return _is_validated(values) if pa.types.is_decimal(values.type) else _is_utf8(values)
 
 
 def _what_is_invalid(value: pa.Array[Any]) -> str:
@@ -111,6 +113,8 @@ def _what_is_invalid(value: pa.Array[Any]) -> str:
     if pa.types.is_time(kind):
         ticks = _ticks(value)[0].as_py()
         return f"{ticks} as {kind}, which is no time of day: a day has {86_400 * TICKS_PER_S[kind.unit]} {kind.unit}"
+    if pa.types.is_decimal(kind):
+        return f"a number with more digits than {kind} has; give its column a larger precision"
     text = value.cast(pa.large_binary())[0].as_py()
     return f"the text {text!r:.200}, which is not UTF-8; write it in UTF-8, or as a column of bytes"
 
@@ -138,6 +142,10 @@ def _is_utf8(values: pa.Array[Any]) -> bool:
         found = np.frombuffer(memoryview(data or b""), np.int8)[ends[values.offset] : ends[values.offset + len(values)]]
         if not len(found) or found.min() >= 0:
             return True
+    return _is_validated(values)
+
+
+def _is_validated(values: pa.Array[Any]) -> bool:
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:

@@ -5,6 +5,6 @@ locks, threads or sockets here. The transport pumps links through `engine.core.i
 
 Reading order: buffer_pool (buffers are charged), batch_lease (until a batch is processed), element_queue (elements
 wait, up to a limit), subpartition and result_partition (the producer side), input_channel and input_gate (the consumer
-side), listeners (who is notified of what), capacity (how large a pool a job needs), wire and peer_link (frames between
-two slots).
+side), listeners (who is notified of what), pool_minimum (how many buffers a job needs), frame_layout and peer_link
+(frames between two slots).
 """

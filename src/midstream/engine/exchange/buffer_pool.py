@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from midstream.engine.core.errors import ConfigError, InvariantError
-from midstream.engine.exchange.capacity import too_small
+from midstream.engine.exchange.pool_minimum import too_small
 
 
 class BufferPool:

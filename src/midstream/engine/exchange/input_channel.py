@@ -19,8 +19,8 @@ from midstream.engine.core.ids import ChannelId
 from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.buffer_pool import Quota
 from midstream.engine.exchange.element_queue import ElementQueue, QueueTime
+from midstream.engine.exchange.frame_layout import ELEMENT_BYTES_MAX
 from midstream.engine.exchange.subpartition import Subpartition
-from midstream.engine.exchange.wire import ELEMENT_BYTES_MAX
 
 
 class LocalChannel:

@@ -17,7 +17,7 @@ from midstream.engine.core.elements import Event
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
 from midstream.engine.exchange.input_channel import InputChannel
-from midstream.engine.exchange.listeners import Arrival, TaskListener
+from midstream.engine.exchange.listeners import BarrierOrEnd, TaskListener
 from midstream.engine.graph.job_graph import Edge
 
 
@@ -74,7 +74,7 @@ class InputGate:
             if self._listener is not None:
                 self._listener.wake()
 
-    def on_arrival(self, channel: int, event: Arrival) -> None:
+    def on_arrival(self, channel: int, event: BarrierOrEnd) -> None:
         if self._listener is not None:
             self._listener.on_arrival(self._first_channel + channel, event)
 
@@ -183,7 +183,7 @@ class InputGate:
             self._is_ready[channel] = False
             self._ready.remove(channel)
 
-    def is_clear(self, channel: int, event: Arrival) -> bool:
+    def is_clear(self, channel: int, event: BarrierOrEnd) -> bool:
         """Whether every row of this channel before `event` has been processed, recovered ones included."""
         if self.recovered is not None or channel in self.read_from:
             return False

@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 
 from midstream.engine.core.elements import CheckpointBarrier, EndOfPartition
 
-Arrival: TypeAlias = CheckpointBarrier | EndOfPartition
+BarrierOrEnd: TypeAlias = CheckpointBarrier | EndOfPartition
 """The events of which a task is notified when they arrive, before the elements ahead of them are read."""
 
 
@@ -31,7 +31,7 @@ class QueueListener(Protocol):
         connects itself to a queue that has some."""
         ...
 
-    def on_arrival(self, channel: int, event: Arrival) -> None:
+    def on_arrival(self, channel: int, event: BarrierOrEnd) -> None:
         """Note that `event` has arrived in this channel. It is called before `on_data`, and even if the event completes
         a capture and so does not wait in the queue."""
         ...
@@ -49,7 +49,7 @@ class TaskListener(Protocol):
         """
         ...
 
-    def on_arrival(self, channel: int, event: Arrival) -> None:
+    def on_arrival(self, channel: int, event: BarrierOrEnd) -> None:
         """Handle a barrier, or the end of the partition, that a gate has received. It is usually still to be read. The
         channels of all gates are counted."""
         ...

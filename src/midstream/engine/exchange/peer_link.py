@@ -18,10 +18,10 @@ from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.ids import ChannelId
 from midstream.engine.core.interfaces import DataConnection
 from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.exchange.frame_layout import HEADER, FrameKind, header
 from midstream.engine.exchange.input_channel import RemoteChannel
-from midstream.engine.exchange.listeners import Arrival
+from midstream.engine.exchange.listeners import BarrierOrEnd
 from midstream.engine.exchange.subpartition import Subpartition
-from midstream.engine.exchange.wire import HEADER, FrameKind, header
 
 
 class Sender:
@@ -145,7 +145,7 @@ class PeerLink:
             self._ready.append(sender)
             self._wake()
 
-    def on_arrival(self, channel: int, event: Arrival) -> None:
+    def on_arrival(self, channel: int, event: BarrierOrEnd) -> None:
         """Do nothing: the event has not arrived at the consumer."""
 
     # ---- called by the transport ----

@@ -8,6 +8,7 @@ between them edges.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +18,9 @@ from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.engine.graph.logical_graph import Input, LogicalGraph, Node
 from midstream.engine.operators.bad_records import BAD_RECORDS
+from midstream.engine.operators.watermarks import TimestampsOperator
 
+_log = logging.getLogger(__name__)
 _COMBINED: Final = (Partitioning.KEYED, Partitioning.GLOBAL)
 """The partitionings where rows of one key or window meet only at the consumer."""
 
@@ -33,6 +36,7 @@ def build_job_graph(logical: LogicalGraph, config: JobConfig) -> JobGraph:
     _check_schemas(logical)
 
     chains = _chains(order, logical, parallelism, partitionings)
+    _warn_of_mixed_splits(chains, logical, partitionings)
     vertex_of = {node.id: vertex for vertex, chain in enumerate(chains) for node in chain}
     vertices = tuple(_vertex(i, chain, uids, parallelism) for i, chain in enumerate(chains))
     edges: list[Edge] = []
@@ -231,6 +235,26 @@ def _chains(
         chain_of[node.id] = [node]
         chains.append(chain_of[node.id])
     return chains
+
+
+def _warn_of_mixed_splits(
+    chains: Sequence[Sequence[Node]], logical: LogicalGraph, partitionings: dict[int, list[Partitioning]]
+) -> None:
+    """Warn of event time that does not see a source's splits only because a stream before it has another consumer."""
+    chain_of = {node.id: chain for chain in chains for node in chain}
+    nodes, consumers = {node.id: node for node in logical.nodes}, logical.consumers()
+    for node in (chain[0] for chain in chains):
+        if not isinstance(node.operator, TimestampsOperator) or partitionings[node.id] != [Partitioning.FORWARD]:
+            continue
+        before = nodes[node.inputs[0].node]
+        source = chain_of[before.id][0]
+        others = [each.label for each, origin in consumers[before.id] if each is not node and origin.tag != BAD_RECORDS]
+        if source.source is not None and others:
+            _log.warning(
+                "%s does not see the splits of %s one by one, since %s has another consumer (%s): rows may be late because "
+                "another split is ahead, or because of idle_after. Call with_watermarks() before the stream divides",
+                *(node.label, source.label, before.label, ", ".join(others)),
+            )
 
 
 def _vertex(vertex_id: int, chain: Sequence[Node], uids: dict[int, str], parallelism: dict[int, int]) -> Vertex:

@@ -84,7 +84,9 @@ class EventTime:
         times: Int64s = column.view(pa.int64()).to_numpy(zero_copy_only=True)
         if len(times):
             first = max(self.from_us(_FIRST_US), MIN_WATERMARK_US + room) + self._is_end
-            last = min(self.from_us(_LAST_US), MAX_WATERMARK_US - room) + self._is_end
+            last = (
+                min(self.from_us(_LAST_US), MAX_WATERMARK_US - max(room, 1)) + self._is_end
+            )  # the end comes after all
             if not (first <= times.min() and times.max() <= last):
                 raise self._outside(batch, times, first, last)
         return times - 1 if self._is_end else times

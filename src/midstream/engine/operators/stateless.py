@@ -171,5 +171,6 @@ def made_batch(made: Any, schema: pa.Schema, where: str, what: str) -> pa.Record
             raise JobError(f"{where}: row {row} of the result of {what}: {why}")
         return conform(batch, schema, f"{where}: the result of {what}")
     raise JobError(
-        f"{where}: {what} returned {kind_of(made)}; return a polars DataFrame, or an Arrow RecordBatch or Table"
+        f"{where}: {what} returned {kind_of(made)}; return a polars DataFrame, an Arrow RecordBatch or Table, or, with "
+        "form='pandas', a pandas DataFrame"
     )

@@ -1,7 +1,8 @@
 """Builds the tasks of one attempt in one slot, with their partitions, gates and channels, from a `Deploy` message.
 
 `load` reads on the I/O pool the state that the message refers to. `Deployment` builds everything from the message and
-that state alone. I/O of an older attempt that completes late is delivered to that attempt's deployment, which is closed and ignores it.
+that state alone. I/O of an older attempt that completes late is delivered to that attempt's deployment, which is closed
+and ignores it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from midstream.engine.core.ids import ChannelId, TaskId
 from midstream.engine.core.interfaces import Storage, Transport
 from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.exchange.buffer_pool import BufferPool
-from midstream.engine.exchange.capacity import WINDOW_BUFFERS_MAX, WINDOW_BUFFERS_MIN
 from midstream.engine.exchange.element_queue import QueueTime
 from midstream.engine.exchange.input_channel import InputChannel, LocalChannel, RemoteChannel
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.peer_link import PeerLink
+from midstream.engine.exchange.pool_minimum import WINDOW_BUFFERS_MAX, WINDOW_BUFFERS_MIN
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Edge, JobGraph
 from midstream.engine.protocol import messages as m

@@ -1,8 +1,9 @@
 """The stand-in for a subtask that had finished in the checkpoint from which the attempt starts.
 
 It has no operators, no source and no input: the rows that it emitted are in its consumers' state, or are recovered by
-them. It sends its consumers the end of the data again, because they wait for it after every restore. It ends in the call in which it starts. It takes no part in checkpoints: the coordinator records its
-operators as finished again (`Attempt.plan_checkpoint`, `metadata_builder.operator_states`).
+them. It sends its consumers the end of the data again, because they wait for it after every restore. It ends in the
+call in which it starts. It takes no part in checkpoints: the coordinator records its operators as finished again
+(`Attempt.plan_checkpoint`, `metadata_builder.operator_states`).
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ They are not copied to other files: channel state is immutable and stays where i
 So a checkpoint can be taken at any moment of recovery. It has the batches that have not been taken yet by reference
 (`remaining`), with the number of batches to skip.
 
-Invariants: the live channels of the gate are not read before recovery is over, so that rows keep their order. Each recovered batch is either in `remaining` or has been returned by `take`, never both. At most one segment
-is read ahead of the queue, even if that overdraws the pool: recovery never waits for buffers, so that it cannot be
-part of a deadlock.
+Invariants: the live channels of the gate are not read before recovery is over, so that rows keep their order. Each
+recovered batch is either in `remaining` or has been returned by `take`, never both. At most one segment is read ahead
+of the queue, even if that overdraws the pool: recovery never waits for buffers, so that it cannot be part of a
+deadlock.
 """
 
 from __future__ import annotations

@@ -192,9 +192,10 @@ class OperatorChain:
     def restore(self, marks: Mapping[int, tuple[int, int]]) -> None:
         """Restore event time: `marks` has, by operator index, the watermark offered to it and the one that left it.
 
-        An operator continues to fire the watermark that was offered to it and has not left it, or the one that has left
-        the operator before it, if the two were in different tasks. An operator whose index is not in `marks` is new.
-        One that makes watermarks passes only the last one on, as in `offer`: it would not be offered that again.
+        An operator continues to fire the watermark that was offered to it and has not left it. If the operator before
+        it was in another task then, a newer one may have left that operator: then it fires that one. An operator whose
+        index is not in `marks` is new. An operator that makes watermarks fires none, except for `MAX_WATERMARK_US`: it
+        passes that one on, as in `offer`, and would not be offered it again.
         """
         for index, operator in enumerate(self.operators):
             offered_us, left_us = marks.get(index, (MIN_WATERMARK_US, MIN_WATERMARK_US))

@@ -68,7 +68,7 @@ class ReadProgress(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Ahead:
+class _Prefetched:
     """A batch that has been read ahead, the offset after it, and the bad records that its reader has left out of it."""
 
     batch: pa.RecordBatch
@@ -83,7 +83,7 @@ class Reading(Enum):
     """The split is read when it next has its turn."""
     UNDER_WAY = auto()
     """A read is on the I/O pool. A split has at most one read at a time."""
-    AHEAD = auto()
+    PREFETCHED = auto()
     """A batch has been read, and waits for its turn."""
     RESTING = auto()
     """The split had no rows, and is read again when its timer fires."""
@@ -97,14 +97,14 @@ class _OpenSplit:
 
     split: Split
     number: int
-    before: Split
+    before_last_batch: Split
     """The split as it was before the batch that was emitted last."""
     quiet_until_s: float = float("-inf")
     """When the source last delivered rows of the split, or reported that there are none at present."""
     reader: SplitReader | None = None
     state: Reading = Reading.IDLE
-    ahead: _Ahead | None = None
-    """The batch of the state AHEAD."""
+    prefetched: _Prefetched | None = None
+    """The batch of the state PREFETCHED."""
     rest_timer: Timer | None = None
     """The timer of the state RESTING."""
     rest_s: float = 0.0
@@ -126,7 +126,7 @@ class SplitRequestState(Enum):
 
 
 # Reading an enum member takes ten times as long as reading a global.
-_IDLE, _UNDER_WAY, _AHEAD, _RESTING, _AT_END = Reading
+_IDLE, _UNDER_WAY, _PREFETCHED, _RESTING, _AT_END = Reading
 _MAY_REQUEST, _REQUESTED, _NONE_AVAILABLE, _NO_MORE, _STOPPED, _CLOSED = SplitRequestState
 
 
@@ -221,24 +221,24 @@ class SourceReader(Splits):
             rate.pause()
             return ReadProgress.WAITING
         for _ in range(len(self._splits)):
-            current = self._splits[0]
-            ahead = self._next_ahead(current)
-            if ahead is None and current.state is _AT_END:
+            open_split = self._splits[0]
+            prefetched = self._next_batch(open_split)
+            if prefetched is None and open_split.state is _AT_END:
                 self._splits.popleft()
-                self._close_reader(current)
+                self._close_reader(open_split)
                 self._notify_listeners()
                 return ReadProgress.EMITTED
             self._splits.rotate(-1)
-            if ahead is not None:
-                bad_rows = 0 if ahead.bad is None else len(ahead.bad.at)
+            if prefetched is not None:
+                bad_rows = 0 if prefetched.bad is None else len(prefetched.bad.at)
                 if rate.has_rate:
-                    rate.keep_rate(ahead.batch.num_rows + bad_rows, self._clock.monotonic_s())
-                current.quiet_until_s = self._clock.monotonic_s()
-                self.tally.count(ahead.batch.num_rows, ahead.bad)
-                if ahead.bad is not None:
-                    self._emit_bad(ahead.bad.rows)
-                if ahead.batch.num_rows:
-                    self._emit_timed(current, ahead.batch)
+                    rate.keep_rate(prefetched.batch.num_rows + bad_rows, self._clock.monotonic_s())
+                open_split.quiet_until_s = self._clock.monotonic_s()
+                self.tally.count(prefetched.batch.num_rows, prefetched.bad)
+                if prefetched.bad is not None:
+                    self._emit_bad(prefetched.bad.rows)
+                if prefetched.batch.num_rows:
+                    self._emit_timed(open_split, prefetched.batch)
                 return ReadProgress.EMITTED
         if not self._splits and self._request_state is _NO_MORE:
             return ReadProgress.ENDED
@@ -247,7 +247,7 @@ class SourceReader(Splits):
 
     def snapshot(self, new_id: Callable[[], str]) -> dict[str, StatePart]:
         parts = {}
-        encoded = [_encoder.encode(current.split) for current in self._splits]
+        encoded = [_encoder.encode(open_split.split) for open_split in self._splits]
         if encoded:
             table = pa.table({"split": pa.array(encoded, pa.binary())}, schema=SPLITS_SCHEMA)
             parts[SPLITS] = StatePart(Redistribute.SPLIT, (Chunk(new_id(), table),))
@@ -261,11 +261,11 @@ class SourceReader(Splits):
         if self._timer is not None:
             self._timer.cancel()
         while self._splits:
-            current = self._splits.popleft()
-            if current.rest_timer is not None:
-                current.rest_timer.cancel()
-            if current.state is not _UNDER_WAY:  # else the read's completion closes it
-                self._close_reader(current)
+            open_split = self._splits.popleft()
+            if open_split.rest_timer is not None:
+                open_split.rest_timer.cancel()
+            if open_split.state is not _UNDER_WAY:  # else the read's completion closes it
+                self._close_reader(open_split)
 
     # ---- the view of the operators ----
 
@@ -275,7 +275,7 @@ class SourceReader(Splits):
 
     @property
     def open(self) -> Iterator[int]:
-        return (current.number for current in self._splits)
+        return (open_split.number for open_split in self._splits)
 
     @property
     def all_assigned(self) -> bool:
@@ -283,7 +283,7 @@ class SourceReader(Splits):
 
     def split_id(self, split: int) -> str | None:
         """The id of the split, or None if it is no longer open. Listeners are called for that in the next step."""
-        return next((current.split.id for current in self._splits if current.number == split), None)
+        return next((open_split.split.id for open_split in self._splits if open_split.number == split), None)
 
     @property
     def none_waits(self) -> bool:
@@ -292,7 +292,7 @@ class SourceReader(Splits):
     def quiet_until_s(self, split: int) -> float:
         if self._source.bounded or self._source.splits_end:
             return float("-inf")
-        return next(current.quiet_until_s for current in self._splits if current.number == split)
+        return next(open_split.quiet_until_s for open_split in self._splits if open_split.number == split)
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
@@ -312,8 +312,8 @@ class SourceReader(Splits):
     def position_of(self, row: int | None) -> str:
         """The position in the input of this row of `emitting_rows`, or of all of them if `row` is None."""
         assert self._emitting is not None
-        current, rows = self._emitting
-        return self._source.place(current.before, *((0, rows - 1) if row is None else (row, row)))
+        open_split, rows = self._emitting
+        return self._source.place(open_split.before_last_batch, *((0, rows - 1) if row is None else (row, row)))
 
     # ---- emitting ----
 
@@ -323,87 +323,87 @@ class SourceReader(Splits):
         self._opened += 1
         self._changed = True
 
-    def _emit_timed(self, current: _OpenSplit, batch: pa.RecordBatch) -> None:
+    def _emit_timed(self, open_split: _OpenSplit, batch: pa.RecordBatch) -> None:
         """Emit a batch, and set the size of the next ones.
 
         It depends on how long the chain took, and on how fast downstream tasks take batches.
         """
         started_s = self._clock.own_core_s()
-        self._current = current.number
-        self._emitting = current, batch.num_rows
+        self._current = open_split.number
+        self._emitting = open_split, batch.num_rows
         self._emit(batch)
         self._emitting = None
         self._rate.record_emitted(batch.num_rows, started_s, self._clock.own_core_s())
 
     # ---- reading ----
 
-    def _next_ahead(self, current: _OpenSplit) -> _Ahead | None:
+    def _next_batch(self, open_split: _OpenSplit) -> _Prefetched | None:
         """The next batch of the split, or None if it has none now. The split's offset moves past it."""
         if self._source.blocking:
-            ahead, current.ahead = current.ahead, None
-            _move_past(current, ahead)
-            if current.state in (_IDLE, _AHEAD):
-                self._read_ahead(current)
-            return ahead
-        if current.state is _AT_END:
+            prefetched, open_split.prefetched = open_split.prefetched, None
+            _move_past(open_split, prefetched)
+            if open_split.state in (_IDLE, _PREFETCHED):
+                self._prefetch(open_split)
+            return prefetched
+        if open_split.state is _AT_END:
             return None
-        if current.reader is None:
-            current.reader = self._source.open_split(current.split)
-        ahead = _read(self._source, current.split, current.reader, self._rate.rows_max)
-        if ahead is None:
-            current.state = _AT_END
-        _move_past(current, ahead)
-        return ahead
+        if open_split.reader is None:
+            open_split.reader = self._source.open_split(open_split.split)
+        prefetched = _read(self._source, open_split.split, open_split.reader, self._rate.rows_max)
+        if prefetched is None:
+            open_split.state = _AT_END
+        _move_past(open_split, prefetched)
+        return prefetched
 
-    def _read_ahead(self, current: _OpenSplit) -> None:
-        current.state, current.rest_timer = _UNDER_WAY, None
-        source, split, reader, rows_max = self._source, current.split, current.reader, self._rate.rows_max
+    def _prefetch(self, open_split: _OpenSplit) -> None:
+        open_split.state, open_split.rest_timer = _UNDER_WAY, None
+        source, split, reader, rows_max = self._source, open_split.split, open_split.reader, self._rate.rows_max
 
-        def work() -> tuple[SplitReader, _Ahead | None]:
+        def work() -> tuple[SplitReader, _Prefetched | None]:
             if reader is not None:
                 return reader, _read(source, split, reader, rows_max)
             with ExitStack() as stack:
                 opened = source.open_split(split)
                 stack.callback(opened.close)  # a reader whose first read fails is not returned, and must be closed
-                ahead = _read(source, split, opened, rows_max)
+                prefetched = _read(source, split, opened, rows_max)
                 stack.pop_all()
-            return opened, ahead
+            return opened, prefetched
 
-        def done(outcome: Done[tuple[SplitReader, _Ahead | None]] | Failed) -> None:
-            current.state = _IDLE
+        def done(outcome: Done[tuple[SplitReader, _Prefetched | None]] | Failed) -> None:
+            open_split.state = _IDLE
             if isinstance(outcome, Failed):
                 if self._request_state is _CLOSED:
-                    self._close_reader(current)
+                    self._close_reader(open_split)
                 else:
                     self._fail(outcome.error)
                 return
-            current.reader, ahead = outcome.value
+            open_split.reader, prefetched = outcome.value
             if self._request_state is _CLOSED:
-                self._close_reader(current)
-            elif ahead is not None and ahead.batch.num_rows == 0 and ahead.bad is None:
-                self._let_rest(current, ahead.offset)
+                self._close_reader(open_split)
+            elif prefetched is not None and prefetched.batch.num_rows == 0 and prefetched.bad is None:
+                self._let_rest(open_split, prefetched.offset)
             else:
-                current.state = _AT_END if ahead is None else _AHEAD
-                current.ahead, current.rest_s = ahead, 0.0
+                open_split.state = _AT_END if prefetched is None else _PREFETCHED
+                open_split.prefetched, open_split.rest_s = prefetched, 0.0
                 self._wake()
 
         self._executor.submit(work, done)
 
-    def _let_rest(self, current: _OpenSplit, offset: int) -> None:
+    def _let_rest(self, open_split: _OpenSplit, offset: int) -> None:
         """Read the split again later: it has no rows at present.
 
         All rows that it had before have been emitted, because a read begins when the batch before it is taken.
         """
-        if current.ahead is not None:
-            raise InvariantError(f"split {current.split.id} rests, and has rows that were read ahead")
-        current.quiet_until_s = self._clock.monotonic_s()
-        current.split = msgspec.structs.replace(current.split, offset=offset)
-        current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)
-        current.state = _RESTING
-        current.rest_timer = self._executor.call_later(current.rest_s, partial(self._read_ahead, current))
+        if open_split.prefetched is not None:
+            raise InvariantError(f"split {open_split.split.id} rests, and has rows that were read ahead")
+        open_split.quiet_until_s = self._clock.monotonic_s()
+        open_split.split = msgspec.structs.replace(open_split.split, offset=offset)
+        open_split.rest_s = min(max(2 * open_split.rest_s, REST_S_MIN), REST_S_MAX)
+        open_split.state = _RESTING
+        open_split.rest_timer = self._executor.call_later(open_split.rest_s, partial(self._prefetch, open_split))
 
-    def _close_reader(self, current: _OpenSplit) -> None:
-        reader, current.reader = current.reader, None
+    def _close_reader(self, open_split: _OpenSplit) -> None:
+        reader, open_split.reader = open_split.reader, None
         if reader is None:
             return
         if self._source.blocking:
@@ -428,13 +428,13 @@ class SourceReader(Splits):
         self._wake()
 
 
-def _move_past(current: _OpenSplit, ahead: _Ahead | None) -> None:
-    if ahead is not None:
-        current.before = current.split
-        current.split = msgspec.structs.replace(current.split, offset=ahead.offset)
+def _move_past(open_split: _OpenSplit, prefetched: _Prefetched | None) -> None:
+    if prefetched is not None:
+        open_split.before_last_batch = open_split.split
+        open_split.split = msgspec.structs.replace(open_split.split, offset=prefetched.offset)
 
 
-def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _Ahead | None:
+def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _Prefetched | None:
     """Read the next batch of the split. Raises SchemaError if it has other columns than the source, and DataError if a
     text in it is not UTF-8, or a time is beyond the day.
     """
@@ -446,4 +446,4 @@ def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _
     if wrong is not None:
         row, what = wrong
         raise DataError(f"{source.place(split, row, row)}: {what}")
-    return _Ahead(batch, offset, reader.bad_records())
+    return _Prefetched(batch, offset, reader.bad_records())

@@ -34,7 +34,7 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.core.state_machine import Transition, TransitionHistory, TransitionTable, new_history
 from midstream.engine.exchange.input_gate import InputGate
-from midstream.engine.exchange.listeners import Arrival
+from midstream.engine.exchange.listeners import BarrierOrEnd
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.idleness import channel_origins, is_bounded
 from midstream.engine.graph.job_graph import JobGraph
@@ -64,7 +64,7 @@ class TaskState(Enum):
     RUNNING = "running"
     PAUSED = "paused"
     """The job stops or moves with a checkpoint: after its barrier the source is not read."""
-    ENDING = "ending"
+    EMITTING_LAST = "emits its last results"
     """The input has ended. The last results are still to be emitted."""
     AWAITS_CHECKPOINT = "awaits its final checkpoint"
     """`EndOfData` is sent. Each checkpoint that the task joins from now on has everything that it has emitted."""
@@ -93,9 +93,11 @@ class TaskEvent(Enum):
     CLOSE = "close"
 
 
-_CREATED, _RUNNING, _PAUSED, _ENDING, _AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT, _FINISHED, _CLOSED = TaskState
+_CREATED, _RUNNING, _PAUSED, _EMITTING_LAST, _AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT, _FINISHED, _CLOSED = (
+    TaskState
+)
 _ALL_EMITTED: Final = (_AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT)
-LIVE: Final = (_RUNNING, _PAUSED, _ENDING, *_ALL_EMITTED)
+LIVE: Final = (_RUNNING, _PAUSED, _EMITTING_LAST, *_ALL_EMITTED)
 
 TASK_TABLE: Final[TransitionTable[TaskState, TaskEvent]] = TransitionTable(
     "task",
@@ -106,8 +108,8 @@ TASK_TABLE: Final[TransitionTable[TaskState, TaskEvent]] = TransitionTable(
         Transition(
             _PAUSED, TaskEvent.RESUME, (_RUNNING,), "the checkpoint is aborted, or the job continues nevertheless"
         ),
-        Transition(_RUNNING, TaskEvent.INPUT_ENDED, (_ENDING,), "watermarks fire"),
-        Transition(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` is sent"),
+        Transition(_RUNNING, TaskEvent.INPUT_ENDED, (_EMITTING_LAST,), "watermarks fire"),
+        Transition(_EMITTING_LAST, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` is sent"),
         Transition(
             _AWAITS_CHECKPOINT, TaskEvent.COMPLETED, (_AWAITS_SENT,), "nothing of the task can be lost any more"
         ),
@@ -266,7 +268,9 @@ class Task:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether the task has processed all its data, and waits until that is committed."""
+        """Whether the task is FINISHING, as the coordinator names it: it has processed all its data, and waits until that is
+        committed.
+        """
         return self.state in _ALL_EMITTED
 
     @property
@@ -279,7 +283,7 @@ class Task:
     def wake(self) -> None:
         self._services.schedule(self)
 
-    def on_arrival(self, channel: int, event: Arrival) -> None:
+    def on_arrival(self, channel: int, event: BarrierOrEnd) -> None:
         self._checkpoints.on_arrival(channel, event)
 
     def on_barrier_sent(self, checkpoint_id: int) -> None:
@@ -382,7 +386,7 @@ class Task:
             return _READ_GATES if operators.source is None else _READ_SOURCE
         if state is _PAUSED:
             return _PAUSE
-        return _FLUSH if state is _ENDING and not operators.chain.awaits_work else _READ_GATES
+        return _FLUSH if state is _EMITTING_LAST and not operators.chain.awaits_work else _READ_GATES
 
     def _step(self, started_s: float) -> bool:
         """Do the next step. Returns whether another one may have something to do. If not, `wake` will be called."""
@@ -426,7 +430,7 @@ class Task:
             return True
         if state is _RUNNING or state is _PAUSED:
             return operators.source is not None
-        return state is _AWAITS_SENT or (state is _ENDING and not operators.chain.awaits_work)
+        return state is _AWAITS_SENT or (state is _EMITTING_LAST and not operators.chain.awaits_work)
 
     def _output_available(self) -> bool:
         for partition in self.partitions:
@@ -448,7 +452,7 @@ class Task:
     # ---- the end -------------------------------------------------------------
 
     def _input_ended(self) -> None:
-        self._transition(TaskState.ENDING, TaskEvent.INPUT_ENDED)
+        self._transition(TaskState.EMITTING_LAST, TaskEvent.INPUT_ENDED)
 
     def _finish(self) -> None:
         """Emit the last results and `EndOfData`. Then the task waits for its final checkpoint."""

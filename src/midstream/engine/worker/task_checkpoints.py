@@ -43,7 +43,7 @@ from midstream.engine.core.errors import InvariantError, StorageError, assert_ne
 from midstream.engine.core.ids import ChannelId
 from midstream.engine.core.interfaces import Done, Failed, Timer
 from midstream.engine.exchange.batch_lease import LeasedBatch, release
-from midstream.engine.exchange.listeners import Arrival
+from midstream.engine.exchange.listeners import BarrierOrEnd
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
@@ -140,7 +140,7 @@ class TaskCheckpoints:
 
     # ---- events ----
 
-    def on_arrival(self, channel: int, event: Arrival) -> None:
+    def on_arrival(self, channel: int, event: BarrierOrEnd) -> None:
         """Announce a barrier that may overtake, or the end of the partition, to the barrier handler, by a mail."""
         if self._closed:
             return

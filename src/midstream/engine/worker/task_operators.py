@@ -182,8 +182,8 @@ class TaskOperators:
     def next_due(self) -> int | None:
         """The position in `due` of what can be called next; None if there is nothing. If so, `wake` will be called.
 
-        That is the first, or if operators after it take no rows now, the first one of the operator that is closest to
-        the edges: what it waits for may be those.
+        That is the first one, if all operators after its own take rows now. If not, it is the first one of the last
+        operator in the chain that has any, because the operators that take no rows may wait for exactly that call.
         """
         if not self.due or self.are_ready(self.due[0][0]):
             return 0 if self.due else None

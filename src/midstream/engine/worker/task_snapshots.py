@@ -1,7 +1,10 @@
 """The snapshots of one task, from when they are taken until the outcome of their checkpoints is known.
 
-    taken --both parts stored--> stored --in order--> acknowledged --completed--> known
-                 \\-- not written: declined; what its sinks prepared is reported with the next one
+    taken --> stored --> acknowledged --> outcome known
+      \\--> declined
+
+A snapshot is stored when both its operators' state and its rows in flight are on storage; if one of them cannot be
+written it is declined, and what its sinks prepared is reported with the next one.
 
 Invariants: acknowledgements are sent in the order of the checkpoints, because each one reports what the sinks prepared
 for the checkpoints before it. A snapshot refers only to chunks of a *completed* checkpoint, because the files of any

@@ -79,8 +79,8 @@ class Cause(Enum):
         "with allowed_lateness(), or read the side output of late rows."
     )
     UPDATES = (
-        "A window with allowed_lateness fires again for rows that arrive after its end, so its output is a stream of "
-        "updates: how many there are depends on where batches are cut. Declare which rows replace which: "
+        "A window with allowed_lateness fires again for rows that arrive after its end, and one with emit_every has early "
+        "results, so its output is a stream of updates: how many there are depends on when rows arrive. Declare which rows replace which: "
         "--latest SINK=KEY,window_start compares only the last row of each key and window."
     )
     CUTS = (

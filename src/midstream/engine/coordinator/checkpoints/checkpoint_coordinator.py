@@ -2,11 +2,11 @@
 
 Its states, and what leads from one to the next, are in `pending_checkpoint.CHECKPOINT_TABLE`.
 
-While the metadata is being written, the outcome is unknown. No attempt restores until it is known
-(`outcome_is_known`), or until the checkpoint has timed out. A write that has not returned by then may still take effect
-at any time, so its outcome stays unknown: its files and its prepared output are not deleted, its id is never used
-again, and its output is not committed unless a newer checkpoint, which contains it, completes. A coordinator that finds it later finds a checkpoint like any other,
-or, if a newer epoch has begun meanwhile, one that is superseded.
+While the metadata is being written, the outcome is unknown. No attempt restores until it is known (`outcome_is_known`),
+or until the checkpoint has timed out. A write that has not returned by then may still take effect at any time, so its
+outcome stays unknown: its files and its prepared output are not deleted, its id is never used again, and its output is
+not committed unless a newer checkpoint, which contains it, completes. A coordinator that finds it later finds a
+checkpoint like any other, or, if a newer epoch has begun meanwhile, one that is superseded.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class CheckpointCoordinator:
         if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
             self._effects.notifications.fenced(outcome.error)
 
-    def take_prepared(self) -> tuple[Committables, ...]:
+    def take_to_abort(self) -> tuple[Committables, ...]:
         """Remove and return what the last attempt prepared for checkpoints that will never complete."""
         assert self.outcome_is_known
         items = [

@@ -35,18 +35,18 @@ class DriverCommitters:
     def stop(self) -> None:
         self._stopped.set()
 
-    def commit(self, what: Committables, lanes: Mapping[int, tuple[bytes, ...]]) -> None:
+    def commit(self, committables: Committables, lanes: Mapping[int, tuple[bytes, ...]]) -> None:
         """Commit the items of each lane. Raises what the committer raises, and FencedError."""
         for lane, items in lanes.items():
-            committer = self._committer(what.uid, lane)
+            committer = self._committer(committables.uid, lane)
             if committer is not None:
                 if self._storage is not None:
                     check_epoch(self._storage, self._epoch)
-                committer.commit(what.checkpoint_id, items)
+                committer.commit(committables.checkpoint_id, items)
 
-    def abort(self, what: Committables, lanes: Mapping[int, tuple[bytes, ...]]) -> None:
+    def abort(self, committables: Committables, lanes: Mapping[int, tuple[bytes, ...]]) -> None:
         for lane, items in lanes.items():
-            committer = self._committer(what.uid, lane)
+            committer = self._committer(committables.uid, lane)
             if committer is not None:
                 committer.abort(items)
 

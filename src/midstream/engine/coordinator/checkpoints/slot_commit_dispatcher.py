@@ -41,7 +41,7 @@ def eligible_slots(coordinator: Coordinator) -> tuple[int, ...] | None:
             if attempt.all_finished:  # the other slots commit what lost ones have not
                 return in_place_of_lost(attempt.slots, live)
             return attempt.slots if live.keys() >= set(attempt.slots) else ()
-        case Phase.GATHERING if coordinator.slots.complete:
+        case Phase.WAITING_TO_DEPLOY if coordinator.slots.complete:
             return coordinator.slots.ids() or None
         case _:  # slots may be replaced, or there are none
             return ()
@@ -101,11 +101,20 @@ class LaneWork:
     """What one sink has prepared for one checkpoint, to be committed or cleaned up."""
 
     kind: IoKind
-    what: Committables
-    left: dict[int, tuple[bytes, ...]]
+    committables: Committables
+    remaining: dict[int, tuple[bytes, ...]]
     """What is not done yet, by lane. Lanes that are done are removed."""
     waits_for: str
     """Completes "waiting for …"."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedWork:
+    """Work that the slots do not continue: it has failed, is done, or remains because no slot will come."""
+
+    work: LaneWork
+    failed: tuple[int, m.CommitFailed] | None
+    """The first lane that has failed, and its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +128,11 @@ class _LaneRequest:
 class SlotCommitDispatcher:
     """Does one piece of work at a time, on slots."""
 
-    def __init__(self, effects: Effects, plan: JobPlan, slots: SlotPool) -> None:
+    def __init__(self, effects: Effects, plan: JobPlan, slots: SlotPool, eligible: EligibleSlots) -> None:
         self._effects = effects
         self._plan = plan
         self._slots = slots
+        self._eligible = eligible
         self.epoch = 0
         """The epoch of the coordinator; 0 if the job has no checkpoint directory."""
         self._initialized: set[int] = set()
@@ -147,7 +157,7 @@ class SlotCommitDispatcher:
         """Whether a request is unanswered."""
         return bool(self._unanswered)
 
-    def is_on(self, slot: int) -> bool:
+    def runs_on(self, slot: int) -> bool:
         """Whether this slot has been sent a request that is unanswered."""
         return any(request.slot == slot for request in self._unanswered.values())
 
@@ -165,6 +175,22 @@ class SlotCommitDispatcher:
         self._distributed_to = None
         work, self.work = self.work, None
         return work
+
+    def advance(self) -> EndedWork | None:
+        """Continue with the work: slots may have come, gone or answered. Return it when it has ended on slots."""
+        work = self.work
+        if work is None:
+            return None
+        if self._eligible.have_changed():
+            self.forget_lost(self._slots.live)
+        slots = self._eligible.now
+        if slots:
+            self.request(slots)
+        if self.under_way or (self.failed is None and work.remaining and slots is not None):
+            return None
+        failed = self.failed
+        self.end()
+        return EndedWork(work, failed)
 
     def forget_lost(self, live: Collection[int]) -> None:
         """Withdraw the requests to slots that are not `live`: their lanes count as not done."""
@@ -197,7 +223,7 @@ class SlotCommitDispatcher:
         self._freed.clear()
         self._busy = Counter(request.slot for request in self._unanswered.values())
         under_way = {request.lane for request in self._unanswered.values()}
-        for lane in work.left:
+        for lane in work.remaining:
             slot = slots[lane % len(slots)]
             if lane in under_way:
                 continue
@@ -216,9 +242,9 @@ class SlotCommitDispatcher:
             self._effects.send(slot, sinks)
         token = self._effects.wait_for_slot(f"{work.waits_for} (lane {lane}, on slot {slot})")
         self._unanswered[self._request_count] = _LaneRequest(slot, lane, token)
-        what, aborts = work.what, work.kind is IoKind.ABORT
-        items = work.left[lane]
-        self._effects.send(slot, m.Commit(self._request_count, what.uid, lane, what.checkpoint_id, items, aborts))
+        uid, checkpoint_id, aborts = work.committables.uid, work.committables.checkpoint_id, work.kind is IoKind.ABORT
+        items = work.remaining[lane]
+        self._effects.send(slot, m.Commit(self._request_count, uid, lane, checkpoint_id, items, aborts))
         self._request_count += 1
 
     def handle_answer(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
@@ -229,7 +255,7 @@ class SlotCommitDispatcher:
         del self._unanswered[answer.request]
         self._effects.slot_is_done(request.token)
         if isinstance(answer, m.CommitDone):
-            del self.work.left[request.lane]
+            del self.work.remaining[request.lane]
             self._busy[slot] -= 1
             self._freed.append(slot)
             return
@@ -240,5 +266,5 @@ class SlotCommitDispatcher:
     def check(self) -> None:
         lanes = [request.lane for request in self._unanswered.values()]
         assert len(lanes) == len(set(lanes)), lanes
-        assert self.work is None or self.work.left.keys() >= set(lanes), (self.work.left.keys(), lanes)
+        assert self.work is None or self.work.remaining.keys() >= set(lanes), (self.work.remaining.keys(), lanes)
         assert self.work is not None or not lanes, lanes

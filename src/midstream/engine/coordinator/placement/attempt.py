@@ -1,7 +1,7 @@
 """One attempt to run the job: which slot runs which task, and how far each task is.
 
-A task is DEPLOYING, RUNNING, FINISHING (it has processed all its data and waits for a checkpoint) or FINISHED;
-TASK_PHASE_TABLE says what leads from one to the next.
+A task is DEPLOYING, RUNNING, FINISHING (it has processed all its data and waits for a checkpoint: `Task.is_finishing`)
+or FINISHED; TASK_PHASE_TABLE says what leads from one to the next.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Attempt:
         self.slots = slots
         self._graph = graph
         self.phases = dict.fromkeys(tasks_of(graph), TaskPhase.DEPLOYING)
-        self._in = dict.fromkeys(TaskPhase, 0)
+        self._count_by_phase = dict.fromkeys(TaskPhase, 0)
         """The number of tasks in each phase: there may be thousands, and it is needed for every event."""
-        self._in[TaskPhase.DEPLOYING] = len(self.phases)
-        self._unrecorded: set[TaskId] = set()
+        self._count_by_phase[TaskPhase.DEPLOYING] = len(self.phases)
+        self._awaiting_final_checkpoint: set[TaskId] = set()
         """The tasks that are FINISHING and not in `recorded_finished`."""
         self.unanswered = set(slots)
         """The slots that have still to answer `Deployed`, or later `Cancelled`."""
@@ -102,38 +102,38 @@ class Attempt:
     def checkpoint_completed(self, finished: Iterable[TaskId]) -> None:
         self.has_checkpoint = True
         self.recorded_finished.update(finished)
-        self._unrecorded -= self.recorded_finished
+        self._awaiting_final_checkpoint -= self.recorded_finished
 
     def advance(self, ref: TaskId, report: type[TaskReport]) -> None:
         """Record a task's message. Raises InvariantError if it cannot come in the phase of the task."""
         before = self.phases[ref]
         phase = TASK_PHASE_TABLE.next(before, report)
         self.phases[ref] = phase
-        self._in[before] -= 1
-        self._in[phase] += 1
+        self._count_by_phase[before] -= 1
+        self._count_by_phase[phase] += 1
         if phase is _FINISHED:
             self.finished_on_restore.discard(ref)
-            self._unrecorded.discard(ref)
+            self._awaiting_final_checkpoint.discard(ref)
         elif phase is _FINISHING and ref not in self.recorded_finished:
-            self._unrecorded.add(ref)
+            self._awaiting_final_checkpoint.add(ref)
 
     @property
     def all_started(self) -> bool:
-        return not self._in[TaskPhase.DEPLOYING]
+        return not self._count_by_phase[TaskPhase.DEPLOYING]
 
     @property
     def all_finished(self) -> bool:
-        return self._in[_FINISHED] == len(self.phases)
+        return self._count_by_phase[_FINISHED] == len(self.phases)
 
     @property
     def at_end_of_data(self) -> bool:
         """Whether some tasks have not finished, and all of these have processed all their data."""
-        return 0 < self._in[_FINISHING] == len(self.phases) - self._in[_FINISHED]
+        return 0 < self._count_by_phase[_FINISHING] == len(self.phases) - self._count_by_phase[_FINISHED]
 
     @property
     def awaits_checkpoint(self) -> bool:
         """Whether `at_end_of_data`, and some task cannot finish without one more checkpoint."""
-        return bool(self._unrecorded) and self.at_end_of_data
+        return bool(self._awaiting_final_checkpoint) and self.at_end_of_data
 
     def plan_checkpoint(self) -> CheckpointPlan:
         """Plan a checkpoint: tasks whose producers have all finished are triggered, and every unfinished task takes

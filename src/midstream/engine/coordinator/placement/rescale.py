@@ -3,11 +3,11 @@ switches.
 
 The stages, and what leads from one to the next, are in RESCALE_TABLE.
 
-Up to STORED the job continues to run, so giving up before then changes nothing. Its sources are paused after the
+Up to READY_TO_SWITCH the job continues to run, so giving up before then changes nothing. Its sources are paused after the
 checkpoint, so that no row is read twice. After a failure while SWITCHING, the job resumes with the plan before, from
 the same checkpoint. The client that requested the rescale receives the outcome in each case.
 
-A move keeps the plan: it begins at GATHERING, and a failure while SWITCHING is a failure of the job like any other. A
+A move keeps the plan: it begins at REQUESTING_SLOTS, and a failure while SWITCHING is a failure of the job like any other. A
 rescale that is requested meanwhile replaces the move, since it also avoids slots that are leaving.
 """
 
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 class RescaleStage(Enum):
     NONE = auto()
     PLANNING = auto()
-    GATHERING = auto()
+    REQUESTING_SLOTS = auto()
     """The slots that the new plan needs beyond the present ones are requested."""
-    STORING = auto()
+    REQUESTING_CHECKPOINT = auto()
     """A checkpoint is requested, or in progress."""
     DISTRIBUTING = auto()
     """The checkpoint is distributed to the new tasks, which proves that they can resume from it. No other checkpoint is
     triggered meanwhile.
     """
-    STORED = auto()
+    READY_TO_SWITCH = auto()
     SWITCHING = auto()
     """The old tasks are cancelled, and the new ones deployed."""
 
@@ -65,44 +65,51 @@ class RescaleEvent(Enum):
     SWITCHES = auto()
     RUNS = auto()
     """All tasks of the new plan run."""
-    OFF = auto()
+    GIVEN_UP = auto()
     """It is given up, or the job ends."""
 
 
-_REQUESTED, _PLANNED, _SLOT_LEAVES, _SLOT_MISSING, _GATHERED, _COMPLETED, _DISTRIBUTED, _SWITCHES, _RUNS, _OFF = (
+_REQUESTED, _PLANNED, _SLOT_LEAVES, _SLOT_MISSING, _GATHERED, _COMPLETED, _DISTRIBUTED, _SWITCHES, _RUNS, _GIVEN_UP = (
     RescaleEvent
 )
 RESCALE_TABLE: Final[TransitionTable[RescaleStage, RescaleEvent]] = TransitionTable(
     "rescale",
     (
         Transition(RescaleStage.NONE, _REQUESTED, (RescaleStage.PLANNING,), "the plan for the new parallelism is made"),
-        Transition(RescaleStage.NONE, _SLOT_LEAVES, (RescaleStage.GATHERING,), "a move, with the present plan"),
+        Transition(RescaleStage.NONE, _SLOT_LEAVES, (RescaleStage.REQUESTING_SLOTS,), "a move, with the present plan"),
         Transition(
             RescaleStage.PLANNING,
             _PLANNED,
-            (RescaleStage.GATHERING,),
+            (RescaleStage.REQUESTING_SLOTS,),
             "slots are requested in addition to the present ones",
         ),
-        Transition(RescaleStage.GATHERING, _GATHERED, (RescaleStage.STORING,), "a checkpoint is requested"),
         Transition(
-            RescaleStage.STORING,
+            RescaleStage.REQUESTING_SLOTS, _GATHERED, (RescaleStage.REQUESTING_CHECKPOINT,), "a checkpoint is requested"
+        ),
+        Transition(
+            RescaleStage.REQUESTING_CHECKPOINT,
             _COMPLETED,
             (RescaleStage.DISTRIBUTING,),
             "sources are paused, the checkpoint is distributed",
         ),
-        Transition(RescaleStage.DISTRIBUTING, _DISTRIBUTED, (RescaleStage.STORED,), "new tasks can resume from it"),
+        Transition(
+            RescaleStage.DISTRIBUTING, _DISTRIBUTED, (RescaleStage.READY_TO_SWITCH,), "new tasks can resume from it"
+        ),
         *(
             Transition(
-                stage, _SLOT_MISSING, (RescaleStage.GATHERING,), "another one is requested; paused sources are resumed"
+                stage,
+                _SLOT_MISSING,
+                (RescaleStage.REQUESTING_SLOTS,),
+                "another one is requested; paused sources are resumed",
             )
-            for stage in (RescaleStage.GATHERING, RescaleStage.STORING, RescaleStage.DISTRIBUTING)
+            for stage in (RescaleStage.REQUESTING_SLOTS, RescaleStage.REQUESTING_CHECKPOINT, RescaleStage.DISTRIBUTING)
         ),
-        Transition(RescaleStage.STORED, _SWITCHES, (RescaleStage.SWITCHING,), "the old tasks are cancelled"),
+        Transition(RescaleStage.READY_TO_SWITCH, _SWITCHES, (RescaleStage.SWITCHING,), "the old tasks are cancelled"),
         Transition(RescaleStage.SWITCHING, _RUNS, (RescaleStage.NONE,), "the client is answered"),
         *(
             Transition(
                 stage,
-                _OFF,
+                _GIVEN_UP,
                 (RescaleStage.NONE,),
                 "the client is answered; while SWITCHING, a rescale returns to its old plan",
             )
@@ -151,7 +158,7 @@ class Rescaling:
 
     @property
     def needs_checkpoint(self) -> bool:
-        return self.stage is RescaleStage.STORING
+        return self.stage is RescaleStage.REQUESTING_CHECKPOINT
 
     @property
     def is_urgent(self) -> bool:
@@ -272,7 +279,7 @@ class Rescaling:
     def stored(self, metadata: CheckpointMetadata, path: str) -> None:
         """The checkpoint that was made for this has completed."""
         rescale = self._current
-        if rescale is None or self.stage is not RescaleStage.STORING:
+        if rescale is None or self.stage is not RescaleStage.REQUESTING_CHECKPOINT:
             self._attempts.resume_sources(metadata.checkpoint_id)
             return
         rescale.checkpoint, rescale.checkpoint_id = path, metadata.checkpoint_id
@@ -327,7 +334,7 @@ class Rescaling:
         """Remove and return the current rescale or move, which is over."""
         rescale, self._current = self._current, None
         if rescale is not None:
-            self._transition(RescaleEvent.OFF)
+            self._transition(RescaleEvent.GIVEN_UP)
         return rescale
 
     def _release_checkpoint(self) -> None:

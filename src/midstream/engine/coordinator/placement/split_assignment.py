@@ -4,8 +4,8 @@ A checkpoint's `pending` splits are taken in the step that triggers it. A split 
 in its reader's state, one that was not is in `pending`, and control messages to a slot stay in order, so no split is in
 both or in none.
 
-Nothing more is discovered while splits wait to be assigned. So all waiting splits were found by one discovery. Event time waits for them (see
-`engine.operators.watermarks`), and no newer splits can prolong that wait.
+Nothing more is discovered while splits wait to be assigned. So all waiting splits were found by one discovery. Event
+time waits for them (see `engine.operators.watermarks`), and no newer splits can prolong that wait.
 
 At most one call of a source runs at a time, so a source needs no locks.
 """

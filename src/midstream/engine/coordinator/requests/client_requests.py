@@ -51,7 +51,10 @@ class ClientRequests:
             case DoCheckpoint() if not has_storage:
                 self.refuse([client], f"the {NO_STORAGE}")
             case DoStop(drain=False) if not has_storage:
-                self.refuse([client], f"the {NO_STORAGE}, or stop with drain, which needs no checkpoint")
+                self.refuse(
+                    [client],
+                    f"the {NO_STORAGE}, or stop it with drain (--drain)",
+                )
             case DoCheckpoint():
                 self._checkpoint.append(client)
             case DoStop(drain) if self.stop is None:
@@ -65,14 +68,15 @@ class ClientRequests:
             case _:
                 assert_never(request)
 
-    def stop_immediately(self, path: str | None) -> bool:
-        """Stop a job no task of which runs, with the checkpoint at `path`, if there is one. False: no stop is wanted,
-        or it is one with a savepoint.
-        """
-        if self.stop is None or not self.needs_stop_checkpoint or self.stop.with_savepoint:
-            return False
+    @property
+    def can_stop_without_tasks(self) -> bool:
+        """Whether the job must stop, and the newest checkpoint is enough for that: it needs no savepoint."""
+        return self.stop is not None and self.needs_stop_checkpoint and not self.stop.with_savepoint
+
+    def stop_without_tasks(self, path: str | None) -> None:
+        """Stop a job no task of which runs, with the checkpoint at `path`, if there is one."""
+        assert self.stop is not None and self.can_stop_without_tasks
         self.stop.is_stored, self.stop.checkpoint = True, path
-        return True
 
     def attempt_failed(self, reason: str, commits_stalled: bool) -> None:
         """Cancel a stop whose savepoint the failures of the job prevent, or that cannot commit what was written."""

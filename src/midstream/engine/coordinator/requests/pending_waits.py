@@ -126,7 +126,7 @@ class PendingWaits:
         config, attempt, for_ms = coordinator.plan.config, coordinator.attempt, self._in_phase_ms(coordinator)
         general_ms = round(limit_s(config) * 1000)
         match coordinator.phase:
-            case Phase.GATHERING if not coordinator.slots.complete:
+            case Phase.WAITING_TO_DEPLOY if not coordinator.slots.complete:
                 slots = coordinator.slots
                 what = f"{slots.needed - slots.staying} of {slots.needed} slots to connect"
                 for_ms = round((self._effects.elapsed_s - slots.gathers_since_s) * 1000)
@@ -139,10 +139,10 @@ class PendingWaits:
             case Phase.CANCELLING if attempt is not None and attempt.unanswered:
                 what = f"{_slots(attempt.unanswered)} to cancel the tasks"
                 yield WaitStatus(what, for_ms, round(config.heartbeat_timeout_s * 1000))
-            case Phase.GATHERING if coordinator.requests.draining and coordinator.restarts.delayed:
+            case Phase.WAITING_TO_DEPLOY if coordinator.requests.draining and coordinator.restarts.delayed:
                 what = "the restart after a failure, since a drain ends once the job processes everything"
                 yield WaitStatus(f"{what}; cancel the job to end it without", for_ms)
-            case Phase.GATHERING | Phase.DEPLOYING | Phase.CANCELLING:
+            case Phase.WAITING_TO_DEPLOY | Phase.DEPLOYING | Phase.CANCELLING:
                 pass  # nothing is missing
             case Phase.CREATED | Phase.OPENING | Phase.RUNNING | Phase.ENDING | Phase.ENDED:
                 pass  # in these phases the job does not wait because of the phase

@@ -40,8 +40,8 @@ class SavepointStage(Enum):
     CLAIMING = auto()
     WAITING = auto()
     """It waits for a checkpoint to be triggered."""
-    STORING = auto()
-    COMMITTING = auto()
+    MAKING_CHECKPOINT = auto()
+    AWAITS_COMMITS = auto()
     COPYING = auto()
     COPIED = auto()
     """It is complete, and the job has still to stop with it."""
@@ -58,15 +58,15 @@ class SavepointEvent(Enum):
     COMPLETED = auto()
     TO_BE_REPEATED = auto()
     """Its checkpoint was aborted, and nothing is wrong."""
-    COMMITTED = auto()
+    ALL_COMMITTED = auto()
     """The output of its checkpoint, and of all earlier ones, is committed."""
     COPIED = auto()
     """Copying has ended, successfully or not."""
-    OFF = auto()
+    GIVEN_UP = auto()
     """Something has failed, or the job ends."""
 
 
-_CLAIMED, _TRIGGERED, _COMPLETED, _TO_BE_REPEATED, _COMMITTED, _COPIED, _OFF = SavepointEvent
+_CLAIMED, _TRIGGERED, _COMPLETED, _TO_BE_REPEATED, _ALL_COMMITTED, _COPIED, _GIVEN_UP = SavepointEvent
 SAVEPOINT_TABLE: Final[TransitionTable[SavepointStage, SavepointEvent]] = TransitionTable(
     "savepoint",
     (
@@ -76,14 +76,21 @@ SAVEPOINT_TABLE: Final[TransitionTable[SavepointStage, SavepointEvent]] = Transi
             (SavepointStage.WAITING,),
             "a stop that waited for this savepoint's directory begins",
         ),
-        Transition(SavepointStage.WAITING, _TRIGGERED, (SavepointStage.STORING,), "an aligned checkpoint is made"),
         Transition(
-            SavepointStage.STORING, _COMPLETED, (SavepointStage.COMMITTING,), "the checkpoint is kept from here on"
+            SavepointStage.WAITING, _TRIGGERED, (SavepointStage.MAKING_CHECKPOINT,), "an aligned checkpoint is made"
         ),
-        Transition(SavepointStage.STORING, _TO_BE_REPEATED, (SavepointStage.WAITING,), "the next one is for it"),
         Transition(
-            SavepointStage.COMMITTING,
-            _COMMITTED,
+            SavepointStage.MAKING_CHECKPOINT,
+            _COMPLETED,
+            (SavepointStage.AWAITS_COMMITS,),
+            "the checkpoint is kept from here on",
+        ),
+        Transition(
+            SavepointStage.MAKING_CHECKPOINT, _TO_BE_REPEATED, (SavepointStage.WAITING,), "the next one is for it"
+        ),
+        Transition(
+            SavepointStage.AWAITS_COMMITS,
+            _ALL_COMMITTED,
             (SavepointStage.COPYING,),
             "the checkpoint is copied to the directory",
         ),
@@ -95,7 +102,7 @@ SAVEPOINT_TABLE: Final[TransitionTable[SavepointStage, SavepointEvent]] = Transi
         ),
         *(
             Transition(
-                stage, _OFF, (SavepointStage.DISCARDING,), "the directory is cleared, then the client is answered"
+                stage, _GIVEN_UP, (SavepointStage.DISCARDING,), "the directory is cleared, then the client is answered"
             )
             for stage in SavepointStage
             if stage not in (SavepointStage.COPYING, SavepointStage.DISCARDING)
@@ -113,11 +120,11 @@ class _Savepoint:
     stop: Stop | None = None
     """The stop that waits for it, once the directory is claimed."""
     checkpoint_id: int = 0
-    """The id of its checkpoint, from STORING on."""
+    """The id of its checkpoint, from MAKING_CHECKPOINT on."""
     metadata: CheckpointMetadata | None = None
-    """The metadata of its checkpoint, from COMMITTING on."""
+    """The metadata of its checkpoint, from AWAITS_COMMITS on."""
     attempt: Attempt | None = None
-    """The attempt in which its checkpoint was made, from COMMITTING on."""
+    """The attempt in which its checkpoint was made, from AWAITS_COMMITS on."""
     refused: list[int] = field(default_factory=list)
     """The clients that get `reason` as an answer when the directory is free again."""
     reason: str = ""
@@ -141,7 +148,7 @@ class Savepoints:
     @property
     def idle(self) -> bool:
         """Whether no completed checkpoint has still to be copied."""
-        return not self._at(SavepointStage.COMMITTING, SavepointStage.COPYING)
+        return not self._at(SavepointStage.AWAITS_COMMITS, SavepointStage.COPYING)
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -151,7 +158,9 @@ class Savepoints:
     @property
     def oldest_needed(self) -> int | None:
         """The oldest completed checkpoint that has to be retained because it is still to be copied."""
-        return min((s.checkpoint_id for s in self._at(SavepointStage.COMMITTING, SavepointStage.COPYING)), default=None)
+        return min(
+            (s.checkpoint_id for s in self._at(SavepointStage.AWAITS_COMMITS, SavepointStage.COPYING)), default=None
+        )
 
     # ---- requested, claimed ----
 
@@ -207,11 +216,11 @@ class Savepoints:
 
     def advance(self, source: Storage | None, oldest_uncommitted: int | None) -> None:
         """Begin to copy the checkpoints whose output is committed, which are those before `oldest_uncommitted`."""
-        for savepoint in self._at(SavepointStage.COMMITTING):
+        for savepoint in self._at(SavepointStage.AWAITS_COMMITS):
             if oldest_uncommitted is not None and oldest_uncommitted <= savepoint.checkpoint_id:
                 continue
             assert source is not None and savepoint.metadata is not None and savepoint.location is not None
-            savepoint.transition(SavepointEvent.COMMITTED)
+            savepoint.transition(SavepointEvent.ALL_COMMITTED)
             work = partial(_copy, source, savepoint.metadata, savepoint.location)
             what = f"checkpoint {savepoint.checkpoint_id} to be copied to the savepoint {savepoint.location.url}"
             copied = partial(self._copied, savepoint)
@@ -258,7 +267,7 @@ class Savepoints:
             self._discard(savepoint)
 
     def _discard(self, savepoint: _Savepoint) -> None:
-        savepoint.transition(SavepointEvent.OFF)
+        savepoint.transition(SavepointEvent.GIVEN_UP)
         if savepoint.location is None:
             self._discarded(savepoint, Done(None))
         else:
@@ -292,7 +301,7 @@ class Savepoints:
         return [savepoint for savepoint in self._all if savepoint.stage in stages] if self._all else []
 
     def _of(self, checkpoint_id: int) -> list[_Savepoint]:
-        return [s for s in self._at(SavepointStage.STORING) if s.checkpoint_id == checkpoint_id]
+        return [s for s in self._at(SavepointStage.MAKING_CHECKPOINT) if s.checkpoint_id == checkpoint_id]
 
 
 def _copy(source: Storage, metadata: CheckpointMetadata, location: SavepointLocation) -> None:

@@ -94,7 +94,7 @@ def state_of(job: Coordinator) -> str:
     match job.phase:
         case Phase.CREATED | Phase.OPENING:
             return "created"
-        case Phase.GATHERING:
+        case Phase.WAITING_TO_DEPLOY:
             return "restarting" if again else "created"
         case Phase.DEPLOYING | Phase.STARTING:
             return "restarting" if again else "deploying"
@@ -130,7 +130,7 @@ def _vertex_status(
     rates = [rate for ref in refs if (rate := job.slots.rates.get(ref)) is not None]
     works = job.phase not in (
         Phase.CANCELLING,
-        Phase.GATHERING,
+        Phase.WAITING_TO_DEPLOY,
         Phase.DEPLOYING,
     )  # in these phases, the last reports are of tasks that do not run any more
     work = _work(rates) if works else {}

@@ -44,7 +44,7 @@ from midstream.engine.coordinator.restore.newer_output import (
 )
 from midstream.engine.core.errors import ConfigError, MidstreamError, StorageError
 from midstream.engine.core.interfaces import Storage
-from midstream.engine.exchange.capacity import check_pool
+from midstream.engine.exchange.pool_minimum import check_pool
 from midstream.engine.graph.job_graph import JobGraph
 
 TRIES_MAX: Final = 10

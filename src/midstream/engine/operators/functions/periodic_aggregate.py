@@ -103,7 +103,7 @@ class PeriodicAggregateOperator(PaneWindowOperator):
         keys = self._aggregation.keys
         self._totals = self._declared.bound(_TOTALS, keys, context.key_groups, context.max_parallelism)
 
-    def _emit(self, merged: pl.DataFrame) -> None:
+    def _emit(self, merged: pl.DataFrame, *, is_early: bool = False) -> None:
         if not merged.height:
             return
         aggregation, names = self._aggregation, self._aggregation.part_schema.names

@@ -101,7 +101,10 @@ class ContextTimers:
 
     def _key(self) -> Any:
         if not self._scope.is_set:
-            raise JobError("timers belong to a key, and this stream is not keyed; key the stream with key_by() first")
+            raise JobError(
+                "timers belong to a key, and this stream is not keyed; key the stream with key_by() first (by a column with one "
+                "value for timers of the whole stream)"
+            )
         return self._scope.key
 
 

@@ -153,6 +153,37 @@ class ProcessContext(Protocol):
         ...
 
 
+class ProcessFunction(Function):
+    """A function on the rows of a stream without keys, with side outputs and metrics; it has neither states nor timers.
+
+    `process` returns or yields rows as dicts, or returns None. A row is emitted as it was when it was returned.
+
+        >>> class Parsed(ProcessFunction):
+        ...     def process(self, row, ctx):
+        ...         if row["user"] == "bob":
+        ...             ctx.metrics.counter("of_bob").inc()
+        ...             ctx.side_output("bob", row)
+        ...         else:
+        ...             return row
+        >>> made = orders.process(Parsed(), orders.schema, side_outputs={"bob": orders.schema})
+        >>> testing.run(made)["bob"]
+        [{'user': 'bob', 'price': 5}]
+    """
+
+    def process(self, row: Row, ctx: ProcessContext) -> Result:
+        """Process one row.
+
+        `row`: a dict with the columns of the stream.
+        `ctx`: the times, metrics and side outputs; valid during the call only.
+
+        Return or yield rows as dicts with the columns of the output, or return None.
+
+            def process(self, row, ctx):
+                return {"user": row["user"], "seen": ctx.now}
+        """
+        raise NotImplementedError
+
+
 class KeyedProcessFunction(Function):
     """A function on the rows of a keyed stream, with states and timers per key.
 

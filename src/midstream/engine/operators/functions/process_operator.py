@@ -62,6 +62,7 @@ class ProcessOperator(FunctionOperator):
         self.side_outputs = {
             tag: canonical_schema(side) for tag, side in (*side_outputs.items(), *policy.side_outputs.items())
         }
+        self.keeps_splits = len(ports) == 1 and not self._key_fields
         self._check_keys()
         self._check_states()
         # The following attributes are set when the operator opens.
@@ -98,7 +99,8 @@ class ProcessOperator(FunctionOperator):
             if state.is_keyed and not self._key_fields:
                 raise JobError(
                     f"{self._where}: {type(state).__name__} {name!r} needs a key, but the stream has none; call "
-                    "key_by() first"
+                    "key_by() first (by a column with one value for a state of the whole stream: "
+                    "with_columns(all=pl.lit(0)).key_by('all'))"
                 )
             if not state.is_keyed and not any(port.broadcast for port in self._ports):
                 raise JobError(
@@ -294,6 +296,8 @@ class ProcessOperator(FunctionOperator):
     def _fire(self, until_us: int, *, event_time: bool) -> bool:
         """Fire the timers that are due. Returns False if the slice was used up first."""
         queue = self._timers.event if event_time else self._timers.processing
+        if queue.next_us() is None:  # always so for a function without keys, which has no on_timer
+            return True
         on_timer, context, scope, clock = self._function.on_timer, self._context, self._scope, self._runtime.clock
         end_s = clock.monotonic_s() + self._runtime.slice_s
         fired = 0

@@ -428,21 +428,21 @@ class _OfOneRow(_OfColumn, _Picked):
             raise ConfigError(
                 f"{type(self).__name__}: order={order!r} is none of {', '.join(map(repr, get_args(Order)))}"
             )
-        self._order = order
+        self.order = order
 
     def _parameters(self) -> Mapping[str, object]:
-        return {"order": self._order}
+        return {"order": self.order}
 
     def _time(self, event_time: pl.Expr) -> pl.Expr:
         """Return the event time, or one that is the same for all rows that count."""
-        return event_time if self._order == "time" else pl.when(event_time.is_not_null()).then(pl.lit(0, pl.Int64))
+        return event_time if self.order == "time" else pl.when(event_time.is_not_null()).then(pl.lit(0, pl.Int64))
 
 
 class First(_OfOneRow):
     """The value, possibly null, of the row with the smallest event time; among equals, of the one that arrived first.
 
     `column`: the name of the column, of any type.
-    `order`: "arrival" for the row that arrived first, whatever its event time. Rows of a key that come from several
+    `order`: "arrival" for the row that arrived first, whatever its event time; not in sliding windows. Rows of a key that come from several
     subtasks or splits arrive in no particular order, so the value may be another after a restart.
     `where`: an expression; rows for which it is not true do not count.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from math import gcd
 from typing import Any, Final
@@ -18,10 +19,12 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.elements import MIN_WATERMARK_US
-from midstream.engine.core.errors import StorageError
+from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.event_time_column import Int64s
 from midstream.engine.operators.windows import window_operator as window_base
 from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGroupBy
+from midstream.engine.operators.windows.early_results import ChangedKeys, EarlyResults
 from midstream.engine.operators.windows.local_days import LocalDays
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
@@ -35,7 +38,7 @@ from midstream.engine.operators.windows.window_operator import (
     native_units,
     room_for,
 )
-from midstream.engine.operators.windows.window_specs import Sliding
+from midstream.engine.operators.windows.window_specs import IS_EARLY, WINDOW_END, Sliding
 from midstream.engine.state.columnar import Ordered, PartLog, snapshot_runs
 from midstream.engine.state.state_parts import Chunk
 
@@ -66,7 +69,11 @@ class PaneCombiner(WindowCombiner):
 
 
 class PaneWindowOperator(WindowOperator):
-    def __init__(self, aggregation: WindowAggregation, window: Sliding, lateness_us: int) -> None:
+    """`emit_every_us`: how often open windows that have changed are emitted; 0 for never."""
+
+    def __init__(
+        self, aggregation: WindowAggregation, window: Sliding, lateness_us: int, emit_every_us: int = 0
+    ) -> None:
         super().__init__(aggregation, window, lateness_us)
         where = f"{aggregation.where}: window"
         self._size = native_units(window.size_us, aggregation.time, f"{where} size")
@@ -80,6 +87,25 @@ class PaneWindowOperator(WindowOperator):
         """The parts of each pane, by its start."""
         self._starts: list[int] = []
         """The keys of `_logs`, sorted."""
+        self._early = EarlyResults(emit_every_us, aggregation.by) if emit_every_us else None
+        if self._early is not None:
+            if IS_EARLY in self.schema.names:
+                raise ConfigError(
+                    f"{aggregation.where}: two output columns are called {IS_EARLY!r}; rename the other one"
+                )
+            self._marks_early = True
+            after = self.schema.get_field_index(WINDOW_END) + 1
+            self.schema = self.schema.insert(after, pa.field(IS_EARLY, pa.bool_()))
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        super().open(context, out)
+        if self._early is not None:
+            self._early.open(context, self._early_results, partial(self._emit, is_early=True))
+
+    def close(self) -> None:
+        if self._early is not None:
+            self._early.close()
+        super().close()
 
     def _combiner(self) -> WindowCombiner:
         return PaneCombiner(self._aggregation, self._room, self._pane, self._offset, self._days)
@@ -143,6 +169,8 @@ class PaneWindowOperator(WindowOperator):
         for pane, part in self._parts(batch, times):
             # A combined batch that was joined of several has several parts of a key.
             self._log(pane).append(part, is_merged=not is_combined)
+            if self._early is not None:
+                self._early.add(pane, part)
             if pane < fired_before:
                 for end in self._fired_ends(pane, watermark):
                     updated.setdefault(end, []).append(part.select(self._aggregation.by))
@@ -188,10 +216,7 @@ class PaneWindowOperator(WindowOperator):
         )
         if at == len(self._starts):
             return None
-        pane = self._starts[at]
-        end = self._last_end(pane + self._pane - 1) + self._slide
-        if fired != MIN_WATERMARK_US:
-            end = max(end, self._last_end(self._position(fired + 1)) + self._slide)
+        end = self._unfired_ends(self._starts[at]).start
         reached = self._instant(end) - 1
         return None if reached > watermark else Firing(self._due(end, reached), reached)
 
@@ -241,7 +266,33 @@ class PaneWindowOperator(WindowOperator):
         count = bisect_left(self._starts, self._late_before(self._fired.lowest))
         for pane in self._starts[:count]:
             del self._logs[pane]
+            if self._early is not None:
+                self._early.forget(pane)
         del self._starts[:count]
+
+    # ---- early results ----
+
+    def _early_results(self, changed: ChangedKeys) -> Iterator[pl.DataFrame]:
+        """Yield the results so far of the windows that have not fired, for the keys that have changed in their panes.
+
+        Rows may come and windows fire between two pieces: each of them leaves out what has fired by then.
+        """
+        for end in sorted({end for pane in changed for end in self._unfired_ends(pane)}):
+            due = self._instant(end) - 1
+            if due <= self._fired.lowest:
+                continue
+            keys = pl.concat([keys for pane, keys in changed.items() if end - self._size <= pane < end])
+            window = self._unfired(self._window(end, keys.unique(maintain_order=True)), due)
+            for piece in window.iter_slices(window_base.PIECE_ROWS):
+                yield self._unfired(piece, due)
+
+    def _unfired_ends(self, pane: int) -> range:
+        """Return the ends of the windows of `pane` that have not fired in all key groups."""
+        first = self._last_end(pane + self._pane - 1) + self._slide
+        fired = self._fired.lowest
+        if fired != MIN_WATERMARK_US:
+            first = max(first, self._last_end(self._position(fired + 1)) + self._slide)
+        return range(first, self._last_start(pane) + self._size + 1, self._slide)
 
     # ---- snapshot ----
 
@@ -258,6 +309,8 @@ class PaneWindowOperator(WindowOperator):
         frame = self._frame_of(table)
         for pane in np.unique(panes).tolist():
             self._log(pane).restore(frame.filter(pl.Series(panes == pane)))
+            if self._early is not None:
+                self._early.add(pane, self._logs[pane].merged())
 
 
 def _only(ordered: Ordered, rows: npt.NDArray[np.bool_]) -> Ordered:

@@ -13,7 +13,8 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from fractions import Fraction
-from math import ceil, exp, inf, log, nan
+from math import ceil, exp, inf, log, log1p, nan
+from sys import float_info
 from typing import Any, Final
 
 import numpy as np
@@ -152,8 +153,8 @@ class Quantile(_Sketch):
         """Return the value from which no value of a bucket is further than the relative error."""
         if abs(key) in (0, _INFINITE):
             return inf * key if key else 0.0
-        power = (abs(key) - _ZERO_AT) * self._log_width
-        size = exp(power) * (1 - self._error) if power < 709 else inf
+        power = (abs(key) - _ZERO_AT) * self._log_width + log1p(-self._error)
+        size = exp(power) if power < log(float_info.max) else float_info.max
         return size if key > 0 else -size
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from midstream.engine.core.config import Duration, duration_us
+from midstream.engine.core.errors import ConfigError
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.windows.aggregates import AnyAggregate
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
@@ -15,6 +16,7 @@ from midstream.engine.operators.windows.top_rows import TopAggregation
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.window_specs import (
+    IS_EARLY,
     LATE,
     LATE_RIGHT,
     WINDOW_END,
@@ -30,6 +32,7 @@ from midstream.engine.operators.windows.window_specs import (
 )
 
 __all__ = [
+    "IS_EARLY",
     "LATE",
     "LATE_RIGHT",
     "WINDOW_END",
@@ -57,6 +60,7 @@ def window_operator(
     aggregates: Mapping[str, AnyAggregate],
     schema: pa.Schema,
     allowed_lateness: Duration = 0,
+    emit_every: Duration = 0,
 ) -> WindowOperator:
     """Return the operator for `window`; its attribute `schema` is the schema of what it emits.
 
@@ -67,6 +71,8 @@ def window_operator(
     A window is emitted when the watermark reaches its end. A row that arrives later, but within `allowed_lateness`,
     causes its windows to be emitted again, updated, once per batch that changed them. A row that is later still goes to
     the side output LATE, unchanged; a late row of a session only if the session that it would join is late as a whole.
+    With `emit_every`, the results so far of windows that have changed are emitted this long after the change, by processing
+    time, while they have not ended: the column `is_early`, after `window_end`, tells these from the others. Not for sessions.
     After a restore the watermark continues from where it was, so late rows stay late, and nothing fires twice.
 
     Raises immediately: SchemaError for missing columns, keys of unsupported types, an event-time column that is not a
@@ -75,7 +81,7 @@ def window_operator(
     """
     aggregation = WindowAggregation(name, keys, event_time, aggregates, schema)
     aggregation.check_expressions()
-    return operator_of(aggregation, window, allowed_lateness)
+    return operator_of(aggregation, window, allowed_lateness, emit_every)
 
 
 def top_operator(
@@ -89,6 +95,7 @@ def top_operator(
     descending: bool,
     schema: pa.Schema,
     allowed_lateness: Duration = 0,
+    emit_every: Duration = 0,
 ) -> WindowOperator:
     """Return the operator that emits the first `count` rows of each key and window, in the order of the columns `by`.
 
@@ -96,12 +103,17 @@ def top_operator(
     `window_operator`.
     """
     aggregation = TopAggregation(name, keys, event_time, count, by, descending, schema)
-    return operator_of(aggregation, window, allowed_lateness)
+    return operator_of(aggregation, window, allowed_lateness, emit_every)
 
 
-def operator_of(aggregation: WindowAggregation, window: Window, allowed_lateness: Duration) -> WindowOperator:
-    """Return the operator of this kind of windows."""
+def operator_of(
+    aggregation: WindowAggregation, window: Window, allowed_lateness: Duration, emit_every: Duration = 0
+) -> WindowOperator:
+    """Return the operator of this kind of windows. Raises ConfigError for sessions with early results."""
     lateness_us = duration_us(allowed_lateness, "allowed_lateness")
+    emit_every_us = duration_us(emit_every, "emit_every")
     if isinstance(window, Session):
+        if emit_every_us:
+            raise ConfigError(f"{aggregation.where}: emit_every: sessions have no early results")
         return SessionWindowOperator(aggregation, window, lateness_us)
-    return PaneWindowOperator(aggregation, window, lateness_us)
+    return PaneWindowOperator(aggregation, window, lateness_us, emit_every_us)

@@ -22,7 +22,7 @@ from midstream.engine.operators.key_group_watermarks import KeyGroupWatermarks
 from midstream.engine.operators.row_conversion import check_keys, fields_text
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import ROWS, WindowCombiner
-from midstream.engine.operators.windows.window_specs import LATE, WINDOW_END, WINDOW_START, Window
+from midstream.engine.operators.windows.window_specs import IS_EARLY, LATE, WINDOW_END, WINDOW_START, Window
 from midstream.engine.state.columnar import Ordered, StateLayout
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
 
@@ -72,6 +72,8 @@ class WindowOperator(Operator):
         self._lateness = native_units(lateness_us, aggregation.time, f"{aggregation.where}: allowed_lateness")
         self._room: int
         """The duration that is added to or subtracted from event times, in their unit."""
+        self._marks_early = False
+        """Whether results have the column `IS_EARLY`."""
         self._firing: Firing | None = None
         self._context: OperatorContext
         self._out: Output
@@ -84,8 +86,8 @@ class WindowOperator(Operator):
 
     @property
     def fires_again(self) -> bool:
-        """Whether a window fires again for rows within the allowed lateness."""
-        return self._lateness > 0
+        """Whether a window has several results: early ones, or others for rows within the allowed lateness."""
+        return self._lateness > 0 or self._marks_early
 
     # ---- what differs between kinds of windows ----
 
@@ -254,12 +256,13 @@ class WindowOperator(Operator):
         marks = pl.Series("__mark", self._fired.of(self._layout.groups(frame)))
         return frame.filter(due > marks)
 
-    def _emit(self, merged: pl.DataFrame) -> None:
+    def _emit(self, merged: pl.DataFrame, *, is_early: bool = False) -> None:
         """Finish a merged frame with START and END, and emit it; a part may become several rows."""
         if merged.height == 0:
             return
         schema, kind = self.schema, self._aggregation.time.kind
-        values = pa.schema([field for field in schema if field.name not in (WINDOW_START, WINDOW_END)])
+        added = (WINDOW_START, WINDOW_END, IS_EARLY) if self._marks_early else (WINDOW_START, WINDOW_END)
+        values = pa.schema([field for field in schema if field.name not in added])
         finished = self._aggregation.finish(merged)
         if finished.height == 0:
             return
@@ -267,6 +270,8 @@ class WindowOperator(Operator):
         columns = {name: batch.column(name) for name in values.names}
         columns[WINDOW_START] = pa.array(finished.get_column(START).to_numpy()).view(kind)
         columns[WINDOW_END] = pa.array(finished.get_column(END).to_numpy()).view(kind)
+        if self._marks_early:
+            columns[IS_EARLY] = pa.array(np.full(batch.num_rows, is_early))
         self._out.emit(pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema))
 
     def _emit_late(self, batch: pa.RecordBatch) -> None:
@@ -331,9 +336,7 @@ def native_units(time_us: int, time: EventTime, what: str) -> int:
 
 
 def room_for(span: int, window: Window, time: EventTime, where: str) -> int:
-    """Convert `span` to the unit of the event-time column. Raises ConfigError if no event time could be processed with
-    it.
-    """
+    """Return `span` again. Raises ConfigError if it is so long that no event time could be processed with it."""
     if span > MAX_WATERMARK_US // 2:
         raise ConfigError(f"{where}: {window} are longer than event times of {time.kind} can be apart")
     return span

@@ -15,11 +15,16 @@ from midstream.engine.operators.windows.local_days import check_zone
 DAY_US: Final = 86_400_000_000
 WINDOW_START: Final = "window_start"
 WINDOW_END: Final = "window_end"
+IS_EARLY: Final = "is_early"
+"""The column that marks early results, of windows that have some."""
 LATE: Final = "late"
 """The tag of the side output of late rows, unchanged. A row is late for windows if it is too late for all of its windows;
 of a join, these are the late rows of the left stream."""
 LATE_RIGHT: Final = "late_right"
 """The tag of the side output of a join's late rows of the right stream, unchanged."""
+
+
+_ROWS_MAX: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +190,6 @@ def count(rows: int) -> CountWindow:
         >>> [row["total"] for row in testing.run(pairs).rows]
         [7]
     """
-    if not is_whole(rows, 1):
-        raise ConfigError(f"window: count {rows!r} is not a positive whole number of rows")
+    if not is_whole(rows, 1) or rows > _ROWS_MAX:
+        raise ConfigError(f"window: count {rows!r} is not a whole number of rows from 1 to {_ROWS_MAX}")
     return CountWindow(rows)

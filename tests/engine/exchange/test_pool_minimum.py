@@ -12,7 +12,7 @@ import pytest
 from in_memory import NeverRun, NoRows
 from midstream.engine.core.config import JobConfig, size_bytes
 from midstream.engine.core.errors import ConfigError
-from midstream.engine.exchange.capacity import check_pool, least_buffers
+from midstream.engine.exchange.pool_minimum import check_pool, least_buffers
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.engine.worker import deployment as assembly
 from midstream.engine.worker.deployment import Deployment
