@@ -55,8 +55,6 @@ NOT_FOR_USERS = {
         midstream.engine.state.keyed_states.State.begin_row
         midstream.engine.state.keyed_states.State.roll_back
         midstream.engine.state.table_state.TableState.check_keys
-        midstream.engine.state.table_state.TableState.append_of
-        midstream.engine.state.table_state.TableState.located
         midstream.engine.state.table_state.TableState.pop_until_tick
         midstream.engine.state.table_state.TableState.mark
         midstream.engine.state.table_state.TableState.roll_back

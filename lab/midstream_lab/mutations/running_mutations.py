@@ -12,7 +12,7 @@ from midstream.engine.operators.functions import running_aggregate
 from midstream.engine.operators.functions.periodic_aggregate import PeriodicAggregateOperator
 from midstream.engine.operators.windows.top_rows import TopAggregation
 from midstream.engine.operators.windows.window_operator import WindowOperator
-from midstream.engine.state.row_per_key import RowPerKey
+from midstream.engine.state.ordered_tables import RowPerKey
 from midstream.engine.state.table_runs import TableRun
 from midstream.engine.state.tombstones import TombstonedRun
 from midstream_lab.mutations.mutation import Mutation, Replacements

@@ -22,9 +22,8 @@ from midstream.engine.core.interfaces import Ids
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.state.columnar import FrameRun, StateLayout, snapshot_runs
 from midstream.engine.state.declared_state import DeclaredState
-from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, check_columns
-from midstream.engine.state.table_runs import LAST_TICK, Index, TableRun, codes_of, compacted
+from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
 from midstream.engine.state.tombstones import Bools, Int64s, among, distinct
 
 PIECES_MAX: Final = 64
@@ -276,39 +275,6 @@ class TableState(DeclaredState):
         """Remove and return the rows of which a column of timestamps is at most `tick`, in its own unit."""
         found = [(run, run.until(column, min(tick, LAST_TICK))) for run in self._searchable()]
         return self._removed([(run, positions) for run, positions in found if len(positions)])
-
-    def located(self, order: KeyOrder, *, once: bool = False) -> list[tuple[TableRun, Int64s, Int64s]]:
-        """Return the runs that have rows of the keys, where, and the numbers of their keys.
-
-        `once`: no key has several rows.
-        """
-        places: list[tuple[TableRun, Int64s, Int64s]] = []
-        codes, missing = order.codes, np.arange(len(order.codes))
-        for run in [] if order.meet else self._searchable():
-            positions, at = run.located(codes, self._layout.keys)
-            if not len(at):
-                continue
-            numbers = missing[at]
-            if not (order.is_exact or order.are(numbers, run.rows_at(positions, self._layout.keys))):
-                break
-            places.append((run, positions, numbers))
-            if once:
-                is_missing = np.ones(len(codes), np.bool_)
-                is_missing[at] = False
-                codes, missing = codes[is_missing], missing[is_missing]
-        else:
-            if not order.meet:
-                return places
-        found = self._found(order.keys_of(np.arange(len(order.codes))))
-        return [(run, at, order.numbers_of(run.rows_at(at, self._layout.keys))) for run, at in found]
-
-    def append_of(self, order: KeyOrder, numbers: Int64s, columns: list[pl.Series]) -> None:
-        """Add rows at the end. `numbers`: those of their keys, in ascending order; `columns`: the other ones."""
-        if not len(numbers):
-            return
-        added = self._conforming(order.keys_of(numbers).hstack(columns).select(self._empty.columns))
-        index = None if order.meet else Index.of(order.codes[numbers], np.arange(len(numbers)))
-        self._hold([*compacted(self._table_runs()), TableRun(added, index)])
 
     def mark(self) -> TableMark:
         """Return what the table holds now, for `roll_back`."""

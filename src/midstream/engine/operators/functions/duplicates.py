@@ -16,7 +16,7 @@ from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.on_time_functions import OnTimeFunctionOperator
 from midstream.engine.operators.functions.process_context import TimeContext
 from midstream.engine.state.key_order import KeyOrder
-from midstream.engine.state.table_state import TableState
+from midstream.engine.state.ordered_tables import OrderedTable
 
 Bools = npt.NDArray[np.bool_]
 
@@ -47,7 +47,7 @@ def drop_duplicates_operator(
 
 def _first_of_key(keys: list[str], schema: pa.Schema, emitted: list[str]) -> KeyedBatchFunction:
     class FirstOfKey(KeyedBatchFunction):
-        kept = TableState(schema)
+        kept = OrderedTable(schema)
 
         def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
             order = KeyOrder(rows.select(keys))
@@ -69,7 +69,7 @@ def _first_within(
         column += "_"
 
     class FirstWithin(KeyedBatchFunction):
-        kept = TableState(pa.schema([*key_fields, pa.field(column, pa.timestamp("us"))]))
+        kept = OrderedTable(pa.schema([*key_fields, pa.field(column, pa.timestamp("us"))]))
 
         def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
             times, order = event_time.us_of(rows), KeyOrder(rows.select(keys))

@@ -25,7 +25,7 @@ from midstream.engine.operators.windows.window_aggregation import WindowAggregat
 from midstream.engine.operators.windows.window_operator import native_units
 from midstream.engine.operators.windows.window_specs import LATE
 from midstream.engine.state.key_order import KeyOrder
-from midstream.engine.state.row_per_key import RowPerKey
+from midstream.engine.state.ordered_tables import RowPerKey
 from midstream.engine.state.table_runs import LAST_TICK
 
 UNTIL: Final = "__until"

@@ -1,4 +1,4 @@
-"""A table with at most one row of each key, which are found and replaced together.
+"""Tables that are searched for all keys of a batch together; one of them has at most one row of each key.
 
 Where most rows of a run are replaced between two checkpoints, they are overwritten in place. Where few are, they move to
 another run, so that a checkpoint does not store all others of their run again.
@@ -13,9 +13,46 @@ import numpy as np
 import polars as pl
 
 from midstream.engine.state.key_order import KeyOrder
-from midstream.engine.state.table_runs import TableRun, numbers_of
+from midstream.engine.state.table_runs import Index, TableRun, compacted, numbers_of
 from midstream.engine.state.table_state import TableMark, TableState
 from midstream.engine.state.tombstones import Int64s
+
+
+class OrderedTable(TableState):
+    """A table that is searched for the keys of a `KeyOrder`, whose codes are sorted already."""
+
+    def located(self, order: KeyOrder, *, once: bool = False) -> list[tuple[TableRun, Int64s, Int64s]]:
+        """Return the runs that have rows of the keys, where, and the numbers of their keys.
+
+        `once`: no key has several rows.
+        """
+        places: list[tuple[TableRun, Int64s, Int64s]] = []
+        codes, missing = order.codes, np.arange(len(order.codes))
+        for run in [] if order.meet else self._searchable():
+            positions, at = run.located(codes, self._layout.keys)
+            if not len(at):
+                continue
+            numbers = missing[at]
+            if not (order.is_exact or order.are(numbers, run.rows_at(positions, self._layout.keys))):
+                break
+            places.append((run, positions, numbers))
+            if once:
+                is_missing = np.ones(len(codes), np.bool_)
+                is_missing[at] = False
+                codes, missing = codes[is_missing], missing[is_missing]
+        else:
+            if not order.meet:
+                return places
+        found = self._found(order.keys_of(np.arange(len(order.codes))))
+        return [(run, at, order.numbers_of(run.rows_at(at, self._layout.keys))) for run, at in found]
+
+    def append_of(self, order: KeyOrder, numbers: Int64s, columns: list[pl.Series]) -> None:
+        """Add rows at the end. `numbers`: those of their keys, in ascending order; `columns`: the other ones."""
+        if not len(numbers):
+            return
+        added = self._conforming(order.keys_of(numbers).hstack(columns).select(self._empty.columns))
+        index = None if order.meet else Index.of(order.codes[numbers], np.arange(len(numbers)))
+        self._hold([*compacted(self._table_runs()), TableRun(added, index)])
 
 
 class FoundRows(NamedTuple):
@@ -29,7 +66,7 @@ class FoundRows(NamedTuple):
     """The runs that have the rows, where, and the numbers of their keys."""
 
 
-class RowPerKey(TableState):
+class RowPerKey(OrderedTable):
     """Rows are added by `replace` alone."""
 
     def find(self, order: KeyOrder) -> FoundRows:

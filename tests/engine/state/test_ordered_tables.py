@@ -21,7 +21,7 @@ from in_memory import CountingIds
 from midstream.engine.state import columnar, table_runs
 from midstream.engine.state.columnar import OWN_CHUNK_ROWS
 from midstream.engine.state.key_order import KeyOrder
-from midstream.engine.state.row_per_key import RowPerKey
+from midstream.engine.state.ordered_tables import RowPerKey
 from midstream.engine.state.state_parts import Chunk
 from midstream.engine.state.table_runs import stable_order
 
