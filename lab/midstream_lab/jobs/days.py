@@ -215,9 +215,9 @@ class Days:
         return ""
 
 
-def _is_equal(found: Any, due: Any) -> bool:
+def _is_equal(found: object, due: object) -> bool:
     if not isinstance(found, float) or not isinstance(due, float):
-        return bool(found == due)
+        return found == due
     return isclose(found, due, rel_tol=0.01, abs_tol=1e-9)  # the error of a quantile
 
 

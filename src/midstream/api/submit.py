@@ -19,7 +19,7 @@ from midstream.engine.core.config import Duration, JobConfig
 from midstream.engine.core.errors import ClusterError, ConfigError, JobError, MidstreamError
 from midstream.engine.core.job_pickle import pickled, unpickled_apart
 from midstream.engine.exchange.pool_minimum import check_pool
-from midstream.engine.graph.graph_builder import build_job_graph
+from midstream.engine.graph.graph_builder import build_job_graph, warnings_of
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.graph.logical_graph import LogicalGraph, Node
 from midstream.engine.protocol.messages import JobModules
@@ -131,6 +131,8 @@ def submission(
         check_can_create(config.checkpoint_dir)
     graph = build_job_graph(logical, config)
     _check_output_can_appear(graph, config)
+    for warning in warnings_of(graph):
+        _log.warning("job %s: %s", config.name, warning)
     plan = JobPlan(
         RandomIds().new_id(),
         graph,

@@ -1,4 +1,4 @@
-"""Early results: whoever replaces earlier ones by later ones has each open window as it is, soon after each change."""
+"""Early results: if later ones replace earlier ones, each open window has its current result soon after a change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table with one row per key beside a dict: what is found, replaced, due, undone and stored is the same."""
+"""A table with one row per key against a dict: both find, replace, expire, undo and store the same rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STEPS = st.lists(
 )
 
 
-class Beside:
+class Compared:
     """A table, and the same rows in a dict. `nulls`: whether values may be null, so that they are not overwritten."""
 
     def __init__(self, kind: pa.DataType, keys: Sequence[Any], nulls: bool) -> None:
@@ -144,11 +144,11 @@ def test_a_table_has_the_row_of_each_key_that_a_dict_has(
         if same_hash:  # keys that are hashed meet, not all of them
             hashes = lambda keys, _: pl.Series([len(repr(key)) % 2 for (key,) in keys.rows()], dtype=pl.UInt64)  # noqa: E731
             stack.enter_context(patch.object(pl.DataFrame, "hash_rows", hashes))
-        beside = Beside(*KINDS[kind], nulls)
+        compared = Compared(*KINDS[kind], nulls)
         for step, argument in plan:
-            beside.step(step, argument)
-        beside.step("read", None)
-        beside.check_stored()
+            compared.step(step, argument)
+        compared.step("read", None)
+        compared.check_stored()
 
 
 def put(state: RowPerKey, keys: Any) -> None:

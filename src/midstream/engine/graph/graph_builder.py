@@ -8,9 +8,8 @@ between them edges.
 from __future__ import annotations
 
 import heapq
-import logging
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from midstream.engine.core.config import JobConfig, check_parallelism
@@ -20,7 +19,6 @@ from midstream.engine.graph.logical_graph import Input, LogicalGraph, Node
 from midstream.engine.operators.bad_records import BAD_RECORDS
 from midstream.engine.operators.watermarks import TimestampsOperator
 
-_log = logging.getLogger(__name__)
 _COMBINED: Final = (Partitioning.KEYED, Partitioning.GLOBAL)
 """The partitionings where rows of one key or window meet only at the consumer."""
 
@@ -36,7 +34,6 @@ def build_job_graph(logical: LogicalGraph, config: JobConfig) -> JobGraph:
     _check_schemas(logical)
 
     chains = _chains(order, logical, parallelism, partitionings)
-    _warn_of_mixed_splits(chains, logical, partitionings)
     vertex_of = {node.id: vertex for vertex, chain in enumerate(chains) for node in chain}
     vertices = tuple(_vertex(i, chain, uids, parallelism) for i, chain in enumerate(chains))
     edges: list[Edge] = []
@@ -80,6 +77,24 @@ def check_job_graph(graph: JobGraph) -> None:
             assert source.parallelism == target.parallelism, edge
     uids = Counter(spec.uid for vertex in graph.vertices for spec in vertex.specs)
     assert all(count == 1 for count in uids.values()), uids
+
+
+def warnings_of(graph: JobGraph) -> Iterator[str]:
+    """Describe event time that does not see a source's splits only because a stream before it has another consumer."""
+    for edge in graph.edges:
+        before, after = graph.vertices[edge.source], graph.vertices[edge.target]
+        others = [
+            graph.vertices[each.target].name
+            for each in graph.edges
+            if each.source == edge.source and each is not edge and each.tag != BAD_RECORDS
+        ]
+        marks = after.source is None and isinstance(after.operators[0].operator, TimestampsOperator)
+        if marks and others and before.source is not None and edge.partitioning is Partitioning.FORWARD:
+            yield (
+                f"{after.operators[0].name} does not see the splits of {before.source.name} one by one, since the stream before "
+                f"it has another consumer ({', '.join(others)}): rows may be late because another split is ahead, or because "
+                "of idle_after. Call with_watermarks() before the stream divides"
+            )
 
 
 def assign_uids(nodes: Sequence[Node]) -> dict[int, str]:
@@ -235,26 +250,6 @@ def _chains(
         chain_of[node.id] = [node]
         chains.append(chain_of[node.id])
     return chains
-
-
-def _warn_of_mixed_splits(
-    chains: Sequence[Sequence[Node]], logical: LogicalGraph, partitionings: dict[int, list[Partitioning]]
-) -> None:
-    """Warn of event time that does not see a source's splits only because a stream before it has another consumer."""
-    chain_of = {node.id: chain for chain in chains for node in chain}
-    nodes, consumers = {node.id: node for node in logical.nodes}, logical.consumers()
-    for node in (chain[0] for chain in chains):
-        if not isinstance(node.operator, TimestampsOperator) or partitionings[node.id] != [Partitioning.FORWARD]:
-            continue
-        before = nodes[node.inputs[0].node]
-        source = chain_of[before.id][0]
-        others = [each.label for each, origin in consumers[before.id] if each is not node and origin.tag != BAD_RECORDS]
-        if source.source is not None and others:
-            _log.warning(
-                "%s does not see the splits of %s one by one, since %s has another consumer (%s): rows may be late because "
-                "another split is ahead, or because of idle_after. Call with_watermarks() before the stream divides",
-                *(node.label, source.label, before.label, ", ".join(others)),
-            )
 
 
 def _vertex(vertex_id: int, chain: Sequence[Node], uids: dict[int, str], parallelism: dict[int, int]) -> Vertex:

@@ -27,7 +27,7 @@ Each run costs a lookup some 50 µs; more frequent merging would cost more per r
 TIDY_ROWS: Final = 8_192
 """A run of at least this many rows is written again once half of them are removed. Shorter ones are merged soon."""
 SPARSE: Final = 4
-"""Rows of a run are overwritten in place if one in so many is, between two checkpoints."""
+"""A run is overwritten in place if at least one in this many of its rows changes between two checkpoints."""
 RADIX_ROWS_MIN: Final = 2_048
 """Fewer codes are sorted faster by comparing them."""
 LAST_TICK: Final = np.iinfo(np.int64).max - 1
