@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 
 from midstream.engine.core.interfaces import Done, Failed, FunctionCalls, Outcomes
 from midstream.inprocess.virtual_loop import VirtualLoop
+from midstream.runtime import concurrent_calls
 from midstream.runtime.calls_in_turn import CallsInTurn
 from midstream.runtime.concurrent_calls import ConcurrentCalls
 from midstream.runtime.event_loop import EventLoop
+from waiting import until
 
 
 @pytest.fixture
@@ -104,7 +107,7 @@ def test_a_coroutine_that_is_cancelled_ends(loop: EventLoop) -> None:
 def test_the_end_cancels_coroutines_and_then_closes_the_function(loop: EventLoop) -> None:
     collected = Collected(loop, 1)
     calls = ConcurrentCalls(loop).open(True, 1, collected)
-    begun, closed = threading.Event(), threading.Event()
+    begun = threading.Event()
     events: list[str] = []
 
     async def call() -> None:
@@ -115,13 +118,12 @@ def test_the_end_cancels_coroutines_and_then_closes_the_function(loop: EventLoop
             events.append("cancelled")
 
     async def last() -> None:
+        await asyncio.sleep(0.05)
         events.append("closed")
-        closed.set()
 
     calls.start([(1, call)])
     assert begun.wait(60)
     calls.close(last)
-    assert closed.wait(60)
     assert events == ["cancelled", "closed"]
     loop.stop()
     loop.run()
@@ -144,6 +146,52 @@ def test_the_end_waits_for_no_thread(loop: EventLoop) -> None:
     loop.stop()
     loop.run()
     assert collected.found == {} and ran == []
+
+
+def test_calls_that_never_return_take_no_thread_from_the_others(
+    loop: EventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(concurrent_calls, "STUCK_MAX", 4)
+    collected = Collected(loop, 2)
+    calls = ConcurrentCalls(loop).open(False, 2, collected)
+    begun, ends = threading.Semaphore(0), threading.Event()
+
+    def hang() -> None:
+        begun.release()
+        ends.wait(60)
+
+    def called(*numbers: int) -> dict[int, Done[Any] | Failed]:
+        collected.found.clear()
+        loop.post(lambda: calls.start([(number, lambda: "made") for number in numbers]))
+        while not collected.found.keys() >= set(numbers):
+            loop.run()  # the outcomes of those that hung may come first
+        return {number: collected.found[number] for number in numbers}
+
+    for first in (10, 20):  # both threads, and then those that have taken their place
+        calls.start([(first, hang), (first + 1, hang)])
+        assert all(begun.acquire(timeout=60) for _ in range(2))
+        calls.cancel([first, first + 1])
+        if first == 10:
+            assert [value(outcome) for outcome in called(1, 2).values()] == ["made", "made"]
+    for outcome in called(3, 4).values():
+        assert isinstance(outcome, Failed) and "have not returned since they timed out" in str(outcome.error)
+    ends.set()
+    until("the return of all that hung", lambda: not calls._stuck)  # type: ignore[attr-defined]
+    assert [value(outcome) for outcome in called(5, 6).values()] == ["made", "made"]
+
+
+def test_calls_on_threads_do_not_share_their_context(loop: EventLoop) -> None:
+    seen = contextvars.ContextVar("seen", default=0)
+    collected = Collected(loop, 20)
+    calls = ConcurrentCalls(loop).open(False, 1, collected)
+
+    def count() -> int:
+        seen.set(seen.get() + 1)
+        return seen.get()
+
+    loop.post(lambda: calls.start([(n, count) for n in range(20)]))
+    loop.run()
+    assert {value(outcome) for outcome in collected.found.values()} == {1}
 
 
 def in_turn(of_coroutines: bool) -> tuple[VirtualLoop, list[tuple[int, Any]], FunctionCalls]:

@@ -6,17 +6,22 @@ However many calls complete while the loop is busy, their outcomes reach it as o
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from midstream.engine.core.interfaces import Call, Done, Executor, Failed, FunctionCalls, Outcomes
 from midstream.runtime.io_pool import IoPool
 
 _log = logging.getLogger(__name__)
+CLOSE_WAIT_S: Final = 5.0
+"""How long the loop waits for the coroutine that closes a function: the process may end afterwards."""
+STUCK_MAX: Final = 256
+"""How many cancelled calls of a function may go on in threads of their own before no further call is made."""
 
 
 class ConcurrentCalls:
@@ -63,32 +68,58 @@ class _Outcomes:
 class _ThreadCalls:
     """engine.core.interfaces.FunctionCalls on threads, which are started as they are needed.
 
-    A call that has begun cannot be interrupted. Its thread is lost to other calls until it returns.
+    A call that has begun cannot be interrupted. Once it is cancelled, another thread may take the place of its thread, so
+    that calls after it do not wait for it, and time out without having been made.
     """
 
     def __init__(self, threads_max: int, outcomes: _Outcomes) -> None:
         self._pool = IoPool("midstream-calls", threads_max)
         self._outcomes = outcomes
+        self._lock = threading.Lock()
+        self._begun: set[int] = set()
+        """The calls that have begun, and were not cancelled."""
         self._cancelled: set[int] = set()
+        """The calls that were cancelled before they had begun, or have not returned since."""
+        self._stuck: set[int] = set()
+        """Those of the cancelled calls that have not returned since."""
 
     def start(self, calls: Sequence[Call]) -> None:
         for number, work in calls:
-            self._pool.submit(partial(self._call, number, work))
+            if len(self._stuck) < STUCK_MAX:
+                self._pool.submit(partial(self._call, number, work))
+                continue
+            reason = (
+                f"the call was not made: {STUCK_MAX} calls of the function have not returned since they timed out; give the "
+                "function a limit of its own, such as the timeout of its client"
+            )
+            self._outcomes.add(number, Failed(TimeoutError(reason)))
 
     def _call(self, number: int, work: Callable[[], Any]) -> None:
-        if number in self._cancelled or self._outcomes.closed:
-            self._cancelled.discard(number)
-            return
+        with self._lock:
+            if number in self._cancelled or self._outcomes.closed:
+                self._cancelled.discard(number)
+                return
+            self._begun.add(number)
         outcome: Done[Any] | Failed
         try:
-            outcome = Done(work())
+            outcome = Done(contextvars.Context().run(work))
         except BaseException as error:  # noqa: BLE001 - the outcome, good or bad, goes to the caller
             outcome = Failed(error)
-        self._cancelled.discard(number)
+        with self._lock:
+            if number in self._stuck:
+                self._stuck.discard(number)
+                self._pool.threads_max -= 1
+            self._begun.discard(number)
+            self._cancelled.discard(number)
         self._outcomes.add(number, outcome)
 
     def cancel(self, numbers: Collection[int]) -> None:
-        self._cancelled.update(numbers)
+        with self._lock:
+            self._cancelled.update(numbers)
+            stuck = self._begun.intersection(numbers)
+            self._begun -= stuck
+            self._stuck |= stuck
+            self._pool.threads_max += len(stuck)
 
     def close(self, last: Callable[[], Any] | None = None) -> None:
         self._outcomes.closed = True
@@ -131,7 +162,13 @@ class _CoroutineCalls:
 
     def close(self, last: Callable[[], Any] | None = None) -> None:
         self._outcomes.closed = True
-        asyncio.run_coroutine_threadsafe(self._close(last), self._loop)
+        closing = asyncio.run_coroutine_threadsafe(self._close(last), self._loop)
+        if last is None:
+            return
+        try:
+            closing.result(CLOSE_WAIT_S)
+        except TimeoutError:
+            _log.warning("close() of a coroutine function has not ended within %g s", CLOSE_WAIT_S)
 
     async def _close(self, last: Callable[[], Any] | None) -> None:
         tasks = list(self._tasks.values())

@@ -21,7 +21,7 @@ class IoPool:
 
     def __init__(self, name: str, threads_max: int = THREADS_MAX) -> None:
         self._name = name
-        self._threads_max = threads_max
+        self.threads_max = threads_max
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
@@ -31,7 +31,7 @@ class IoPool:
     def submit(self, work: Callable[[], None]) -> None:
         assert not self._closed
         self._work.put(work)
-        if not self._idle.acquire(blocking=False) and len(self._threads) < self._threads_max:
+        if not self._idle.acquire(blocking=False) and len(self._threads) < self.threads_max:
             thread = threading.Thread(target=self._run, name=f"{self._name}-io-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()

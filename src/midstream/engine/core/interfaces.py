@@ -163,7 +163,7 @@ class FunctionCalls(Protocol):
         ...
 
     def close(self, last: Callable[[], Any] | None = None) -> None:
-        """Cancel all calls; no outcome comes any more. Then await the coroutine that `last` returns, if there is one."""
+        """Cancel all calls; no outcome comes any more. Then await the coroutine that `last` returns, if there is one, for some seconds."""
         ...
 
 

@@ -276,7 +276,8 @@ class AsyncMapOperator(Operator):
             late += numbers
         if late:
             self._calls.cancel(late)
-            error = TimeoutError(f"the call took longer than its timeout of {self._limits.timeout_s:g} s")
+            why = "; a coroutine that blocks, instead of awaiting, delays all others" if self._of_coroutines else ""
+            error = TimeoutError(f"the call took longer than its timeout of {self._limits.timeout_s:g} s{why}")
             self._on_outcomes([(number, Failed(error)) for number in late])
 
     def _on_outcomes(self, outcomes: Outcomes) -> None:
