@@ -594,7 +594,7 @@ class DataStream(Handle, Writable, Hinted):
         `suffix`: appended to the names of the right stream's columns that the left has too.
 
         Returns a stream of the left's columns, then the right's without its keys (those of a right row without a partner
-        are in the left's key columns). The event time of a row is the left's, or the right's with "right"; with "full" the
+        are in the left's key columns). The event time of a row is the left's, or the right's with "right"; with "full" and `within` the
         left's column has the right's time where there is no left row. With `window`, `window_start` and `window_end` follow
         the left's columns, in place of columns that are called like them, and the event time is the last time in the
         window. Rows leave as soon as they are certain: a pair when its later row arrives, a row without a partner once
