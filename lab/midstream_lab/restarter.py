@@ -150,7 +150,7 @@ class Restarter:
             if has_opened:  # even if no task was deployed, it stands for the checkpoint that it resumes from
                 yield from self.begins(self.driver)
             if not self.driver.is_cancelled:
-                yield from self._checker.check_stopped()
+                yield from self._checker.check_stopped(self.driver.uncertain)
         if self.launches >= LAUNCHES_MAX:
             yield f"the job was started {LAUNCHES_MAX} times"
             return

@@ -350,6 +350,20 @@ def test_what_had_finished_in_a_checkpoint_that_is_written_during_the_next_attem
     assert re.search(r"_metadata hangs.*attempt=1.*wrote chk-2/_metadata.*wrote chk-4/_metadata", order)
 
 
+@pytest.mark.parametrize(("seed", "hangs", "stops"), [(119, 93, 245), (146, 54, 185), (154, 72, 324), (268, 101, 182)])
+def test_a_job_that_stops_while_a_checkpoint_may_exist_leaves_its_output_to_the_next_start(
+    seed: int, hangs: int, stops: int
+) -> None:
+    """The write of its metadata has timed out, no task has run since, and the write takes effect all the same."""
+    random = Random(seed)
+    random.randrange(130), random.randrange(340)
+    which = 6 * random.randrange(1 << 18) + random.randrange(6)
+    drawn = draw(seed, topology="keyed", parallelism=2, faults=(), rows=100)
+    faults = (Fault(hangs, "publish_hangs", which), Fault(stops, "stop", 0))
+    outcome = run(replace(drawn, faults=faults, timeout_s=0.2, interval_s=0.02))
+    assert not outcome.failures, outcome.failures[0]
+
+
 def test_a_restart_that_forgets_a_complete_checkpoint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     original = CheckpointCoordinator._published
 

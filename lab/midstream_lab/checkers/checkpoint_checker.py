@@ -136,6 +136,8 @@ class CheckpointChecker:
         emitted by then.
         """
         self._last: Cut | None = None
+        self._begun_with: Cut | None = None
+        """The checkpoint from which this start of the job continues."""
         """The cut of the newest completed checkpoint."""
         self.inspection = RowInspection(shape, sources, outside, key_groups)
         tables = lambda subtask, *parts: self.inspection.tables_of(self.storage, subtask, *parts)  # noqa: E731 - its storage may change
@@ -265,7 +267,7 @@ class CheckpointChecker:
     def continues(self, job_id: str, cut: Cut | None, after: After | None) -> list[str]:
         """Begin another start of the job from `cut` (None: from the beginning), and return complaints."""
         self._job_id = job_id
-        self._last = cut
+        self._last = self._begun_with = cut
         self._restore(cut)
         return list(self.lineage.begins(job_id, () if cut is None else cut.output, after))
 
@@ -572,12 +574,18 @@ class CheckpointChecker:
                 yield f"end: {uid} has emitted {dict(sums)}, and had finished when it had emitted {dict(self._sums[uid][1])}"
             yield from self._check_sum("end", uid, expected, sums)
 
-    def check_stopped(self) -> Iterator[str]:
-        """Yield complaints about a job that was stopped: its output must be that of its last checkpoint."""
-        if self._last is not None:
-            yield from self._compare("stop", self._last.expected.sinks, self._committed())
-            yield from self._states.check_joins("stop", self._last.expected, self._committed(), None)
-            committed, due = self.lineage.output(self._job_id), dict.fromkeys(self._last.output)
+    def check_stopped(self, unknown: Container[int]) -> Iterator[str]:
+        """Yield complaints about a job that was stopped: its output must be that of its last checkpoint.
+
+        `unknown`: checkpoints of which the coordinator cannot be sure that they exist. It commits none of their output,
+        which is left to the start that finds them.
+        """
+        known = [of for job, of in self._cuts if job == self._job_id and of not in unknown]
+        last = self._cuts[self._job_id, max(known)] if known else self._begun_with
+        if last is not None:
+            yield from self._compare("stop", last.expected.sinks, self._committed())
+            yield from self._states.check_joins("stop", last.expected, self._committed(), None)
+            committed, due = self.lineage.output(self._job_id), dict.fromkeys(last.output)
             if committed.keys() != due.keys():
                 lacking, surplus = (
                     [name for name in a if name not in b] for a, b in ((due, committed), (committed, due))
