@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from midstream.connectors.files.encoders import new_encoder
-from midstream.engine.core.errors import JobError
+from midstream.engine.core.errors import SchemaError
 
 ZONES = ("UTC", "Europe/Berlin", "Africa/Monrovia", "Asia/Kathmandu", "America/St_Johns", "Pacific/Apia")
 SURELY_INSIDE = (datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC))
@@ -41,7 +41,8 @@ def lines_of(column: pa.Array[Any]) -> list[Any]:
     ],
 )
 def test_a_float_that_json_does_not_have_is_refused_and_not_made_null(kind, value, shown):
-    with pytest.raises(JobError, match=f"column 'v' has the value {shown}, for which JSON has no form; write Parquet"):
+    message = f"column 'v' has the value {shown}, for which JSON has no form; write Parquet"
+    with pytest.raises(SchemaError, match=message):
         lines_of(pa.array([None, value], kind))
 
 
@@ -70,7 +71,7 @@ def test_a_time_whose_text_would_be_another_is_refused(kind, ticks, shown, is_ne
     if is_nested:
         column = pa.ListArray.from_arrays([0, 3, 3], pa.StructArray.from_arrays([column], ["at"]))
     with pytest.raises(
-        JobError, match=f"column 'v' has the value {shown}.*, for which JSON has no form; write Parquet"
+        SchemaError, match=f"column 'v' has the value {shown}.*, for which JSON has no form; write Parquet"
     ):
         lines_of(column)
 
@@ -88,7 +89,7 @@ def test_times_of_a_zone_are_the_same_instants_in_json_or_refused(zone, times):
     column = pa.array(times, pa.timestamp("us", "UTC")).cast(pa.timestamp("us", zone))
     try:
         texts = lines_of(column)
-    except JobError:
+    except SchemaError:
         known = [each for each in times if each is not None]
         inside = [each for each in known if SURELY_INSIDE[0] < each < SURELY_INSIDE[1]]
         offsets = [each.astimezone(ZoneInfo(zone)).utcoffset() or timedelta() for each in inside]

@@ -25,7 +25,27 @@ from midstream.engine.operators.windows.aggregates import Accumulator, Count, Fi
 from midstream.engine.operators.windows.window_factory import session, sliding, tumbling, window_operator
 from midstream.engine.state.table_state import TableState
 
+
+
+class Fahrenheit(pa.ExtensionType):
+    """A type that a program defines, without a hash."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "test.fahrenheit")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> Fahrenheit:
+        return cls()
+
+
 UNHELD = {
+    "a type of the program": pa.ExtensionArray.from_storage(Fahrenheit(), pa.array([1, None], pa.int64())),
+    "list of a type of the program": pa.ListArray.from_arrays(
+        [0, 1, 2], pa.ExtensionArray.from_storage(Fahrenheit(), pa.array([1, 2], pa.int64()))
+    ),
     "decimal256": pa.array([Decimal(1), None], pa.decimal256(50, 2)),
     "list of decimal256": pa.array([[Decimal(1)], None], pa.list_(pa.decimal256(50, 2))),
     "decimal of tens": pa.array([Decimal(1500), None], pa.decimal128(10, -2)),

@@ -14,7 +14,7 @@ import pyarrow.parquet
 
 from midstream.engine.core.arrow_types import TICKS_PER_S, leaves, outside_of_years
 from midstream.engine.core.batches import check_held_by_polars, to_polars
-from midstream.engine.core.errors import JobError, SchemaError
+from midstream.engine.core.errors import SchemaError
 
 OutputFormat: TypeAlias = Literal["parquet", "jsonl"]
 _WHOLE_MINUTES_DAYS: Final = (737, (date.max - date(1970, 1, 1)).days - 1)
@@ -38,7 +38,9 @@ def new_encoder(format: OutputFormat, stream: Any, schema: pa.Schema) -> Encoder
 
 class _ParquetEncoder:
     def __init__(self, stream: Any, schema: pa.Schema) -> None:
-        self._writer = pyarrow.parquet.ParquetWriter(stream, schema, compression="zstd", compression_level=1)
+        self._writer = pyarrow.parquet.ParquetWriter(
+            stream, schema, compression="zstd", compression_level=1, write_page_checksum=True
+        )
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._writer.write_batch(batch)
@@ -75,7 +77,7 @@ def _may_lack_a_form(kind: pa.DataType) -> bool:
 
 
 def _check_forms(name: str, values: pa.Array[Any]) -> None:
-    """Raise JobError for a number that is not finite, and for a time whose text would be that of no or another time."""
+    """Raise SchemaError for a number that is not finite, and for a time whose text would be that of no or another time."""
     if pa.types.is_floating(values.type):
         odd = values.filter(pc.invert(pc.is_finite(values)))
         if len(odd):
@@ -105,8 +107,8 @@ def _check_years(name: str, values: pa.Array[Any], as_written: pa.Array[Any]) ->
         raise _no_form(name, value, _CURE)
 
 
-def _no_form(name: str, value: object, cure: str) -> JobError:
-    return JobError(f"column {name!r} has the value {value}, for which JSON has no form; write Parquet, or {cure}")
+def _no_form(name: str, value: object, cure: str) -> SchemaError:
+    return SchemaError(f"column {name!r} has the value {value}, for which JSON has no form; write Parquet, or {cure}")
 
 
 def check_encodable(schema: pa.Schema, format: OutputFormat, where: str) -> None:

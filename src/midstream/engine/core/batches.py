@@ -189,8 +189,14 @@ def check_held_by_polars(schema: pa.Schema, where: str) -> None:
             )
 
 
-@lru_cache(maxsize=1024)
 def _why_not_held(kind: pa.DataType) -> str | None:
+    if _has_users_type(kind):  # such a type may lack a hash
+        return "it is an extension type of the program"
+    return _why_polars_lacks(kind)
+
+
+@lru_cache(maxsize=1024)
+def _why_polars_lacks(kind: pa.DataType) -> str | None:
     if _has_decimal256(kind):  # polars does not refuse it, but panics
         return "its decimals have at most 38 digits: use decimal128"
     try:
@@ -198,6 +204,13 @@ def _why_not_held(kind: pa.DataType) -> str | None:
     except pl.exceptions.PolarsError as error:
         return str(error).splitlines()[0]
     return None
+
+
+def _has_users_type(kind: pa.DataType) -> bool:
+    """Whether `kind` is an extension type that was defined in Python or contains one."""
+    if isinstance(kind, pa.ExtensionType):
+        return True
+    return any(_has_users_type(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _has_decimal256(kind: pa.DataType) -> bool:
