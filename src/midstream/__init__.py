@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from midstream.inprocess.preview import Preview as Preview
     from midstream.runtime.driver.job import Job as Job
     from midstream.runtime.process.process_slots import ProcessSlots as ProcessSlots
+    from midstream.runtime.storage.stored_checkpoint import read_state as read_state
 
     __version__: str
 
@@ -129,6 +130,7 @@ _HOME = {
     "engine.protocol.job_status": "JobStatus",
     "runtime.driver.job": "Job",
     "runtime.process.process_slots": "ProcessSlots",
+    "runtime.storage.stored_checkpoint": "read_state",
     "engine.state.keyed_states": "BroadcastState ListState MapState ReducingState ValueState",
     "engine.state.table_state": "TableState",
 }

@@ -10,6 +10,7 @@ import msgspec
 
 from midstream.cli.commands.doctor import Doctored
 from midstream.cli.commands.inspect_checkpoint import CheckpointReport
+from midstream.cli.commands.state import StateEntries, StateList
 from midstream.cli.json_types import (
     CommandFailed,
     DroppedLines,
@@ -44,6 +45,7 @@ SHAPES: Final[dict[str, Any]] = {
     "rescale": Rescaled,
     "stop": StoppedJob,
     "inspect": CheckpointReport,
+    "state": StateList | StateEntries,
     "doctor": Doctored,
     "simulate": SimulatedRuns | TracedRun,
 }

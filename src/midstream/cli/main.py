@@ -348,6 +348,39 @@ def inspect(checkpoint: str, /, *, json: Json = False) -> Answer:
 
 
 @app.command
+def state(  # noqa: PLR0913 - one flag each
+    checkpoint: str,
+    uid: str | None = None,
+    name: str | None = None,
+    /,
+    *,
+    where: str | None = None,
+    rows: Annotated[int, Parameter(converter=whole_number)] = 20,
+    json: Json = False,
+) -> Answer:
+    """Show the entries of a job's state, from a checkpoint; without a uid, list the states.
+
+    It reads files alone, so the job may be running, stopped or gone.
+
+    Parameters
+    ----------
+    checkpoint
+        A checkpoint (chk-N), a savepoint, or a job's checkpoint directory, which means its latest checkpoint.
+    uid
+        The uid of the operator.
+    name
+        The name of the state, if the operator has several.
+    where
+        A condition in SQL that the entries meet, such as "user = 17".
+    rows
+        The largest number of entries to show.
+    """
+    from midstream.cli.commands.state import show_state
+
+    return show_state(checkpoint, uid, name, where, rows)
+
+
+@app.command
 def doctor(
     job: Path | None = None,
     /,

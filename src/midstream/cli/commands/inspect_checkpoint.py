@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import msgspec
@@ -17,15 +16,14 @@ from midstream.engine.checkpoint.channel_state import channel_text, segment_byte
 from midstream.engine.checkpoint.channel_state_references import batches_of, each_once, left_bytes, segments_left
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState
 from midstream.engine.checkpoint.state_files import read_parts, verify_chunks
-from midstream.engine.checkpoint.store import SAVEPOINT, check_records, checkpoint_path, load
+from midstream.engine.checkpoint.store import SAVEPOINT, check_records, checkpoint_path
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
-from midstream.engine.core.urls import below, parted
+from midstream.engine.core.urls import below
 from midstream.engine.protocol.messages import ChannelState, PartHandle
 from midstream.engine.worker.source_reader import SPLITS, splits_of
-from midstream.runtime.storage.file_storage import FileStorage
+from midstream.runtime.storage.stored_checkpoint import open_checkpoint
 
-_CHECKPOINT = re.compile(r"((?P<root>.*)/)?(?P<name>chk-\d+)(/_metadata)?/?")
 SPLITS_SHOWN_MAX = 20
 CHANNELS_SHOWN_MAX = 40
 
@@ -137,21 +135,8 @@ def inspect_checkpoint(where: str) -> Answer:
 
 
 def read_report(where: str) -> CheckpointReport:
-    directory, parameters = parted(where)
-    match = _CHECKPOINT.fullmatch(directory)
-    root, which = (_root(match["root"]) + parameters, match["name"]) if match else (where, "latest")
-    storage = FileStorage(root)
-    if not storage.list(""):
-        raise StorageError(f"{root}: this directory does not exist or is empty")
-    try:
-        metadata = load(storage, None, which)
-    except StorageError as error:
-        raise StorageError(f"{root}: {error}") from error
-    return _report(storage, root, metadata)
-
-
-def _root(path: str | None) -> str:
-    return "." if path is None else path or "/"
+    opened = open_checkpoint(where)
+    return _report(opened.storage, opened.root, opened.metadata)
 
 
 def _report(storage: Storage, root: str, metadata: CheckpointMetadata) -> CheckpointReport:

@@ -26,7 +26,7 @@ from midstream.engine.state.timers import TimerRow
 
 T = TypeVar("T")
 
-_GONE: Final = "gone"
+GONE_COLUMN: Final = "gone"
 _LAST: Final = (1 << 63) - 1
 """The number of a removed timer: it comes after those that are set."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -191,15 +191,15 @@ def timer_rows(table: pa.Table, encoding: KeyEncoding) -> tuple[list[TimerRow], 
 
 def _marks(live: int, gone: int) -> dict[str, pa.Array[Any]]:
     """Return the column that separates rows from the removed keys that follow them; no column if none was removed."""
-    return {_GONE: pa.array(np.arange(live + gone) >= live)} if gone else {}
+    return {GONE_COLUMN: pa.array(np.arange(live + gone) >= live)} if gone else {}
 
 
 def _live(table: pa.Table, keys: list[T]) -> tuple[pa.Table, list[T]]:
     """Return the rows of a table, and their entries in `keys`, without the removed keys at the end."""
-    if _GONE not in table.column_names:
+    if GONE_COLUMN not in table.column_names:
         return table, keys
-    check_columns(table, {_GONE: pa.bool_()}, "removed keys")
-    live = table.num_rows - int(np.count_nonzero(table.column(_GONE).to_numpy()))
+    check_columns(table, {GONE_COLUMN: pa.bool_()}, "removed keys")
+    live = table.num_rows - int(np.count_nonzero(table.column(GONE_COLUMN).to_numpy()))
     return table.slice(0, live), keys[:live]
 
 

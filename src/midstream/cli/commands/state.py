@@ -1,0 +1,133 @@
+"""`midstream state`: shows the entries of a job's state, read from the files of a checkpoint alone."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import polars as pl
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from midstream.cli import formatting
+from midstream.cli.output import Answer
+from midstream.engine.checkpoint.stored_states import StoredState, chosen_state, stored_states
+from midstream.engine.core.errors import ConfigError
+from midstream.runtime.storage.stored_checkpoint import open_checkpoint, read_state
+
+ROWS_MAX: Final = 10_000
+
+
+class StateSummary(msgspec.Struct, frozen=True):
+    uid: str
+    operator: str
+    """The name of the operator."""
+    name: str
+    rows: int
+    """The number of rows that are stored, outdated entries included."""
+    bytes: int
+
+
+class StateList(msgspec.Struct, frozen=True):
+    path: str
+    """The checkpoint."""
+    states: tuple[StateSummary, ...]
+
+
+class StateColumn(msgspec.Struct, frozen=True):
+    name: str
+    type: str
+    """The polars type, as text."""
+
+
+class StateEntries(msgspec.Struct, frozen=True):
+    path: str
+    """The checkpoint."""
+    uid: str
+    name: str
+    columns: tuple[StateColumn, ...]
+    entries: tuple[dict[str, Any], ...]
+    """The entries, with values in the forms that JSON has."""
+
+
+def show_state(checkpoint: str, uid: str | None, name: str | None, where: str | None, rows: int) -> Answer:
+    """List the states of a checkpoint or, with `uid`, show the entries of one.
+
+    Raises StorageError if there is no checkpoint, ConfigError for a state or a condition that does not exist.
+    """
+    if not 1 <= rows <= ROWS_MAX:
+        raise ConfigError(f"--rows: {rows} is not from 1 to {ROWS_MAX}")
+    if uid is None:
+        if where is not None:
+            raise ConfigError("--where selects entries of one state, so give the uid of its operator before it")
+        opened = open_checkpoint(checkpoint)
+        states = stored_states(opened.metadata, opened.path)
+        listed = StateList(opened.path, tuple(StateSummary(s.uid, s.operator, s.name, s.rows, s.bytes) for s in states))
+        return Answer(listed, _list_view(listed))
+    opened = open_checkpoint(checkpoint)
+    state = chosen_state(stored_states(opened.metadata, opened.path), uid, name, opened.path)
+    frame = _selected(read_state(opened.path, uid, state.part), where, state, rows)
+    columns = tuple(StateColumn(column, str(kind)) for column, kind in frame.schema.items())
+    entries = tuple({column: _plain(value) for column, value in row.items()} for row in frame.to_dicts())
+    shown = StateEntries(opened.path, uid, state.name, columns, entries)
+    return Answer(shown, _entries_view(shown))
+
+
+def _selected(found: pl.LazyFrame, where: str | None, state: StoredState, rows: int) -> pl.DataFrame:
+    if where is None:
+        return found.head(rows).collect()
+    schema = found.collect_schema()
+    columns = ", ".join(f"{name} {kind}" for name, kind in schema.items())
+    hint = f"--where {where!r} is not a condition in SQL on the columns of {state.name!r} ({columns})"
+    try:
+        condition = pl.sql_expr(where)
+        kind = schema.to_frame().lazy().select(condition).collect_schema().dtypes()
+    except (pl.exceptions.PolarsError, pl.exceptions.SQLInterfaceError) as error:
+        raise ConfigError(f"{hint}: {str(error).splitlines()[0]}") from error
+    if kind != [pl.Boolean]:
+        raise ConfigError(f"{hint}: its values are {', '.join(map(str, kind))}, not true or false")
+    try:
+        return found.filter(condition).head(rows).collect()
+    except pl.exceptions.PolarsError as error:
+        raise ConfigError(f"{hint}: {str(error).splitlines()[0]}") from error
+
+
+def _plain(value: object) -> object:
+    """Return a form of a value that JSON has."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _list_view(listed: StateList) -> RenderableType:
+    heading = Text(f"state in {formatting.printable(listed.path)}", style="dim")
+    if not listed.states:
+        return Group(heading, Text("no operator has any state"))
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for header in ("uid", "operator", "state"):
+        table.add_column(header, overflow="fold")
+    for header in ("rows", "bytes"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for state in listed.states:
+        names = map(formatting.printable, (state.uid, state.operator, state.name))
+        table.add_row(*names, f"≤ {formatting.rows(state.rows)}", formatting.size(state.bytes))
+    return Group(heading, table)
+
+
+def _entries_view(shown: StateEntries) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in shown.columns:
+        table.add_column(Text(formatting.printable(f"{column.name}\n{column.type}")), overflow="ellipsis", no_wrap=True)
+    for entry in shown.entries:
+        cells = (entry[column.name] for column in shown.columns)
+        table.add_row(*(Text("null", style="dim") if cell is None else Text(_line(cell)) for cell in cells))
+    count = len(shown.entries)
+    what = f"{count} entr{'y' if count == 1 else 'ies'} of {formatting.printable(shown.name)}"
+    return Group(Text(f"{what} in {formatting.printable(shown.path)}", style="dim"), table)
+
+
+def _line(value: object) -> str:
+    return formatting.printable(str(value)).replace("\n", "⏎")

@@ -1,0 +1,173 @@
+"""The state in a checkpoint as frames, for those who look into it: without the job's code, and without unpickling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from midstream.engine.checkpoint.metadata import CheckpointMetadata
+from midstream.engine.checkpoint.state_files import read_parts, rule_of
+from midstream.engine.core.batches import check_held_by_polars, to_polars
+from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.engine.core.interfaces import Storage
+from midstream.engine.protocol.messages import PartHandle
+from midstream.engine.state.heap_snapshot import GONE_COLUMN
+from midstream.engine.state.state_parts import KEY_GROUP, Redistribute
+
+_HEAP_KINDS: Final = frozenset({"value", "list", "map", "reducing", "broadcast", "timers"})
+"""The states of which a later chunk supersedes what earlier ones have of its keys."""
+_NAMESPACES: Final = {"list": "position", "map": "map_key", "broadcast": "map_key"}
+_CHUNK: Final = "__chunk"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """One state of one operator."""
+
+    uid: str
+    operator: str
+    """The name of the operator."""
+    part: str
+    """Its name in the checkpoint, such as value:seen."""
+    rule: Redistribute
+    handles: tuple[PartHandle, ...]
+    """One for each subtask that has any of it."""
+    key: str
+    """The key column, for state that does not have the names of several."""
+    max_parallelism: int
+
+    @property
+    def kind(self) -> str:
+        kind, colon, _ = self.part.partition(":")
+        return kind if colon else ""
+
+    @property
+    def name(self) -> str:
+        return self.part if self.kind in ("", "timers") else self.part.partition(":")[2]
+
+    @property
+    def rows(self) -> int:
+        """At least as many rows as it has: outdated entries count until they are overwritten in files."""
+        return sum(chunk.rows for handle in self.handles for chunk in handle.chunks)
+
+    @property
+    def bytes(self) -> int:
+        return sum(chunk.length for handle in self.handles for chunk in handle.chunks)
+
+
+def stored_states(metadata: CheckpointMetadata, where: str) -> list[StoredState]:
+    """Return every state that a checkpoint has, in the order of the job's operators. Raises StorageError."""
+    keys = {edge.target: edge.keys for edge in reversed(metadata.edges) if edge.keys}
+    found = []
+    for operator in metadata.operators:
+        by_name: dict[str, list[PartHandle]] = {}
+        for subtask in operator.subtasks:
+            for handle in subtask.parts:
+                if any(chunk.rows for chunk in handle.chunks):
+                    by_name.setdefault(handle.name, []).append(handle)
+        for name, handles in by_name.items():
+            rule = rule_of(handles[0], where)
+            if rule is Redistribute.BROADCAST:
+                handles = handles[:1]  # each subtask has the same rows
+            elif rule is Redistribute.NEWEST:
+                handles = [max(handles, key=lambda handle: max(chunk.id for chunk in handle.chunks))]
+            key = keys.get(operator.vertex, ("key",))[0]
+            found.append(
+                StoredState(operator.uid, operator.name, name, rule, tuple(handles), key, metadata.max_parallelism)
+            )
+    return found
+
+
+def chosen_state(states: Sequence[StoredState], uid: str, name: str | None, where: str) -> StoredState:
+    """Return a state by the uid of its operator, and by its name unless the operator has only one.
+
+    Raises ConfigError with the names that exist.
+    """
+    of_operator = [state for state in states if state.uid == uid]
+    if not of_operator:
+        uids = ", ".join(dict.fromkeys(repr(state.uid) for state in states)) or "none"
+        raise ConfigError(f"{where}: no operator with the uid {uid!r} has state there; operators with state: {uids}")
+    found = [state for state in of_operator if name is None or name in (state.name, state.part)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(repr(state.name) for state in of_operator)
+    if name is None:
+        raise ConfigError(f"{where}: operator {uid!r} has several states, so name one of them: {names}")
+    raise ConfigError(
+        f"{where}: operator {uid!r} has no state {name!r} there; it has {names}. State without any entry is not stored"
+    )
+
+
+def frames_of(storage: Storage, state: StoredState, where: str) -> Iterator[pl.DataFrame]:
+    """Yield the rows of a state, one frame per subtask, which is read when it is requested.
+
+    Raises StorageError for a file that is missing or damaged, SchemaError for a type that polars does not have.
+    """
+    for handle in state.handles:
+        yield _frame(storage, state, handle, where)
+
+
+def empty_frame_of(storage: Storage, state: StoredState, where: str) -> pl.DataFrame:
+    """Return a frame with the columns of a state and without rows. Reads one chunk; raises as `frames_of` does."""
+    first, *_ = state.handles
+    chunk = next(chunk for chunk in first.chunks if chunk.rows)
+    return _frame(storage, state, PartHandle(first.name, first.redistribute, (chunk,)), where).clear()
+
+
+def _frame(storage: Storage, state: StoredState, handle: PartHandle, where: str) -> pl.DataFrame:
+    where = f"{where}: state {state.part!r} of operator {state.uid!r}"
+    chunks = read_parts(storage, [handle], range(state.max_parallelism), where)[state.part].chunks
+    if state.rule is Redistribute.NEWEST:
+        chunks = (max(chunks, key=lambda chunk: chunk.id),)
+    is_heap = state.kind in _HEAP_KINDS
+    frames = []
+    for number, chunk in enumerate(chunks):
+        table = chunk.table
+        without = [name for name in (KEY_GROUP,) if name in table.column_names]
+        table = table.drop_columns(without)
+        check_held_by_polars(table.schema, where)
+        frame = to_polars(table)
+        if is_heap:
+            gone = pl.lit(value=False) if GONE_COLUMN not in table.column_names else pl.col(GONE_COLUMN)
+            frame = frame.with_columns(gone.alias(GONE_COLUMN), pl.lit(number).alias(_CHUNK))
+        if frames and frame.schema != frames[0].schema:
+            raise StorageError(f"{where}: its chunks have different columns: {table.schema} differs from the first: damaged")
+        frames.append(frame)
+    rows = pl.concat(frames)
+    return _entries(rows, state, where) if is_heap else rows
+
+
+def _entries(rows: pl.DataFrame, state: StoredState, where: str) -> pl.DataFrame:
+    """Return the entries that are current, with columns that have the names of the keys and of the state."""
+    needed = ("time_us",) if state.kind == "timers" else ("value", "namespace")[: 1 + (state.kind in _NAMESPACES)]
+    missing = [name for name in needed if name not in rows.columns]
+    if missing or rows.schema[GONE_COLUMN] != pl.Boolean or rows.schema.get("time_us", pl.Int64) != pl.Int64:
+        raise StorageError(f"{where}: its columns are {rows.schema}: it is damaged, or midstream has not written it")
+    identity = [name for name in ("key", "time_us") if name in rows.columns]
+    newest = pl.col(_CHUNK).max()
+    rows = rows.filter(pl.col(_CHUNK) == (newest.over(identity) if identity else newest), ~pl.col(GONE_COLUMN))
+    columns: list[pl.Expr] = []
+    taken: set[str] = set()
+
+    def add(column: pl.Expr, name: str) -> None:
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        columns.append(column.alias(name))
+
+    key = rows.schema.get("key")
+    if isinstance(key, pl.Struct):
+        for field in key.fields:
+            add(pl.col("key").struct.field(field.name), field.name)
+    elif key is not None:
+        add(pl.col("key"), state.key)
+    if state.kind == "timers":
+        add(pl.col("time_us").cast(pl.Datetime("us", "UTC")), "time")
+        return rows.select(columns)
+    if state.kind in _NAMESPACES:
+        add(pl.col("namespace"), _NAMESPACES[state.kind])
+    add(pl.col("value"), state.name)
+    return rows.select(columns)

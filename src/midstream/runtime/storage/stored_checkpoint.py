@@ -1,0 +1,95 @@
+"""Checkpoints as users name them, by a path, and their state as frames."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import polars as pl
+from polars.io.plugins import register_io_source
+
+from midstream.engine.checkpoint.stored_states import chosen_state, empty_frame_of, frames_of, stored_states
+from midstream.engine.checkpoint.store import checkpoint_path, load
+from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.engine.core.urls import below, parted
+from midstream.runtime.storage.file_storage import FileStorage
+
+if TYPE_CHECKING:
+    from midstream.engine.checkpoint.metadata import CheckpointMetadata
+
+_CHECKPOINT: Final = re.compile(r"((?P<root>.*)/)?(?P<name>chk-\d+)(/_metadata)?/?")
+
+
+class OpenedCheckpoint(NamedTuple):
+    storage: FileStorage
+    root: str
+    metadata: CheckpointMetadata
+
+    @property
+    def path(self) -> str:
+        return below(self.root, checkpoint_path(self.metadata.checkpoint_id))
+
+
+def open_checkpoint(where: str) -> OpenedCheckpoint:
+    """Open a checkpoint. `where`: a chk-N directory, its metadata file, a savepoint, or a job's checkpoint directory.
+
+    Raises StorageError if there is no checkpoint or its metadata is damaged.
+    """
+    directory, parameters = parted(where)
+    match = _CHECKPOINT.fullmatch(directory)
+    root, which = (_root(match["root"]) + parameters, match["name"]) if match else (where, "latest")
+    storage = FileStorage(root)
+    if not storage.list(""):
+        raise StorageError(f"{root}: this directory does not exist or is empty")
+    try:
+        return OpenedCheckpoint(storage, root, load(storage, None, which))
+    except StorageError as error:
+        raise StorageError(f"{root}: {error}") from error
+
+
+def _root(path: str | None) -> str:
+    return "." if path is None else path or "/"
+
+
+def read_state(path: str, uid: str, name: str | None = None) -> pl.LazyFrame:
+    """Read a state of a job from a checkpoint or savepoint, as a table with a row per entry.
+
+    `path`: a savepoint, a checkpoint (chk-N), or a job's checkpoint directory, which means its newest checkpoint; a
+    path or a storage URL.
+    `uid`: the uid of the operator, as `midstream state PATH` lists it.
+    `name`: the state's name; it may be left out if the operator has only one.
+
+    Return a polars LazyFrame. State of a process function has the key columns, `position` (in a list) or `map_key` (in
+    a map), and a column with the name of the state; timers have the key columns and `time`; a table has its own columns;
+    and an operator such as a window or a join has the columns with which it keeps its rows. Values of a state without a
+    type are pickled bytes, which are not read. A name that a key column already has ends with `_`.
+
+    The files are read when the frame is collected, those of one subtask at a time. A running job deletes the files of
+    old checkpoints: make a savepoint of it to read for longer.
+
+    Raises StorageError if there is no checkpoint or it is damaged, ConfigError if it has no such state.
+
+        >>> open_orders = read_state("savepoints/orders", "open-orders", "ordered_at")  # doctest: +SKIP
+        >>> open_orders.filter(pl.col("order") == 17).collect()  # doctest: +SKIP
+    """
+    if not isinstance(path, str):
+        raise ConfigError(f"read_state: the path is a string, such as 'state/orders', not {path!r}")
+    opened = open_checkpoint(path)
+    state = chosen_state(stored_states(opened.metadata, opened.path), uid, name, opened.path)
+    storage, where = opened.storage, opened.path
+
+    def rows(
+        with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
+    ) -> Iterator[pl.DataFrame]:
+        for frame in frames_of(storage, state, where):
+            if n_rows is not None:
+                frame = frame.head(n_rows)
+                n_rows -= frame.height
+            if predicate is not None:
+                frame = frame.filter(predicate)
+            yield frame if with_columns is None else frame.select(with_columns)
+            if n_rows == 0:
+                return
+
+    return register_io_source(rows, schema=empty_frame_of(storage, state, where).schema)
