@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import pickle
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any, TypeAlias
 from unittest.mock import patch
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from effort import examples
+from midstream.engine.checkpoint.stored_states import StoredState, frame_of
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.operators.base import never_stored
 from midstream.engine.state import changelog as entry_log
@@ -23,7 +26,7 @@ from midstream.engine.state.changelog import GONE, Changelog, ChangelogSnapshot
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, ListState, MapState, State, ValueState
 from midstream.engine.state.safe_pickle import OwnCode
-from midstream.engine.state.state_parts import KEY_GROUP, Chunk
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute
 from midstream.engine.state.timers import TimerQueue
 
 OWN = OwnCode()
@@ -76,6 +79,34 @@ class Keeper:
         found: dict[str, Any] = {state.name: copy.deepcopy(state.entries()) for state in self.states}
         found = {name: {key: entry for key, entry in of.items() if entry not in ([], {})} for name, of in found.items()}
         return {**found, "timers": self.timers.timers()}
+
+
+def read(parts: Parts, tables: dict[str, pa.Table]) -> dict[str, Any]:
+    """What a user who reads the state of these chunks finds, as `Keeper.contents` has it."""
+
+    def rows(name: str, kind: str) -> list[dict[str, Any]]:
+        chunks = [Chunk(chunk_id, tables[chunk_id]) for chunk_id in parts.get(name, ())]
+        state = StoredState("op", "op", f"{kind}:{name}", Redistribute.KEYED, (), "k", 4)
+        return frame_of(chunks, state, "test").to_dicts() if chunks else []
+
+    lists: dict[int, list[int]] = {}
+    for row in rows("list", "list"):
+        assert row["position"] == len(lists.setdefault(row["k"], []))
+        lists[row["k"]].append(row["list"])
+    maps: dict[int, dict[int, list[int]]] = {}
+    for row in rows("map", "map"):
+        maps.setdefault(row["k"], {})[row["map_key"]] = pickle.loads(row["map"])
+    anything = {row["k"]: pickle.loads(row["any"]) for row in rows("any", "value")}
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    return {
+        "value": {row["k"]: row["value"] for row in rows("value", "value")},
+        "any": {key: value for key, value in anything.items() if value},
+        "list": lists,
+        "map": maps,
+        "timers": sorted(
+            ((row["time"] - epoch) // timedelta(microseconds=1), row["k"]) for row in rows("timers", "timers")
+        ),
+    }
 
 
 class Checkpoints(RuleBasedStateMachine):
@@ -176,6 +207,7 @@ class Checkpoints(RuleBasedStateMachine):
         back = Keeper()
         back.restore(parts, self.tables | new)
         assert back.contents() == contents
+        assert read(parts, self.tables | new) == contents | {"timers": sorted(contents["timers"])}
         if outcome != "fails":
             self.tables |= new
             self.completed = parts, contents

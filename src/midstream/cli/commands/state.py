@@ -12,11 +12,12 @@ from rich.text import Text
 
 from midstream.cli import formatting
 from midstream.cli.output import Answer
-from midstream.engine.checkpoint.stored_states import StoredState, chosen_state, stored_states
-from midstream.engine.core.errors import ConfigError
-from midstream.runtime.storage.stored_checkpoint import open_checkpoint, read_state
+from midstream.engine.checkpoint.stored_states import StoredState
+from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.runtime.storage.stored_checkpoint import OpenedCheckpoint, open_checkpoint, rows_of
 
 ROWS_MAX: Final = 10_000
+TRIES: Final = 5
 
 
 class StateSummary(msgspec.Struct, frozen=True):
@@ -58,16 +59,31 @@ def show_state(checkpoint: str, uid: str | None, name: str | None, where: str | 
     """
     if not 1 <= rows <= ROWS_MAX:
         raise ConfigError(f"--rows: {rows} is not from 1 to {ROWS_MAX}")
-    if uid is None:
-        if where is not None:
-            raise ConfigError("--where selects entries of one state, so give the uid of its operator before it")
-        opened = open_checkpoint(checkpoint)
-        states = stored_states(opened.metadata, opened.path)
-        listed = StateList(opened.path, tuple(StateSummary(s.uid, s.operator, s.name, s.rows, s.bytes) for s in states))
-        return Answer(listed, _list_view(listed))
+    if uid is None and where is not None:
+        raise ConfigError("--where selects entries of one state, so give the uid of its operator before it")
     opened = open_checkpoint(checkpoint)
-    state = chosen_state(stored_states(opened.metadata, opened.path), uid, name, opened.path)
-    frame = _selected(read_state(opened.path, uid, state.part), where, state, rows)
+    for _ in range(TRIES):
+        try:
+            return _listed(opened) if uid is None else _shown(opened, uid, name, where, rows)
+        except StorageError:
+            newest = open_checkpoint(checkpoint)
+            if newest.path == opened.path:
+                raise
+            opened = newest  # the job has completed another checkpoint meanwhile, and deleted files of this one
+    raise StorageError(
+        f"{checkpoint}: the job deletes its checkpoints faster than they can be read; make a savepoint of it, and read that"
+    )
+
+
+def _listed(opened: OpenedCheckpoint) -> Answer:
+    summaries = (StateSummary(each.uid, each.operator, each.name, each.rows, each.bytes) for each in opened.states)
+    listed = StateList(opened.path, tuple(summaries))
+    return Answer(listed, _list_view(listed))
+
+
+def _shown(opened: OpenedCheckpoint, uid: str, name: str | None, where: str | None, rows: int) -> Answer:
+    state = opened.state(uid, name)
+    frame = _selected(rows_of(opened, state), where, state, rows)
     columns = tuple(StateColumn(column, str(kind)) for column, kind in frame.schema.items())
     entries = tuple({column: _plain(value) for column, value in row.items()} for row in frame.to_dicts())
     shown = StateEntries(opened.path, uid, state.name, columns, entries)

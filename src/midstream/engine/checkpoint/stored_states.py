@@ -15,7 +15,7 @@ from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import PartHandle
 from midstream.engine.state.heap_snapshot import GONE_COLUMN
-from midstream.engine.state.state_parts import KEY_GROUP, Redistribute
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute
 
 _HEAP_KINDS: Final = frozenset({"value", "list", "map", "reducing", "broadcast", "timers"})
 """The states of which a later chunk supersedes what earlier ones have of its keys."""
@@ -119,15 +119,17 @@ def empty_frame_of(storage: Storage, state: StoredState, where: str) -> pl.DataF
 
 def _frame(storage: Storage, state: StoredState, handle: PartHandle, where: str) -> pl.DataFrame:
     where = f"{where}: state {state.part!r} of operator {state.uid!r}"
-    chunks = read_parts(storage, [handle], range(state.max_parallelism), where)[state.part].chunks
+    return frame_of(read_parts(storage, [handle], range(state.max_parallelism), where)[state.part].chunks, state, where)
+
+
+def frame_of(chunks: Sequence[Chunk], state: StoredState, where: str) -> pl.DataFrame:
+    """Return the rows of the chunks that one subtask has of a state. Raises as `frames_of` does."""
     if state.rule is Redistribute.NEWEST:
         chunks = (max(chunks, key=lambda chunk: chunk.id),)
     is_heap = state.kind in _HEAP_KINDS
     frames = []
     for number, chunk in enumerate(chunks):
-        table = chunk.table
-        without = [name for name in (KEY_GROUP,) if name in table.column_names]
-        table = table.drop_columns(without)
+        table = chunk.table.select([name for name in chunk.table.column_names if name != KEY_GROUP])
         check_held_by_polars(table.schema, where)
         frame = to_polars(table)
         if is_heap:

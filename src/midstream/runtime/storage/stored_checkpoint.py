@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import polars as pl
 from polars.io.plugins import register_io_source
 
-from midstream.engine.checkpoint.stored_states import chosen_state, empty_frame_of, frames_of, stored_states
+from midstream.engine.checkpoint.stored_states import (
+    StoredState,
+    chosen_state,
+    empty_frame_of,
+    frames_of,
+    stored_states,
+)
 from midstream.engine.checkpoint.store import checkpoint_path, load
 from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.core.urls import below, parted
@@ -29,6 +35,14 @@ class OpenedCheckpoint(NamedTuple):
     @property
     def path(self) -> str:
         return below(self.root, checkpoint_path(self.metadata.checkpoint_id))
+
+    @property
+    def states(self) -> list[StoredState]:
+        return stored_states(self.metadata, self.path)
+
+    def state(self, uid: str, name: str | None) -> StoredState:
+        """Return the state of that name. Raises ConfigError with the names that exist."""
+        return chosen_state(self.states, uid, name, self.path)
 
 
 def open_checkpoint(where: str) -> OpenedCheckpoint:
@@ -70,13 +84,17 @@ def read_state(path: str, uid: str, name: str | None = None) -> pl.LazyFrame:
 
     Raises StorageError if there is no checkpoint or it is damaged, ConfigError if it has no such state.
 
-        >>> open_orders = read_state("savepoints/orders", "open-orders", "ordered_at")  # doctest: +SKIP
-        >>> open_orders.filter(pl.col("order") == 17).collect()  # doctest: +SKIP
+        waiting = read_state("savepoints/orders", "open-orders", "ordered_at")
+        print(waiting.filter(pl.col("order") == 17).collect())
     """
     if not isinstance(path, str):
         raise ConfigError(f"read_state: the path is a string, such as 'state/orders', not {path!r}")
     opened = open_checkpoint(path)
-    state = chosen_state(stored_states(opened.metadata, opened.path), uid, name, opened.path)
+    return rows_of(opened, opened.state(uid, name))
+
+
+def rows_of(opened: OpenedCheckpoint, state: StoredState) -> pl.LazyFrame:
+    """Return the rows of a state, which are read when the frame is collected."""
     storage, where = opened.storage, opened.path
 
     def rows(

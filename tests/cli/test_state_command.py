@@ -1,0 +1,125 @@
+"""`midstream state` and `read_state`: the entries of every kind of state, from the files of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from midstream import ConfigError, StorageError, read_state
+from midstream.cli.commands import state as command
+from midstream.cli.main import main
+from midstream.runtime.storage import stored_checkpoint
+from midstream.runtime.storage.stored_checkpoint import open_checkpoint
+from released_job import FOLDER, STATE
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    with zipfile.ZipFile(FOLDER / "0.1.0.zip") as archive:
+        archive.extractall(tmp_path / "job")
+    return tmp_path / "job" / "state"
+
+
+def test_every_state_of_every_kind_is_read(root: Path) -> None:
+    states = open_checkpoint(str(root)).states
+    assert {(state.uid, state.part) for state in states} >= {(uid, part) for uid, parts in STATE.items() for part in parts}
+    for state in states:
+        found = read_state(str(root), state.uid, state.part)
+        frame = found.collect()
+        assert frame.schema == found.collect_schema()
+        assert 0 < frame.height <= state.rows
+        assert "__key_group" not in frame.columns
+
+
+def test_the_entries_of_a_key_belong_together(root: Path) -> None:
+    numbers = read_state(str(root), "keyed", "number").collect()
+    assert numbers.columns == ["k", "number"] and numbers["k"].is_unique().all()
+    items = read_state(str(root), "keyed", "items")
+    counted = items.group_by("k").agg(number=pl.len().cast(pl.Int64), last=pl.col("position").max() + 1)
+    joined = numbers.join(counted.collect(), on="k", how="full", suffix="_counted")
+    assert (joined["number"] == joined["number_counted"]).all() and (joined["number"] == joined["last"]).all()
+    typed = read_state(str(root), "keyed", "typed").collect()
+    assert typed.columns == ["k", "map_key", "typed"] and not typed.select("k", "map_key").is_duplicated().any()
+    timers = read_state(str(root), "keyed", "timers:event").collect()
+    assert timers.columns == ["k", "time"] and set(timers["k"]) == set(numbers["k"])
+    assert timers.schema["time"] == pl.Datetime("us", "UTC")
+
+
+def test_rows_and_columns_that_are_not_requested_are_left_out(root: Path) -> None:
+    whole = read_state(str(root), "keyed", "items").collect()
+    key = whole["k"][-1]
+    some = read_state(str(root), "keyed", "items").filter(pl.col("k") == key).select("items")
+    assert some.collect().equals(whole.filter(pl.col("k") == key).select("items"))
+    for rows in (0, 1, whole.height - 1, whole.height, whole.height + 1):
+        assert read_state(str(root), "keyed", "items").head(rows).collect().equals(whole.head(rows))
+    assert read_state(str(root), "keyed", "items").select(pl.len()).collect().item() == whole.height
+
+
+def test_untyped_values_are_shown_as_the_bytes_that_they_are(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_state(str(root), "keyed", "thing").collect().schema["thing"] == pl.Binary
+    assert main(["state", str(root), "keyed", "thing", "--json"]) == 0
+    assert all(entry["thing"].startswith("b'") for entry in json.loads(capsys.readouterr().out)["entries"])
+
+
+def test_the_command_lists_states_and_shows_entries(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["state", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert all(uid in out for uid in STATE)
+    assert main(["state", str(root), "keyed", "number", "--where", "k = 1"]) == 0
+    assert "1 entry of number" in capsys.readouterr().out
+    for checkpoint in (root, next(root.glob("chk-*"))):
+        assert main(["state", str(checkpoint), "keyed", "number", "--rows", "2", "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert [column["name"] for column in shown["columns"]] == ["k", "number"]
+        assert len(shown["entries"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nope"], "no operator with the uid 'nope' has state there; operators with state: 'rows'"),
+        (["keyed"], "has several states, so name one of them: 'items'"),
+        (["keyed", "nope"], "has no state 'nope' there; it has 'items'"),
+        (["keyed", "number", "--where", "j = 1"], "not a condition in SQL on the columns of 'number' (k Int64, number"),
+        (["keyed", "number", "--where", "k +"], "not a condition in SQL"),
+        (["keyed", "number", "--where", "k"], "its values are Int64, not true or false"),
+        (["keyed", "number", "--where", "k = 'a'"], "not a condition in SQL"),
+        (["keyed", "number", "--rows", "0"], "--rows: 0 is not from 1 to"),
+        (["--where", "k = 1"], "give the uid of its operator"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(
+    root: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["state", str(root), *arguments]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_directory_without_a_checkpoint_and_a_damaged_file_are_named(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="does not exist or is empty"):
+        read_state(str(tmp_path / "nothing"), "keyed")
+    with pytest.raises(ConfigError, match="the path is a string"):
+        read_state(7, "keyed")  # type: ignore[arg-type]
+    whole = read_state(str(root), "keyed", "items")
+    for file in (root / "shared").glob("*.state"):
+        file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+    with pytest.raises(StorageError, match=r"state 'list:items' of operator 'keyed': chunk .* bytes"):
+        whole.collect()
+
+
+def test_a_newer_checkpoint_is_read_when_a_running_job_has_deleted_this_one(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stale = root.parent / "stale"
+    shutil.copytree(root, stale)
+    given = iter([open_checkpoint(str(stale))])
+    shutil.rmtree(stale / "shared")
+    fresh = stored_checkpoint.open_checkpoint
+    monkeypatch.setattr(command, "open_checkpoint", lambda path: next(given, None) or fresh(path))
+    assert main(["state", str(root), "keyed", "items", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"].startswith(str(root))
