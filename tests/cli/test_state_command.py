@@ -6,12 +6,15 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import polars as pl
 import pytest
 
 from midstream import ConfigError, StorageError, read_state
 from midstream.cli.commands import state as command
+from midstream.cli.json_schema import schema
 from midstream.cli.main import main
 from midstream.runtime.storage import stored_checkpoint
 from midstream.runtime.storage.stored_checkpoint import open_checkpoint
@@ -27,7 +30,9 @@ def root(tmp_path: Path) -> Path:
 
 def test_every_state_of_every_kind_is_read(root: Path) -> None:
     states = open_checkpoint(str(root)).states
-    assert {(state.uid, state.part) for state in states} >= {(uid, part) for uid, parts in STATE.items() for part in parts}
+    assert {(state.uid, state.part) for state in states} >= {
+        (uid, part) for uid, parts in STATE.items() for part in parts
+    }
     for state in states:
         found = read_state(str(root), state.uid, state.part)
         frame = found.collect()
@@ -66,15 +71,25 @@ def test_untyped_values_are_shown_as_the_bytes_that_they_are(root: Path, capsys:
     assert all(entry["thing"].startswith("b'") for entry in json.loads(capsys.readouterr().out)["entries"])
 
 
+def validated(capsys: pytest.CaptureFixture[str]) -> Any:
+    """What the command has printed for programs, which is as docs/json.schema.json has it."""
+    shown = json.loads(capsys.readouterr().out)
+    defined = json.loads(schema())["$defs"]
+    jsonschema.Draft202012Validator({"$ref": "#/$defs/state", "$defs": defined}).validate(shown)
+    return shown
+
+
 def test_the_command_lists_states_and_shows_entries(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["state", str(root)]) == 0
     out = capsys.readouterr().out
     assert all(uid in out for uid in STATE)
     assert main(["state", str(root), "keyed", "number", "--where", "k = 1"]) == 0
     assert "1 entry of number" in capsys.readouterr().out
+    assert main(["state", str(root), "--json"]) == 0
+    validated(capsys)
     for checkpoint in (root, next(root.glob("chk-*"))):
         assert main(["state", str(checkpoint), "keyed", "number", "--rows", "2", "--json"]) == 0
-        shown = json.loads(capsys.readouterr().out)
+        shown = validated(capsys)
         assert [column["name"] for column in shown["columns"]] == ["k", "number"]
         assert len(shown["entries"]) == 2
 

@@ -348,7 +348,7 @@ def inspect(checkpoint: str, /, *, json: Json = False) -> Answer:
 
 
 @app.command
-def state(  # noqa: PLR0913 - one flag each
+def state(
     checkpoint: str,
     uid: str | None = None,
     name: str | None = None,

@@ -26,7 +26,6 @@ from midstream.engine.operators.windows.window_factory import session, sliding, 
 from midstream.engine.state.table_state import TableState
 
 
-
 class Fahrenheit(pa.ExtensionType):
     """A type that a program defines, without a hash."""
 

@@ -127,7 +127,7 @@ def frame_of(chunks: Sequence[Chunk], state: StoredState, where: str) -> pl.Data
     if state.rule is Redistribute.NEWEST:
         chunks = (max(chunks, key=lambda chunk: chunk.id),)
     is_heap = state.kind in _HEAP_KINDS
-    frames = []
+    frames: list[pl.DataFrame] = []
     for number, chunk in enumerate(chunks):
         table = chunk.table.select([name for name in chunk.table.column_names if name != KEY_GROUP])
         check_held_by_polars(table.schema, where)
@@ -136,7 +136,9 @@ def frame_of(chunks: Sequence[Chunk], state: StoredState, where: str) -> pl.Data
             gone = pl.lit(value=False) if GONE_COLUMN not in table.column_names else pl.col(GONE_COLUMN)
             frame = frame.with_columns(gone.alias(GONE_COLUMN), pl.lit(number).alias(_CHUNK))
         if frames and frame.schema != frames[0].schema:
-            raise StorageError(f"{where}: its chunks have different columns: {table.schema} differs from the first: damaged")
+            raise StorageError(
+                f"{where}: its chunks have different columns: {table.schema} differs from the first: damaged"
+            )
         frames.append(frame)
     rows = pl.concat(frames)
     return _entries(rows, state, where) if is_heap else rows

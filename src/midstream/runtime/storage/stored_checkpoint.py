@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import polars as pl
 from polars.io.plugins import register_io_source
 
+from midstream.engine.checkpoint.store import checkpoint_path, load
 from midstream.engine.checkpoint.stored_states import (
     StoredState,
     chosen_state,
@@ -16,8 +17,8 @@ from midstream.engine.checkpoint.stored_states import (
     frames_of,
     stored_states,
 )
-from midstream.engine.checkpoint.store import checkpoint_path, load
 from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.engine.core.interfaces import Storage
 from midstream.engine.core.urls import below, parted
 from midstream.runtime.storage.file_storage import FileStorage
 
@@ -28,7 +29,7 @@ _CHECKPOINT: Final = re.compile(r"((?P<root>.*)/)?(?P<name>chk-\d+)(/_metadata)?
 
 
 class OpenedCheckpoint(NamedTuple):
-    storage: FileStorage
+    storage: Storage
     root: str
     metadata: CheckpointMetadata
 
