@@ -75,7 +75,7 @@ def test_the_commands_about_the_second_job_do_what_is_said(files, capfd):
     windows = pl.read_parquet("out/visits/*.parquet")
     assert windows.group_by("page", "window_start").len()["len"].max() == 1
     asked = {each[0] for each in others}
-    assert asked == {"list", "status", "inspect", "simulate"}
+    assert asked == {"list", "status", "inspect", "state", "simulate"}
 
 
 def test_make_targets_exist():
