@@ -81,7 +81,8 @@ def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: JobSna
     """Return a job that runs for as long as the `with` block, and does only what the test requests.
 
     `what`: an Environment, a stream, or several streams of one.
-    `parallelism`: the number of subtasks of each operator.
+    `parallelism`: the number of subtasks of each operator. Those of a source get its batches in turn, and event time
+        is that of the slowest; `advance_to` advances all.
     `now`: the wall clock at the beginning; it stands still until the test advances it.
     `restore`: a snapshot from which to resume, see `RunningJob.snapshot`.
 
@@ -399,7 +400,7 @@ class RunningJob:
 
         What objects of the job keep outside of their states is lost.
 
-        `parallelism`: the number of subtasks from then on; None for as many as before.
+        `parallelism`: the number of subtasks from then on, as for `job`; None for as many as before.
 
         Returns the job. Raises ConfigError for another number, and what a function of the job raises.
 
