@@ -146,7 +146,7 @@ class SourceReader(Splits):
         fail: Callable[[BaseException], None],
     ) -> None:
         self._source = source
-        self._clock, self._executor = services.clock, services.executor
+        self._clock, self._executor, self._reads = services.clock, services.executor, services.source_reads
         self._emit = emit
         self._emit_bad = emit_bad
         self.tally = BadRecordCount(source.bad_records_max)
@@ -387,7 +387,7 @@ class SourceReader(Splits):
                 open_split.prefetched, open_split.rest_s = prefetched, 0.0
                 self._wake()
 
-        self._executor.submit(work, done)
+        self._reads.submit(work, done)
 
     def _let_rest(self, open_split: _OpenSplit, offset: int) -> None:
         """Read the split again later: it has no rows at present.
@@ -407,7 +407,7 @@ class SourceReader(Splits):
         if reader is None:
             return
         if self._source.blocking:
-            self._executor.submit(reader.close, self._closed_reader)
+            self._reads.submit(reader.close, self._closed_reader)
         else:
             reader.close()
 
