@@ -373,3 +373,29 @@ def test_a_snapshot_is_taken_while_rows_wait_for_calls_that_are_to_be_repeated(t
     with testing.job(made, restore=snapshot, parallelism=parallelism) as job:
         job.end()
         assert sorted(row["n"] for row in job.take()) == list(range(6))
+
+
+def test_a_snapshot_that_rows_of_a_broadcast_hold_up_is_refused_and_taken_later():
+    class Fails:
+        calls = 0
+
+        def __call__(self, row):
+            Fails.calls += 1
+            if self.calls < 3:
+                raise LookupError("not there")
+            return row
+
+    stream = Environment().from_collection([], schema=ROW)
+    made = stream.broadcast().map_async(Fails(), ROW, capacity=1, retries=1000)
+    with testing.job(made) as job:
+        job.feed([{"user": "ann", "n": n} for n in range(6)])
+        with pytest.raises(
+            JobError, match=r"rows wait for 'map_async.*Let time pass first, with advance_processing_time"
+        ):
+            job.snapshot()
+        job.advance_processing_time("1 min")
+        snapshot = job.snapshot()
+        assert [row["n"] for row in job.take()] == list(range(6))
+    with testing.job(made, restore=snapshot) as job:
+        job.end()
+        assert job.take() == []
