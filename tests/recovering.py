@@ -20,6 +20,7 @@ from midstream.engine.graph.job_graph import Edge
 from midstream.engine.protocol.messages import ChannelState
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.interfaces import TaskServices
+from midstream.engine.worker.source_reads import SourceReads
 from midstream.runtime.calls_in_turn import CallsInTurn
 from standing_clock import StandingClock
 
@@ -92,6 +93,7 @@ def task_seams(executor: WallClockExecutor, storage: Storage | None, **more: Any
         "inline_bytes_max": 0,
         "send": lambda message: None,
         "open_calls": partial(CallsInTurn, executor),
+        "source_reads": SourceReads(executor),
         "schedule": lambda task: None,
     }
     return TaskServices("job", attempt=0, epoch=1, executor=executor, storage=storage, **{**fields, **more})

@@ -278,6 +278,7 @@ LONG_FUNCTIONS = {
 }
 ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {
+    "engine/worker/task.py Task": "the parts of a subtask, its state, and what is measured of its steps",
     "simulation/recorded_rows.py SimSource": "each of them is drawn by scenarios",
     "engine/operators/async_map.py AsyncMapOperator": "the life of a row from its call to its result",
     "engine/operators/windows/window_aggregation.py WindowAggregation": "what is computed of the aggregates, once each",

@@ -207,6 +207,8 @@ def test_wrong_arguments_of_the_others_are_refused() -> None:
     for count in (0, -1, 1.5, True, "3"):
         with refused(ConfigError, f"top: count {count!r} is not a positive whole number"):
             hours.top(count, by="ms")  # type: ignore[arg-type]
+    with refused(ConfigError, "top: count 1180591620717411303424 is more than 2,147,483,647; give a smaller one"):
+        hours.top(2**70, by="ms")
     with refused(SchemaError, "top: column 'm' is not in the stream's schema"):
         hours.top(1, by="m")
     with refused(JobError, "top: by= names no column"):

@@ -11,8 +11,10 @@ import pytest
 
 from machine import limit_s
 from midstream.engine.core.interfaces import Done, Failed
+from midstream.engine.worker.source_reads import READS_MAX, SourceReads
 from midstream.runtime import event_loop as loop_module
 from midstream.runtime.event_loop import EventLoop
+from midstream.runtime.io_pool import THREADS_MAX
 
 
 @pytest.fixture
@@ -215,3 +217,29 @@ def test_what_escapes_a_mail_ends_the_run_or_goes_to_the_fatal_handler() -> None
     guarded.run()
     guarded.close()
     assert [type(error) for error in caught] == [ZeroDivisionError, KeyError]
+
+
+def test_work_does_not_wait_for_sources_whose_reads_block(loop: EventLoop) -> None:
+    reads, release = SourceReads(loop), threading.Event()
+    ended: list[object] = []
+    written: list[object] = []
+
+    def read_done(outcome: object) -> None:
+        ended.append(outcome)
+        if len(ended) == 40:
+            loop.stop()
+
+    def write_done(outcome: object) -> None:
+        written.append(outcome)
+        release.set()
+
+    def begin() -> None:
+        for _ in range(40):
+            reads.submit(lambda: release.wait(60), read_done)
+        loop.submit(lambda: None, write_done)
+
+    loop.post(begin)
+    loop.run()
+    assert written == [Done(None)]
+    assert ended == 40 * [Done(True)], "a read ended before the write, or was not made"
+    assert READS_MAX <= THREADS_MAX - 8

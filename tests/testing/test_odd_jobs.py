@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from midstream import (
+    FAILED,
     ConfigError,
     CoProcessFunction,
     Count,
@@ -328,3 +329,73 @@ def test_state_in_views_of_text_comes_back_at_another_parallelism() -> None:
     texts = {k: f"text {k} of more than twelve bytes" for k in range(20)}
     function.process([{"k": k, "text": text} for k, text in texts.items()])
     assert function.snapshot_and_restore(3).state == {"text": texts}
+
+
+def test_a_function_that_exits_outside_of_the_loop_has_failed_like_another():
+    def leaves(*row):
+        raise SystemExit(3)
+
+    async def leaves_awaited(row):
+        raise SystemExit(3)
+
+    stream = Environment().from_collection([{"n": 1}])
+    for made in (
+        stream.map_async(leaves, retries=0),
+        stream.map_async(leaves_awaited, {"n": int}, retries=0),
+        stream.join_table(leaves, on="n", schema={"n": int, "name": str}),
+    ):
+        with pytest.raises(JobError, match=r"SystemExit.*3") as caught:
+            testing.run(made)
+        assert isinstance(caught.value.__cause__, SystemExit)
+    apart = stream.map_async(leaves, retries=0, on_error="side_output")
+    [failed] = testing.run(apart.side_output(FAILED)).rows
+    assert failed["error_type"] == "SystemExit"
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_snapshot_is_taken_while_rows_wait_for_calls_that_are_to_be_repeated(tmp_path, parallelism):
+    down = tmp_path / "down"
+
+    def may_fail(row):
+        if down.exists():
+            raise LookupError("not there")
+        return row
+
+    down.touch()
+    stream = Environment().from_collection([], schema=ROW).uid("rows")
+    made = stream.rebalance().map_async(may_fail, ROW, capacity=1, retries=1000).uid("calls")
+    with testing.job(made) as job:
+        job.feed([{"user": "ann", "n": n} for n in range(6)])
+        snapshot = job.snapshot()
+        job.advance_processing_time("1 s")
+        job.snapshot()
+    down.unlink()
+    with testing.job(made, restore=snapshot, parallelism=parallelism) as job:
+        job.end()
+        assert sorted(row["n"] for row in job.take()) == list(range(6))
+
+
+def test_a_snapshot_that_rows_of_a_broadcast_hold_up_is_refused_and_taken_later():
+    class Fails:
+        calls = 0
+
+        def __call__(self, row):
+            Fails.calls += 1
+            if self.calls < 3:
+                raise LookupError("not there")
+            return row
+
+    stream = Environment().from_collection([], schema=ROW)
+    made = stream.broadcast().map_async(Fails(), ROW, capacity=1, retries=1000)
+    with testing.job(made) as job:
+        job.feed([{"user": "ann", "n": n} for n in range(6)])
+        with pytest.raises(
+            JobError, match=r"rows wait for 'map_async.*Let time pass first, with advance_processing_time"
+        ):
+            job.snapshot()
+        job.advance_processing_time("1 min")
+        snapshot = job.snapshot()
+        assert [row["n"] for row in job.take()] == list(range(6))
+    with testing.job(made, restore=snapshot) as job:
+        job.end()
+        assert job.take() == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Never
+from typing import Final, Never
 
 from midstream.api.argument_checks import require_column
 from midstream.api.data_stream import DataStream, main_output
@@ -293,10 +293,16 @@ class WindowedStream(Hinted):
         return main_output(replace(result, event_time=time))
 
 
+TOP_ROWS_MAX: Final = 2**31 - 1
+"""They are in memory, and a larger number may be one that Arrow cannot represent."""
+
+
 def check_top(core: StreamCore, count: int, by: str | Sequence[str]) -> list[str]:
     """Return the names of the columns that decide. Raises what `top` raises."""
     if not is_whole(count, 1):
         raise ConfigError(f"top: count {count!r} is not a positive whole number")
+    if count > TOP_ROWS_MAX:
+        raise ConfigError(f"top: count {count} is more than {TOP_ROWS_MAX:,}; give a smaller one")
     columns = [by] if isinstance(by, str) else list(by)
     if not columns:
         raise JobError("top: by= names no column; write for example top(3, by='views')")

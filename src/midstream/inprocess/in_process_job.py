@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, layout_of
 from midstream.engine.checkpoint.redistribute_state import assign_state
-from midstream.engine.coordinator.checkpoints.metadata_builder import operator_states
+from midstream.engine.coordinator.checkpoints.metadata_builder import channels_of, operator_states
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.placement.attempt import tasks_of
 from midstream.engine.core.config import JobConfig
@@ -396,10 +396,20 @@ class InProcessJob:
         checkpoint_id, self._acks, self._declined = self._checkpoint_id, {}, ""
         sources = [ref for ref in tasks_of(self.graph) if self.graph.vertices[ref.vertex].source is not None]
         now_ms = self.loop.now_ms()
-        self._slot.handle(m.TriggerCheckpoint(self.attempt, checkpoint_id, now_ms, tuple(sources)))
+        # Barriers overtake rows immediately: time stands still, and an operator may take none before time has passed.
+        self._slot.handle(m.TriggerCheckpoint(self.attempt, checkpoint_id, now_ms, tuple(sources), timeout_ms=0))
         self._settle()
-        if self._declined or set(self._acks) != set(tasks_of(self.graph)):
-            raise InvariantError(f"the snapshot was not completed: {self._declined or 'not all tasks have answered'}")
+        if self._declined:
+            raise InvariantError(f"the snapshot was not completed: {self._declined}")
+        missing = set(tasks_of(self.graph)) - set(self._acks)
+        if missing:
+            self._slot.handle(m.CheckpointAborted(self.attempt, checkpoint_id))
+            self._settle()
+            names = sorted({self.graph.vertices[ref.vertex].name for ref in missing})
+            raise JobError(
+                f"snapshot: rows wait for {names[0]!r}, which takes none while its calls are under way, and a snapshot cannot "
+                "overtake them there. Let time pass first, with advance_processing_time(), so that the calls complete"
+            )
         self._slot.handle(m.CheckpointCompleted(self.attempt, checkpoint_id))
         self._settle()
         vertices, edges = layout_of(self.graph)
@@ -419,6 +429,7 @@ class InProcessJob:
             committables=(),
             state_bytes=0,
             files=(),
+            channels=channels_of(self._acks),
         )
         return JobSnapshot(metadata, self.storage, self.loop.now_us, dict(self._fed))
 

@@ -77,7 +77,9 @@ class VirtualLoop:
         def run() -> None:
             try:
                 outcome: Done[T] | Failed = Done(work())
-            except Exception as error:  # noqa: BLE001 - the outcome, good or bad, goes to the caller
+            except KeyboardInterrupt:
+                raise  # from whoever runs the loop, which is on this thread
+            except BaseException as error:  # noqa: BLE001 - the outcome, good or bad, goes to the caller
                 outcome = Failed(error)
             done(outcome)
 

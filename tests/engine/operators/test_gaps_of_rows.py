@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -148,3 +148,22 @@ def test_wrong_arguments_are_refused() -> None:
         )
     assert operator(pa.int64()).state_settings() != operator(pa.int64(), pa.timestamp("us")).state_settings()
     assert str(session(pl.col("gap"))) == "sessions with the gap in column 'gap'"
+
+
+@pytest.mark.parametrize("unit", ["ms", "us"])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.duration("s")], ids=str)
+def test_a_gap_that_ends_after_the_year_9999_is_refused_and_one_that_ends_with_it_is_not(
+    unit: Literal["ms", "us"], kind: pa.DataType
+) -> None:
+    time = pa.timestamp(unit)
+    world = World(operator(kind, time))
+    schema = world.operator._aggregation.input_schema  # type: ignore[attr-defined]
+    last = pa.array([datetime(9999, 12, 31, 23, 59, 50)]).cast(time)
+
+    def batch(gap: int) -> pa.RecordBatch:
+        gaps = pa.array([gap]).cast(kind).cast(schema.field("gap").type)
+        return pa.RecordBatch.from_arrays([pa.array([7]), last, gaps], schema=schema)
+
+    world.process(batch(9))
+    with pytest.raises(JobError, match=r"column 'gap' is .*10.*'k': 7.*by the end of the year 9999; filter out"):
+        world.process(batch(10))

@@ -115,3 +115,9 @@ def test_the_time_of_the_result_cannot_be_a_key() -> None:
         periodic_top_operator(
             "top", keys=["t"], event_time=TimeColumn("t"), count=1, by=["f"], descending=True, schema=SCHEMA, every_us=1
         )  # fmt: skip
+
+
+def test_state_with_an_expiry_is_not_that_without_one() -> None:
+    with_ttl, longer, without = (operator_of(1, 10, ttl, descending=True).state_settings() for ttl in (5, 6, None))
+    assert with_ttl == longer
+    assert with_ttl["table:totals"] != without["table:totals"]

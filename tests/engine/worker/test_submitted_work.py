@@ -242,3 +242,19 @@ def test_a_chain_is_idle_only_when_its_work_has_completed() -> None:
     looks.under_way = 0
     chain.completed_work()
     assert sent == [WatermarkStatus(True)]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_to_wait_for_its_own_work_is_work_and_to_wait_for_the_operators_after_it_is_not(is_own: bool) -> None:
+    world = World()
+    world.takes.is_ready = is_own
+    world.looks.begin(lambda: row(1))
+    assert world.run() == [Step.WAIT]
+    now_s = round(StandingClock().monotonic_s())
+    assert now_s > 7
+    for at_s in (5.0, 7.0):
+        world.task.step(at_s)
+    for _ in range(2):  # what is measured once is not counted again
+        metrics = world.task.metrics()
+        assert (metrics.busy_ms, metrics.backpressured_ms) == ((now_s * 1000, 0) if is_own else (0, now_s * 1000))
+        assert metrics.worked_us[1:] == (now_s * 1_000_000 if is_own else 0, 0)

@@ -70,6 +70,11 @@ class EventTime:
         self._is_end = marked.is_end
         self._where = where
 
+    @property
+    def last(self) -> int:
+        """The last time of the year 9999, in the column's own unit; for nanoseconds the last one that there is."""
+        return self.from_us(_LAST_US)
+
     def native(self, batch: pa.RecordBatch, room: int = 0) -> Int64s:
         """Return the times of the rows as int64 in the column's own unit; adding or subtracting `room` does not
         overflow.
@@ -84,9 +89,7 @@ class EventTime:
         times: Int64s = column.view(pa.int64()).to_numpy(zero_copy_only=True)
         if len(times):
             first = max(self.from_us(_FIRST_US), MIN_WATERMARK_US + room) + self._is_end
-            last = (
-                min(self.from_us(_LAST_US), MAX_WATERMARK_US - max(room, 1)) + self._is_end
-            )  # the end comes after all
+            last = min(self.last, MAX_WATERMARK_US - max(room, 1)) + self._is_end  # the end comes after all
             if not (first <= times.min() and times.max() <= last):
                 raise self._outside(batch, times, first, last)
         return times - 1 if self._is_end else times

@@ -34,7 +34,7 @@ def bottleneck_status(vertices: Sequence[VertexStatus], edges: Edges) -> Bottlen
         return None
     subtask = uneven(slow)
     slots = _slots_busy(vertices)
-    slot_busy = max((slots[each.subtask] for each in slow.subtasks), default=slow.busy)
+    slot_busy = min(1.0, max((slots[each.subtask] for each in slow.subtasks), default=slow.busy))  # calls of several
     multiplier, multiplied = _multiplier(slow, vertices, edges)
     operator, work = _most_of_the_work(slow)
     return BottleneckStatus(
@@ -103,7 +103,7 @@ def _factor(slow: VertexStatus, slot_busy: float, vertices: Sequence[VertexStatu
         for vertex in vertices
         if vertex.id in feeders and vertex.backpressured >= BACKPRESSURED and vertex.busy >= MEASURABLE
     ]
-    factor = max(could, default=0.0) * min(1.0, slot_busy)
+    factor = max(could, default=0.0) * slot_busy
     return factor if factor > 1.0 else None
 
 

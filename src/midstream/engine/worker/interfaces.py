@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.interfaces import Clock, Ids, OpenCalls, Signal, Storage, Transport, WallClockExecutor
 from midstream.engine.protocol import messages as m
+from midstream.engine.worker.source_reads import SourceReads
 
 if TYPE_CHECKING:
     from midstream.engine.worker.task import Task
@@ -54,6 +55,7 @@ class TaskServices:
     send: Callable[[m.FromSlot], None]
     """Sends a message to the coordinator. Messages arrive in the order of sending."""
     open_calls: OpenCalls
+    source_reads: SourceReads
     schedule: Callable[[Task], None]
     """Schedules a step of a task."""
     resources: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -29,6 +29,7 @@ from midstream.engine.worker.deployment import Deployment, Loaded, load
 from midstream.engine.worker.failure_reports import deploy_failed
 from midstream.engine.worker.interfaces import SlotServices, TaskServices
 from midstream.engine.worker.slot_committers import SlotCommitters
+from midstream.engine.worker.source_reads import SourceReads
 from midstream.engine.worker.task import Task
 from midstream.engine.worker.task_scheduler import TaskScheduler
 
@@ -95,6 +96,7 @@ class SlotMachine:
     def __init__(self, services: SlotServices) -> None:
         self._services = services
         self._commits = SlotCommitters(services)
+        self._source_reads = SourceReads(services.executor)
         self.slot_id = -1
         self.state = SlotState.IDLE
         self._history: TransitionHistory[SlotState] = new_history()
@@ -256,6 +258,7 @@ class SlotMachine:
             inline_bytes_max=inline_bytes_max(config.inline_bytes, subtasks),
             send=self._services.send,
             open_calls=self._services.open_calls,
+            source_reads=self._source_reads,
             schedule=self._scheduler.schedule,
             resources=self._services.resources,
         )

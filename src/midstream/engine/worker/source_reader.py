@@ -146,7 +146,7 @@ class SourceReader(Splits):
         fail: Callable[[BaseException], None],
     ) -> None:
         self._source = source
-        self._clock, self._executor = services.clock, services.executor
+        self._services = services
         self._emit = emit
         self._emit_bad = emit_bad
         self.tally = BadRecordCount(source.bad_records_max)
@@ -232,8 +232,8 @@ class SourceReader(Splits):
             if prefetched is not None:
                 bad_rows = 0 if prefetched.bad is None else len(prefetched.bad.at)
                 if rate.has_rate:
-                    rate.keep_rate(prefetched.batch.num_rows + bad_rows, self._clock.monotonic_s())
-                open_split.quiet_until_s = self._clock.monotonic_s()
+                    rate.keep_rate(prefetched.batch.num_rows + bad_rows, self._services.clock.monotonic_s())
+                open_split.quiet_until_s = self._services.clock.monotonic_s()
                 self.tally.count(prefetched.batch.num_rows, prefetched.bad)
                 if prefetched.bad is not None:
                     self._emit_bad(prefetched.bad.rows)
@@ -328,12 +328,12 @@ class SourceReader(Splits):
 
         It depends on how long the chain took, and on how fast downstream tasks take batches.
         """
-        started_s = self._clock.own_core_s()
+        started_s = self._services.clock.own_core_s()
         self._current = open_split.number
         self._emitting = open_split, batch.num_rows
         self._emit(batch)
         self._emitting = None
-        self._rate.record_emitted(batch.num_rows, started_s, self._clock.own_core_s())
+        self._rate.record_emitted(batch.num_rows, started_s, self._services.clock.own_core_s())
 
     # ---- reading ----
 
@@ -387,7 +387,7 @@ class SourceReader(Splits):
                 open_split.prefetched, open_split.rest_s = prefetched, 0.0
                 self._wake()
 
-        self._executor.submit(work, done)
+        self._services.source_reads.submit(work, done)
 
     def _let_rest(self, open_split: _OpenSplit, offset: int) -> None:
         """Read the split again later: it has no rows at present.
@@ -396,18 +396,20 @@ class SourceReader(Splits):
         """
         if open_split.prefetched is not None:
             raise InvariantError(f"split {open_split.split.id} rests, and has rows that were read ahead")
-        open_split.quiet_until_s = self._clock.monotonic_s()
+        open_split.quiet_until_s = self._services.clock.monotonic_s()
         open_split.split = msgspec.structs.replace(open_split.split, offset=offset)
         open_split.rest_s = min(max(2 * open_split.rest_s, REST_S_MIN), REST_S_MAX)
         open_split.state = _RESTING
-        open_split.rest_timer = self._executor.call_later(open_split.rest_s, partial(self._prefetch, open_split))
+        open_split.rest_timer = self._services.executor.call_later(
+            open_split.rest_s, partial(self._prefetch, open_split)
+        )
 
     def _close_reader(self, open_split: _OpenSplit) -> None:
         reader, open_split.reader = open_split.reader, None
         if reader is None:
             return
         if self._source.blocking:
-            self._executor.submit(reader.close, self._closed_reader)
+            self._services.source_reads.submit(reader.close, self._closed_reader)
         else:
             reader.close()
 
@@ -416,11 +418,11 @@ class SourceReader(Splits):
             self._fail(outcome.error)
 
     def _must_wait(self) -> bool:
-        delay_s = self._rate.next_emit_s - self._clock.monotonic_s()
+        delay_s = self._rate.next_emit_s - self._services.clock.monotonic_s()
         if delay_s <= 0:
             return False
         if self._timer is None:
-            self._timer = self._executor.call_later(delay_s, self._timer_fired)
+            self._timer = self._services.executor.call_later(delay_s, self._timer_fired)
         return True
 
     def _timer_fired(self) -> None:

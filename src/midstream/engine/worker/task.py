@@ -190,7 +190,9 @@ class Task:
         may have been joined before the abort arrived."""
         self.busy_s = 0.0
         self.backpressured_s = 0.0
-        self._backpressured_since: float | None = None
+        self._waits_since: float | None = None
+        self._waits_for_work_of: int | None = None
+        """The operator whose own work, outside of the loop, the task waits for: that is no backpressure, but work."""
 
         self.failure: BaseException | None = None
         channels = 0
@@ -355,9 +357,9 @@ class Task:
         if not self.is_live:
             self.mails.clear()
             return False
-        if self._backpressured_since is not None:
-            self.backpressured_s += started_s - self._backpressured_since
-            self._backpressured_since = None
+        if self._waits_since is not None:
+            self._count_wait(started_s)
+            self._waits_since = None
         try:
             return self._step(started_s) or bool(self.mails)
         except KeyboardInterrupt:
@@ -397,7 +399,8 @@ class Task:
             return self._may_have_work()
         self._mails_in_a_row = 0
         if step is _WAIT:
-            self._backpressured_since = started_s
+            self._waits_since = started_s
+            self._waits_for_work_of = self.operators.at_work() if self._output_available() else None
             return False
         self._last = step
         if step is _READ_GATES:
@@ -548,10 +551,21 @@ class Task:
     # ---- metrics and checks ----------------------------------------------------
 
     def metrics(self) -> TaskMetrics:
-        backpressured_s = self.backpressured_s
-        if self._backpressured_since is not None:
-            backpressured_s += self._services.clock.monotonic_s() - self._backpressured_since
-        return task_metrics(self, backpressured_s)
+        if self._waits_since is not None:
+            now_s = self._services.clock.monotonic_s()
+            self._count_wait(now_s)
+            self._waits_since = now_s
+        return task_metrics(self)
+
+    def _count_wait(self, until_s: float) -> None:
+        """Count the wait so far: as backpressure, or as work of the operator that is at work."""
+        assert self._waits_since is not None
+        waited_s, index = until_s - self._waits_since, self._waits_for_work_of
+        if index is None:
+            self.backpressured_s += waited_s
+        else:
+            self.busy_s += waited_s
+            self.operators.chain.worked_s[index] += waited_s
 
     def show(self, request: SampleRows, reply: Callable[[RowSample], None]) -> None:
         """Show the next rows of an operator, as `sample_next_batch` does."""

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from midstream.engine.worker.task import Task
 
 
-def task_metrics(task: Task, backpressured_s: float) -> TaskMetrics:
-    """The task's metrics. `backpressured_s` includes the time since it last had to wait for room in its output."""
+def task_metrics(task: Task) -> TaskMetrics:
     chain, source, uids = task.operators.chain, task.operators.source, task.operators.uids
     outputs = chain.outputs
     rows = [(uid, chain.rows_in[index], outputs[index + 1].rows_out) for index, uid in enumerate(uids)]
@@ -34,7 +33,7 @@ def task_metrics(task: Task, backpressured_s: float) -> TaskMetrics:
         rows_in=task.input.rows_in,
         rows_out=outputs[-1].rows_out,
         busy_ms=int(task.busy_s * 1000),
-        backpressured_ms=int(backpressured_s * 1000),
+        backpressured_ms=int(task.backpressured_s * 1000),
         watermark_us=chain.watermark_us,
         operators=tuple(rows),
         worked_us=tuple(worked_us),

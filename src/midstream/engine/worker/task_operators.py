@@ -177,6 +177,11 @@ class TaskOperators:
         """Whether all operators after the one at this index can take rows. If not, `wake` will be called."""
         return all(operator.ready(self._wake) for index, operator in self._may_be_busy if index > after)
 
+    def at_work(self) -> int | None:
+        """The operator that takes no rows because of its own work outside of the loop; None if it waits for a later one."""
+        busy = [(index, operator) for index, operator in self._may_be_busy if not operator.ready(self._wake)]
+        return busy[-1][0] if busy and busy[-1][1].awaits_work else None
+
     # ---- timers, and work outside of the loop ----
 
     def next_due(self) -> int | None:

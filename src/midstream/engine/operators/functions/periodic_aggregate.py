@@ -98,6 +98,11 @@ class PeriodicAggregateOperator(PaneWindowOperator):
         self._totals: TableState
         """The merged part of each key, and the last multiple that continues it if there is a `ttl`."""
 
+    def state_settings(self) -> Mapping[str, Mapping[str, str]]:
+        declared = self._declared
+        totals = {f"{declared.kind} state {_TOTALS!r}": declared.type_text()}
+        return {**super().state_settings(), f"{declared.kind}:{_TOTALS}": totals}
+
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, out)
         keys = self._aggregation.keys

@@ -90,23 +90,30 @@ class Gap:
             gaps, factor = column.to_numpy(), per_second
         with np.errstate(invalid="ignore", over="ignore"):
             length = gaps.astype(np.float64) * factor
-            wrong = ~((length >= 0.5) & (times + length < 0.999 * MAX_WATERMARK_US))
+            fits = (length >= 0.5) & (times + length < 0.999 * MAX_WATERMARK_US)
+            whole = (
+                np.maximum(np.rint(length), 1).astype(np.int64)
+                if gaps.dtype.kind == "f"
+                else gaps.astype(np.int64) * factor
+            )
+            ends: Int64s = times + whole
+            wrong = ~(fits & (ends <= self._time.last))
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             raise row_error(
                 f"{self._where}: column {self._column!r} is {column[row].as_py()!r}",
                 batch,
                 row,
-                "a gap must be longer than 0, at least one unit of the event time, and end in the range of times; filter out or "
-                "replace the others first",
+                "a gap must be longer than 0, at least one unit of the event time, and end in the range of times, by the end of "
+                f"the year {_LAST_YEAR.get(self._time.kind.unit, 9999)}; filter out or replace the others first",
             )
-        if gaps.dtype.kind == "f":
-            return times + np.maximum(np.rint(length), 1).astype(np.int64)
-        return times + gaps.astype(np.int64) * factor
+        return ends
 
 
 _PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 """How many units of a time a second has."""
+_LAST_YEAR: Final = {"ns": 2252}
+"""The last year in which a gap may end, for units that do not reach the year 9999."""
 
 
 class SessionCombiner(WindowCombiner):
