@@ -50,6 +50,8 @@ def test_the_entries_of_a_key_belong_together(root: Path) -> None:
     assert (joined["number"] == joined["number_counted"]).all() and (joined["number"] == joined["last"]).all()
     typed = read_state(str(root), "keyed", "typed").collect()
     assert typed.columns == ["k", "map_key", "typed"] and not typed.select("k", "map_key").is_duplicated().any()
+    rules = read_state(str(root), "ruled", "rules").collect()
+    assert rules.columns == ["map_key", "rules"] and rules["map_key"].is_unique().all()
     timers = read_state(str(root), "keyed", "timers:event").collect()
     assert timers.columns == ["k", "time"] and set(timers["k"]) == set(numbers["k"])
     assert timers.schema["time"] == pl.Datetime("us", "UTC")

@@ -261,6 +261,25 @@ TestCheckpoints = Checkpoints.TestCase
 TestCheckpoints.settings = settings(max_examples=examples(150), stateful_step_count=40)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_long_runs_of_checkpoints_in_files_hold_what_there_was(seed: int) -> None:
+    """Removed entries and timers are in several chunks, which few drawn examples reach."""
+    random = Random(seed)
+    machine = Checkpoints()
+    machine.begin(chunks_max=4, least_rows=1000, least_bytes=1 << 20)
+    changes: list[Any] = [machine.set_value, machine.change_in_place, machine.append, machine.set_list]
+    changes += [machine.clear, machine.set_timer, machine.set_timer, machine.delete_timer]
+    try:
+        for _ in range(60):
+            for _ in range(random.randrange(6)):
+                random.choice(changes)(random.randrange(8), random.randrange(4))
+            machine.put(random.randrange(8), random.randrange(4), random.randrange(4))
+            machine.remove(random.randrange(8), random.randrange(4))
+            machine.checkpoint("in a file")
+    finally:
+        machine.teardown()
+
+
 def written(log: Changelog, stored: set[str], ids: Iterator[int]) -> int:
     """The entries that a checkpoint writes, which completes."""
     frozen = log.snapshot(lambda: str(next(ids)), lambda chunk_id: 1000 if chunk_id in stored else None)
