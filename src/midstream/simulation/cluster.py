@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import math
-import pickle
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,7 +26,7 @@ from midstream.engine.protocol import messages as m
 from midstream.simulation.checked_shell import CheckedMachine, CheckedShell
 from midstream.simulation.control_connection import ControlConnection
 from midstream.simulation.failure_causes import FailureCauses
-from midstream.simulation.graph_pickle import Pickler
+from midstream.simulation.graph_pickle import Pickler, Unpickler
 from midstream.simulation.liveness_checker import CANCEL_ENDS, LivenessChecker
 from midstream.simulation.message_checker import MessageChecker
 from midstream.simulation.network import SIM, Network
@@ -104,9 +103,7 @@ class SimulatedCluster:
         return buffer.getvalue()
 
     def unpickle(self, data: bytes) -> Any:
-        unpickler = pickle.Unpickler(io.BytesIO(data))
-        unpickler.persistent_load = self._externals.__getitem__  # type: ignore[method-assign]
-        return unpickler.load()
+        return Unpickler(data, self._externals).load()
 
     def reported_late(self, uid: str) -> int:
         """Return how many late rows of an operator the drivers have reported as dropped."""

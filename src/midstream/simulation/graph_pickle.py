@@ -38,3 +38,14 @@ class Pickler(pickle.Pickler):
         if type(item) in (JobGraph, Vertex, OperatorSpec, SourceSpec):
             return type(item), tuple(getattr(item, entry.name) for entry in fields(item))
         return NotImplemented
+
+
+class Unpickler(pickle.Unpickler):
+    """Reads what `Pickler` has made."""
+
+    def __init__(self, data: bytes, externals: Mapping[str, object]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._externals = externals
+
+    def persistent_load(self, name: Any) -> Any:
+        return self._externals[name]
