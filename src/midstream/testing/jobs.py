@@ -82,7 +82,7 @@ def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: JobSna
 
     `what`: an Environment, a stream, or several streams of one.
     `parallelism`: the number of subtasks of each operator. Those of a source get its batches in turn, and event time
-        is that of the slowest; `advance_to` advances all.
+    is that of the slowest; `advance_to` advances all.
     `now`: the wall clock at the beginning; it stands still until the test advances it.
     `restore`: a snapshot from which to resume, see `RunningJob.snapshot`.
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def task_metrics(task: Task) -> TaskMetrics:
+    """Return the metrics of a task since it was deployed."""
     chain, source, uids = task.operators.chain, task.operators.source, task.operators.uids
     outputs = chain.outputs
     rows = [(uid, chain.rows_in[index], outputs[index + 1].rows_out) for index, uid in enumerate(uids)]
