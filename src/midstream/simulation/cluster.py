@@ -26,7 +26,7 @@ from midstream.engine.protocol import messages as m
 from midstream.simulation.checked_shell import CheckedMachine, CheckedShell
 from midstream.simulation.control_connection import ControlConnection
 from midstream.simulation.failure_causes import FailureCauses
-from midstream.simulation.graph_pickle import Pickler, Unpickler
+from midstream.simulation.graph_pickle import GraphUnpickler, Pickler
 from midstream.simulation.liveness_checker import CANCEL_ENDS, LivenessChecker
 from midstream.simulation.message_checker import MessageChecker
 from midstream.simulation.network import SIM, Network
@@ -103,7 +103,7 @@ class SimulatedCluster:
         return buffer.getvalue()
 
     def unpickle(self, data: bytes) -> Any:
-        return Unpickler(data, self._externals).load()
+        return GraphUnpickler(data, self._externals).load()
 
     def reported_late(self, uid: str) -> int:
         """Return how many late rows of an operator the drivers have reported as dropped."""

@@ -40,7 +40,7 @@ class Pickler(pickle.Pickler):
         return NotImplemented
 
 
-class Unpickler(pickle.Unpickler):
+class GraphUnpickler(pickle.Unpickler):
     """Reads what `Pickler` has made."""
 
     def __init__(self, data: bytes, externals: Mapping[str, object]) -> None:
