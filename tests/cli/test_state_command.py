@@ -106,6 +106,10 @@ def test_the_command_lists_states_and_shows_entries(root: Path, capsys: pytest.C
         (["keyed", "number", "--where", "k +"], "not a condition in SQL"),
         (["keyed", "number", "--where", "k"], "its values are Int64, not true or false"),
         (["keyed", "number", "--where", "k = 'a'"], "not a condition in SQL"),
+        (
+            ["keyed", "timers:event", "--where", "time < '2024-01-01'"],
+            "DATE '2024-01-31', TIMESTAMP '2024-01-31 12:00:00'",
+        ),
         (["keyed", "number", "--rows", "0"], "--rows: 0 is not from 1 to"),
         (["--where", "k = 1"], "give the uid of its operator"),
     ],

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import polars as pl
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import World, restored
@@ -304,6 +305,26 @@ def test_each_row_has_what_python_computes_of_the_rows_up_to_it(
         totals.drain()
         assert by_key(totals.found) == by_key(expected)
         assert sorted(row["number"] for row in totals.late) == sorted(expected_late)
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_an_aggregate_alone_has_a_part_for_each_row(name: str) -> None:
+    """Also one whose part of a row is a constant, such as a count."""
+    aggregate, of = AGGREGATES[name]
+    rows = [{"k": "ab"[n % 2], "t": n, "number": n, "i": n - 3, "f": n / 2, "s": "x" * n} for n in range(7)]
+    totals = Totals(
+        lambda: running_aggregate_operator(
+            "totals", keys=["k"], event_time=TimeColumn("t"), aggregates={name: aggregate}, schema=SCHEMA, ttl_us=None
+        )
+    )
+    totals.process(rows[:5])
+    totals.process(rows[5:])
+    totals.drain()
+    expected = [
+        {"k": row["k"], "t": row["t"], name: of([each for each in rows[: n + 1] if each["k"] == row["k"]])}
+        for n, row in enumerate(rows)
+    ]
+    assert by_key(totals.found) == by_key(expected)
 
 
 @settings(max_examples=examples(90))

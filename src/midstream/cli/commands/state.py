@@ -17,6 +17,9 @@ from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.runtime.storage.stored_checkpoint import OpenedCheckpoint, open_checkpoint, rows_of
 
 ROWS_MAX: Final = 10_000
+_LITERALS: Final = (
+    "DATE '2024-01-31', TIMESTAMP '2024-01-31 12:00:00' or, for a column in UTC, TIMESTAMPTZ '2024-01-31 12:00:00Z'"
+)
 TRIES: Final = 5
 
 
@@ -96,6 +99,8 @@ def _selected(found: pl.LazyFrame, where: str | None, state: StoredState, rows: 
     schema = found.collect_schema()
     columns = ", ".join(f"{name} {kind}" for name, kind in schema.items())
     hint = f"--where {where!r} is not a condition in SQL on the columns of {state.name!r} ({columns})"
+    if any(isinstance(kind, (pl.Date, pl.Datetime)) for kind in schema.values()):
+        hint += f"; times are written {_LITERALS}"
     try:
         condition = pl.sql_expr(where)
         kind = schema.to_frame().lazy().select(condition).collect_schema().dtypes()

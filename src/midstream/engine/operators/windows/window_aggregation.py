@@ -334,7 +334,8 @@ class WindowAggregation:
             by_row.extend(expr.alias(f"{output}:{name}") for name, expr in alone.items())
             if not alone:
                 reduced.extend(expr for expr in self._partial if expr.meta.output_name() in self._parts_of[output])
-        parts = frame.select(by_row)
+        # of nothing but literals, `select` would make one row, however many the frame has
+        parts = frame.with_columns(by_row).select(expr.meta.output_name() for expr in by_row)
         if reduced:
             numbered = frame.with_row_index(_ROW)
             others = self._guard(lambda: self._grouped(numbered, (_ROW,), reduced)).drop(_ROW)
