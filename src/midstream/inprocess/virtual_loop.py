@@ -78,8 +78,8 @@ class VirtualLoop:
             try:
                 outcome: Done[T] | Failed = Done(work())
             except KeyboardInterrupt:
-                raise  # from whoever runs the loop, which is on this thread
-            except BaseException as error:  # noqa: BLE001 - the outcome, good or bad, goes to the caller
+                raise  # the work runs on the user's thread, so this is the user's Ctrl-C and no outcome of the work
+            except BaseException as error:  # noqa: BLE001 - as in the event loop of slots, `done` reports it
                 outcome = Failed(error)
             done(outcome)
 
