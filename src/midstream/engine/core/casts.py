@@ -103,41 +103,31 @@ def _cast_struct(column: pa.StructArray, kind: pa.StructType, path: str) -> pa.A
 
 
 def _cast_list(column: ListArray, kind: ListType, path: str) -> pa.Array[Any]:
-    if pa.types.is_fixed_size_list(column.type) or pa.types.is_fixed_size_list(kind):
-        # A fixed-size list has items below null lists too; the cast to large lists drops them.
-        between = column.cast(pa.large_list(column.type.value_type))
-        items = pa.large_list(kind.value_type)
-        try:
-            made = _cast(between, items, path).cast(kind) if column.type != items else between.cast(kind)
-        except pa.ArrowException as error:
-            raise CastRefused(_refusal(column.type, kind, path, str(error))) from error
-        return _without_garbage(made) if isinstance(made, pa.FixedSizeListArray) and made.null_count else made
     values = _cast(column.flatten(), kind.value_type, f"{path}[]")
     lengths = list_lengths(column).fill_null(0).to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_list(kind):
+        is_there = column.is_valid().to_numpy(zero_copy_only=False)
+        wrong = lengths[is_there & (lengths != kind.list_size)]
+        if len(wrong):
+            raise CastRefused(_refusal(column.type, kind, path, f"a list has {wrong[0]} items"))
+        has_item = np.repeat(is_there, kind.list_size)  # a fixed-size list has items below null lists, too
+        positions = pa.array(np.cumsum(has_item) - 1, mask=~has_item)
+        return fixed_size_lists(values.take(positions), kind, column.is_null())
     offsets = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
     if pa.types.is_large_list(kind):
         return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values, type=kind, mask=_mask(column))
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=kind, mask=_mask(column))
 
 
-def _without_garbage(lists: pa.FixedSizeListArray[Any, Any]) -> pa.Array[Any]:
-    """Return the same lists with null items below null lists; pyarrow's cast leaves uninitialised memory there."""
-    is_there = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lists.type.list_size)
-    positions = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
-    return fixed_size_lists(lists.flatten().take(positions), lists.type, lists.is_null())
-
-
 def _cast_map(column: MapArray, kind: MapType, path: str) -> pa.Array[Any]:
-    lists = column.cast(pa.list_(pa.struct([column.type.key_field, column.type.item_field])))
-    assert is_list_array(lists)
-    entries = lists.flatten()
-    assert is_struct_array(entries)
-    keys, items = entries.flatten()
-    offsets = np.concatenate([[0], list_lengths(lists).fill_null(0).to_numpy(zero_copy_only=False).cumsum()])
+    ends = column.offsets.to_numpy()
+    lengths = np.where(np.asarray(column.is_null()), 0, ends[1:] - ends[:-1])  # there may be entries below null maps
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    positions = pa.array(np.arange(offsets[-1]) + np.repeat(ends[:-1] - offsets[:-1], lengths))
     return maps(
         pa.array(offsets, pa.int32()),
-        _cast(keys, kind.key_type, f"{path}[keys]"),
-        _cast(items, kind.item_type, f"{path}[values]"),
+        _cast(column.keys.take(positions), kind.key_type, f"{path}[keys]"),
+        _cast(column.items.take(positions), kind.item_type, f"{path}[values]"),
         kind,
         _mask(column),
     )

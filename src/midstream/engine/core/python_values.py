@@ -318,7 +318,12 @@ def first_without_python(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> tuple[
 
 @lru_cache(maxsize=1024)
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """Return the same type with microseconds in place of nanoseconds, which datetime does not have."""
+    """Return the same type with microseconds in place of nanoseconds, which datetime does not have.
+
+    Nulls become nulls of another type: pyarrow's cast of a nested column (26.0) gives a list of nulls a wrong length.
+    """
+    if pa.types.is_null(kind):
+        return pa.int8()
     if getattr(kind, "unit", None) == "ns":
         if pa.types.is_timestamp(kind):
             return pa.timestamp("us", kind.tz)
