@@ -204,3 +204,22 @@ def test_what_is_nested_keeps_its_lengths_also_if_it_is_of_the_null_type(data: s
         made = cast_exactly(column, kind)
         made.validate(full=True)
         assert to_python(made) == values[start:]
+
+
+@pytest.mark.parametrize(
+    ("value", "nested", "wider"),
+    [
+        ([None, None], pa.list_(pa.null()), pa.large_list(pa.null())),
+        ({"x": None, "y": None}, pa.map_(pa.string(), pa.null()), pa.map_(pa.large_string(), pa.null())),
+        ({"x": [None] * 3}, pa.map_(pa.string(), pa.list_(pa.null())), pa.map_(pa.large_string(), pa.list_(pa.null()))),
+        ([[None, None], [None]], pa.list_(pa.list_(pa.null())), pa.large_list(pa.large_list(pa.null()))),
+    ],
+)
+def test_nulls_beside_what_is_cast_keep_their_number(value: Any, nested: pa.DataType, wider: pa.DataType) -> None:
+    kind, other = (pa.struct([("a", pa.duration(unit)), ("b", of)]) for unit, of in (("ns", nested), ("us", wider)))
+    values = [{"a": timedelta(1), "b": value}, None, {"a": None, "b": value}]
+    column = to_array(values, kind)
+    assert to_python(column) == values
+    made = cast_exactly(column, other)
+    made.validate(full=True)
+    assert to_python(made) == values
