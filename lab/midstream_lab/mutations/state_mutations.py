@@ -14,11 +14,10 @@ import pyarrow as pa
 
 from midstream.engine.checkpoint import redistribute_state, state_files
 from midstream.engine.operators.functions.process_operator import ProcessOperator
-from midstream.engine.state import keyed_states as keyed
 from midstream.engine.state import timers
 from midstream.engine.state.changelog import GONE, Changelog
 from midstream.engine.state.columnar import PartLog
-from midstream.engine.state.keyed_states import MapState, State, _Single
+from midstream.engine.state.keyed_states import ListState, MapState, SingleState, State
 from midstream.engine.state.state_parts import Chunk, Redistribute
 from midstream.engine.state.table_runs import TableRun
 from midstream.engine.state.table_state import TableState
@@ -49,7 +48,7 @@ def map_values_are_shared() -> Replacements:
 
 def list_is_shared() -> Replacements:
     """The list that a snapshot refers to grows."""
-    return [(keyed, "_copy_list", lambda values: values)]
+    return [(ListState, "_copied", lambda state, values: values)]
 
 
 def value_is_shared() -> Replacements:
@@ -60,7 +59,7 @@ def value_is_shared() -> Replacements:
         entries[key] = value
         return value
 
-    return [(_Single, "_own_copy", own_copy)]
+    return [(SingleState, "_own_copy", own_copy)]
 
 
 def removed_keys_stay() -> Replacements:
