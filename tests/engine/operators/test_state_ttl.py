@@ -219,8 +219,21 @@ class OfMap(Stand):
         return iter([name for _, name, _ in self.found])
 
 
-ACTIONS = ["set", "thing", "append", "replace", "put", "remove", "read", "look", "clear items", "clear value"]
-ACTS = st.tuples(st.integers(0, 3), st.integers(-12, 12), st.sampled_from(ACTIONS), st.integers(0, 3))
+ACTIONS = [
+    "set",
+    "set",
+    "thing",
+    "append",
+    "replace",
+    "put",
+    "remove",
+    "read",
+    "read",
+    "look",
+    "clear items",
+    "clear value",
+]
+ACTS = st.tuples(st.sampled_from([0, 0, 1]), st.integers(-12, 12), st.sampled_from(ACTIONS), st.integers(0, 3))
 STEPS = st.lists(
     st.one_of(
         ACTS,
@@ -450,6 +463,40 @@ def test_by_the_clock_a_wake_up_removes_what_has_expired_and_a_clock_set_back_re
     assert held(world) == {}
 
 
+class Reads(KeyedProcessFunction):
+    """Writes at the first row of a key, reads at its second, and returns what is left at its third."""
+
+    ttl = StateTtl("8 s", on="read")
+    count = ValueState(int, default=0)
+    value = ValueState(int, ttl=ttl)
+    total: ReducingState[int] = ReducingState(max, int, ttl=ttl)
+    items: ListState[int] = ListState(int, ttl=ttl)
+    got: MapState[int, int] = MapState(key=int, value=int, ttl=ttl)
+    had: MapState[int, int] = MapState(key=int, value=int, ttl=ttl)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.count.value += 1
+        if self.count.value == 1:
+            self.value.value = self.got[1] = self.got[2] = self.had[1] = self.had[2] = 7
+            self.total.add(7)
+            self.items.extend([7, 8])
+        elif self.count.value == 2 and row["n"]:
+            return {
+                "k": 1,
+                "found": len([self.value.value, self.total.value, list(self.items), self.got[2], 2 in self.had]),
+            }
+        elif self.count.value == 3:
+            everything = (self.value.value, self.total.value, *self.items, *self.got, *self.had)
+            return {"k": 1, "found": sum(each or 0 for each in everything)}
+        return None
+
+
+def test_reading_renews_what_was_read_and_nothing_else() -> None:
+    world = World(operator(Reads))
+    world.process(batch((1, 1, 0), (1, 1, 6), (1, 1, 12), (2, 0, 0), (2, 0, 6), (2, 0, 12)))
+    assert found(world) == [5, 7 + 7 + 7 + 8 + 2 + 2, 0]
+
+
 def test_a_row_that_fails_renews_nothing() -> None:
     world = World(operator(Items, ErrorPolicy("drop", None, ROWS)))
     world.process(batch((1, 7, 0), (1, 13, 8), (1, 13, 9)))
@@ -499,7 +546,9 @@ def test_the_result_does_not_depend_on_where_batches_are_cut(drawn: list[tuple[i
         latest = max(latest, at)
         rows.append({"k": k, "at": seconds(max(at, latest - 8)), "n": n % 13})
     env = Environment("cuts")
-    stream = env.from_collection(rows, schema={"k": int, "at": datetime, "n": int}).with_watermarks("at", WatermarkStrategy.bounded("8 s"))
+    stream = env.from_collection(rows, schema={"k": int, "at": datetime, "n": int}).with_watermarks(
+        "at", WatermarkStrategy.bounded("8 s")
+    )
     testing.check_cuts(stream.key_by("k").process(Quiet(), {"k": int, "found": int}), cuts=8)
 
 
