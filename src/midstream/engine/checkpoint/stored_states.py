@@ -139,9 +139,9 @@ def frame_of(chunks: Sequence[Chunk], state: StoredState, where: str) -> pl.Data
             times = [name for name in WRITTEN_COLUMNS if frame.schema.get(name) == pl.Int64]
             written_us = pl.lit(None, pl.Int64) if not times else pl.col(times[0]).replace(UNKNOWN_US, None)
             has_ttl = has_ttl or bool(times)
-            frame = frame.drop(times).with_columns(written_us.alias(_WRITTEN_US))
             gone = pl.lit(value=False) if GONE_COLUMN not in table.column_names else pl.col(GONE_COLUMN)
-            frame = frame.with_columns(gone.alias(GONE_COLUMN), pl.lit(number).alias(_CHUNK))
+            frame = frame.with_columns(gone.alias(GONE_COLUMN), written_us.alias(_WRITTEN_US)).drop(times)
+            frame = frame.with_columns(pl.lit(number).alias(_CHUNK))
         if frames and frame.schema != frames[0].schema:
             raise StorageError(
                 f"{where}: its chunks have different columns: {table.schema} differs from the first: damaged"

@@ -128,6 +128,10 @@ class ExpiringState(State):
 
     # ---- for the kinds of states ----
 
+    def plain(self, entry: Any) -> Any:
+        """Return an entry without its times."""
+        raise NotImplementedError
+
     def _stamp(self, last_us: int) -> int:
         """Return the time of a write of the current key, whose entry was last written at `last_us`."""
         written_us = max(self._now_us, last_us)
@@ -326,3 +330,8 @@ def bound_state(declared: State, name: str, scope: KeyScope) -> State:
         return declared.bound(name, scope)
     kind = next(expiring for plain, expiring in _KINDS.items() if isinstance(declared, plain))
     return kind(declared).bound(name, scope)
+
+
+def plain_entry(state: State, entry: Any) -> Any:
+    """Return an entry as the function sees it."""
+    return state.plain(entry) if isinstance(state, ExpiringState) else entry

@@ -171,10 +171,6 @@ class State(DeclaredState):
         assert self._entries is not None
         return self._entries
 
-    def plain(self, entry: Any) -> Any:
-        """Return an entry as the function sees it."""
-        return entry
-
     def columns_of(self, entries: Mapping[Any, Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """Return entries as rows: their keys, namespaces (if there are any) and values. Any thread."""
         return list(entries), [], list(entries.values())

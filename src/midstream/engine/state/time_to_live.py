@@ -46,6 +46,7 @@ class StateTtl:
 
     @property
     def duration_us(self) -> int:
+        """The duration in microseconds."""
         return duration_us(self.duration, "ttl")
 
 

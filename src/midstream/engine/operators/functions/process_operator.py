@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.engine.core.batches import canonical_schema
-from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.errors import JobError, MidstreamError, SchemaError
 from midstream.engine.core.interfaces import Timer
 from midstream.engine.core.python_values import kind_of
@@ -22,6 +22,7 @@ from midstream.engine.operators.failed_rows import FAIL, ErrorPolicy, FailedRows
 from midstream.engine.operators.functions.function_operator import FunctionOperator, Port
 from midstream.engine.operators.functions.process_context import Context, ContextTimers
 from midstream.engine.operators.functions.row_rollback import RowRollback
+from midstream.engine.operators.functions.state_expiry import StateExpiry
 from midstream.engine.operators.row_conversion import (
     USER_ERRORS,
     Origin,
@@ -35,7 +36,7 @@ from midstream.engine.operators.row_conversion import (
 )
 from midstream.engine.operators.row_functions import rows_apart
 from midstream.engine.state.changelog import Changelog, ChangelogSnapshot
-from midstream.engine.state.expiring_states import ExpiringState, bound_state
+from midstream.engine.state.expiring_states import bound_state, plain_entry
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, State
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
@@ -80,10 +81,7 @@ class ProcessOperator(FunctionOperator):
         self._encoding: KeyEncoding
         self._timers: ContextTimers
         self._logs: list[Changelog] = []
-        self._expiring: list[ExpiringState] = []
-        self._event_time_us = MIN_WATERMARK_US
-        """The watermark, but not that of the end: what the last timers need does not expire by it."""
-        self._clock_us = MIN_WATERMARK_US
+        self._expiry: StateExpiry
         self._context: Context
 
     def _check_keys(self) -> None:
@@ -127,8 +125,7 @@ class ProcessOperator(FunctionOperator):
             bound = bound_state(state, name, self._scope if state.is_keyed else self._broadcast_scope)
             self._states[name] = bound
             bound.bind(self._function, name)
-            if isinstance(bound, ExpiringState):
-                self._expiring.append(bound)
+        self._expiry = StateExpiry(self._states.values(), context)
         self._timers = ContextTimers(self._scope, self._arm)
         self._logs = [state.log for state in self._states.values()] + [queue.log for queue in self._queues().values()]
         self._context = Context(
@@ -163,8 +160,7 @@ class ProcessOperator(FunctionOperator):
                 state.forget(keys)
                 state.restore(found)
                 state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
-        for expiring in self._expiring:
-            expiring.restored()
+        self._expiry.restored()
         self._arm()
 
     def close(self) -> None:
@@ -241,37 +237,7 @@ class ProcessOperator(FunctionOperator):
     def _handler(self, spec: Port) -> Handler:
         """Return the function's method for the rows of a batch, before which the entries of a row's key expire."""
         handler: Handler = getattr(self._function, spec.method)
-        if not self._expiring or not spec.keys:
-            return handler
-        self._see_clock()
-
-        def handle(row: Row, context: Context) -> Any:
-            self._begin_call(max(self._event_time_us, MIN_WATERMARK_US if context.time_us is None else context.time_us))
-            return handler(row, context)
-
-        return handle
-
-    def _see_clock(self) -> None:
-        """Read the clock for the next calls; a clock that is set back does not give expired entries more time."""
-        if self._expiring:
-            self._clock_us = max(self._clock_us, self._runtime.clock.now_ms() * 1000)
-
-    def _begin_call(self, event_time_us: int) -> None:
-        for state in self._expiring:
-            state.begin_call(event_time_us if state.ttl.by == "event_time" else self._clock_us)
-
-    def _sweep(self) -> bool:
-        """Remove expired entries of all keys. Returns False if the slice was used up first."""
-        self._see_clock()
-        clock = self._runtime.clock
-        end_s = clock.monotonic_s() + self._runtime.slice_s
-        return all(
-            state.sweep(
-                self._event_time_us if state.ttl.by == "event_time" else self._clock_us,
-                lambda: clock.monotonic_s() >= end_s,
-            )
-            for state in self._expiring
-        )
+        return self._expiry.before_each(handler) if self._expiry and spec.keys else handler
 
     def _keys(self, batch: pa.RecordBatch, spec: Port) -> list[Any] | None:
         if not spec.keys:
@@ -315,7 +281,7 @@ class ProcessOperator(FunctionOperator):
                 self._out.emit(self._side_batch(side, tag), tag)
         for log in self._logs:
             log.settle()
-        if self._expiring:
+        if self._expiry:
             self._arm()
 
     def _side_batch(self, rows: Sequence[Row], tag: str) -> pa.RecordBatch:
@@ -329,8 +295,7 @@ class ProcessOperator(FunctionOperator):
         if all_fired and watermark_us == MAX_WATERMARK_US:
             all_fired = self._fire_last()
         elif all_fired:
-            self._event_time_us = max(self._event_time_us, watermark_us)
-            all_fired = self._sweep()
+            all_fired = self._expiry.advance_watermark(watermark_us)
         self._flush()
         return all_fired
 
@@ -355,13 +320,15 @@ class ProcessOperator(FunctionOperator):
         on_timer, context, scope, clock = self._function.on_timer, self._context, self._scope, self._runtime.clock
         end_s = clock.monotonic_s() + self._runtime.slice_s
         fired = 0
-        self._see_clock()
+        expiry = self._expiry
+        if expiry:
+            expiry.read_clock()
         scope.is_set = True
         try:
             while (timer := queue.pop(until_us)) is not None:
                 context.time_us, scope.key = timer
-                if self._expiring:
-                    self._begin_call(timer[0] if event_time else self._event_time_us)
+                if expiry:
+                    expiry.begin_call(timer[0] if event_time else expiry.event_time_us)
                 at = self._calendar.datetime(timer[0])
                 try:
                     result = on_timer(at, context)
@@ -378,8 +345,7 @@ class ProcessOperator(FunctionOperator):
 
     def _arm(self) -> None:
         """Set the wake-up for the earliest processing-time timer, or for the entries that expire first by the clock."""
-        times_us = [self._timers.processing.next_us()]
-        times_us += [state.next_sweep_us() for state in self._expiring if state.ttl.by == "clock"]
+        times_us = (self._timers.processing.next_us(), self._expiry.next_sweep_us())
         next_us = min((time_us for time_us in times_us if time_us is not None), default=None)
         if next_us is None or self._timers.has_ended:
             return
@@ -399,7 +365,7 @@ class ProcessOperator(FunctionOperator):
         if not self._opened:
             return
         self._fire(self._runtime.clock.now_ms() * 1000, event_time=False)
-        self._sweep()
+        self._expiry.sweep()
         self._flush()
         self._arm()
 
@@ -440,7 +406,7 @@ class ProcessOperator(FunctionOperator):
         found = {}
         for state in self._states.values():
             try:
-                entries = {key: copy.deepcopy(state.plain(entry)) for key, entry in state.entries().items()}
+                entries = {key: copy.deepcopy(plain_entry(state, entry)) for key, entry in state.entries().items()}
             except Exception as error:  # of the value's own class
                 raise JobError(f"{self._where}: a value of state {state.name!r} cannot be copied: {error}") from error
             if state.is_keyed:
