@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from midstream.engine.state.keyed_states import ReducingState as ReducingState
     from midstream.engine.state.keyed_states import ValueState as ValueState
     from midstream.engine.state.table_state import TableState as TableState
+    from midstream.engine.state.time_to_live import StateTtl as StateTtl
     from midstream.inprocess.preview import Preview as Preview
     from midstream.runtime.driver.job import Job as Job
     from midstream.runtime.process.process_slots import ProcessSlots as ProcessSlots
@@ -133,6 +134,7 @@ _HOME = {
     "runtime.storage.stored_checkpoint": "read_state",
     "engine.state.keyed_states": "BroadcastState ListState MapState ReducingState ValueState",
     "engine.state.table_state": "TableState",
+    "engine.state.time_to_live": "StateTtl",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 

@@ -24,7 +24,7 @@ EXAMPLES = {
         "Running aggregates",
     ],
     "event-time.md": ["Event time and windows", "Late rows", "Joins"],
-    "state.md": ["State and timers", "Two inputs", "Functions on batches", "Aggregates of your own"],
+    "state.md": ["State and timers", "Time to live", "Two inputs", "Functions on batches", "Aggregates of your own"],
     "sources.md": ["Sources", "A source of your own"],
     "sinks.md": ["Sinks", "Delta", "A sink of your own"],
 }

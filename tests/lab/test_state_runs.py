@@ -31,6 +31,7 @@ KINDS = (
         "join",
         "running",
         "periodic",
+        "expiring",
         "counted",
         *WITHIN_MS,
         "sorted",

@@ -11,6 +11,7 @@ from midstream_lab.jobs import (
     timed,
 )
 from midstream_lab.jobs.days import DAYS
+from midstream_lab.jobs.expiring import EXPIRING
 from midstream_lab.jobs.key_types import KEY_LAYOUTS
 from midstream_lab.jobs.lateness import LENIENT, OWN_GAPS
 from midstream_lab.jobs.lookups import LOOKUPS
@@ -114,6 +115,15 @@ def with_running(shape: Shape, random: Random) -> Shape:
     index = random.choice(found)
     chain = ("running",) if shape[index].chain == ("count",) else (random.choice(("periodic", "first_rows")), "stack")
     return (*shape[:index], replace(shape[index], chain=chain), *shape[index + 1 :])
+
+
+def with_expiring(shape: Shape, random: Random) -> Shape:
+    """Replace a counting operator, in one of 12 shapes that have some, by a function whose states expire."""
+    found = [index for index, node in enumerate(shape) if node.chain == ("count",)]
+    if not found or random.random() >= 1 / 12:
+        return shape
+    index = random.choice(found)
+    return (*shape[:index], replace(shape[index], chain=(EXPIRING,)), *shape[index + 1 :])
 
 
 def with_row_windows(shape: Shape, random: Random) -> Shape:

@@ -55,7 +55,8 @@ class Node:
     same, by a function that gets all rows), "early_window", "early_slide" (with early results), "gap_session" (sessions with
     gaps from a column), "counted" (windows by count), "days_00" and further ones (windows of local days, see `days`), all
     followed by "stack" (their emissions as rows), "unique", "unique_near" (keyed, drop duplicates, the second those that are
-    near by event time), "sorted" (keyed, by event time); late rows of the last two go to a side output, "lookup",
+    near by event time), "sorted" (keyed, by event time); late rows of the last two go to a side output, "expiring" (keyed,
+    states that expire), "lookup",
     "lookup_in_order" (a slow function), "failing",
     "failing_batches" and "failing_process" (keyed; functions on rows, on batches and with state, which fail for the rows
     that "side" takes aside), "enrich" (a join with a table that changes, which passes on all rows as they are).
@@ -283,6 +284,13 @@ SHAPES: Final[Mapping[str, Shape]] = {
         source_node(),
         source_node(rows_share=0.5),
         node_of("typed", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
+    "expiring": (
+        source_node("tight"),
+        source_node("times", rows_share=0.5),
+        node_of("expiring", Input(0, KEYED), Input(1, KEYED, port=1)),
         node_of("count", Input(2, KEYED)),
         node_of("sink", Input(3, FORWARD)),
     ),

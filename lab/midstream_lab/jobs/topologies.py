@@ -24,6 +24,7 @@ from midstream_lab.jobs import (
     early,
     end_operators,
     enriching,
+    expiring,
     failing,
     joins,
     lateness,
@@ -409,6 +410,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return timely.Timely(kind, uid, outside, frozenset() if late_us else on_time)
         case "lookup" | "lookup_in_order":
             return lookups.Lookup(kind, uid, outside)
+        case "expiring":
+            return expiring.expiring(uid, outside, frozenset() if late_us else on_time)
         case "stack":
             return lateness.Stack()
         case "enrich":

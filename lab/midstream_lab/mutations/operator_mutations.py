@@ -108,7 +108,7 @@ def broadcast_is_handed_out() -> Replacements:
     def get(self: Any, name: Any) -> Any:
         value = self._read()[self._named(name)]
         at = (self._scope.key, name)
-        if type(value) not in keyed._FROZEN and self._scope.writable and at not in self._own_values:
+        if type(value) not in keyed.IMMUTABLE_TYPES and self._scope.writable and at not in self._own_values:
             value = copy.deepcopy(value)
             self._write()[name] = value
             self._own_values.add(at)

@@ -14,16 +14,17 @@ import pyarrow as pa
 
 from midstream.engine.checkpoint import redistribute_state, state_files
 from midstream.engine.operators.functions.process_operator import ProcessOperator
-from midstream.engine.state import keyed_states as keyed
-from midstream.engine.state import timers
+from midstream.engine.state import heap_snapshot, timers
 from midstream.engine.state.changelog import GONE, Changelog
 from midstream.engine.state.columnar import PartLog
-from midstream.engine.state.keyed_states import MapState, State, _Single
+from midstream.engine.state.expiring_states import UNKNOWN_US, ExpiringState
+from midstream.engine.state.keyed_states import ListState, MapState, SingleState, State
 from midstream.engine.state.state_parts import Chunk, Redistribute
 from midstream.engine.state.table_runs import TableRun
 from midstream.engine.state.table_state import TableState
 from midstream.engine.state.timers import TimerQueue
 from midstream.engine.worker.task_snapshots import TaskSnapshots
+from midstream_lab.jobs.expiring import EXPIRING
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import Scenario, draw
@@ -49,7 +50,7 @@ def map_values_are_shared() -> Replacements:
 
 def list_is_shared() -> Replacements:
     """The list that a snapshot refers to grows."""
-    return [(keyed, "_copy_list", lambda values: values)]
+    return [(ListState, "_copied", lambda state, values: values)]
 
 
 def value_is_shared() -> Replacements:
@@ -60,7 +61,7 @@ def value_is_shared() -> Replacements:
         entries[key] = value
         return value
 
-    return [(_Single, "_own_copy", own_copy)]
+    return [(SingleState, "_own_copy", own_copy)]
 
 
 def removed_keys_stay() -> Replacements:
@@ -385,6 +386,35 @@ def no_broadcast_for_new_ones() -> Replacements:
     return [(redistribute_state, "_assign_part", assign_part)]
 
 
+def expired_entries_are_seen() -> Replacements:
+    """What has expired is there until a sweep comes to it."""
+
+    def begin_call(self: Any, now_us: int) -> None:
+        self._now_us = now_us
+
+    return [(ExpiringState, "begin_call", begin_call)]
+
+
+def restored_times_are_unknown() -> Replacements:
+    """After a restore, the time to live of all entries begins anew."""
+    return [(heap_snapshot, "_written_us", lambda table, state, where: [UNKNOWN_US] * table.num_rows)]
+
+
+def sweeps_remove_what_lives() -> Replacements:
+    """A sweep removes what has half of its time left."""
+
+    def sweep_key(self: Any, now_us: int) -> None:
+        original(self, now_us + self._ttl_us // 2)
+
+    original = ExpiringState._sweep_key
+    return [(ExpiringState, "_sweep_key", sweep_key)]
+
+
+def late_rows_write_in_the_past() -> Replacements:
+    """A row that is out of order writes at its own time, before what is in the list already."""
+    return [(ExpiringState, "_stamp", lambda self, last_us: self._now_us)]
+
+
 def partly_finished_is_empty() -> Replacements:
     """Of an operator some of whose subtasks had finished the others begin without state."""
 
@@ -444,6 +474,14 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "older_items_stay": Mutation("items of older chunks are restored, too", older_items_stay, plain("pickled")),
     "any_snapshot_counts": Mutation(
         "a checkpoint that may fail counts as stored", any_snapshot_counts, partial(draw, topology="typed")
+    ),
+    "expired_entries_are_seen": Mutation(
+        "an entry that has expired is seen", expired_entries_are_seen, plain(EXPIRING)
+    ),
+    "restored_times_are_unknown": Mutation("a restore renews all entries", restored_times_are_unknown, plain(EXPIRING)),
+    "sweeps_remove_what_lives": Mutation("an entry is removed early", sweeps_remove_what_lives, plain(EXPIRING)),
+    "late_rows_write_in_the_past": Mutation(
+        "a row that is out of order writes in the past", late_rows_write_in_the_past, plain(EXPIRING)
     ),
     "fired_timers_come_back": Mutation("timers that have fired are restored", fired_timers_come_back, _timers),
     "table_of_before_rows": Mutation("a table is read as before rows were added", table_of_before_rows, _tables),

@@ -37,6 +37,7 @@ from midstream_lab.jobs.random_shapes import (
     with_early_results,
     with_ends,
     with_enriching,
+    with_expiring,
     with_failing,
     with_joins,
     with_lookups,
@@ -205,6 +206,7 @@ def _shapes(
         base = with_timely(base, Random(f"timely {seed}"))
         base = with_joins(base, Random(f"joins {seed}"))
         base = with_running(base, Random(f"running {seed}"))
+        base = with_expiring(base, Random(f"expiring {seed}"))
         base = with_row_windows(base, Random(f"row windows {seed}"))
         base = with_failing(base, Random(f"failing {seed}"))
         base = with_lookups(base, Random(f"slow answers {seed}"))

@@ -14,6 +14,7 @@ from midstream.engine.core.batches import check_held_by_polars, to_polars
 from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import PartHandle
+from midstream.engine.state.expiring_states import UNKNOWN_US, WRITTEN_COLUMNS
 from midstream.engine.state.heap_snapshot import GONE_COLUMN
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute
 
@@ -21,6 +22,7 @@ _HEAP_KINDS: Final = frozenset({"value", "list", "map", "reducing", "broadcast",
 """The states of which a later chunk supersedes what earlier ones have of its keys."""
 _NAMESPACES: Final = {"list": "position", "map": "map_key", "broadcast": "map_key"}
 _CHUNK: Final = "__chunk"
+_WRITTEN_US: Final = "__written_us"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +129,28 @@ def frame_of(chunks: Sequence[Chunk], state: StoredState, where: str) -> pl.Data
     if state.rule is Redistribute.NEWEST:
         chunks = (max(chunks, key=lambda chunk: chunk.id),)
     is_heap = state.kind in _HEAP_KINDS
+    has_ttl = False
     frames: list[pl.DataFrame] = []
     for number, chunk in enumerate(chunks):
         table = chunk.table.select([name for name in chunk.table.column_names if name != KEY_GROUP])
         check_held_by_polars(table.schema, where)
         frame = to_polars(table)
         if is_heap:
+            times = [name for name in WRITTEN_COLUMNS if frame.schema.get(name) == pl.Int64]
+            written_us = pl.lit(None, pl.Int64) if not times else pl.col(times[0]).replace(UNKNOWN_US, None)
+            has_ttl = has_ttl or bool(times)
             gone = pl.lit(value=False) if GONE_COLUMN not in table.column_names else pl.col(GONE_COLUMN)
-            frame = frame.with_columns(gone.alias(GONE_COLUMN), pl.lit(number).alias(_CHUNK))
+            frame = frame.with_columns(gone.alias(GONE_COLUMN), written_us.alias(_WRITTEN_US)).drop(times)
+            frame = frame.with_columns(pl.lit(number).alias(_CHUNK))
         if frames and frame.schema != frames[0].schema:
             raise StorageError(
                 f"{where}: its chunks have different columns: {table.schema} differs from the first: damaged"
             )
         frames.append(frame)
     rows = pl.concat(frames)
-    return _entries(rows, state, where) if is_heap else rows
+    if not is_heap:
+        return rows
+    return _entries(rows if has_ttl else rows.drop(_WRITTEN_US), state, where)
 
 
 def _entries(rows: pl.DataFrame, state: StoredState, where: str) -> pl.DataFrame:
@@ -174,4 +183,6 @@ def _entries(rows: pl.DataFrame, state: StoredState, where: str) -> pl.DataFrame
     if state.kind in _NAMESPACES:
         add(pl.col("namespace"), _NAMESPACES[state.kind])
     add(pl.col("value"), state.name)
+    if _WRITTEN_US in rows.columns:
+        add(pl.col(_WRITTEN_US).cast(pl.Datetime("us", "UTC")), "written_at")
     return rows.select(columns)

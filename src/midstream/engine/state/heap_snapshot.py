@@ -1,7 +1,8 @@
 """Heap state at rest: a table per state, with columns `key`, `namespace` and `value`.
 
 `key` is the key column itself, or a struct of all key columns; `namespace` is the position in a list or the key in a
-map. Values without a declared Arrow type are pickled into binary columns. A later table supersedes earlier ones for the
+map. Values without a declared Arrow type are pickled into binary columns. Where entries expire, a column has the time at
+which each was last written (`expiring_states.WRITTEN_COLUMNS`). A later table supersedes earlier ones for the
 keys that it has; the column `gone` marks rows of keys that were removed.
 """
 
@@ -19,6 +20,7 @@ from midstream.engine.core.errors import JobError, StorageError
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.core.python_values import ValueMisfit, to_array, to_python, zone_of
 from midstream.engine.state.changelog import GONE, ChangelogSnapshot
+from midstream.engine.state.expiring_states import UNKNOWN_US, ExpiringState
 from midstream.engine.state.keyed_states import ListState, MapState, State, StateRow
 from midstream.engine.state.safe_pickle import OwnCode, Pickles
 from midstream.engine.state.state_parts import KEY_GROUP, check_columns
@@ -144,6 +146,10 @@ def state_table(state: State, taken: ChangelogSnapshot, encoding: KeyEncoding, o
         columns["namespace"] = _encode(
             names, len(gone), state.key_type, pickles, f"{where}: a key of state {state.name!r}"
         )
+    if isinstance(state, ExpiringState):
+        times = pa.array([*(written_us for written_us, _ in values), *(None for _ in gone)], pa.int64())
+        columns[state.written_column] = times
+        values = [value for _, value in values]
     what = f"{where}: a value of state {state.name!r}"
     columns["value"] = _encode(values, len(gone), state.type, pickles, what)
     return pa.table(columns | _marks(len(keys), len(gone)))
@@ -163,7 +169,18 @@ def state_rows(
     if isinstance(state, MapState):
         named = _decode(live, "namespace", state.key_type, pickles, f"{where}: keys of state {state.name!r}")
     values = _decode(live, "value", state.type, pickles, f"{where}: state {state.name!r}")
+    if isinstance(state, ExpiringState):
+        values = list(zip(_written_us(live, state, where), values, strict=True))
     return keys, zip(live_keys, named, values, strict=True)
+
+
+def _written_us(table: pa.Table, state: ExpiringState, where: str) -> list[int]:
+    """Return when each value was last written; UNKNOWN_US if the program that stored it had no such time to live."""
+    name = state.written_column
+    if name not in table.column_names:
+        return [UNKNOWN_US] * table.num_rows
+    check_columns(table, {name: pa.int64()}, f"{where}: state {state.name!r}")
+    return to_list(table.column(name))
 
 
 def timers_table(taken: ChangelogSnapshot, encoding: KeyEncoding) -> pa.Table:

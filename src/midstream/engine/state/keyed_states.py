@@ -22,12 +22,14 @@ from typing import Any, ClassVar, Final, Generic, Never, TypeVar, cast
 
 import pyarrow as pa
 
+from midstream.engine.core.config import Duration
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.python_values import ValueConverter, ValueMisfit, converter_of, is_fixed_zone, is_nan
 from midstream.engine.core.schemas import TypeLike, as_type
 from midstream.engine.core.value_converters import LEAST_DIGIT, ONE_DIGIT
 from midstream.engine.state.changelog import GONE, Changelog, ChangelogSnapshot
 from midstream.engine.state.declared_state import DeclaredState
+from midstream.engine.state.time_to_live import StateTtl, ttl_of
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -37,7 +39,9 @@ S = TypeVar("S", bound="State")
 StateRow = tuple[Any, Any, Any]
 """The key, the namespace (None, the position in the list, or the key in the map), and the value."""
 
-_FROZEN = frozenset({type(None), bool, int, float, complex, str, bytes, date, datetime, time, timedelta, Decimal})
+IMMUTABLE_TYPES = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, date, datetime, time, timedelta, Decimal}
+)
 """Types whose values cannot be changed in place, so snapshots share them."""
 
 
@@ -60,16 +64,19 @@ class State(DeclaredState):
     """Base of the states that have one entry per key.
 
     `type`: the type of the values; without one they are pickled.
+    `ttl`: how long entries live; None: until they are removed.
     """
 
     is_keyed: ClassVar[bool] = True
     is_many_rows: ClassVar[bool] = False
     """An entry is a collection, stored as one row for each of its items; it may have none."""
 
-    def __init__(self, type: TypeLike | None = None) -> None:
+    def __init__(self, type: TypeLike | None = None, *, ttl: StateTtl | Duration | None = None) -> None:
         type = _type_of(self, type)
         self.type = type
+        self.ttl = ttl_of(ttl)
         self.name = ""
+        self._declared_as = self.__class__.__name__
         self._converter = _converter_of(self, type)
         self._plain = None if self._converter is None else self._converter.plain
         """Each value of exactly this class fits and cannot be changed in place."""
@@ -96,7 +103,7 @@ class State(DeclaredState):
         """Return all entries, and the current key."""
         if self._entries is None:
             raise JobError(
-                f"{type(self).__name__} only works inside a process function, declared as an attribute of its class"
+                f"{self._declared_as} only works inside a process function, declared as an attribute of its class"
             )
         if not self._scope.is_set:
             raise JobError(
@@ -115,7 +122,7 @@ class State(DeclaredState):
             raise self._refusal(misfit) from misfit
 
     def _refusal(self, misfit: ValueMisfit, what: str = "") -> JobError:
-        return JobError(f"{type(self).__name__} {self.name!r}: {what}{misfit}")
+        return JobError(f"{self._declared_as} {self.name!r}: {what}{misfit}")
 
     def clear(self) -> None:
         """Remove the entry of the current key. Without an entry, nothing changes.
@@ -181,7 +188,7 @@ class State(DeclaredState):
                 self._entries.pop(key, None)
 
 
-class _Single(State, Generic[T]):
+class SingleState(State, Generic[T]):
     """One value per key. It is read for each row, so the path to a plain value is short."""
 
     def _get(self, default: T) -> T:
@@ -189,7 +196,7 @@ class _Single(State, Generic[T]):
         if not scope.is_set:
             self._here()
         value: T = self._entries.get(scope.key, default)  # type: ignore[union-attr]
-        return value if type(value) in _FROZEN else self._own_copy(value)
+        return value if type(value) in IMMUTABLE_TYPES else self._own_copy(value)
 
     def _own_copy(self, value: T) -> T:
         """Return a value that may be changed in place and that no snapshot refers to."""
@@ -214,17 +221,19 @@ class _Single(State, Generic[T]):
             return
         kept = value if self._kept is None else self._keep(value)
         self._entries[scope.key] = self.log.changed[scope.key] = kept  # type: ignore[index]
-        if type(kept) not in _FROZEN:
+        if type(kept) not in IMMUTABLE_TYPES:
             self._own.add(scope.key)
 
 
-class ValueState(_Single[T]):
+class ValueState(SingleState[T]):
     """One value per key, for process functions; declared as an attribute of the class.
 
     `type`: the type of the value; a value of another type is refused. Without it the value is pickled.
     `default`: what reading returns for a key without a value.
+    `ttl`: the value expires this long after it was last written, by event time; `StateTtl` for other rules.
 
-    Raises SchemaError for a type without a Python form, and if the default does not fit the type.
+    Raises SchemaError for a type without a Python form, and if the default does not fit the type; ConfigError for a
+    `ttl` that is no duration.
 
         >>> class Total(KeyedProcessFunction):
         ...     total = ValueState(int, default=0)
@@ -238,8 +247,10 @@ class ValueState(_Single[T]):
 
     kind = "value"
 
-    def __init__(self, type: TypeLike | None = None, default: T = _NONE) -> None:
-        super().__init__(type)
+    def __init__(
+        self, type: TypeLike | None = None, default: T = _NONE, *, ttl: StateTtl | Duration | None = None
+    ) -> None:
+        super().__init__(type, ttl=ttl)
         try:
             self.default: T = default if self._converter is None else self._converter.keep(default)
         except ValueMisfit as misfit:
@@ -257,12 +268,13 @@ class ValueState(_Single[T]):
         self._set(value)
 
 
-class ReducingState(_Single[T]):
+class ReducingState(SingleState[T]):
     """One value per key, to which each added value is applied; declared as an attribute of the class.
 
     `reduce`: takes the value and the added one, and returns the new value. The first value that is added is the first
     value.
     `type`: the type of the value; without it the value is pickled.
+    `ttl`: as for ValueState.
 
     Raises SchemaError for a type without a Python form.
 
@@ -278,8 +290,14 @@ class ReducingState(_Single[T]):
 
     kind = "reducing"
 
-    def __init__(self, reduce: Callable[[T, T], T], type: TypeLike | None = None) -> None:
-        super().__init__(type)
+    def __init__(
+        self,
+        reduce: Callable[[T, T], T],
+        type: TypeLike | None = None,
+        *,
+        ttl: StateTtl | Duration | None = None,
+    ) -> None:
+        super().__init__(type, ttl=ttl)
         self._reduce = reduce
 
     def add(self, value: T) -> None:
@@ -296,7 +314,7 @@ class ReducingState(_Single[T]):
     @property
     def value(self) -> T | None:
         """The reduced value of the current key; None if nothing has been added."""
-        return cast("_Single[T | None]", self)._get(None)
+        return cast("SingleState[T | None]", self)._get(None)
 
 
 class ListState(State, Generic[T]):
@@ -305,6 +323,7 @@ class ListState(State, Generic[T]):
     It is read by iterating and by `len()`. A checkpoint writes the lists of keys whose lists were read or changed.
 
     `type`: the type of the items; an item of another type is refused. Without it items are pickled.
+    `ttl`: as for ValueState, for each item from the time at which it was added.
 
     Raises SchemaError for a type without a Python form.
 
@@ -366,10 +385,14 @@ class ListState(State, Generic[T]):
         entries, key = self._here()
         found: list[T] | None = entries.get(key)
         if key not in self._own or found is None:
-            found = [] if found is None else _copy_list(found)
+            found = [] if found is None else self._copied(found)
             entries[key] = self.log.changed[key] = found
             self._own.add(key)
         return found
+
+    def _copied(self, values: list[T]) -> list[T]:
+        """Return a list whose items may be changed in place."""
+        return list(values) if all(type(value) in IMMUTABLE_TYPES for value in values) else copy.deepcopy(values)
 
     is_many_rows = True
 
@@ -390,6 +413,7 @@ class MapState(State, MutableMapping[K, V]):
 
     `key`: the type of the map's keys; a key of another type is refused. Without it they are pickled.
     `value`: the type of the values; a value of another type is refused. Without it they are pickled.
+    `ttl`: as for ValueState, for each entry of the map; it is then in the order in which its entries were last written.
     `wrong`: nothing; types without a name are refused.
 
     Raises SchemaError for a type without a Python form, and for keys of a nested type or of a time zone with daylight
@@ -409,11 +433,17 @@ class MapState(State, MutableMapping[K, V]):
 
     kind = "map"
 
-    def __init__(self, *wrong: Never, key: TypeLike | None = None, value: TypeLike | None = None) -> None:
+    def __init__(
+        self,
+        *wrong: Never,
+        key: TypeLike | None = None,
+        value: TypeLike | None = None,
+        ttl: StateTtl | Duration | None = None,
+    ) -> None:
         name = type(self).__name__
         if wrong:
             raise SchemaError(f"{name}: the types have names: write for example {name}(key=str, value=int)")
-        super().__init__(value)
+        super().__init__(value, ttl=ttl)
         key_type = _type_of(self, key)
         self.key_type = key_type
         self._key_converter = _converter_of(self, key_type)
@@ -479,7 +509,7 @@ class MapState(State, MutableMapping[K, V]):
     def __getitem__(self, name: K) -> V:
         name = self._named(name)
         value = self._read()[name]
-        if type(value) in _FROZEN:
+        if type(value) in IMMUTABLE_TYPES:
             return value
         if not self._scope.writable:
             return copy.deepcopy(value)
@@ -493,7 +523,7 @@ class MapState(State, MutableMapping[K, V]):
     def __setitem__(self, name: K, value: V) -> None:
         name, value = self._named(name), self._keep(value)
         self._write()[name] = value
-        if type(value) not in _FROZEN:
+        if type(value) not in IMMUTABLE_TYPES:
             self._own_values.add((self._scope.key, name))
 
     def __delitem__(self, name: K) -> None:
@@ -564,7 +594,7 @@ class BroadcastState(MapState[K, V]):
 
     `key`: the type of the map's keys; a key of another type is refused. Without it they are pickled.
     `value`: the type of the values; a value of another type is refused. Without it they are pickled.
-    `wrong`: nothing; types without a name are refused.
+    `ttl`, `wrong`: nothing; a time to live and types without a name are refused.
 
     Raises SchemaError as MapState does; writing elsewhere raises JobError.
 
@@ -584,6 +614,20 @@ class BroadcastState(MapState[K, V]):
     kind = "broadcast"
     is_keyed = False
 
+    def __init__(
+        self,
+        *wrong: Never,
+        key: TypeLike | None = None,
+        value: TypeLike | None = None,
+        ttl: StateTtl | Duration | None = None,
+    ) -> None:
+        super().__init__(*wrong, key=key, value=value)
+        if ttl is not None:
+            raise SchemaError(
+                "BroadcastState has no ttl: subtasks differ in time, and the state is the same in all of them; remove "
+                "entries in process_broadcast"
+            )
+
 
 def _type_of(state: State, kind: TypeLike | None) -> pa.DataType | None:
     """Return the type that was declared, the same for `str`, `pa.string()` and `pl.String`: a job may write another."""
@@ -599,7 +643,3 @@ def _converter_of(state: State, type: pa.DataType | None) -> ValueConverter | No
         return None if type is None else converter_of(type)
     except SchemaError as error:
         raise SchemaError(f"{state.__class__.__name__}: {error}") from None
-
-
-def _copy_list(values: list[T]) -> list[T]:
-    return list(values) if all(type(value) in _FROZEN for value in values) else copy.deepcopy(values)

@@ -22,6 +22,7 @@ from midstream.engine.operators.failed_rows import FAIL, ErrorPolicy, FailedRows
 from midstream.engine.operators.functions.function_operator import FunctionOperator, Port
 from midstream.engine.operators.functions.process_context import Context, ContextTimers
 from midstream.engine.operators.functions.row_rollback import RowRollback
+from midstream.engine.operators.functions.state_expiry import StateExpiry
 from midstream.engine.operators.row_conversion import (
     USER_ERRORS,
     Origin,
@@ -35,6 +36,7 @@ from midstream.engine.operators.row_conversion import (
 )
 from midstream.engine.operators.row_functions import rows_apart
 from midstream.engine.state.changelog import Changelog, ChangelogSnapshot
+from midstream.engine.state.expiring_states import bound_state, plain_entry
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, State
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
@@ -79,6 +81,7 @@ class ProcessOperator(FunctionOperator):
         self._encoding: KeyEncoding
         self._timers: ContextTimers
         self._logs: list[Changelog] = []
+        self._expiry: StateExpiry
         self._context: Context
 
     def _check_keys(self) -> None:
@@ -102,6 +105,11 @@ class ProcessOperator(FunctionOperator):
                     "key_by() first (by a column with one value for a state of the whole stream: "
                     "with_columns(all=pl.lit(0)).key_by('all'))"
                 )
+            if state.ttl is not None and state.ttl.by == "event_time" and all(time is None for time in self._times):
+                raise SchemaError(
+                    f"{self._where}: {type(state).__name__} {name!r} has a ttl by event time, and the stream has none; "
+                    f"call with_watermarks(), or declare ttl=StateTtl({state.ttl.duration!r}, by='clock')"
+                )
             if not state.is_keyed and not any(port.broadcast for port in self._ports):
                 raise JobError(
                     f"{self._where}: BroadcastState {name!r} needs a broadcast input; use connect_broadcast()"
@@ -114,9 +122,10 @@ class ProcessOperator(FunctionOperator):
         self._encoding = KeyEncoding(self._key_fields, context.max_parallelism, self._where)
         for name, state in self._declared().items():
             assert isinstance(state, State), state
-            bound = state.bound(name, self._scope if state.is_keyed else self._broadcast_scope)
+            bound = bound_state(state, name, self._scope if state.is_keyed else self._broadcast_scope)
             self._states[name] = bound
             bound.bind(self._function, name)
+        self._expiry = StateExpiry(self._states.values(), context)
         self._timers = ContextTimers(self._scope, self._arm)
         self._logs = [state.log for state in self._states.values()] + [queue.log for queue in self._queues().values()]
         self._context = Context(
@@ -151,6 +160,7 @@ class ProcessOperator(FunctionOperator):
                 state.forget(keys)
                 state.restore(found)
                 state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
+        self._expiry.restored()
         self._arm()
 
     def close(self) -> None:
@@ -165,7 +175,7 @@ class ProcessOperator(FunctionOperator):
             self._process_apart(batch, port, failed)
             return
         spec = self._ports[port]
-        handler: Handler = getattr(self._function, spec.method)
+        handler = self._handler(spec)
         keys = self._keys(batch, spec)
         times = self._times[port]
         times_us: Iterable[int | None] = repeat(None) if times is None else times.us(batch).tolist()
@@ -192,7 +202,7 @@ class ProcessOperator(FunctionOperator):
     def _process_apart(self, batch: pa.RecordBatch, port: int, failed: FailedRows) -> None:
         """Process the rows of an input one by one, and undo what the function has done for those that fail."""
         spec, times = self._ports[port], self._times[port]
-        handler: Handler = getattr(self._function, spec.method)
+        handler = self._handler(spec)
         keys = self._keys(batch, spec)
         times_us = None if times is None else times.us(batch).tolist()
         scope, context = self._scope, self._context
@@ -223,6 +233,11 @@ class ProcessOperator(FunctionOperator):
         self._flush(batch)
         failed.flush(batch, self._out)
         self.failed_rows = failed.total
+
+    def _handler(self, spec: Port) -> Handler:
+        """Return the function's method for the rows of a batch, before which the entries of a row's key expire."""
+        handler: Handler = getattr(self._function, spec.method)
+        return self._expiry.before_each(handler) if self._expiry and spec.keys else handler
 
     def _keys(self, batch: pa.RecordBatch, spec: Port) -> list[Any] | None:
         if not spec.keys:
@@ -266,6 +281,8 @@ class ProcessOperator(FunctionOperator):
                 self._out.emit(self._side_batch(side, tag), tag)
         for log in self._logs:
             log.settle()
+        if self._expiry:
+            self._arm()
 
     def _side_batch(self, rows: Sequence[Row], tag: str) -> pa.RecordBatch:
         return to_batch(rows, self.side_outputs[tag], f"{self._where}: side output {tag!r}", ())
@@ -277,6 +294,8 @@ class ProcessOperator(FunctionOperator):
         all_fired = self._fire(watermark_us, event_time=True)
         if all_fired and watermark_us == MAX_WATERMARK_US:
             all_fired = self._fire_last()
+        elif all_fired:
+            all_fired = self._expiry.advance_watermark(watermark_us)
         self._flush()
         return all_fired
 
@@ -301,10 +320,15 @@ class ProcessOperator(FunctionOperator):
         on_timer, context, scope, clock = self._function.on_timer, self._context, self._scope, self._runtime.clock
         end_s = clock.monotonic_s() + self._runtime.slice_s
         fired = 0
+        expiry = self._expiry
+        if expiry:
+            expiry.read_clock()
         scope.is_set = True
         try:
             while (timer := queue.pop(until_us)) is not None:
                 context.time_us, scope.key = timer
+                if expiry:
+                    expiry.begin_call(timer[0] if event_time else expiry.event_time_us)
                 at = self._calendar.datetime(timer[0])
                 try:
                     result = on_timer(at, context)
@@ -320,11 +344,12 @@ class ProcessOperator(FunctionOperator):
         return True
 
     def _arm(self) -> None:
-        """Set the wake-up for the earliest processing-time timer."""
-        next_us = self._timers.processing.next_us()
-        if next_us is None:
+        """Set the wake-up for the earliest processing-time timer, or for the entries that expire first by the clock."""
+        times_us = (self._timers.processing.next_us(), self._expiry.next_sweep_us())
+        next_us = min((time_us for time_us in times_us if time_us is not None), default=None)
+        if next_us is None or self._timers.has_ended:
             return
-        at_ms = -(-next_us // 1000)
+        at_ms = max(-(-next_us // 1000), 0)
         if self._wake is None or at_ms < self._wake_ms:
             self._disarm()
             self._wake_ms = at_ms
@@ -340,6 +365,7 @@ class ProcessOperator(FunctionOperator):
         if not self._opened:
             return
         self._fire(self._runtime.clock.now_ms() * 1000, event_time=False)
+        self._expiry.sweep()
         self._flush()
         self._arm()
 
@@ -380,7 +406,7 @@ class ProcessOperator(FunctionOperator):
         found = {}
         for state in self._states.values():
             try:
-                entries = copy.deepcopy(state.entries())
+                entries = {key: copy.deepcopy(plain_entry(state, entry)) for key, entry in state.entries().items()}
             except Exception as error:  # of the value's own class
                 raise JobError(f"{self._where}: a value of state {state.name!r} cannot be copied: {error}") from error
             if state.is_keyed:
