@@ -36,6 +36,8 @@ from midstream import (
     ValueState,
     Variance,
     WatermarkStrategy,
+    WindowContext,
+    WindowFunction,
     exponential_restarts,
     fixed_restarts,
     no_restart,
@@ -366,6 +368,31 @@ def test_running_aggregates_have_the_keys_the_time_and_a_column_each():
     assert timed().key_by("k").aggregate(n=Count(), ttl="1 d").side_output(LATE).schema == timed().schema
     with refused(JobError, "late"):
         timed().key_by("k").aggregate(n=Count()).side_output(LATE)
+
+
+@pytest.mark.parametrize("name", ["*", "^.*$"])
+def test_a_result_may_have_a_name_that_polars_reads_as_a_pattern(name: str) -> None:
+    keyed = timed().key_by("k")
+    for made in (
+        timed().with_columns(**{name: pl.lit(7)}),
+        keyed.aggregate(**{name: Sum("v")}),
+        keyed.aggregate(**{name: Sum("v")}, every="1 s"),
+        keyed.window(tumbling("1 h")).aggregate(**{name: Sum("v")}),
+        keyed.window(midstream.count(1)).aggregate(**{name: Sum("v")}),
+        keyed.window(tumbling("1 h")).process(Values(name), {name: int}),
+    ):
+        rows = testing.run(made, [{"t": datetime(2020, 1, 1), "k": "a", "v": 7}]).rows
+        assert [row[name] for row in rows] == [7], made
+
+
+class Values(WindowFunction):
+    """Returns the column v under another name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def process(self, rows: pl.DataFrame, ctx: WindowContext) -> pl.DataFrame:
+        return rows.rename({"v": self.name})[[self.name]]
 
 
 def test_running_aggregates_are_checked():

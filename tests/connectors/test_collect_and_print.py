@@ -168,6 +168,32 @@ def test_print_writes_everything_without_a_limit(capfd):
     assert loop.failures == []
 
 
+def test_print_writes_values_that_python_cannot_hold_as_arrow_shows_them(capfd):
+    loop = Loop()
+    columns = {
+        "late": LATE.cast(pa.timestamp("us")),
+        "day": pa.array([0, 3_000_000], pa.int32()).view(pa.date32()),
+        "took": pa.array([None, 2**62], pa.duration("ms")),
+        "at": pa.array([1, 2000], pa.time64("ns")),
+        "days": pa.array([[1], [3_000_000]], pa.list_(pa.int32())).cast(pa.list_(pa.date32())),
+        "text": pa.array(["a", "b"]),
+    }
+    writer = open_writer(PrintSink(), pa.record_batch(columns).schema, loop)
+    writer.write(pa.record_batch(columns))
+    loop.run()
+    assert loop.failures == []
+    assert capfd.readouterr().out.splitlines() == [
+        (
+            "{'late': datetime.datetime(1970, 1, 1, 0, 0), 'day': datetime.date(1970, 1, 1), 'took': None, "
+            "'at': 00:00:00.000000001, 'days': [datetime.date(1970, 1, 2)], 'text': 'a'}"
+        ),
+        (
+            "{'late': 10000-01-01 00:00:00.000000, 'day': 10183-09-21, 'took': 4611686018427387904, "
+            "'at': datetime.time(0, 0, 0, 2), 'days': [10183-09-21], 'text': 'b'}"
+        ),
+    ]
+
+
 def test_print_limit_must_be_a_count():
     with pytest.raises(ConfigError, match="limit -1"):
         PrintSink(limit=-1)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from midstream import Environment, testing
+from midstream.connectors.common import filesystem as connectors_filesystem
 from midstream.connectors.common.filesystem import find_files
 from midstream.connectors.files import directory_watch
 from midstream.connectors.files import file_source as files
@@ -469,6 +470,23 @@ def test_a_link_to_a_directory_above_is_refused(tmp_path):
     (tmp_path / "in" / "deep" / "link").symlink_to(tmp_path / "in" / "side")
     with pytest.raises(StorageError, match="link: links back to "):
         find_files(pyarrow.fs.LocalFileSystem(), str(tmp_path / "in"))
+
+
+@pytest.mark.parametrize("step", ["_listed", "_links_in"])
+def test_a_directory_that_is_deleted_while_it_is_listed_has_no_files(tmp_path, monkeypatch, step):
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "1.parquet")
+    (tmp_path / "old").mkdir()
+    original = getattr(connectors_filesystem, step)
+
+    def deleting(*arguments, **options):
+        if str(tmp_path / "old") in arguments and (tmp_path / "old").exists():
+            (tmp_path / "old").rmdir()
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(connectors_filesystem, step, deleting)
+    found = find_files(pyarrow.fs.LocalFileSystem(), str(tmp_path))
+    assert [info.base_name for info in found] == ["1.parquet"]
+    assert not (tmp_path / "old").exists()
 
 
 def test_a_name_that_is_not_utf8_is_refused(tmp_path):

@@ -25,7 +25,8 @@ from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.operators.windows import session_windows
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
-from midstream.engine.operators.windows.window_operator import END, START, WindowOperator
+from midstream.engine.operators.windows.window_operator import WindowOperator
+from midstream.engine.operators.windows.window_specs import END, START
 from midstream.engine.state import heap_snapshot as heap
 from midstream.engine.state.heap_snapshot import KeyEncoding
 from midstream.engine.state.table_state import TableState

@@ -182,6 +182,19 @@ def test_values_that_are_equal_by_the_order_do_not_depend_on_arrival(
     assert made[0] == made[1]
 
 
+def test_of_rows_that_differ_only_in_nulls_and_nan_the_first_column_decides() -> None:
+    names = [f"x{number}" for number in range(6)]
+    schema = pa.schema(
+        [("k", pa.int64()), ("t", pa.timestamp("us")), ("v", pa.int64()), *((x, pa.float64()) for x in names)]
+    )
+    rows = [{"k": 1, "t": 5, "v": 1} | dict.fromkeys(names, math.nan) | {name: None} for name in names]
+    world = World(top(count=len(names), schema=schema))
+    world.process(pa.RecordBatch.from_pylist(rows, schema=schema))
+    world.advance(MAX_WATERMARK_US)
+    nulls = [[name for name in names if row[name] is None] for row in world.out.rows()]
+    assert nulls == [[name] for name in reversed(names)]
+
+
 def test_the_rows_of_a_window_may_be_rows_of_windows_themselves() -> None:
     """Their columns that have the names of the result's are left out, also if it is the first one."""
     schema = pa.schema(

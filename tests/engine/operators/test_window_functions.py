@@ -266,6 +266,8 @@ def test_wrong_arguments_are_refused() -> None:
     for name in ("k", WINDOW_START):
         with pytest.raises(ConfigError, match=f"operator 'w': two output columns are called '{name}'"):
             operator(made=pa.schema([(name, pa.int64())]))
+    with pytest.raises(ConfigError, match="operator 'w': an output column must not be called '__start', as one"):
+        operator(made=pa.schema([("__start", pa.int64())]))
     with pytest.raises(SchemaError, match="polars cannot hold"):
         operator(made=pa.schema([("x", pa.decimal256(50))]))
 

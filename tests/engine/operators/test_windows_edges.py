@@ -397,6 +397,10 @@ def test_bad_declarations_are_refused_immediately() -> None:
         operator_of(tumbling("1 s"), schema_of(pa.large_list(pa.int64())), s=Max("v"))
     with pytest.raises(ConfigError, match="two output columns are called 'k'"):
         operator_of(tumbling("1 s"), k=Count())
+    with pytest.raises(
+        ConfigError, match="an output column must not be called '__end', as one that windows add is; rename it"
+    ):
+        operator_of(tumbling("1 s"), __end=Count())
     with pytest.raises(ConfigError, match="is not an aggregate"):
         operator_of(tumbling("1 s"), n=len)
     with pytest.raises(ConfigError, match="finer than the event time 't'"):

@@ -133,9 +133,14 @@ class _Listing:
 
         `above`: the directories that lead to this one, without links.
         """
+        try:
+            infos = _listed(self._filesystem, directory, recursive=False)
+            links = _links_in(directory)
+        except StorageError as error:
+            if above and isinstance(error.__cause__, FileNotFoundError):
+                return  # it was deleted after the directory above it was listed
+            raise
         above = (*above, os.path.realpath(directory))
-        infos = _listed(self._filesystem, directory, recursive=False)
-        links = _links_in(directory)
         for info in infos:
             relative = _relative(info, self._root)
             if is_ignored(relative):

@@ -43,11 +43,16 @@ def _as_arrow_shows(column: pa.Array[Any]) -> str:
     return " ".join(shown.removeprefix("[").removesuffix("]").split())
 
 
-def _value(column: pa.Array[Any]) -> str:
+def literal_text(column: pa.Array[Any]) -> str:
+    """Format the first value as in a program, strings in quotes."""
     try:
-        text = repr(to_python(column)[0])
+        return repr(to_python(column)[0])
     except Exception:  # noqa: BLE001 - a value that Python cannot represent may be what the error is about
-        text = _as_arrow_shows(column)
+        return _as_arrow_shows(column)
+
+
+def _value(column: pa.Array[Any]) -> str:
+    text = literal_text(column)
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}…"
 
 

@@ -144,12 +144,11 @@ def without_elements(tree: Tree, name: str) -> Tree:
 
 def without_selectors(trees: Trees, tree: Tree, schema: Mapping[str, pl.DataType]) -> list[Tree]:
     """Return the tree once per type of the columns that its selectors select, with a column of the type instead."""
+    selectors = [node for node in nodes(tree) if _is_selector(node)]
+    if not selectors:
+        return [tree]  # before the frame: of a schema of 1,000s of columns, it takes longer than all else
     frame = pl.DataFrame(schema=schema)
-    selected = {
-        msgspec.json.encode(node): frame.select(trees.expr(node)).schema for node in nodes(tree) if _is_selector(node)
-    }
-    if not selected:
-        return [tree]
+    selected = {msgspec.json.encode(node): frame.select(trees.expr(node)).schema for node in selectors}
 
     def columns(node: Tree) -> list[Tree]:
         return [{"Column": name} for name in selected[msgspec.json.encode(node)]] if _is_selector(node) else [node]

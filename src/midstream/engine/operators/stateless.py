@@ -116,7 +116,7 @@ class ProjectOperator(Stateless):
         frame = rows.select(*self._exprs)
         if frame.height == rows.height:
             return frame
-        return rows.with_columns(*self._exprs).select(self._made.names)  # select turns literals into one row
+        return rows.with_columns(*self._exprs)[self._made.names]  # select turns literals into one row
 
 
 class ColumnsOperator(Stateless):

@@ -20,8 +20,7 @@ from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.windows.aggregates import AnyAggregate
 from midstream.engine.operators.windows.dense_groupby import DenseGroupBy
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
-from midstream.engine.operators.windows.window_operator import END, START
-from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START, CountWindow
+from midstream.engine.operators.windows.window_specs import END, START, WINDOW_END, WINDOW_START, CountWindow
 from midstream.engine.state.table_state import TableState
 
 COUNT: Final = "__count"
@@ -89,10 +88,10 @@ class _CountWindows(KeyedBatchFunction):
         complete = merged.filter(pl.col(COUNT) == self._rows).sort(_LAST)
         finished = aggregation.finish(complete)
         if not aggregation.bounds:
-            return finished.select(aggregation.schema.names)
+            return finished[aggregation.schema.names]
         kind = rows.schema[aggregation.time.column]
         bounds = [pl.col(START).cast(kind).alias(WINDOW_START), pl.col(END).cast(kind).alias(WINDOW_END)]
-        return finished.with_columns(bounds).select(aggregation.schema.names)
+        return finished.with_columns(bounds)[aggregation.schema.names]
 
 
 def _function(aggregation: WindowAggregation, rows: int) -> _CountWindows:

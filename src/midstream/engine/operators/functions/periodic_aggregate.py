@@ -23,8 +23,7 @@ from midstream.engine.operators.windows.aggregates import AnyAggregate
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.top_rows import TopAggregation
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
-from midstream.engine.operators.windows.window_operator import END
-from midstream.engine.operators.windows.window_specs import Sliding
+from midstream.engine.operators.windows.window_specs import END, Sliding
 from midstream.engine.state.state_parts import Redistribute, StatePart
 from midstream.engine.state.table_state import TableState
 
@@ -126,7 +125,7 @@ class PeriodicAggregateOperator(PaneWindowOperator):
             return
         time = self._aggregation.time
         values = pa.schema([field for field in self.schema if field.name != time.column])
-        batch = from_polars(aggregation.finish(changed).select(values.names), values, aggregation.where)
+        batch = from_polars(aggregation.finish(changed)[values.names], values, aggregation.where)
         at = pa.array(np.full(batch.num_rows, end)).view(time.kind)
         columns = [at if name == time.column else batch.column(name) for name in self.schema.names]
         self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self.schema))

@@ -107,7 +107,7 @@ class _RunningAggregate(KeyedBatchFunction):
         aggregation = self._aggregation
         computed = [name for name in aggregation.schema.names if name not in aggregation.bounds]
         made = aggregation.finish(rows.select(aggregation.keys).hstack(parts))
-        return made.select(computed).hstack(rows.select(aggregation.bounds))
+        return made[computed].hstack(rows.select(aggregation.bounds))
 
     def _lives(
         self, layout: _Layout, known: pl.DataFrame, frame: pl.DataFrame

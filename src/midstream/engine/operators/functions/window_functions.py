@@ -27,10 +27,10 @@ from midstream.engine.operators.stateless import made_batch
 from midstream.engine.operators.user_metrics import UserMetrics
 from midstream.engine.operators.windows.aggregates import Aggregate, Columns
 from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGroupBy
-from midstream.engine.operators.windows.window_aggregation import WindowAggregation
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation, check_output
 from midstream.engine.operators.windows.window_factory import operator_of
-from midstream.engine.operators.windows.window_operator import END, START, WindowOperator
-from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START, Window
+from midstream.engine.operators.windows.window_operator import WindowOperator
+from midstream.engine.operators.windows.window_specs import END, START, WINDOW_END, WINDOW_START, Window
 from midstream.engine.state.declared_state import declared_states
 
 _ROWS: Final = "__rows"
@@ -164,6 +164,7 @@ class RowsOfWindows(WindowAggregation):
                     f"{where}: two output columns are called {column!r}: the keys, {WINDOW_START} and {WINDOW_END} are added to "
                     "what the function returns; leave it out, or rename it"
                 )
+            check_output(column, where)
         read = [column for column in schema.names if column not in keys]
         super().__init__(name, keys, event_time, {_ROWS: _Rows(read)}, schema)
         self.settings = {"the rows of a window": "all"}

@@ -29,8 +29,6 @@ from midstream.engine.operators.windows.local_days import LocalDays
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
 from midstream.engine.operators.windows.window_operator import (
-    END,
-    START,
     Firing,
     Piece,
     WindowOperator,
@@ -38,7 +36,7 @@ from midstream.engine.operators.windows.window_operator import (
     native_units,
     room_for,
 )
-from midstream.engine.operators.windows.window_specs import IS_EARLY, WINDOW_END, Sliding
+from midstream.engine.operators.windows.window_specs import END, IS_EARLY, START, WINDOW_END, Sliding
 from midstream.engine.state.columnar import Ordered, PartLog, snapshot_runs
 from midstream.engine.state.state_parts import Chunk
 

@@ -28,8 +28,6 @@ from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGrou
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
 from midstream.engine.operators.windows.window_operator import (
-    END,
-    START,
     Firing,
     Piece,
     WindowOperator,
@@ -37,7 +35,7 @@ from midstream.engine.operators.windows.window_operator import (
     native_units,
     room_for,
 )
-from midstream.engine.operators.windows.window_specs import Session
+from midstream.engine.operators.windows.window_specs import END, START, Session
 from midstream.engine.state.columnar import by_group, snapshot_runs
 from midstream.engine.state.session_index import SessionIndex
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk

@@ -27,13 +27,15 @@ _IS_NEW: Final = "__is_new"
 class _Order:
     """An order of rows with `columns`: by some of them, then by all others that have an order, ascending.
 
-    Nulls and NaN come last, whatever the direction.
+    Nulls and NaN come last, whatever the direction; where only these and zeros differ, the first column decides in which
+    they do.
     """
 
     def __init__(self, by: Sequence[str], descending: bool, columns: Mapping[str, pa.DataType]) -> None:
         rest = [name for name, kind in columns.items() if name not in by and _is_ordered(kind)]
         self._names = (*by, *rest)
-        self._floats = frozenset(name for name, kind in columns.items() if pa.types.is_floating(kind))
+        # not a set: its order differs between processes
+        self._floats = tuple(name for name, kind in columns.items() if pa.types.is_floating(kind))
         self._descending = [descending] * len(by) + [False] * len(rest)
 
     def sorted(self, frame: pl.DataFrame, prefix: str = "") -> pl.DataFrame:

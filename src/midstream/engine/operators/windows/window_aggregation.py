@@ -37,7 +37,7 @@ from midstream.engine.operators.windows.aggregates import (
 )
 from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGroupBy, fold
 from midstream.engine.operators.windows.prefix_scan import Segments, scan
-from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
+from midstream.engine.operators.windows.window_specs import END, START, WINDOW_END, WINDOW_START
 from midstream.engine.state.safe_pickle import OwnCode, Pickles
 
 T = TypeVar("T")
@@ -206,6 +206,7 @@ class WindowAggregation:
         for output in self._aggregates:
             if output in self.keys or output in self.bounds:
                 raise ConfigError(f"{self.where}: two output columns are called {output!r}; rename the aggregate")
+            check_output(output, self.where)
         for key in self.keys:
             if key in self.bounds:
                 raise ConfigError(f"{self.where}: the key column must not be called {key!r}; rename it first")
@@ -391,6 +392,14 @@ class WindowAggregation:
             if isinstance(error, MidstreamError):
                 raise
             raise user_error(self.where, "an aggregate", error) from error
+
+
+def check_output(name: str, where: str) -> None:
+    """Raise ConfigError for an output column that is called like one of those that windows add to their parts."""
+    if name in (START, END, ALL):
+        raise ConfigError(
+            f"{where}: an output column must not be called {name!r}, as one that windows add is; rename it"
+        )
 
 
 def _is_own(aggregate: Aggregate) -> bool:

@@ -22,13 +22,9 @@ from midstream.engine.operators.key_group_watermarks import KeyGroupWatermarks
 from midstream.engine.operators.row_conversion import check_keys, fields_text
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import ROWS, WindowCombiner
-from midstream.engine.operators.windows.window_specs import IS_EARLY, LATE, WINDOW_END, WINDOW_START, Window
+from midstream.engine.operators.windows.window_specs import END, IS_EARLY, LATE, START, WINDOW_END, WINDOW_START, Window
 from midstream.engine.state.columnar import Ordered, StateLayout
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
-
-START: Final = "__start"
-END: Final = "__end"
-"""The columns with the bounds of each row's window in a merged frame, int64 in the event time's unit."""
 
 PIECE_ROWS = 65_536
 """The approximate size of batches in which windows are emitted; a larger one is cut between window ends, or else between key groups."""
@@ -266,7 +262,7 @@ class WindowOperator(Operator):
         finished = self._aggregation.finish(merged)
         if finished.height == 0:
             return
-        batch = from_polars(finished.select(values.names), values, self._aggregation.where)
+        batch = from_polars(finished[values.names], values, self._aggregation.where)
         columns = {name: batch.column(name) for name in values.names}
         columns[WINDOW_START] = pa.array(finished.get_column(START).to_numpy()).view(kind)
         columns[WINDOW_END] = pa.array(finished.get_column(END).to_numpy()).view(kind)

@@ -15,6 +15,9 @@ from midstream.engine.operators.windows.local_days import check_zone
 DAY_US: Final = 86_400_000_000
 WINDOW_START: Final = "window_start"
 WINDOW_END: Final = "window_end"
+START: Final = "__start"
+END: Final = "__end"
+"""The columns with the bounds of each row's window in a merged frame, int64 in the event time's unit."""
 IS_EARLY: Final = "is_early"
 """The column that marks early results, of windows that have some."""
 LATE: Final = "late"
