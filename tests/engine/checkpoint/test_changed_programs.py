@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from checkpoint_samples import MAX_PARALLELISM, SCHEMA, NoRows, metadata_of, pipeline
-from midstream.engine.checkpoint.metadata import CheckpointMetadata, settings_of
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, forms_of, settings_of
 from midstream.engine.checkpoint.redistribute_state import assign_state
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.errors import ConfigError
@@ -112,7 +112,7 @@ def part(name: str) -> PartHandle:
 
 def checkpoint_with(operator: Operator, *parts: str) -> CheckpointMetadata:
     snapshots = (OperatorSnapshot("visits", tuple(part(name) for name in parts)), OperatorSnapshot("visits"))
-    return metadata_of(graph_with(operator), {"visits": snapshots}, settings={"visits": settings_of(operator)})
+    return metadata_of(graph_with(operator), {"visits": snapshots}, settings={"visits": settings_of(operator)}, forms={"visits": forms_of(operator)})
 
 
 OTHER_KEY = ROWS.set(1, pa.field("user", pa.int64()))

@@ -66,7 +66,10 @@ def _describe_dropped(metadata: CheckpointMetadata, uid: str, new: list[str]) ->
 
 
 def check_settings(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Raise ConfigError if state was made with other settings than the operator has now."""
+    """Raise ConfigError if state was made with other settings than the operator has now.
+
+    The types of states that users declare are not among these settings: see `engine.checkpoint.changed_states`.
+    """
     old = {op.uid: op for op in metadata.operators}
     for vertex in graph.vertices:
         for spec in vertex.operators:
@@ -75,7 +78,10 @@ def check_settings(metadata: CheckpointMetadata, graph: JobGraph) -> None:
                 continue
             held = {part.name for part in _parts_to_restore(before)}
             now = spec.operator.state_settings()
+            is_users = spec.operator.upgradable_states() is not None
             for part, what, was in before.settings:
+                if part and is_users:
+                    continue
                 found = now.get(part, {}).get(what)
                 if found == was or not held or (part and part not in held):
                     continue

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.python_values import ValueConverter, ValueMisfit, converter_of, is_fixed_zone, is_nan
-from midstream.engine.core.schemas import TypeLike, as_type
+from midstream.engine.core.schemas import TypeLike, as_type, field_defaults
 from midstream.engine.core.value_converters import LEAST_DIGIT, ONE_DIGIT
 from midstream.engine.state.changelog import GONE, Changelog, ChangelogSnapshot
 from midstream.engine.state.declared_state import DeclaredState
@@ -66,9 +66,17 @@ class State(DeclaredState):
     is_many_rows: ClassVar[bool] = False
     """An entry is a collection, stored as one row for each of its items; it may have none."""
 
-    def __init__(self, type: TypeLike | None = None) -> None:
-        type = _type_of(self, type)
+    def __init__(
+        self,
+        type: TypeLike | None = None,
+        *,
+        was: str | None = None,
+        migrate: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._set_upgrade(was, migrate)
+        declared, type = type, _type_of(self, type)
         self.type = type
+        self.defaults = field_defaults(declared)
         self.name = ""
         self._converter = _converter_of(self, type)
         self._plain = None if self._converter is None else self._converter.plain
@@ -151,6 +159,9 @@ class State(DeclaredState):
 
     def type_text(self) -> str:
         return "pickled" if self.type is None else str(self.type)
+
+    def form(self) -> pa.Schema:
+        return pa.schema([] if self.type is None else [pa.field("value", self.type)])
 
     def snapshot(
         self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]
@@ -238,8 +249,15 @@ class ValueState(_Single[T]):
 
     kind = "value"
 
-    def __init__(self, type: TypeLike | None = None, default: T = _NONE) -> None:
-        super().__init__(type)
+    def __init__(
+        self,
+        type: TypeLike | None = None,
+        default: T = _NONE,
+        *,
+        was: str | None = None,
+        migrate: Callable[[Any], T] | None = None,
+    ) -> None:
+        super().__init__(type, was=was, migrate=migrate)
         try:
             self.default: T = default if self._converter is None else self._converter.keep(default)
         except ValueMisfit as misfit:
@@ -278,8 +296,15 @@ class ReducingState(_Single[T]):
 
     kind = "reducing"
 
-    def __init__(self, reduce: Callable[[T, T], T], type: TypeLike | None = None) -> None:
-        super().__init__(type)
+    def __init__(
+        self,
+        reduce: Callable[[T, T], T],
+        type: TypeLike | None = None,
+        *,
+        was: str | None = None,
+        migrate: Callable[[Any], T] | None = None,
+    ) -> None:
+        super().__init__(type, was=was, migrate=migrate)
         self._reduce = reduce
 
     def add(self, value: T) -> None:
@@ -409,11 +434,18 @@ class MapState(State, MutableMapping[K, V]):
 
     kind = "map"
 
-    def __init__(self, *wrong: Never, key: TypeLike | None = None, value: TypeLike | None = None) -> None:
+    def __init__(
+        self,
+        *wrong: Never,
+        key: TypeLike | None = None,
+        value: TypeLike | None = None,
+        was: str | None = None,
+        migrate: Callable[[Any], V] | None = None,
+    ) -> None:
         name = type(self).__name__
         if wrong:
             raise SchemaError(f"{name}: the types have names: write for example {name}(key=str, value=int)")
-        super().__init__(value)
+        super().__init__(value, was=was, migrate=migrate)
         key_type = _type_of(self, key)
         self.key_type = key_type
         self._key_converter = _converter_of(self, key_type)
@@ -433,6 +465,10 @@ class MapState(State, MutableMapping[K, V]):
 
     def type_text(self) -> str:
         return f"{'pickled' if self.key_type is None else self.key_type} to {super().type_text()}"
+
+    def form(self) -> pa.Schema:
+        form = super().form()
+        return form if self.key_type is None else form.append(pa.field("namespace", self.key_type))
 
     is_many_rows = True
 

@@ -12,6 +12,7 @@ from midstream.engine.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
     OperatorState,
+    forms_of,
     layout_of,
     settings_of,
 )
@@ -75,8 +76,8 @@ def operator_states(
         ended = tuple(ref.subtask for ref in refs if ref in finished or acks[ref].finished)
         for spec in vertex.specs:
             subtasks = tuple(_snapshot(spec.uid, ref, acks, old.get(spec.uid)) for ref in refs)
-            settings = settings_of(spec.operator) if isinstance(spec, OperatorSpec) else ()
-            states.append(OperatorState(spec.uid, spec.name, vertex.id, vertex.parallelism, subtasks, ended, settings))
+            of = (settings_of(spec.operator), forms_of(spec.operator)) if isinstance(spec, OperatorSpec) else ()
+            states.append(OperatorState(spec.uid, spec.name, vertex.id, vertex.parallelism, subtasks, ended, *of))
     return tuple(states)
 
 
