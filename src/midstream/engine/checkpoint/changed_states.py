@@ -82,8 +82,10 @@ def _fates(before: OperatorState | None, spec: OperatorSpec) -> Iterator[StateFa
         yield fate
     for part, (what, text) in then.items():
         if part in rows and part not in restored:
-            close = get_close_matches(part, [new for new in now if new not in then], n=1, cutoff=0.5)
-            guess = f"; is it {_what(close[0])} now?" if close else ""
+            kind, _, name = part.partition(":")
+            new = [each.partition(":")[2] for each in now if each not in then and each.startswith(f"{kind}:")]
+            close = get_close_matches(name, new, n=1)
+            guess = f" (is it {kind} state {close[0]!r} now?)" if close else ""
             gone = f"it holds {what} ({text}), which it does not have now{guess}"
             yield StateFate(spec.uid, spec.name, what, "", part, rows[part], losses=(gone,))
 
