@@ -18,7 +18,7 @@ from effort import examples
 from midstream.engine.core.arrow_types import map_of
 from midstream.engine.core.python_values import ValueMisfit, converter_of, to_array, to_python
 from midstream.engine.core.schemas import ITEM, Default
-from midstream.engine.state.type_evolution import Conversion, Defaults, Refusal, conversion
+from midstream.engine.state.type_evolution import Conversion, Defaults, NoConversion, conversion
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 FLOATS = [pa.float16(), pa.float32(), pa.float64()]
@@ -213,23 +213,23 @@ def test_what_could_lose_a_value_is_refused_wherever_it_is(place: str) -> None:
 
     for old, new in REFUSED:
         found = conversion(at(old), at(new), {})
-        assert isinstance(found, Refusal) and found.reason.startswith(f"{place}{old} cannot be converted to {new}")
+        assert isinstance(found, NoConversion) and found.reason.startswith(f"{place}{old} cannot be converted to {new}")
 
 
 def test_a_new_field_needs_a_value() -> None:
     old = pa.struct([("a", pa.int8())])
     inner = pa.struct([("a", pa.int8()), pa.field("b", pa.int64(), nullable=False)])
     found = conversion(pa.map_(pa.int8(), old), pa.map_(pa.int8(), inner), {})
-    assert found == Refusal("field [].b is new, cannot be null, and has no default; declare it with a default")
+    assert found == NoConversion("field [].b is new, cannot be null, and has no default; declare it with a default")
     found = conversion(old, inner, {("b",): Default(None, "'x' is a str")})
-    assert found == Refusal("field b is new, and its default cannot be used: 'x' is a str")
+    assert found == NoConversion("field b is new, and its default cannot be used: 'x' is a str")
     given = conversion(old, inner, {("b",): Default(3)})
     assert isinstance(given, Conversion)
     assert given.step(pa.array([{"a": 1}, None], old)).to_pylist() == [{"a": 1, "b": 3}, None]
     now_null = conversion(pa.struct([pa.field("a", pa.int8(), nullable=False)]), old, {})
     assert isinstance(now_null, Conversion)
     found = conversion(old, pa.struct([pa.field("a", pa.int8(), nullable=False)]), {})
-    assert found == Refusal("field a may be null, and must not be null now")
+    assert found == NoConversion("field a may be null, and must not be null now")
 
 
 def test_what_lies_under_a_null_does_not_show_and_does_no_harm() -> None:

@@ -20,7 +20,7 @@ from midstream.engine.protocol.messages import OperatorSnapshot, PartHandle
 from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.state_parts import StoredForm
 from midstream.engine.state.state_upgrade import decoded_form, upgrade_of
-from midstream.engine.state.type_evolution import Refusal
+from midstream.engine.state.type_evolution import NoConversion
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _restored(fate: StateFate, state: DeclaredState, form: bytes | None, then: s
         )
     name = fate.stored_part.partition(":")[2]
     found = upgrade_of(state, decoded_form(form, f"operator {fate.uid!r}, {fate.what}"), bool(fate.was))
-    if isinstance(found, Refusal):
+    if isinstance(found, NoConversion):
         return replace(fate, refusal=f"{differs}; {found.reason}")
     stored = None if found.changes_nothing else StoredForm(name, form)
     return replace(fate, stored=stored, changes=found.changes, losses=found.losses)
@@ -124,23 +124,31 @@ def _what(part: str) -> str:
 def check_fates(fates: Sequence[StateFate], checkpoint_id: int, allow_dropped_state: bool) -> None:
     """Raise ConfigError for what cannot be restored, and for what is lost, unless that is allowed."""
     for fate in fates:
-        where = f"operator {fate.operator!r} (uid {fate.uid!r}): in checkpoint {checkpoint_id}"
-        if fate.refusal:
-            raise ConfigError(
-                f"{where} {fate.refusal}. Keep it as it was, or give the state another name, with which it begins empty (and "
-                "use --allow-dropped-state)"
-            )
-        if fate.losses and not allow_dropped_state:
-            if fate.part:
-                raise ConfigError(
-                    f"{where} {fate.what} has what would be lost: {'; '.join(fate.losses)}. Declare it as it was, convert it "
-                    "with migrate=, or allow this to be dropped (--allow-dropped-state)"
-                )
-            name = fate.stored_part.partition(":")[2]
-            raise ConfigError(
-                f"{where} {fate.losses[0]}. Declare it as it was or, under its new name, with was={name!r}; or allow it to be "
-                "dropped (--allow-dropped-state)"
-            )
+        problem = problem_of_fate(fate, checkpoint_id, allow_dropped_state)
+        if problem:
+            raise ConfigError(problem)
+
+
+def problem_of_fate(fate: StateFate, checkpoint_id: int, allow_dropped_state: bool) -> str:
+    """Describe why a state cannot be restored; "" if it can be, or may be lost."""
+    where = f"operator {fate.operator!r} (uid {fate.uid!r}): in checkpoint {checkpoint_id}"
+    if fate.refusal:
+        return (
+            f"{where} {fate.refusal}. Keep it as it was, or give the state another name, with which it begins empty (and use "
+            "--allow-dropped-state)"
+        )
+    if not fate.losses or allow_dropped_state:
+        return ""
+    if fate.part:
+        return (
+            f"{where} {fate.what} has what would be lost: {'; '.join(fate.losses)}. Declare it as it was, convert it with "
+            "migrate=, or allow this to be dropped (--allow-dropped-state)"
+        )
+    name = fate.stored_part.partition(":")[2]
+    return (
+        f"{where} {fate.losses[0]}. Declare it as it was or, under its new name, with was={name!r}; or allow it to be "
+        "dropped (--allow-dropped-state)"
+    )
 
 
 def as_declared_now(operator: OperatorState, fates: Sequence[StateFate]) -> OperatorState:

@@ -234,6 +234,8 @@ class ValueState(_Single[T]):
 
     `type`: the type of the value; a value of another type is refused. Without it the value is pickled.
     `default`: what reading returns for a key without a value.
+    `was`: the name of the attribute in older checkpoints, if it was another one.
+    `migrate`: converts a value of an older checkpoint that has it under another type, or under the name `was`.
 
     Raises SchemaError for a type without a Python form, and if the default does not fit the type.
 
@@ -245,6 +247,10 @@ class ValueState(_Single[T]):
         >>> total = testing.harness(Total(), orders.schema, {"user": str, "total": int}, key="user")
         >>> total.process([{"user": "ann", "price": 3}, {"user": "ann", "price": 4}])
         [{'user': 'ann', 'total': 3}, {'user': 'ann', 'total': 7}]
+
+    In a later version of the program, whose checkpoints then have cents:
+
+        cents = ValueState(int, default=0, was="total", migrate=lambda total: 100 * total)
     """
 
     kind = "value"
@@ -281,6 +287,8 @@ class ReducingState(_Single[T]):
     `reduce`: takes the value and the added one, and returns the new value. The first value that is added is the first
     value.
     `type`: the type of the value; without it the value is pickled.
+    `was`: the name of the attribute in older checkpoints, if it was another one.
+    `migrate`: converts a value of an older checkpoint that has it under another type, or under the name `was`.
 
     Raises SchemaError for a type without a Python form.
 
@@ -330,6 +338,8 @@ class ListState(State, Generic[T]):
     It is read by iterating and by `len()`. A checkpoint writes the lists of keys whose lists were read or changed.
 
     `type`: the type of the items; an item of another type is refused. Without it items are pickled.
+    `was`: the name of the attribute in older checkpoints, if it was another one.
+    `migrate`: converts an item of an older checkpoint that has it under another type, or under the name `was`.
 
     Raises SchemaError for a type without a Python form.
 
@@ -415,6 +425,8 @@ class MapState(State, MutableMapping[K, V]):
 
     `key`: the type of the map's keys; a key of another type is refused. Without it they are pickled.
     `value`: the type of the values; a value of another type is refused. Without it they are pickled.
+    `was`: the name of the attribute in older checkpoints, if it was another one.
+    `migrate`: converts a value of an older checkpoint that has it under another type, or under the name `was`.
     `wrong`: nothing; types without a name are refused.
 
     Raises SchemaError for a type without a Python form, and for keys of a nested type or of a time zone with daylight
@@ -600,6 +612,8 @@ class BroadcastState(MapState[K, V]):
 
     `key`: the type of the map's keys; a key of another type is refused. Without it they are pickled.
     `value`: the type of the values; a value of another type is refused. Without it they are pickled.
+    `was`: the name of the attribute in older checkpoints, if it was another one.
+    `migrate`: converts a value of an older checkpoint that has it under another type, or under the name `was`.
     `wrong`: nothing; types without a name are refused.
 
     Raises SchemaError as MapState does; writing elsewhere raises JobError.

@@ -21,7 +21,7 @@ from midstream.engine.core.python_values import ValueMisfit, converter_of, shown
 from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.safe_pickle import Pickles
 from midstream.engine.state.state_parts import StoredForm
-from midstream.engine.state.type_evolution import Conversion, Refusal, conversion
+from midstream.engine.state.type_evolution import Conversion, NoConversion, conversion
 
 TABLE: Final = "table"
 _ROWS: Final = "rows"
@@ -80,7 +80,7 @@ def decoded_form(data: bytes, where: str) -> pa.Schema:
         raise StorageError(f"{where}: the types with which it was stored are damaged: {error}") from error
 
 
-def upgrade_of(state: DeclaredState, stored: pa.Schema, is_renamed: bool) -> Upgrade | Refusal:
+def upgrade_of(state: DeclaredState, stored: pa.Schema, is_renamed: bool) -> Upgrade | NoConversion:
     """Decide how a state is restored that was stored as `stored`, under another name with `is_renamed`."""
     if state.kind == TABLE:
         return _table_upgrade(state, stored, is_renamed)
@@ -100,27 +100,27 @@ def upgrade_of(state: DeclaredState, stored: pa.Schema, is_renamed: bool) -> Upg
             continue
         if old is None or new is None:
             way = "; convert the values with migrate=" if is_value else ""
-            return Refusal(f"{prefix}{old or 'pickled'} cannot be converted to {new or 'pickled'} by itself{way}")
+            return NoConversion(f"{prefix}{old or 'pickled'} cannot be converted to {new or 'pickled'} by itself{way}")
         if old == new:
             continue
         found = conversion(old, new, state.defaults if is_value else {})
-        if isinstance(found, Refusal):
-            return Refusal(f"{prefix}{found.reason}{'; convert the values with migrate=' if is_value else ''}")
+        if isinstance(found, NoConversion):
+            return NoConversion(f"{prefix}{found.reason}{'; convert the values with migrate=' if is_value else ''}")
         columns[name] = old, new, found
         changes += [f"{prefix}{change}" for change in found.changes]
         losses += [f"{prefix}{loss}" for loss in found.losses]
     return Upgrade(stored, columns, migrates, tuple(changes), tuple(losses))
 
 
-def _table_upgrade(state: DeclaredState, stored: pa.Schema, is_renamed: bool) -> Upgrade | Refusal:
+def _table_upgrade(state: DeclaredState, stored: pa.Schema, is_renamed: bool) -> Upgrade | NoConversion:
     old, new = pa.struct(list(stored)), pa.struct(list(state.form()))
     if state.migrate is not None and (is_renamed or old != new):
         return Upgrade(stored, {}, migrates=True, changes=("converted by migrate",))
     if old == new:
         return Upgrade(stored)
     found = conversion(old, new, state.defaults, "column")
-    if isinstance(found, Refusal):
-        return Refusal(f"{found.reason}; convert the rows with migrate=")
+    if isinstance(found, NoConversion):
+        return NoConversion(f"{found.reason}; convert the rows with migrate=")
     return Upgrade(stored, {_ROWS: (old, new, found)}, changes=found.changes, losses=found.losses)
 
 
@@ -128,7 +128,7 @@ def upgrade_at_restore(state: DeclaredState, stored: StoredForm, where: str) -> 
     """Return how a state is restored, which was checked before the job began. Raises StorageError."""
     what = f"{where}: state {state.name!r}"
     found = upgrade_of(state, decoded_form(stored.columns, what), stored.name != state.name)
-    if isinstance(found, Refusal):
+    if isinstance(found, NoConversion):
         raise StorageError(f"{what}: {found.reason}")
     return found
 

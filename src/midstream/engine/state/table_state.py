@@ -50,6 +50,9 @@ class TableState(DeclaredState):
     is keyed by (of two streams: the first one's), with their types; by them the rows are redistributed when the job
     resumes at another parallelism. So a table may hold rows only of keys that the function was given here: others fail
     the next checkpoint with JobError.
+    `was`: the name of the attribute in older checkpoints, if it was another one.
+    `migrate`: makes the frame of these columns of a frame with the rows of an older checkpoint, which has other columns, or
+    the name `was`. Rows keep their keys.
 
     Raises SchemaError for an invalid schema, and when the function is used for a stream with other keys.
 

@@ -48,8 +48,8 @@ _EXACT_BITS: Final = {16: 11, 32: 24, 64: 53}
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """No conversion, because `reason`, which names the types and the place in them."""
+class NoConversion:
+    """There is no conversion, because of `reason`, which names the types and the place in them."""
 
     reason: str
 
@@ -70,24 +70,26 @@ class Conversion:
         return chunked([self.step(chunk) for chunk in column.chunks], kind)
 
 
-def conversion(old: pa.DataType, new: pa.DataType, defaults: Defaults, what: str = "field") -> Conversion | Refusal:
+def conversion(
+    old: pa.DataType, new: pa.DataType, defaults: Defaults, what: str = "field"
+) -> Conversion | NoConversion:
     """Decide how values of the type `old` become values of `new`.
 
     `defaults`: those of the fields of `new`. `what`: what its outermost fields are called.
     """
-    plan = _Plan(defaults, what)
+    plan = _ConversionPlan(defaults, what)
     try:
         step = plan.step(old, new, ())
-    except _Refused as refused:
-        return Refusal(str(refused))
+    except _CannotConvert as refused:
+        return NoConversion(str(refused))
     return Conversion(tuple(plan.changes), tuple(plan.losses), step)
 
 
-class _Refused(Exception):
+class _CannotConvert(Exception):
     """Why there is no conversion."""
 
 
-class _Plan:
+class _ConversionPlan:
     def __init__(self, defaults: Defaults, what: str) -> None:
         self.changes: list[str] = []
         self.losses: list[str] = []
@@ -95,7 +97,7 @@ class _Plan:
         self._what = what
 
     def step(self, old: pa.DataType, new: pa.DataType, path: Path) -> Step:
-        """Return the conversion of the values at `path`. Raises _Refused."""
+        """Return the conversion of the values at `path`. Raises _CannotConvert."""
         if old == new:
             return _unchanged
         if pa.types.is_struct(old) and pa.types.is_struct(new):
@@ -108,7 +110,7 @@ class _Plan:
             self._check_nulls(old.value_field, new.value_field, (*path, ITEM))
             return _list_step(new, self.step(old.value_type, new.value_type, (*path, ITEM)))
         if not _is_wider(old, new):
-            raise _Refused(f"{self._at(path)}{old} cannot be converted to {new} {_why_not(old, new)}")
+            raise _CannotConvert(f"{self._at(path)}{old} cannot be converted to {new} {_why_not(old, new)}")
         self.changes.append(f"{self._at(path)}widened {old} → {new}")
         return lambda column: column.cast(new)
 
@@ -132,9 +134,9 @@ class _Plan:
         default = self._defaults.get(path, Default(None))
         at, kind = self._at(path).rstrip(), field.type
         if default.problem:
-            raise _Refused(f"{at} is new, and its default cannot be used: {default.problem}")
+            raise _CannotConvert(f"{at} is new, and its default cannot be used: {default.problem}")
         if default.value is None and not field.nullable:
-            raise _Refused(f"{at} is new, cannot be null, and has no default; declare it with a default")
+            raise _CannotConvert(f"{at} is new, cannot be null, and has no default; declare it with a default")
         self.changes.append(f"{at} added ({'null' if default.value is None else f'default {shown(default.value)}'})")
         if default.value is None:
             return lambda column: nulls(len(column), kind)
@@ -143,7 +145,7 @@ class _Plan:
 
     def _check_nulls(self, old: pa.Field[Any], new: pa.Field[Any], path: Path) -> None:
         if old.nullable and not new.nullable:
-            raise _Refused(f"{self._at(path)}may be null, and must not be null now")
+            raise _CannotConvert(f"{self._at(path)}may be null, and must not be null now")
 
     def _at(self, path: Path) -> str:
         """Describe a place in the type, with the space that follows it; "" for the type itself."""
