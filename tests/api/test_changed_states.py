@@ -465,7 +465,10 @@ def test_a_table_that_is_declared_no_more_is_dropped_if_that_is_allowed() -> Non
 
 # ---- what the next checkpoint holds ----------------------------------------
 
+GONE = 100
+"""The first keys are removed again."""
 MANY = [{"k": f"k{n}", "n": n} for n in range(20_000)]
+REMOVING = [*MANY, *({"k": f"k{n}", "n": -1} for n in range(GONE))]
 
 
 class Many(KeyedProcessFunction):
@@ -473,9 +476,11 @@ class Many(KeyedProcessFunction):
     gone = ValueState(pa.int32())
 
     def process(self, row, ctx):
-        self.a.value = self.gone.value = row["n"]
-        if row["n"] % 10 == 0:
+        if row["n"] < 0:
+            self.a.clear()
             self.gone.clear()
+        else:
+            self.a.value = self.gone.value = row["n"]
 
 
 class ManyWider(KeyedProcessFunction):
@@ -486,11 +491,11 @@ class ManyWider(KeyedProcessFunction):
 
 def test_what_was_converted_is_stored_again_and_the_rest_is_not() -> None:
     """A checkpoint refers to files of older ones: none of those may have the old type."""
-    snapshot = stored(Many(), rows=MANY)
+    snapshot = stored(Many(), rows=REMOVING)
     with testing.job(stream(ManyWider()), restore=snapshot, parallelism=2) as job:
-        job.feed("rows", [{"k": "k7", "n": 70}])
+        job.feed("rows", [{"k": "k700", "n": 70}])
         first = job.snapshot()
-        job.feed("rows", [{"k": "k8", "n": 80}])
+        job.feed("rows", [{"k": "k800", "n": 80}])
         second = job.snapshot()
     for then, now, refers in ((snapshot, first, False), (first, second, True)):
         assert bool(files(then, "value:a") & files(now, "value:a")) is refers
@@ -504,7 +509,7 @@ def test_what_was_converted_is_stored_again_and_the_rest_is_not() -> None:
             assert types == {pa.int64()}
     with testing.job(stream(ManyWider()), restore=second, parallelism=3) as job:
         found = job.state("f")["a"]
-        assert found == {row["k"]: row["n"] for row in MANY} | {"k7": 70, "k8": 80}
+        assert found == {row["k"]: row["n"] for row in MANY[GONE:]} | {"k700": 70, "k800": 80}
 
 
 def files(snapshot: JobSnapshot, part: str) -> set[tuple[str, int]]:

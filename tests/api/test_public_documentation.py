@@ -80,6 +80,7 @@ NOT_FOR_USERS = {
         """,
     "it is only handed on, or looked at by the engine": """
         midstream.engine.state.safe_pickle.OwnCode
+        midstream.engine.core.schemas.Default
         midstream.engine.checkpoint.metadata.CheckpointMetadata
         midstream.inprocess.virtual_loop.MemoryStorage
         midstream.testing.jobs.RunningJob.operators

@@ -70,10 +70,9 @@ class CountsAsText(KeyedProcessFunction):
         raise AssertionError("it is never deployed")
 
 
-class CountsInText(Counts):
+class CountsInText(KeyedProcessFunction):
     """The number is text now, under another name."""
 
-    seen = None
     text = ValueState(str, default="0", was="seen", migrate=lambda seen: f"{seen}")
 
     def process(self, row, ctx):

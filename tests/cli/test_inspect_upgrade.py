@@ -123,8 +123,8 @@ def test_what_is_refused_is_shown_with_the_way_out(checkpoints, tmp_path, capsys
     )
     assert outcomes["visits", "value state 'last'"][0] == outcomes["fives", "its state"][0] == "refused"
     found = report(capsys, 2, few, "--allow-dropped-state")
-    outcomes = {(state["uid"], state["state"]): state["outcome"] for state in found["states"]}
-    assert outcomes["visits", "value state 'last'"] == outcomes["fives", "its state"] == "dropped"
+    dropped = {(state["uid"], state["state"]) for state in found["states"] if state["outcome"] == "dropped"}
+    assert dropped >= {("visits", "value state 'last'"), ("fives", "its state")}
     assert main(["inspect", str(few)]) == 2
     assert "the job cannot resume there: " in capsys.readouterr().out
 

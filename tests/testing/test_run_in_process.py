@@ -360,13 +360,13 @@ def test_what_two_jobs_store_after_one_snapshot_is_apart_and_beside_what_it_hold
         .key_by("user")
         .process(Running(), {"user": str, "total": int}, side_outputs={"large": {"user": str}})
     )
-    many = [order(f"user {n}", 1, 0) for n in range(6_000)]
+    users = [f"user {n}" for n in range(6_000)]
     with testing.job(totals.uid("totals")) as job:
-        first = job.feed(many, cut="whole").snapshot()
+        first = job.feed([order(user, 1, 0) for user in users], cut="whole").snapshot()
     seconds = []
     for price in (5, 7):
         with testing.job(totals, restore=first) as job:
-            seconds.append(job.feed([order(row["user"], price, 0) for row in many[:4_000]], cut="whole").snapshot())
+            seconds.append(job.feed([order(user, price, 0) for user in users[:4_000]], cut="whole").snapshot())
     for price, second in zip((5, 7), seconds, strict=True):
         with testing.job(totals, restore=second) as job:
             held = job.state("totals")["total"]

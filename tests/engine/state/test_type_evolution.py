@@ -15,13 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.engine.core.arrow_types import map_of
+from midstream.engine.core.arrow_types import chunked, map_of
 from midstream.engine.core.python_values import ValueMisfit, converter_of, to_array, to_python
 from midstream.engine.core.schemas import ITEM, Default
 from midstream.engine.state.type_evolution import Conversion, Defaults, NoConversion, conversion
 
-INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
-FLOATS = [pa.float16(), pa.float32(), pa.float64()]
+INTEGERS: list[pa.DataType] = [
+    pa.int8(),
+    pa.int16(),
+    pa.int32(),
+    pa.int64(),
+    pa.uint8(),
+    pa.uint16(),
+    pa.uint32(),
+    pa.uint64(),
+]
+FLOATS: list[pa.DataType] = [pa.float16(), pa.float32(), pa.float64()]
 
 
 class Change(NamedTuple):
@@ -138,7 +147,7 @@ CHANGES = st.recursive(
 def converted(change: Change, column: pa.Array[Any]) -> list[Any]:
     found = conversion(change.old, change.new, change.defaults)
     assert isinstance(found, Conversion), found
-    made = found.of(pa.chunked_array([column], change.old), change.new)
+    made = found.of(chunked([column], change.old), change.new)
     made.validate(full=True)
     assert made.type == change.new
     return to_python(made)
@@ -158,11 +167,12 @@ def test_a_column_is_converted_as_plain_python_would(data: st.DataObject) -> Non
 
 
 def extremes(kind: pa.DataType) -> list[Any]:
+    dtype: Any = kind.to_pandas_dtype()
     if pa.types.is_floating(kind):
-        largest = float(np.finfo(kind.to_pandas_dtype()).max)
-        return [largest, -largest, float(np.finfo(kind.to_pandas_dtype()).smallest_subnormal), 0.5]
-    low, high = np.iinfo(kind.to_pandas_dtype()).min, np.iinfo(kind.to_pandas_dtype()).max
-    return [int(low), int(high), int(high) // 2 + 2]
+        largest = float(np.finfo(dtype).max)
+        return [largest, -largest, float(np.finfo(dtype).smallest_subnormal), 0.5]
+    low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    return [low, high, high // 2 + 2]
 
 
 @pytest.mark.parametrize("old", INTEGERS + FLOATS, ids=str)
@@ -178,7 +188,7 @@ def test_numbers_are_converted_if_the_new_type_has_each_of_them(old: pa.DataType
         assert is_allowed is all(fits(value, new) for value in extremes(old)), new
 
 
-REFUSED = [
+REFUSED: list[tuple[pa.DataType, pa.DataType]] = [
     (pa.int64(), pa.int32()),
     (pa.int64(), pa.float64()),
     (pa.float64(), pa.int64()),
