@@ -47,6 +47,7 @@ def metadata_of(
     finished: Mapping[str, tuple[int, ...]] | None = None,
     files: tuple[str, ...] = (),
     settings: Mapping[str, tuple[tuple[str, str, str], ...]] | None = None,
+    forms: Mapping[str, tuple[tuple[str, bytes], ...]] | None = None,
 ) -> CheckpointMetadata:
     """A completed checkpoint of `graph` with this state by uid."""
     operators = []
@@ -56,8 +57,8 @@ def metadata_of(
                 OperatorSnapshot(spec.uid) for _ in range(vertex.parallelism)
             )
             ended = (finished or {}).get(spec.uid, ())
-            of = (settings or {}).get(spec.uid, ())
-            operators.append(OperatorState(spec.uid, spec.name, vertex.id, vertex.parallelism, subtasks, ended, of))
+            of = (settings or {}).get(spec.uid, ()), (forms or {}).get(spec.uid, ())
+            operators.append(OperatorState(spec.uid, spec.name, vertex.id, vertex.parallelism, subtasks, ended, *of))
     vertices, edges = layout_of(graph)
     return CheckpointMetadata(
         job_name=job_name,

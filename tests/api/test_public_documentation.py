@@ -46,6 +46,7 @@ NOT_FOR_USERS = {
         midstream.engine.state.declared_state.DeclaredState.part_name
         midstream.engine.state.declared_state.DeclaredState.bind
         midstream.engine.state.declared_state.DeclaredState.type_text
+        midstream.engine.state.declared_state.DeclaredState.form
         midstream.engine.state.keyed_states.State.bound
         midstream.engine.state.keyed_states.State.snapshot
         midstream.engine.state.keyed_states.State.entries
@@ -56,6 +57,7 @@ NOT_FOR_USERS = {
         midstream.engine.state.keyed_states.State.roll_back
         midstream.engine.state.table_state.TableState.check_keys
         midstream.engine.state.table_state.TableState.pop_until_tick
+        midstream.engine.state.table_state.TableState.restore_upgraded
         midstream.engine.state.table_state.TableState.mark
         midstream.engine.state.table_state.TableState.roll_back
         midstream.engine.state.table_state.TableState.bound
@@ -78,6 +80,7 @@ NOT_FOR_USERS = {
         """,
     "it is only handed on, or looked at by the engine": """
         midstream.engine.state.safe_pickle.OwnCode
+        midstream.engine.core.schemas.Default
         midstream.engine.checkpoint.metadata.CheckpointMetadata
         midstream.inprocess.virtual_loop.MemoryStorage
         midstream.testing.jobs.RunningJob.operators

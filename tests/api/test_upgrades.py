@@ -70,6 +70,20 @@ class CountsAsText(KeyedProcessFunction):
         raise AssertionError("it is never deployed")
 
 
+class CountsInText(KeyedProcessFunction):
+    """The number is text now, under another name."""
+
+    text = ValueState(str, default="0", was="seen", migrate=lambda seen: f"{seen}")
+
+    def process(self, row, ctx):
+        self.text.value = str(int(self.text.value) + 1)
+        return {"k": row["k"], "nth": int(self.text.value)}
+
+
+class CountsInNoText(CountsInText):
+    text = ValueState(str, was="seen", migrate=lambda seen: seen)
+
+
 class Program:
     """Rows by key, numbered in state, collected. What a test changes about it comes as arguments."""
 
@@ -253,6 +267,26 @@ def test_state_is_not_given_to_the_keys_of_another_column(
     for restore in ("latest", str(tmp_path / "saved")):
         with pytest.raises(ConfigError, match=f"{what}; .* rename it back before key_by"):
             by_column(tmp_path / "state", *after).execute(slots=ProcessSlots(), restore_from=restore)
+
+
+def test_state_that_is_migrated_goes_on_exactly_and_a_migration_that_fails_ends_the_job(
+    running: list[Job], tmp_path: Path
+) -> None:
+    before = Program(tmp_path / "before", rows_per_s=SLOWLY)
+    stopped(before, running, tmp_path / "saved")
+    saved = str(tmp_path / "saved")
+    job = Program(tmp_path / "failed", function=CountsInNoText()).start(running, saved)
+    with pytest.raises(JobError, match=r"state 'text': migrate\(\d+\) of key \d returned \d+, which does not fit"):
+        job.wait(limit_s(60))
+    assert job.status().restarts == 0
+    after = Program(tmp_path / "after", function=CountsInText(), parallelism=3, rows_per_s=SLOWLY)
+    job = after.start(running, saved)
+    ran_for_a_while(job)
+    assert job.checkpoint() is not None
+    job.rescale(2)
+    (tmp_path / "rest").touch()
+    job.wait(limit_s(60))
+    assert sorted(before.rows + after.rows) == ALL_ROWS
 
 
 # ---- finished operators ----------------------------------------------------

@@ -24,20 +24,12 @@ from midstream_lab.restarter import ROOT, StartedJob
 from midstream_lab.run import Run, run
 from midstream_lab.scenarios.changed_programs import NEW, RowLocations
 from midstream_lab.scenarios.scenario import Scenario, draw
-from midstream_lab.scenarios.targeted import changing, changing_at_the_end
+from midstream_lab.scenarios.targeted import changing, changing_at_the_end, widening
 
 pytestmark = pytest.mark.turns(3)
 
 
-def with_more_state(seed: int) -> Scenario:
-    """One that declares a state more, or no longer."""
-    drawn = draw(seed, topology=("typed", "by_zone")[seed % 2], parallelism=2, rows=200, faults=())
-    kills = tuple(Fault(300 * i + seed * 37 % 300, "kill_driver", seed + i) for i in range(1, 8))
-    drawn = replace(drawn, changes=0.8, aligned_timeout_s=None, interval_s=0.001, faults=kills)
-    return replace(drawn, splits=2, sink_rows=1, sink_pause_s=0.003)
-
-
-@pytest.mark.parametrize("scenario_of", [changing, changing_at_the_end, with_more_state])
+@pytest.mark.parametrize("scenario_of", [changing, changing_at_the_end, widening])
 def test_a_changed_program_goes_on_exactly_or_is_refused_for_a_reason(scenario_of: Callable[[int], Scenario]) -> None:
     starts = refused = 0
     for seed in known((2, 3, 6, 7), range(8)):

@@ -352,6 +352,27 @@ def test_a_changed_job_goes_on_from_a_snapshot():
     assert testing.run(totals(2), [order("ann", 1, 1)], restore=snapshot).rows == [{"user": "ann", "total": 5}]
 
 
+def test_what_two_jobs_store_after_one_snapshot_is_apart_and_beside_what_it_holds():
+    """State as large as this is in files, to which later snapshots refer by chunks."""
+    env = Environment()
+    totals = (
+        orders(env)
+        .key_by("user")
+        .process(Running(), {"user": str, "total": int}, side_outputs={"large": {"user": str}})
+    )
+    users = [f"user {n}" for n in range(6_000)]
+    with testing.job(totals.uid("totals")) as job:
+        first = job.feed([order(user, 1, 0) for user in users], cut="whole").snapshot()
+    seconds = []
+    for price in (5, 7):
+        with testing.job(totals, restore=first) as job:
+            seconds.append(job.feed([order(user, price, 0) for user in users[:4_000]], cut="whole").snapshot())
+    for price, second in zip((5, 7), seconds, strict=True):
+        with testing.job(totals, restore=second) as job:
+            held = job.state("totals")["total"]
+        assert (held["user 0"], held["user 5999"]) == (1 + price, 1)
+
+
 def test_what_a_function_keeps_outside_of_its_states_is_gone_after_a_restore():
     class Forgetful(KeyedProcessFunction):
         def open(self, context):

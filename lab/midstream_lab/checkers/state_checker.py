@@ -139,14 +139,16 @@ class StateChecker:
 
     def _check_given(self, operator: OperatorState, given: Given) -> Iterator[str]:  # noqa: PLR0912 - one arm for each kind of state
         found: Contents = {}
+        is_wider = states.is_wider(operator.settings)
         for index, subtask in enumerate(operator.subtasks):
-            tables = self._by_part(subtask, states.PARTS[given.kind])
+            tables = self._by_part(subtask, (*states.PARTS[given.kind], *states.RENAMED))
+            tables = {states.RENAMED.get(part, part): table for part, table in tables.items()}
             if index in operator.finished:
                 keys = (key for table in tables.values() for key in stored_keys(table.column("key")))
                 self._dropped.setdefault(operator.uid, set()).update(keys)
             for part, table in tables.items():
                 try:
-                    contents = collected(part, entries(part, table))
+                    contents = collected(part, entries(part, table, is_wider=is_wider))
                 except TypeError as error:
                     yield f"{operator.uid}: {error}"
                     continue

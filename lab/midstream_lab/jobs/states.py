@@ -94,6 +94,32 @@ class TypedMore(Typed):
     process2 = process1
 
 
+class TypedWider(_Function, CoProcessFunction):
+    """The function `TypedMore` in a later version of the program, with wider types, another name and another form."""
+
+    mask: ValueState[Decimal] = ValueState(pa.decimal128(12, 4), default=Decimal(0))
+    numbers: ListState[int] = ListState(pa.int64(), was="ids")
+    total: ReducingState[int] = ReducingState(lambda total, more: total + more, int, migrate=lambda total: total // _US)
+    marks: MapState[str, list[int]] = MapState(key=str, value=list[int])
+    more: ValueState[int | None] = ValueState(pa.int64())
+
+    def process1(self, row: Row, ctx: ProcessContext) -> Row:
+        number = self._take(row)
+        toggled = Decimal(int(self.mask.value * 4) ^ 1 << number % _CLASSES) / 4
+        if toggled:
+            self.mask.value = toggled
+        else:
+            self.mask.clear()
+        self.numbers.append(number)
+        self.total.add(number)
+        _mark(self.marks, f"class {number % _CLASSES}", number)
+        before = self.more.value
+        self.more.value = len(self.numbers) if before is None else before + 1
+        return row
+
+    process2 = process1
+
+
 def _extended(seen: list[int], more: list[int]) -> list[int]:
     seen.extend(more)
     return seen
@@ -187,7 +213,7 @@ def operator(kind: str, uid: str, outside: Outside, layout: KeyLayout) -> Proces
     if kind == "rules":
         ports = [Port("process", ("key",), None, SCHEMA), Port("process_broadcast", (), None, SCHEMA, broadcast=True)]
         return ProcessOperator(uid, Rules(outside), ports, SCHEMA, {})
-    function = {"typed": Typed, "typed more": TypedMore, "pickled": Pickled}[kind](outside)
+    function = {"typed": Typed, "typed more": TypedMore, "typed wider": TypedWider, "pickled": Pickled}[kind](outside)
     ports = two_ports((layout.keys, layout.keys), (None, None), (layout.schema, layout.schema))
     return ProcessOperator(uid, function, ports, layout.schema, {})
 
@@ -292,6 +318,10 @@ TYPES: Final[Mapping[str, pa.DataType]] = {
     "value:more": pa.int64(),
 }
 """The types of values in parts that are not pickled."""
+WIDER_TYPES: Final = {**TYPES, "value:mask": pa.decimal128(12, 4), "reducing:total": pa.int64()}
+"""Those of the function `TypedWider`."""
+RENAMED: Final = {"list:numbers": "list:ids"}
+"""The parts that this function has, by the name that others have for the same."""
 _KEY_TYPES: Final[Mapping[str, pa.DataType]] = {"map:marks": pa.large_string(), "broadcast:marks": pa.int64()}
 """The types of keys in maps that are not pickled."""
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -304,15 +334,26 @@ MORE: Final = "value:more"
 BROADCAST_PARTS: Final = ("broadcast:marks", "broadcast:lists")
 
 
-def entries(part: str, table: pa.Table) -> Iterator[tuple[Any, Any, Any]]:
-    """Return the key (None without keys), namespace and value of each row. Raises TypeError if a type is wrong."""
+def is_wider(settings: Iterable[tuple[str, str, str]]) -> bool:
+    """Whether an operator with these settings runs the function `TypedWider`."""
+    return any(part == "value:mask" and text == str(WIDER_TYPES[part]) for part, _, text in settings)
+
+
+def entries(part: str, table: pa.Table, *, is_wider: bool = False) -> Iterator[tuple[Any, Any, Any]]:
+    """Return the key (None without keys), namespace and value of each row, in the form of the function `Typed`.
+
+    Raises TypeError if a type is not that of the function, `TypedWider` with `is_wider`.
+    """
     keys = stored_keys(table.column("key")) if "key" in table.column_names else [None] * table.num_rows
     names: Sequence[Any] = [None] * table.num_rows
     if part.startswith("list:"):
         names = table.column("namespace").to_pylist()
     elif "namespace" in table.column_names:
         names = _values(table.column("namespace"), _KEY_TYPES.get(part), part)
-    return zip(keys, names, _values(table.column("value"), TYPES.get(part), part), strict=True)
+    values = _values(table.column("value"), (WIDER_TYPES if is_wider else TYPES).get(part), part)
+    if is_wider and part == "reducing:total":
+        values = [value * _US for value in values]
+    return zip(keys, names, values, strict=True)
 
 
 def _values(column: pa.ChunkedArray[Any], kind: pa.DataType | None, part: str) -> list[Any]:

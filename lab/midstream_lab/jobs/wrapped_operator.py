@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.operators.base import Combiner, Operator, OperatorContext, Output, Snapshot
+from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.state_parts import StatePart
 from midstream.simulation.recorded_rows import Outside
 
@@ -22,6 +23,9 @@ class Around(Operator):
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         return self._inner.state_settings()
+
+    def upgradable_states(self) -> Mapping[str, DeclaredState] | None:
+        return self._inner.upgradable_states()
 
     def combiner(self, tags: Collection[str]) -> Combiner | None:
         return self._inner.combiner(tags)

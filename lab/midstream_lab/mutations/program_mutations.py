@@ -7,6 +7,9 @@ from typing import Any, Final
 
 from midstream.engine.checkpoint import redistribute_channel_state, redistribute_state
 from midstream.engine.checkpoint.edge_identity import EdgeIdentity, edge_identities
+from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.state.heap_snapshot import state_rows
+from midstream.engine.state.state_upgrade import upgrade_at_restore
 from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
 from midstream_lab.scenarios import targeted
 
@@ -47,6 +50,20 @@ def finished_is_fed() -> Replacements:
     return [(redistribute_state, "_check_consumer", nothing)]
 
 
+def converted_chunks_are_referred_to() -> Replacements:
+    """The next checkpoint refers to the old chunks, with the old types, of a state that was converted."""
+
+    def restore_state(self: Any, state: Any, part: Any) -> None:
+        upgrade = None if part.stored is None else upgrade_at_restore(state, part.stored, "mutation")
+        for chunk in part.chunks:
+            keys, found = state_rows(state, chunk.table, self._encoding_of(state), self.own, "mutation", upgrade)
+            state.forget(keys)
+            state.restore(found)
+            state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
+
+    return [(ProcessOperator, "_restore_state", restore_state)]
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "edges_by_number": Mutation(
         "rows in flight are recovered on the edge that now has their number", edges_by_number, targeted.changing
@@ -68,5 +85,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "an operator that had finished may get rows from one that had not",
         finished_is_fed,
         targeted.changing_at_the_end,
+    ),
+    "converted_chunks_are_referred_to": Mutation(
+        "state that was converted is not stored again", converted_chunks_are_referred_to, targeted.widening
     ),
 }

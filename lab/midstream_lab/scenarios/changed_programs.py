@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, TypeAlias
 
-from midstream.engine.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState, settings_of
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 from midstream.simulation.recorded_rows import SCHEMA, Outside, Pass
@@ -56,6 +56,7 @@ class _Program:
 
     def __init__(self, graph: JobGraph, shape: Shape, outside: Outside, seed: int, version: int) -> None:
         self._random = Random(f"program {seed} {version}")
+        self._typed = Random(f"typed {seed} {version}")
         self._shape = shape
         self._outside = outside
         self._version = version
@@ -84,7 +85,8 @@ class _Program:
             uid = task.specs[0].uid
             if self.kinds[uid] == "typed" and self._random.random() < 0.5:
                 layout = key_layout_of(self._shape, node.inputs[0])
-                task.specs[0] = OperatorSpec(uid, uid, states.operator("typed more", uid, self._outside, layout))
+                kind = self._typed.choice(("typed more", "typed wider"))
+                task.specs[0] = OperatorSpec(uid, uid, states.operator(kind, uid, self._outside, layout))
         for task in list(self.tasks):
             task.specs[1:] = [spec for spec in task.specs[1:] if self.kinds[spec.uid] != "pass" or not self._often()]
             self._insert(task)
@@ -254,8 +256,11 @@ def contradictions(operators: Sequence[OperatorState], in_flight: Set[Ends], gra
     for spec in (spec for vertex in graph.vertices for spec in vertex.operators if spec.uid in old):
         subtasks = (old[spec.uid].subtasks[index] for index in old[spec.uid].running)
         held = {part.name for subtask in subtasks for part in subtask.parts}
-        if states.MORE in held and states.MORE not in spec.operator.state_settings():
+        now = settings_of(spec.operator)
+        if states.MORE in held and states.MORE not in {part for part, _, _ in now}:
             yield f"{spec.uid} has state {states.MORE}"
+        if held and states.is_wider(old[spec.uid].settings) and not states.is_wider(now):
+            yield f"{spec.uid} has state of wider types"
     finished = set[int]()
     for vertex in graph.vertices:
         shares = {spec.uid: _share(old, spec.uid) for spec in vertex.specs}

@@ -375,6 +375,14 @@ def changing_at_the_end(seed: int) -> Scenario:
     return replace(drawn, splits=2, sink_rows=1, sink_pause_s=0.003)
 
 
+def widening(seed: int) -> Scenario:
+    """The job continues with a program that declares a state more, or others wider, or no longer; all state is in files."""
+    drawn = draw(seed, topology=("typed", "by_zone")[seed % 2], parallelism=2, rows=200, faults=())
+    kills = tuple(Fault(300 * i + seed * 37 % 300, "kill_driver", seed + i) for i in range(1, 8))
+    drawn = replace(drawn, changes=0.8, aligned_timeout_s=None, interval_s=0.001, faults=kills, inline_bytes=0)
+    return replace(drawn, splits=2, sink_rows=1, sink_pause_s=0.003)
+
+
 def rescaled(seed: int) -> Scenario:
     return draw(seed, topology="keyed", faults=("rescale", "rescale_struck"), rows=100)
 

@@ -505,7 +505,7 @@ class Environment(Hinted):
         `parallelism`, `checkpoint_dir`, `aligned_timeout`: override the environment's.
         `master`: a Spark master URL; by default the active Spark session, else `local[*]`.
         `restore_from`: "latest", the id or path of a checkpoint, or the path of a savepoint; None for a new start.
-        `allow_dropped_state`: resume even if the checkpoint has state of operators that the job no longer has.
+        `allow_dropped_state`: resume even if the checkpoint has state that the job no longer has.
         `newer_output`: what happens to committed output that is newer than the checkpoint: "rollback" or "keep"; see
         `start`.
         `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused
@@ -556,7 +556,7 @@ class Environment(Hinted):
         `parallelism`, `checkpoint_dir`, `aligned_timeout`: override the environment's.
         `master`: a Spark master URL; by default the active Spark session, else `local[*]`.
         `restore_from`: "latest", the id or path of a checkpoint, or the path of a savepoint; None for a new start.
-        `allow_dropped_state`: resume even if the checkpoint has state of operators that the job no longer has.
+        `allow_dropped_state`: resume even if the checkpoint has state that the job no longer has.
         `newer_output`: what happens to committed output that is newer than the checkpoint: "rollback" makes the sinks
         remove it, "keep" leaves it, and its rows are there twice.
         `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused

@@ -10,6 +10,7 @@ import msgspec
 
 from midstream.cli.commands.doctor import Doctored
 from midstream.cli.commands.inspect_checkpoint import CheckpointReport
+from midstream.cli.commands.inspect_upgrade import UpgradeReport
 from midstream.cli.commands.state import StateEntries, StateList
 from midstream.cli.json_types import (
     CommandFailed,
@@ -44,7 +45,7 @@ SHAPES: Final[dict[str, Any]] = {
     "savepoint": MadeSavepoint,
     "rescale": Rescaled,
     "stop": StoppedJob,
-    "inspect": CheckpointReport,
+    "inspect": CheckpointReport | UpgradeReport,
     "state": StateList | StateEntries,
     "doctor": Doctored,
     "simulate": SimulatedRuns | TracedRun,

@@ -82,7 +82,7 @@ def run(  # noqa: PLR0913 - one flag each
         Resume from a checkpoint: its number or path, "latest" of the checkpoint directory, or the path of
         a savepoint.
     allow_dropped_state
-        Resume even if the checkpoint has state of operators that the job no longer has.
+        Resume even if the checkpoint has state that the job no longer has.
     newer_output
         What to do with output that is newer than the checkpoint given by --from: "rollback" makes the
         sinks remove it; "keep" leaves it, so that its rows are duplicated.
@@ -334,14 +334,43 @@ def rescale(
 
 
 @app.command
-def inspect(checkpoint: str, /, *, json: Json = False) -> Answer:
+def inspect(
+    checkpoint: str,
+    /,
+    *,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    allow_dropped_state: bool = False,
+    checkpoint_dir: str | None = None,
+    py_files: str | None = None,
+    json: Json = False,
+) -> Answer:
     """Show the contents of a checkpoint or savepoint, and verify every checksum.
+
+    With the Python file of a job, show what becomes of each of its states when the job resumes; nothing is started.
 
     Parameters
     ----------
     checkpoint
-        A checkpoint (chk-N), a savepoint, or a job's checkpoint directory, which means its latest checkpoint.
+        A checkpoint (chk-N), a savepoint, or a job's checkpoint directory, which means its latest checkpoint; or the
+        Python file of a job.
+    from_
+        Where the job would resume, as for `midstream run`. Default: latest.
+    allow_dropped_state
+        The job may drop state, as for `midstream run`.
+    checkpoint_dir
+        The checkpoint directory of the job, as for `midstream run`.
+    py_files
+        Files that the job imports, as for `midstream run`.
     """
+    if checkpoint.endswith(".py"):
+        from midstream.cli.commands.inspect_upgrade import inspect_upgrade
+
+        modules = [each for each in (py_files or "").split(",") if each]
+        return inspect_upgrade(Path(checkpoint), from_ or "latest", allow_dropped_state, checkpoint_dir, modules)
+    if from_ is not None or checkpoint_dir is not None or py_files is not None or allow_dropped_state:
+        raise ConfigError(
+            f"{checkpoint!r} is not the Python file of a job, so there is nothing to compare: leave options out"
+        )
     from midstream.cli.commands.inspect_checkpoint import inspect_checkpoint
 
     return inspect_checkpoint(checkpoint)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -84,6 +85,8 @@ class JobSnapshot:
     now_us: int
     unread: Mapping[int, pa.RecordBatch] = field(default_factory=dict, repr=False)
     """The batches that were fed and not read, by number: an operator that awaits its work takes no rows."""
+    first_id: int = 0
+    """The number of the first id that a job may use which is started from it."""
 
 
 class InProcessJob:
@@ -102,9 +105,12 @@ class InProcessJob:
         on_split_request: Callable[[m.RequestSplit], None] = lambda request: None,
         copied: Callable[[JobGraph], None] = lambda graph: None,
         passed_s: Callable[[], float] = lambda: 0.0,
+        allow_dropped_state: bool = False,
     ) -> None:
-        self.loop = VirtualLoop(now_us, passed_s)
-        self.storage = restore.storage if restore is not None else MemoryStorage()
+        self._allow_dropped_state = allow_dropped_state
+        # Chunks are known by their ids, so those that this job makes follow those that it restores.
+        self.loop = VirtualLoop(now_us, passed_s, 0 if restore is None else restore.first_id)
+        self.storage = MemoryStorage() if restore is None else copy(restore.storage)
         self._logical = logical
         self.on_split_request = on_split_request
         self._prepare = copied
@@ -162,7 +168,7 @@ class InProcessJob:
         self._copies = self._copied(tasks)
         restored = b""
         if metadata is not None:
-            state = assign_state(metadata, graph)
+            state = assign_state(metadata, graph, self._allow_dropped_state)
             restored = _encode(m.Restored(tuple(state.tasks.items()), tuple(state.channels.items())))
         self._slot.handle(
             m.Deploy(
@@ -431,7 +437,7 @@ class InProcessJob:
             files=(),
             channels=channels_of(self._acks),
         )
-        return JobSnapshot(metadata, self.storage, self.loop.now_us, dict(self._fed))
+        return JobSnapshot(metadata, self.storage, self.loop.now_us, dict(self._fed), self.loop.next_id_number())
 
     def restore(self, snapshot: JobSnapshot, parallelism: int) -> None:
         """Begin a new attempt with the state of `snapshot`; rows taken so far remain."""

@@ -35,9 +35,9 @@ class VirtualTimer:
 class VirtualLoop:
     """core.interfaces.Clock, Executor and Ids."""
 
-    def __init__(self, now_us: int, passed_s: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, now_us: int, passed_s: Callable[[], float] = lambda: 0.0, first_id: int = 0) -> None:
         """Begin at `now_us`. `passed_s`: returns real time, which the monotonic clock adds to virtual time; work is cut
-        into slices by it.
+        into slices by it. `first_id`: the number of the first id.
         """
         self.now_us = now_us
         """The wall clock, in microseconds since the epoch."""
@@ -45,7 +45,7 @@ class VirtualLoop:
         self._began_us = now_us
         self._mails: deque[Mail] = deque()
         self._timers: list[tuple[int, int, VirtualTimer]] = []
-        self._numbers = count()
+        self._numbers = count(first_id)
 
     def now_ms(self) -> int:
         return self.now_us // 1000
@@ -57,7 +57,11 @@ class VirtualLoop:
     core_share = 1.0
 
     def new_id(self) -> str:
-        return f"{next(self._numbers):016x}"
+        return f"{self.next_id_number():016x}"
+
+    def next_id_number(self) -> int:
+        """Return the number of an id that is not used otherwise."""
+        return next(self._numbers)
 
     def post(self, mail: Mail) -> None:
         self._mails.append(mail)
@@ -115,6 +119,11 @@ class MemoryStorage:
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
+
+    def __copy__(self) -> MemoryStorage:
+        made = MemoryStorage()
+        made._files = dict(self._files)
+        return made
 
     def read(self, path: str) -> bytes:
         if path not in self._files:

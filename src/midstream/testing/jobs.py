@@ -43,6 +43,7 @@ def run(
     parallelism: int = 1,
     now: Instant = NOW,
     restore: JobSnapshot | None = None,
+    allow_dropped_state: bool = False,
     ends: bool = True,
 ) -> Result:
     """Run a job, or only what one of its streams needs, on the given rows.
@@ -58,6 +59,7 @@ def run(
     `now`: the wall clock, which stands still: an ISO string, a datetime (UTC if it has no zone), or microseconds since
     1970.
     `restore`: a snapshot from which to resume, see `RunningJob.snapshot`.
+    `allow_dropped_state`: resume even if the snapshot has state that the job no longer has.
     `ends`: whether the input ends, so that all windows and timers fire, as in a job with bounded sources. A bounded source
     without event time ends after its last row in any case: until then it holds back event time.
 
@@ -70,14 +72,23 @@ def run(
         >>> result["dear"]
         [{'user': 'eve', 'price': 9}]
     """
-    with job(what, parallelism=parallelism, now=now, restore=restore) as running:
+    with job(
+        what, parallelism=parallelism, now=now, restore=restore, allow_dropped_state=allow_dropped_state
+    ) as running:
         running._feed_turns(inputs, cut, ends_tables=True)
         if ends:
             running.end()
         return running.result()
 
 
-def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: JobSnapshot | None = None) -> RunningJob:
+def job(
+    what: What,
+    *,
+    parallelism: int = 1,
+    now: Instant = NOW,
+    restore: JobSnapshot | None = None,
+    allow_dropped_state: bool = False,
+) -> RunningJob:
     """Return a job that runs for as long as the `with` block, and does only what the test requests.
 
     `what`: an Environment, a stream, or several streams of one.
@@ -85,6 +96,7 @@ def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: JobSna
     is that of the slowest; `advance_to` advances all.
     `now`: the wall clock at the beginning; it stands still until the test advances it.
     `restore`: a snapshot from which to resume, see `RunningJob.snapshot`.
+    `allow_dropped_state`: resume even if the snapshot has state that the job no longer has.
 
     Returns a RunningJob. Raises ConfigError if `what` is not a job, and the errors of operators that cannot be opened.
 
@@ -95,7 +107,7 @@ def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: JobSna
         ...     [row["n"] for row in job.take()]
         [1]
     """
-    return RunningJob(what, parallelism=parallelism, now=now, restore=restore)
+    return RunningJob(what, parallelism=parallelism, now=now, restore=restore, allow_dropped_state=allow_dropped_state)
 
 
 class RunningJob:
@@ -109,7 +121,15 @@ class RunningJob:
         [{'user': 'eve', 'price': 9}]
     """
 
-    def __init__(self, what: What, *, parallelism: int, now: Instant, restore: JobSnapshot | None) -> None:
+    def __init__(
+        self,
+        what: What,
+        *,
+        parallelism: int,
+        now: Instant,
+        restore: JobSnapshot | None,
+        allow_dropped_state: bool = False,
+    ) -> None:
         program, config, ends = _program_of(what)
         if restore is not None and not isinstance(restore, JobSnapshot):
             raise ConfigError(f"restore: {restore!r} is not a snapshot; give the result of snapshot() of a running job")
@@ -126,7 +146,7 @@ class RunningJob:
         config = msgspec.structs.replace(config, parallelism=parallelism)
         now_us = as_us(now, "now") if restore is None else restore.now_us
         with _Surfacing():
-            self._engine = InProcessJob(made.graph, config, now_us, restore)
+            self._engine = InProcessJob(made.graph, config, now_us, restore, allow_dropped_state=allow_dropped_state)
         self._event_times = self._engine.event_times()
 
     def _fed_source(self, uid: str, node: Node) -> Source:

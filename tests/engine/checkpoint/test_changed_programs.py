@@ -9,21 +9,32 @@ import pyarrow as pa
 import pytest
 
 from checkpoint_samples import MAX_PARALLELISM, SCHEMA, NoRows, metadata_of, pipeline
-from midstream.engine.checkpoint.metadata import CheckpointMetadata, settings_of
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, forms_of, settings_of
 from midstream.engine.checkpoint.redistribute_state import assign_state
+from midstream.engine.coordinator.checkpoints.metadata_builder import operator_states
+from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.engine.operators.base import Operator
 from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, CoBatchFunction
-from midstream.engine.operators.functions.function_operator import two_ports
+from midstream.engine.operators.functions.duplicates import drop_duplicates_operator
+from midstream.engine.operators.functions.function_operator import Port, two_ports
 from midstream.engine.operators.functions.process_functions import CoProcessFunction, KeyedProcessFunction
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.windows.aggregates import Count, Max, Sum
 from midstream.engine.operators.windows.window_factory import session, sliding, tumbling, window_operator
-from midstream.engine.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
+from midstream.engine.protocol.messages import (
+    ChannelState,
+    CheckpointAck,
+    ChunkHandle,
+    OperatorSnapshot,
+    PartHandle,
+    Segment,
+)
 from midstream.engine.state.keyed_states import ListState, MapState, ValueState
 from midstream.engine.state.table_state import TableState
 from process_operators import process_operator
@@ -40,6 +51,11 @@ class RemembersMore(KeyedProcessFunction):
     seen = ValueState(pa.int64())
     names = MapState(key=pa.int64(), value=pa.string())
     last = ListState()
+
+
+class RemembersWider(KeyedProcessFunction):
+    seen = ValueState(pa.float64(), migrate=float)
+    names = MapState(key=pa.int64(), value=pa.string())
 
 
 class RemembersText(KeyedProcessFunction):
@@ -112,7 +128,12 @@ def part(name: str) -> PartHandle:
 
 def checkpoint_with(operator: Operator, *parts: str) -> CheckpointMetadata:
     snapshots = (OperatorSnapshot("visits", tuple(part(name) for name in parts)), OperatorSnapshot("visits"))
-    return metadata_of(graph_with(operator), {"visits": snapshots}, settings={"visits": settings_of(operator)})
+    return metadata_of(
+        graph_with(operator),
+        {"visits": snapshots},
+        settings={"visits": settings_of(operator)},
+        forms={"visits": forms_of(operator)},
+    )
 
 
 OTHER_KEY = ROWS.set(1, pa.field("user", pa.int64()))
@@ -208,6 +229,16 @@ def test_state_that_is_declared_no_more_is_refused_and_new_state_begins_empty() 
     assign_state(metadata, graph_with(process(RemembersMore())))
 
 
+def test_tables_of_midstreams_own_operators_are_never_converted() -> None:
+    port = Port("process", ("n",), "at", ROWS)
+    always, within = (drop_duplicates_operator("visits", port, us) for us in (None, 1_000_000))
+    for before, after in ((always, within), (within, always)):
+        with pytest.raises(ConfigError, match=r"table state 'kept' was .*; its state cannot be read as that"):
+            assign_state(checkpoint_with(before, "table:kept"), graph_with(after), allow_dropped_state=True)
+    for operator in (always, within, windows()):
+        assert operator.upgradable_states() is None
+
+
 def test_another_kind_of_operator_under_the_same_uid_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"the window \(tumbling windows of 1 h\), which it does not have now"):
         assign_state(checkpoint_with(windows(), "parts"), graph_with(process(Remembers())))
@@ -238,6 +269,25 @@ def test_a_uid_that_is_gone_is_compared_with_the_new_ones() -> None:
         assign_state(metadata, pipeline(uids=("daily-visit", "totals")))
     with pytest.raises(ConfigError, match=r"\(Daily-Visits: 1 bytes, 1 rows\), which the job no longer has"):
         assign_state(metadata, pipeline(uids=("something-else",)))
+
+
+def test_what_a_finished_subtask_held_is_kept_if_it_has_the_form_of_the_rest() -> None:
+    """It is never restored, but `midstream state` reads the parts of all subtasks together."""
+    before = process(Remembers())
+    held = OperatorSnapshot("visits", (part("value:seen"), part("map:names"), part("timers:event")))
+    metadata = metadata_of(
+        graph_with(before),
+        {"visits": (held, OperatorSnapshot("visits"))},
+        finished={"visits": (0,)},
+        settings={"visits": settings_of(before)},
+        forms={"visits": forms_of(before)},
+    )
+    for operator, parts in ((before, held.parts), (process(RemembersWider()), held.parts[1:])):
+        plan = JobPlan("job", graph_with(operator), b"", JobConfig(name="job"))
+        finished = {TaskId(1, 0)}
+        acks = {ref: CheckpointAck(0, 2, ref, (), (), 0) for ref in (TaskId(0, 0), TaskId(0, 1), TaskId(1, 1))}
+        (visits,) = (op for op in operator_states(plan, acks, finished, metadata) if op.uid == "visits")
+        assert visits.subtasks[0].parts == parts
 
 
 # ---- partly finished -------------------------------------------------------

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, OperatorState
 from midstream.engine.core.errors import ConfigError
-from midstream.engine.graph.job_graph import JobGraph
+from midstream.engine.graph.job_graph import JobGraph, OperatorSpec
 from midstream.engine.operators.base import KEY
 from midstream.engine.protocol.messages import PartHandle
 
@@ -66,31 +66,41 @@ def _describe_dropped(metadata: CheckpointMetadata, uid: str, new: list[str]) ->
 
 
 def check_settings(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Raise ConfigError if state was made with other settings than the operator has now."""
+    """Raise ConfigError if state was made with other settings than the operator has now.
+
+    The types of states that users declare are not among these settings: see `engine.checkpoint.changed_states`.
+    """
     old = {op.uid: op for op in metadata.operators}
     for vertex in graph.vertices:
         for spec in vertex.operators:
             before = old.get(spec.uid)
-            if before is None or not before.settings:
-                continue
-            held = {part.name for part in _parts_to_restore(before)}
-            now = spec.operator.state_settings()
-            for part, what, was in before.settings:
-                found = now.get(part, {}).get(what)
-                if found == was or not held or (part and part not in held):
-                    continue
-                where = f"operator {spec.name!r} (uid {spec.uid!r}): in checkpoint {metadata.checkpoint_id}"
-                then, way_out = "its state cannot be read as that", ""
-                if what.startswith(KEY):
-                    then = "its state would be mistaken for that of other keys"
-                    way_out = " (if only the name of the column has changed, rename it back before key_by())"
-                raise ConfigError(
-                    f"{where} {what} was {was}, now it is {found}; {then}. Keep it as it was{way_out}, or give the "
-                    "operator a new uid, with which it begins without state (and use --allow-dropped-state)"
-                    if found is not None
-                    else f"{where} it holds {what} ({was}), which it does not have now. Declare it as it was, or give "
-                    "the operator a new uid, with which it begins without state (and use --allow-dropped-state)"
-                )
+            problem = "" if before is None else problem_of_settings(before, spec, metadata.checkpoint_id)
+            if problem:
+                raise ConfigError(problem)
+
+
+def problem_of_settings(before: OperatorState, spec: OperatorSpec, checkpoint_id: int) -> str:
+    """Describe the first setting of an operator with which its state cannot be restored; "" if there is none."""
+    held = {part.name for part in _parts_to_restore(before)}
+    now = spec.operator.state_settings()
+    is_users = spec.operator.upgradable_states() is not None
+    for part, what, was in before.settings:
+        found = now.get(part, {}).get(what)
+        if found == was or not held or (part and (is_users or part not in held)):
+            continue
+        where = f"operator {spec.name!r} (uid {spec.uid!r}): in checkpoint {checkpoint_id}"
+        then, way_out = "its state cannot be read as that", ""
+        if what.startswith(KEY):
+            then = "its state would be mistaken for that of other keys"
+            way_out = " (if only the name of the column has changed, rename it back before key_by())"
+        return (
+            f"{where} {what} was {was}, now it is {found}; {then}. Keep it as it was{way_out}, or give the "
+            "operator a new uid, with which it begins without state (and use --allow-dropped-state)"
+            if found is not None
+            else f"{where} it holds {what} ({was}), which it does not have now. Declare it as it was, or give "
+            "the operator a new uid, with which it begins without state (and use --allow-dropped-state)"
+        )
+    return ""
 
 
 def _parts_to_restore(operator: OperatorState) -> Iterator[PartHandle]:

@@ -21,6 +21,7 @@ from midstream.engine.core.errors import StorageError
 from midstream.engine.graph.job_graph import Edge, JobGraph
 from midstream.engine.operators.base import Operator
 from midstream.engine.protocol.messages import ChannelState, OperatorSnapshot
+from midstream.engine.state.state_upgrade import encoded_form
 
 MAGIC: Final = b"MIDSTRM\x00"
 VERSION: Final = 1
@@ -87,6 +88,8 @@ class OperatorState(msgspec.Struct, frozen=True):
     """The subtasks that had reached the end of their data."""
     settings: tuple[tuple[str, str, str], ...] = ()
     """Part ("" for all), setting, value: see `engine.operators.base.Operator.state_settings`."""
+    forms: tuple[tuple[str, bytes], ...] = ()
+    """Part, and how it is stored: see `engine.state.state_upgrade.encoded_form`. Only of states that users declare."""
 
     @property
     def fully_finished(self) -> bool:
@@ -184,6 +187,11 @@ def names_of(graph: JobGraph) -> dict[str, str]:
 def settings_of(operator: Operator) -> tuple[tuple[str, str, str], ...]:
     """Return what the state of `operator` depends on, to be compared with that of a later program."""
     return tuple((part, what, value) for part, of in operator.state_settings().items() for what, value in of.items())
+
+
+def forms_of(operator: Operator) -> tuple[tuple[str, bytes], ...]:
+    """Return how the states of `operator` are stored, so that a later program may convert them."""
+    return tuple((part, encoded_form(state)) for part, state in (operator.upgradable_states() or {}).items())
 
 
 def encode_metadata(metadata: CheckpointMetadata) -> bytes:

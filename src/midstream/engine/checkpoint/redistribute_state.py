@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
+from midstream.engine.checkpoint.changed_states import as_declared_now, check_fates, state_fates
 from midstream.engine.checkpoint.compatibility import check_settings, dropped_state
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition
 from midstream.engine.checkpoint.redistribute_channel_state import assign_channels
@@ -61,9 +62,11 @@ def assign_state(metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_st
             f"job has {graph.max_parallelism}: keys would belong to other key groups. Set max_parallelism="
             f"{metadata.max_parallelism}"
         )
-    old = {op.uid: op for op in metadata.operators}
     dropped = dropped_state(metadata, graph, allow_dropped_state)
     check_settings(metadata, graph)
+    fates = state_fates(metadata, graph)
+    check_fates(fates, metadata.checkpoint_id, allow_dropped_state)
+    old = {op.uid: as_declared_now(op, fates) for op in metadata.operators}
     vertices = finished_vertices(old, graph)
     channels = assign_channels(metadata, graph, allow_dropped_state)
     finished = finished_tasks(old, graph, vertices, channels)
@@ -127,6 +130,7 @@ def _assign_part(
 ) -> list[list[PartHandle]]:
     """Return the part of each new subtask. `own`: the part that a subtask had before, by subtask."""
     everything = tuple(chunk for _, part in found for chunk in part.chunks)
+    stored = found[0][1].stored
     match rule:
         case Redistribute.KEYED:
             keyed: list[list[ChunkHandle]] = [[] for _ in range(parallelism)]
@@ -136,7 +140,7 @@ def _assign_part(
                     last = chunk.key_group_max * parallelism // max_parallelism
                     for subtask in range(first, last + 1):
                         keyed[subtask].append(chunk)
-            return [[PartHandle(name, rule.value, tuple(chunks))] for chunks in keyed]
+            return [[PartHandle(name, rule.value, tuple(chunks), stored=stored)] for chunks in keyed]
         case Redistribute.SPLIT:
             if own:
                 return [[own[i]] if i in own else [] for i in range(parallelism)]
@@ -144,12 +148,12 @@ def _assign_part(
             before = 0
             for chunk in everything:
                 for index in range(chunk.rows)[:parallelism]:
-                    handle = PartHandle(name, rule.value, (chunk,), index, parallelism)
+                    handle = PartHandle(name, rule.value, (chunk,), index, parallelism, stored)
                     distributed[(before + index) % parallelism].append(handle)
                 before += chunk.rows
             return distributed
         case Redistribute.UNION:
-            return [[PartHandle(name, rule.value, everything)]] * parallelism
+            return [[PartHandle(name, rule.value, everything, stored=stored)]] * parallelism
         case Redistribute.BROADCAST:
             return [[own.get(i, found[0][1])] for i in range(parallelism)]
         case Redistribute.NEWEST:

@@ -168,12 +168,13 @@ def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: rang
                 f"{where}: state {handle.name!r} is {first_rule.value} in one subtask and {rule.value} in another"
             )
         selected.extend(_selected(handle, rule, key_groups))
+    forms = {handle.name: handle.stored for handle in handles}
     tables = _read_tables(storage, [chunk for _, selected in parts.values() for chunk, _ in selected], where)
     for name, (rule, selected) in parts.items():
         for chunk, _ in selected:
             _check_groups(tables[location_of(chunk)], chunk, rule, f"{where}: state {name!r}")
     return {
-        name: StatePart(rule, kept)
+        name: StatePart(rule, kept, forms[name])
         for name, (rule, selected) in parts.items()
         if (kept := tuple(c for chunk, owned in selected if (c := _select(tables[location_of(chunk)], chunk, owned))))
     }

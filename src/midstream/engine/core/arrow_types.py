@@ -106,6 +106,12 @@ nulls = cast("Callable[[int, pa.DataType], pa.Array[Any]]", pa.nulls)
 repeat = cast("Callable[[pa.Scalar[Any], int], pa.Array[Any]]", pa.repeat)
 """`pa.repeat` of a scalar whose type is known only at run time."""
 
+chunked = cast("Callable[[Sequence[pa.Array[Any]], pa.DataType], pa.ChunkedArray[Any]]", pa.chunked_array)
+"""`pa.chunked_array` of a type known only at run time; its stub lists the types one by one."""
+
+from_buffers = cast("Callable[..., pa.Array[Any]]", pa.Array.from_buffers)
+"""`pa.Array.from_buffers`; its stub takes no children."""
+
 join_texts = cast("Callable[..., pa.Array[Any]]", pc.binary_join_element_wise)
 """`pc.binary_join_element_wise` of columns and single strings, the last one being the separator; its stub takes only
 columns or only strings.

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from copy import deepcopy
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from types import NoneType, UnionType
-from typing import Any, Final, TypeAlias, TypeGuard, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Any,
+    Final,
+    NamedTuple,
+    TypeAlias,
+    TypeGuard,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.batches import canonical_schema, canonical_type, check_column_name, to_arrow
-from midstream.engine.core.errors import SchemaError
+from midstream.engine.core.errors import SchemaError, text_of
+from midstream.engine.core.python_values import ValueMisfit, converter_of
 
 TypeLike: TypeAlias = Any
 """A type of values: of Arrow or polars, or of Python: bool, int, float, str, bytes, datetime, date, time, timedelta,
@@ -199,3 +212,52 @@ def _fields_of(kind: type, where: str) -> dict[str, TypeLike]:
     except Exception as error:  # of any kind: texts in the user's class are evaluated
         raise SchemaError(f"{where}: the fields of {kind.__name__}: {error}; import the type in that module") from error
     return {field.name: hints[field.name] for field in fields(kind)} if is_dataclass(kind) else hints
+
+
+ITEM: Final = "[]"
+"""In the path to a field: what a list contains, or the values of a map."""
+Path: TypeAlias = tuple[str, ...]
+
+
+class Default(NamedTuple):
+    """The default of a field, in the Python form of its type."""
+
+    value: Any
+    problem: str = ""
+    """Why the field has no such value, although its class declares one."""
+
+
+def field_defaults(kind: TypeLike) -> dict[Path, Default]:
+    """Return the defaults that the dataclasses in a declared type or schema have, by the path to each field.
+
+    They are made here, once, so that what declares a type does not refer to its classes.
+    """
+    if _is_record(kind):
+        found: dict[Path, Default] = {}
+        own = {field.name: field for field in fields(kind)} if is_dataclass(kind) else {}
+        for name, of in _fields_of(kind, kind.__name__).items():
+            if name in own and (own[name].default is not MISSING or own[name].default_factory is not MISSING):
+                found[(name,)] = _default_of(own[name], of)
+            found |= {(name, *path): default for path, default in field_defaults(of).items()}
+        return found
+    if isinstance(kind, Mapping):
+        return {(name, *path): default for name, each in kind.items() for path, default in field_defaults(each).items()}
+    origin: Any = get_origin(kind)
+    of = [each for each in get_args(kind) if each is not NoneType]
+    if origin in (Union, UnionType) and len(of) == 1:
+        return field_defaults(of[0])
+    if origin in (list, dict) and of:
+        return {(ITEM, *path): default for path, default in field_defaults(of[-1]).items()}
+    return {}
+
+
+def _default_of(field: Any, kind: TypeLike) -> Default:
+    try:
+        value = deepcopy(field.default) if field.default_factory is MISSING else field.default_factory()
+        if is_dataclass(value) and not isinstance(value, type):
+            value = asdict(value)
+        return Default(converter_of(as_type(kind, field.name)).keep(value))
+    except (ValueMisfit, SchemaError) as error:
+        return Default(None, str(error))
+    except Exception as error:  # noqa: BLE001 - of the factory, which is the user's code
+        return Default(None, f"{type(error).__name__}: {text_of(error)}")

@@ -29,6 +29,7 @@ from midstream.engine.core.interfaces import (
     Timer,
 )
 from midstream.engine.operators.user_metrics import UserMetrics
+from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.safe_pickle import OwnCode
 from midstream.engine.state.state_parts import StatePart
 
@@ -237,6 +238,12 @@ class Operator(ABC):
         State that was made with another value is not restored; the error shows both values.
         """
         return {}
+
+    def upgradable_states(self) -> Mapping[str, DeclaredState] | None:
+        """Return the states that may be restored from other ones than are declared now, by part; None: the operator has
+        none that it does not define itself. Called before `open`.
+        """
+        return None
 
     def open(self, context: OperatorContext, out: Output) -> None:
         """Prepare to work. Must leave no trace outside the process."""

@@ -15,6 +15,7 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.engine.protocol.live_rows import LiveRows
 from midstream.engine.protocol.task_metrics import TaskMetrics
+from midstream.engine.state.state_parts import StoredForm
 
 
 class ChunkHandle(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +36,7 @@ class ChunkHandle(msgspec.Struct, frozen=True, gc=False):
     """The bytes themselves, for a small chunk (see `engine.checkpoint.extents`); then `file` is empty."""
 
 
-class PartHandle(msgspec.Struct, frozen=True):
+class PartHandle(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of operator state: the rows of `chunks`, in order.
 
     In a restore with split redistribution several tasks share the chunks: this one owns the rows
@@ -47,6 +48,8 @@ class PartHandle(msgspec.Struct, frozen=True):
     chunks: tuple[ChunkHandle, ...]
     index: int = 0
     stride: int = 1
+    stored: StoredForm | None = None
+    """In a restore: how the state was declared, if it has to be converted to what is declared now."""
 
 
 class EarlierCommittables(msgspec.Struct, frozen=True):

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
-from midstream.engine.core.errors import JobError
+import pyarrow as pa
+
+from midstream.engine.core.errors import JobError, SchemaError
+from midstream.engine.core.schemas import Default, Path
+from midstream.engine.core.value_converters import shown
+
+NO_DEFAULTS: Mapping[Path, Default] = {}
 
 
 class DeclaredState(ABC):
@@ -15,6 +22,21 @@ class DeclaredState(ABC):
 
     kind: ClassVar[str]
     name: str
+    was: str | None = None
+    """The name of the attribute in older checkpoints."""
+    migrate: Callable[[Any], Any] | None = None
+    """Converts what older checkpoints hold under another type or name."""
+    defaults: Mapping[Path, Default] = NO_DEFAULTS
+    """The defaults of the fields in the type of its values, or of the columns of a table."""
+
+    def _set_upgrade(self, was: str | None, migrate: Callable[[Any], Any] | None) -> None:
+        """Set how the state is restored from older checkpoints. Raises SchemaError for arguments of a wrong type."""
+        where = type(self).__name__
+        if was is not None and not (isinstance(was, str) and was.isidentifier()):
+            raise SchemaError(f"{where}: was={shown(was)} is not the name that an attribute had, such as was='seen'")
+        if migrate is not None and not callable(migrate):
+            raise SchemaError(f"{where}: migrate={shown(migrate)} is not a function")
+        self.was, self.migrate = was, migrate
 
     @property
     def part_name(self) -> str:
@@ -36,7 +58,28 @@ class DeclaredState(ABC):
 
     @abstractmethod
     def type_text(self) -> str:
-        """Describe the types that the state holds, for messages: state of another type is not restored."""
+        """Describe the types that the state holds, for messages."""
+
+    @abstractmethod
+    def form(self) -> pa.Schema:
+        """Return the columns in which a checkpoint has the values and their types; pickled ones are left out."""
+
+
+def check_former_names(states: Mapping[str, DeclaredState], where: str) -> None:
+    """Raise SchemaError if it is not clear which of the states has the content of an older one."""
+    taken: dict[str, str] = {}
+    for name, state in states.items():
+        if state.was is None:
+            continue
+        what = f"{where}: state {name!r} has was={state.was!r}"
+        if state.was in states:
+            raise SchemaError(
+                f"{what}, and {state.was!r} is declared too: a state has one name at a time. To exchange names, resume once "
+                "with a name between"
+            )
+        if state.was in taken:
+            raise SchemaError(f"{what}, and so has {taken[state.was]!r}: only one of them can have what it held")
+        taken[state.was] = name
 
 
 def declared_states(function: type) -> dict[str, DeclaredState]:

@@ -24,6 +24,7 @@ from midstream.engine.state.expiring_states import UNKNOWN_US, ExpiringState
 from midstream.engine.state.keyed_states import ListState, MapState, State, StateRow
 from midstream.engine.state.safe_pickle import OwnCode, Pickles
 from midstream.engine.state.state_parts import KEY_GROUP, check_columns
+from midstream.engine.state.state_upgrade import Upgrade, migrated_values
 from midstream.engine.state.timers import TimerRow
 
 T = TypeVar("T")
@@ -156,19 +157,26 @@ def state_table(state: State, taken: ChangelogSnapshot, encoding: KeyEncoding, o
 
 
 def state_rows(
-    state: State, table: pa.Table, encoding: KeyEncoding, own: OwnCode, where: str
+    state: State, table: pa.Table, encoding: KeyEncoding, own: OwnCode, where: str, upgrade: Upgrade | None = None
 ) -> tuple[list[Any], Iterator[StateRow]]:
     """Return the keys of such a table, removed ones included, and its rows.
 
-    Raises StorageError if the state was declared with other types when it was stored.
+    `upgrade`: how the values are converted if the state was declared otherwise when it was stored.
+
+    Raises StorageError for other types than these, and what `migrated_values` raises.
     """
     keys = encoding.keys(table)
     live, live_keys = _live(table, keys)
     pickles = Pickles(own)
+    if upgrade is not None:
+        live = upgrade.converted(live, f"{where}: state {state.name!r}")
     named: list[Any] = [None] * live.num_rows
     if isinstance(state, MapState):
         named = _decode(live, "namespace", state.key_type, pickles, f"{where}: keys of state {state.name!r}")
-    values = _decode(live, "value", state.type, pickles, f"{where}: state {state.name!r}")
+    stored = upgrade.type_of("value") if upgrade is not None and upgrade.migrates else state.type
+    values = _decode(live, "value", stored, pickles, f"{where}: state {state.name!r}")
+    if upgrade is not None and upgrade.migrates:
+        values = migrated_values(state, live_keys, values, state.type, pickles, where)
     if isinstance(state, ExpiringState):
         values = list(zip(_written_us(live, state, where), values, strict=True))
     return keys, zip(live_keys, named, values, strict=True)

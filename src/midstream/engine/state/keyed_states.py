@@ -25,7 +25,7 @@ import pyarrow as pa
 from midstream.engine.core.config import Duration
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.python_values import ValueConverter, ValueMisfit, converter_of, is_fixed_zone, is_nan
-from midstream.engine.core.schemas import TypeLike, as_type
+from midstream.engine.core.schemas import TypeLike, as_type, field_defaults
 from midstream.engine.core.value_converters import LEAST_DIGIT, ONE_DIGIT
 from midstream.engine.state.changelog import GONE, Changelog, ChangelogSnapshot
 from midstream.engine.state.declared_state import DeclaredState
@@ -71,10 +71,19 @@ class State(DeclaredState):
     is_many_rows: ClassVar[bool] = False
     """An entry is a collection, stored as one row for each of its items; it may have none."""
 
-    def __init__(self, type: TypeLike | None = None, *, ttl: StateTtl | Duration | None = None) -> None:
-        type = _type_of(self, type)
+    def __init__(
+        self,
+        type: TypeLike | None = None,
+        *,
+        ttl: StateTtl | Duration | None = None,
+        was: str | None = None,
+        migrate: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._set_upgrade(was, migrate)
+        declared, type = type, _type_of(self, type)
         self.type = type
         self.ttl = ttl_of(ttl)
+        self.defaults = field_defaults(declared)
         self.name = ""
         self._declared_as = self.__class__.__name__
         self._converter = _converter_of(self, type)
@@ -159,6 +168,9 @@ class State(DeclaredState):
     def type_text(self) -> str:
         return "pickled" if self.type is None else str(self.type)
 
+    def form(self) -> pa.Schema:
+        return pa.schema([] if self.type is None else [pa.field("value", self.type)])
+
     def snapshot(
         self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]
     ) -> ChangelogSnapshot | None:
@@ -231,6 +243,8 @@ class ValueState(SingleState[T]):
     `type`: the type of the value; a value of another type is refused. Without it the value is pickled.
     `default`: what reading returns for a key without a value.
     `ttl`: the value expires this long after it was last written, by event time; `StateTtl` for other rules.
+    `was`: the name of the attribute in older checkpoints, if it was another one.
+    `migrate`: converts a value of an older checkpoint that has it under another type, or under the name `was`.
 
     Raises SchemaError for a type without a Python form, and if the default does not fit the type; ConfigError for a
     `ttl` that is no duration.
@@ -243,14 +257,24 @@ class ValueState(SingleState[T]):
         >>> total = testing.harness(Total(), orders.schema, {"user": str, "total": int}, key="user")
         >>> total.process([{"user": "ann", "price": 3}, {"user": "ann", "price": 4}])
         [{'user': 'ann', 'total': 3}, {'user': 'ann', 'total': 7}]
+
+    In a later version of the program, whose checkpoints then have cents:
+
+        cents = ValueState(int, default=0, was="total", migrate=lambda total: 100 * total)
     """
 
     kind = "value"
 
     def __init__(
-        self, type: TypeLike | None = None, default: T = _NONE, *, ttl: StateTtl | Duration | None = None
+        self,
+        type: TypeLike | None = None,
+        default: T = _NONE,
+        *,
+        ttl: StateTtl | Duration | None = None,
+        was: str | None = None,
+        migrate: Callable[[Any], T] | None = None,
     ) -> None:
-        super().__init__(type, ttl=ttl)
+        super().__init__(type, ttl=ttl, was=was, migrate=migrate)
         try:
             self.default: T = default if self._converter is None else self._converter.keep(default)
         except ValueMisfit as misfit:
@@ -275,6 +299,8 @@ class ReducingState(SingleState[T]):
     value.
     `type`: the type of the value; without it the value is pickled.
     `ttl`: as for ValueState.
+    `was`: the name of the attribute in older checkpoints, if it was another one.
+    `migrate`: converts a value of an older checkpoint that has it under another type, or under the name `was`.
 
     Raises SchemaError for a type without a Python form.
 
@@ -296,8 +322,10 @@ class ReducingState(SingleState[T]):
         type: TypeLike | None = None,
         *,
         ttl: StateTtl | Duration | None = None,
+        was: str | None = None,
+        migrate: Callable[[Any], T] | None = None,
     ) -> None:
-        super().__init__(type, ttl=ttl)
+        super().__init__(type, ttl=ttl, was=was, migrate=migrate)
         self._reduce = reduce
 
     def add(self, value: T) -> None:
@@ -324,6 +352,8 @@ class ListState(State, Generic[T]):
 
     `type`: the type of the items; an item of another type is refused. Without it items are pickled.
     `ttl`: as for ValueState, for each item from the time at which it was added.
+    `was`: the name of the attribute in older checkpoints, if it was another one.
+    `migrate`: converts an item of an older checkpoint that has it under another type, or under the name `was`.
 
     Raises SchemaError for a type without a Python form.
 
@@ -414,6 +444,8 @@ class MapState(State, MutableMapping[K, V]):
     `key`: the type of the map's keys; a key of another type is refused. Without it they are pickled.
     `value`: the type of the values; a value of another type is refused. Without it they are pickled.
     `ttl`: as for ValueState, for each entry of the map; it is then in the order in which its entries were last written.
+    `was`: the name of the attribute in older checkpoints, if it was another one.
+    `migrate`: converts a value of an older checkpoint that has it under another type, or under the name `was`.
     `wrong`: nothing; types without a name are refused.
 
     Raises SchemaError for a type without a Python form, and for keys of a nested type or of a time zone with daylight
@@ -439,11 +471,13 @@ class MapState(State, MutableMapping[K, V]):
         key: TypeLike | None = None,
         value: TypeLike | None = None,
         ttl: StateTtl | Duration | None = None,
+        was: str | None = None,
+        migrate: Callable[[Any], V] | None = None,
     ) -> None:
         name = type(self).__name__
         if wrong:
             raise SchemaError(f"{name}: the types have names: write for example {name}(key=str, value=int)")
-        super().__init__(value, ttl=ttl)
+        super().__init__(value, ttl=ttl, was=was, migrate=migrate)
         key_type = _type_of(self, key)
         self.key_type = key_type
         self._key_converter = _converter_of(self, key_type)
@@ -463,6 +497,10 @@ class MapState(State, MutableMapping[K, V]):
 
     def type_text(self) -> str:
         return f"{'pickled' if self.key_type is None else self.key_type} to {super().type_text()}"
+
+    def form(self) -> pa.Schema:
+        form = super().form()
+        return form if self.key_type is None else form.append(pa.field("namespace", self.key_type))
 
     is_many_rows = True
 
@@ -594,6 +632,8 @@ class BroadcastState(MapState[K, V]):
 
     `key`: the type of the map's keys; a key of another type is refused. Without it they are pickled.
     `value`: the type of the values; a value of another type is refused. Without it they are pickled.
+    `was`: the name of the attribute in older checkpoints, if it was another one.
+    `migrate`: converts a value of an older checkpoint that has it under another type, or under the name `was`.
     `ttl`, `wrong`: nothing; a time to live and types without a name are refused.
 
     Raises SchemaError as MapState does; writing elsewhere raises JobError.
@@ -620,8 +660,10 @@ class BroadcastState(MapState[K, V]):
         key: TypeLike | None = None,
         value: TypeLike | None = None,
         ttl: StateTtl | Duration | None = None,
+        was: str | None = None,
+        migrate: Callable[[Any], V] | None = None,
     ) -> None:
-        super().__init__(*wrong, key=key, value=value)
+        super().__init__(*wrong, key=key, value=value, was=was, migrate=migrate)
         if ttl is not None:
             raise SchemaError(
                 "BroadcastState has no ttl: subtasks differ in time, and the state is the same in all of them; remove "

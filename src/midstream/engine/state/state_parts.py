@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
 import pyarrow as pa
 
 from midstream.engine.core.errors import InvariantError, StorageError
@@ -52,10 +53,21 @@ class Chunk:
         return self.made
 
 
+class StoredForm(msgspec.Struct, frozen=True):
+    """How a state was declared by the program that has stored it."""
+
+    name: str
+    """The name of its attribute."""
+    columns: bytes
+    """The encoded result of `DeclaredState.form`."""
+
+
 @dataclass(frozen=True, slots=True)
 class StatePart:
     redistribute: Redistribute
     chunks: tuple[Chunk, ...]
+    stored: StoredForm | None = None
+    """In a restore: how the state was declared, if it has to be converted to what is declared now."""
 
     def table(self) -> pa.Table:
         """Return all chunks as one table. Raises ValueError if there are none."""

@@ -19,10 +19,11 @@ import pyarrow as pa
 from midstream.engine.core.batches import empty_batch, frame_schema, from_polars, to_polars
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.interfaces import Ids
-from midstream.engine.core.schemas import SchemaLike, as_schema
+from midstream.engine.core.schemas import SchemaLike, as_schema, field_defaults
 from midstream.engine.state.columnar import FrameRun, StateLayout, snapshot_runs
 from midstream.engine.state.declared_state import DeclaredState
-from midstream.engine.state.state_parts import KEY_GROUP, Chunk, check_columns
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk, StoredForm, check_columns
+from midstream.engine.state.state_upgrade import migrated_rows, upgrade_at_restore
 from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
 from midstream.engine.state.tombstones import Bools, Int64s, among, distinct
 
@@ -49,6 +50,9 @@ class TableState(DeclaredState):
     is keyed by (of two streams: the first one's), with their types; by them the rows are redistributed when the job
     resumes at another parallelism. So a table may hold rows only of keys that the function was given here: others fail
     the next checkpoint with JobError.
+    `was`: the name of the attribute in older checkpoints, if it was another one.
+    `migrate`: makes the frame of these columns of a frame with the rows of an older checkpoint, which has other columns, or
+    the name `was`. Rows keep their keys.
 
     Raises SchemaError for an invalid schema, and when the function is used for a stream with other keys.
 
@@ -68,8 +72,16 @@ class TableState(DeclaredState):
 
     kind = "table"
 
-    def __init__(self, schema: SchemaLike) -> None:
+    def __init__(
+        self,
+        schema: SchemaLike,
+        *,
+        was: str | None = None,
+        migrate: Callable[[pl.DataFrame], pl.DataFrame] | None = None,
+    ) -> None:
+        self._set_upgrade(was, migrate)
         self.schema = as_schema(schema, "TableState")
+        self.defaults = field_defaults(schema)
         if KEY_GROUP in self.schema.names:
             raise SchemaError(f"TableState: a column cannot be called {KEY_GROUP!r}; rename it")
         self.name = ""
@@ -291,6 +303,9 @@ class TableState(DeclaredState):
     def type_text(self) -> str:
         return ", ".join(f"{field.name} {field.type}" for field in self.schema)
 
+    def form(self) -> pa.Schema:
+        return self.schema
+
     def check_keys(self, name: str, keys: Sequence[pa.Field[Any]], where: str) -> None:
         """Raise SchemaError if the columns `keys` are not among those of the table."""
         for key in keys:
@@ -339,7 +354,31 @@ class TableState(DeclaredState):
 
     def restore(self, chunks: Sequence[Chunk], where: str) -> None:
         """Restore such chunks, of one old subtask or several. Raises StorageError if they have other columns."""
-        whole = self._restored_rows(chunks, where)
+        self._hold_restored(self._restored_rows(chunks, where))
+
+    def restore_upgraded(self, chunks: Sequence[Chunk], stored: StoredForm, where: str) -> None:
+        """Restore chunks of a table that was declared otherwise. Raises SchemaError if `migrate` fails."""
+        what = f"{where}: state {self.name!r}"
+        upgrade = upgrade_at_restore(self, stored, where)
+        tables = [chunk.table.drop_columns([KEY_GROUP]) for chunk in chunks]
+        if not upgrade.migrates:
+            rows = [to_polars(upgrade.converted_rows(table, what)) for table in tables]
+            self._hold_restored(pl.concat(rows, rechunk=True))
+            return
+        made = migrated_rows(self, tables, upgrade, what)
+        try:
+            whole = self._conforming(made)
+        except (JobError, SchemaError) as error:
+            raise SchemaError(f"{where}: what migrate returned does not fit: {error}") from error
+        groups = self._layout.groups(whole)
+        if whole.height and not self._key_groups.start <= groups.min() <= groups.max() < self._key_groups.stop:
+            raise SchemaError(
+                f"{what}: migrate returned rows of keys that the table did not have; each row keeps its key"
+            )
+        self._hold_restored(whole)
+
+    def _hold_restored(self, whole: pl.DataFrame) -> None:
+        """Hold rows in a run of their own, which the next checkpoint stores."""
         self._hold([TableRun(whole)] if whole.height else [], whole)
 
     def _never_null(self) -> Sequence[str]:

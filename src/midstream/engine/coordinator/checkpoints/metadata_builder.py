@@ -12,6 +12,7 @@ from midstream.engine.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
     OperatorState,
+    forms_of,
     layout_of,
     settings_of,
 )
@@ -74,10 +75,26 @@ def operator_states(
         refs = [TaskId(vertex.id, i) for i in range(vertex.parallelism)]
         ended = tuple(ref.subtask for ref in refs if ref in finished or acks[ref].finished)
         for spec in vertex.specs:
-            subtasks = tuple(_snapshot(spec.uid, ref, acks, old.get(spec.uid)) for ref in refs)
             settings = settings_of(spec.operator) if isinstance(spec, OperatorSpec) else ()
-            states.append(OperatorState(spec.uid, spec.name, vertex.id, vertex.parallelism, subtasks, ended, settings))
+            forms = forms_of(spec.operator) if isinstance(spec, OperatorSpec) else ()
+            earlier = _readable(old.get(spec.uid), dict(forms))
+            subtasks = tuple(_snapshot(spec.uid, ref, acks, earlier) for ref in refs)
+            states.append(
+                OperatorState(spec.uid, spec.name, vertex.id, vertex.parallelism, subtasks, ended, settings, forms)
+            )
     return tuple(states)
+
+
+def _readable(before: OperatorState | None, forms: Mapping[str, bytes]) -> OperatorState | None:
+    """Return an operator without the state that it declares otherwise now, as what is read in a checkpoint has one form."""
+    changed = () if before is None else {part for part, form in before.forms if forms.get(part) != form}
+    if before is None or not changed:
+        return before
+    kept = (
+        msgspec.structs.replace(subtask, parts=tuple(part for part in subtask.parts if part.name not in changed))
+        for subtask in before.subtasks
+    )
+    return msgspec.structs.replace(before, subtasks=tuple(kept))
 
 
 def _snapshot(

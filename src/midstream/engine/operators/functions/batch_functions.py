@@ -214,7 +214,10 @@ class BatchFunctionOperator(FunctionOperator):
                 continue
             if name not in self._states:
                 raise self._undeclared(name)
-            self._states[name].restore(part.chunks, self._where)
+            if part.stored is None:
+                self._states[name].restore(part.chunks, self._where)
+            else:
+                self._states[name].restore_upgraded(part.chunks, part.stored, self._where)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         check_keys(batch, self._ports[port].keys, self._where)

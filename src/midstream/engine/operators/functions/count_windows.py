@@ -104,6 +104,8 @@ def _function(aggregation: WindowAggregation, rows: int) -> _CountWindows:
 
 
 class CountWindowOperator(BatchFunctionOperator):
+    runs_users_function = False
+
     def __init__(
         self, name: str, aggregation: WindowAggregation, event_time: TimeColumn | None, window: CountWindow
     ) -> None:

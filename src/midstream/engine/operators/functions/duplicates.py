@@ -24,6 +24,10 @@ _FURTHEST_US: Final = 2**62
 """A limit within int64: no two event times are further apart."""
 
 
+class _FirstOfKeyOperator(BatchFunctionOperator):
+    runs_users_function = False
+
+
 def drop_duplicates_operator(
     name: str, port: Port, within_us: int | None, *, hides_keys: bool = False
 ) -> BatchFunctionOperator:
@@ -38,7 +42,7 @@ def drop_duplicates_operator(
     schema = pa.schema([field for field in port.schema if field.name not in hidden])
     key_fields = [port.schema.field(key) for key in keys]
     if within_us is None:
-        return BatchFunctionOperator(name, _first_of_key(keys, pa.schema(key_fields), schema.names), [port], schema)
+        return _FirstOfKeyOperator(name, _first_of_key(keys, pa.schema(key_fields), schema.names), [port], schema)
     assert port.event_time is not None
     time = EventTime(port.event_time, port.schema, f"operator {name!r}")
     function = _first_within(keys, key_fields, time, min(within_us, _FURTHEST_US), schema.names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -16,7 +16,7 @@ from midstream.engine.operators.event_time_column import EventTime, TimeColumn
 from midstream.engine.operators.failed_rows import FAIL, ErrorPolicy, FailedRows
 from midstream.engine.operators.functions.process_context import Calendar, TimeContext
 from midstream.engine.operators.row_conversion import USER_ERRORS, at_row, fields_text, require_keys, user_error
-from midstream.engine.state.declared_state import DeclaredState, declared_states
+from midstream.engine.state.declared_state import DeclaredState, check_former_names, declared_states
 
 
 class Function:
@@ -79,6 +79,9 @@ class FunctionOperator(Operator):
     which it does not fail would hold another state than the others.
     """
 
+    runs_users_function: ClassVar[bool] = True
+    """False: the function and its state are midstream's own."""
+
     def __init__(
         self, name: str, function: Any, ports: Sequence[Port], schema: pa.Schema, policy: ErrorPolicy = FAIL
     ) -> None:
@@ -95,6 +98,7 @@ class FunctionOperator(Operator):
         self._policy = policy
         self._failed: list[FailedRows | None] = [None for _ in ports]
         """For each input; None if a row for which the function fails is to fail the job."""
+        check_former_names(self._declared(), self._where)
         # The following attributes are set when the operator opens.
         self._runtime: OperatorContext
         self._context: TimeContext
@@ -103,6 +107,11 @@ class FunctionOperator(Operator):
     def _declared(self) -> dict[str, DeclaredState]:
         """Return the states of the function's class, by name."""
         return declared_states(type(self._function))
+
+    def upgradable_states(self) -> Mapping[str, DeclaredState] | None:
+        if not self.runs_users_function:
+            return None
+        return {f"{state.kind}:{name}": state for name, state in self._declared().items()}
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         settings = {

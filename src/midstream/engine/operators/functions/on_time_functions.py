@@ -33,6 +33,8 @@ class OnTimeFunctionOperator(BatchFunctionOperator):
     rows leave out. Every port has an event time, and keys unless the operator runs at parallelism 1.
     """
 
+    runs_users_function = False
+
     def __init__(
         self,
         name: str,

@@ -40,6 +40,7 @@ from midstream.engine.state.expiring_states import bound_state, plain_entry
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, State
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
+from midstream.engine.state.state_upgrade import upgrade_at_restore
 from midstream.engine.state.timers import TimerQueue
 
 TIMERS_PER_SLICE = 16_384
@@ -155,13 +156,20 @@ class ProcessOperator(FunctionOperator):
             state = expected.get(name)
             if state is None:
                 raise self._undeclared(name)
-            for chunk in parts[name].chunks:
-                keys, found = state_rows(state, chunk.table, self._encoding_of(state), self.own, self._where)
-                state.forget(keys)
-                state.restore(found)
-                state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
+            self._restore_state(state, parts[name])
         self._expiry.restored()
         self._arm()
+
+    def _restore_state(self, state: State, part: StatePart) -> None:
+        """Restore the chunks of a state. If they are converted, the next checkpoint stores all of it again."""
+        encoding = self._encoding_of(state)
+        upgrade = None if part.stored is None else upgrade_at_restore(state, part.stored, self._where)
+        for chunk in part.chunks:
+            keys, found = state_rows(state, chunk.table, encoding, self.own, self._where, upgrade)
+            state.forget(keys)
+            state.restore(found)
+            if upgrade is None:
+                state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
 
     def close(self) -> None:
         self._disarm()
