@@ -275,3 +275,15 @@ def test_times_are_converted_in_a_struct_as_they_are() -> None:
     new = pa.struct([("day", pa.date32()), ("n", pa.int16()), ("at", pa.timestamp("us")), ("for", pa.duration("us"))])
     change = Change(old, new, st.none(), dict, {})
     assert converted(change, pa.array([{**times, "n": 1}], old)) == [{**times, "n": 1}]
+
+
+def test_nulls_of_no_type_in_lists_that_become_large_keep_their_number() -> None:
+    """pyarrow's own cast from one layout to the other makes invalid lists of them."""
+    nulls = pa.list_(pa.null())
+    old, new = pa.list_(nulls), pa.large_list(pa.large_list(pa.null()))
+    values = [[[None, None], [None]], None, [[None] * 3, None]]
+    converted = conversion(old, new, {})
+    assert isinstance(converted, Conversion)
+    made = converted.of(pa.chunked_array([pa.array(values, old), pa.array(values, old)[1:]]), new)
+    made.validate(full=True)
+    assert made.to_pylist() == values + values[1:]

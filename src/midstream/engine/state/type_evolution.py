@@ -209,10 +209,15 @@ def _struct_step(new: pa.StructType, parts: Sequence[tuple[int | None, Step]]) -
 
 def _list_step(new: pa.DataType, items: Step) -> Step:
     def convert(column: Column) -> Column:
-        if pa.types.is_large_list(new) != pa.types.is_large_list(column.type):
-            field = column.type.field(0)
-            column = column.cast(pa.large_list(field) if pa.types.is_large_list(new) else pa.list_(field))
         assert is_list_array(column), column.type
+        if not isinstance(column, pa.FixedSizeListArray) and pa.types.is_large_list(new) != pa.types.is_large_list(
+            column.type
+        ):
+            mask = column.is_null() if column.null_count else None
+            offsets, made = np.array(column.offsets), items(column.values)
+            if pa.types.is_large_list(new):
+                return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), made, type=new, mask=mask)
+            return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), made, type=new, mask=mask)
         own = column.buffers()[: 1 if pa.types.is_fixed_size_list(new) else 2]
         return from_buffers(new, len(column), own, column.null_count, column.offset, [items(column.values)])
 
