@@ -22,6 +22,7 @@ from midstream import (
     MapState,
     ReducingState,
     SchemaError,
+    StateTtl,
     TableState,
     ValueState,
     testing,
@@ -584,3 +585,46 @@ def test_objects_of_an_own_class_have_the_attributes_that_they_had() -> None:
     finally:
         del Box.more  # type: ignore[attr-defined]
         assert Box.__annotations__ == original
+
+
+def test_what_expires_keeps_its_times_when_it_is_converted_renamed_and_migrated() -> None:
+    ttl = StateTtl("1 h", by="clock")
+
+    class Expiring(KeyedProcessFunction):
+        value = ValueState(pa.int32(), default=0, ttl=ttl)
+        items = ListState(pa.int16(), ttl=ttl)
+        pages = MapState(key=pa.int8(), value=pa.int16(), ttl=ttl)
+        most = ReducingState(max, pa.uint8(), ttl=ttl)
+
+        def process(self, row, ctx):
+            self.value.value = self.pages[row["n"]] = row["n"]
+            self.items.append(row["n"])
+            self.most.add(row["n"])
+
+    changed = process_with(
+        total=ValueState(pa.int64(), was="value", ttl=ttl),
+        items=ListState(str, migrate=str, ttl=ttl),
+        pages=MapState(key=int, value=float, ttl=ttl),
+        most=ReducingState(max, int, ttl=ttl),
+    )
+    rows = ROWS[:2]
+    with testing.job(stream(Expiring())) as job:
+        job.feed("rows", rows)
+        job.advance_processing_time("40 min")
+        job.feed("rows", [{"k": "k1", "n": 7}])
+        snapshot = job.snapshot()
+    both = {
+        "total": {"k0": 0, "k1": 7},
+        "items": {"k0": ["0"], "k1": ["1", "7"]},
+        "pages": {"k0": {0: 0.0}, "k1": {1: 1.0, 7: 7.0}},
+        "most": {"k0": 0, "k1": 7},
+    }
+    for parallelism in (1, 3):
+        with testing.job(stream(changed), restore=snapshot, parallelism=parallelism) as job:
+            assert job.state("f") == both
+            snapshot_of_new = job.snapshot()
+            job.advance_processing_time("30 min")
+            newest = {"total": {"k1": 7}, "items": {"k1": ["7"]}, "pages": {"k1": {7: 7.0}}, "most": {"k1": 7}}
+            assert job.state("f") == newest
+        with testing.job(stream(changed), restore=snapshot_of_new) as job:
+            assert job.state("f") == both
