@@ -119,9 +119,8 @@ def _checked_groups(max_parallelism: object) -> int | None:
 
 
 def _checked_name(name: object) -> tuple[str, str]:
-    match name:
-        case (str() as uid, str() as state):
-            return uid, state
+    if isinstance(name, tuple) and len(name) == 2 and all(isinstance(each, str) for each in name):
+        return name
     raise ConfigError(
         f"write_savepoint: states: {name!r} does not name a state; write {{(uid, name): table}}, with the uid of the operator "
         "and the name of the state, as midstream state lists them"

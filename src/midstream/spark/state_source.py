@@ -20,7 +20,7 @@ from midstream.spark.datasource_rows import spark_struct
 
 _ROWS_OF_BATCH: Final = 65_536
 _OPTIONS: Final = ("path", "uid", "name")
-_SIGNED: Final = {
+_SIGNED: Final[dict[pa.DataType, pa.DataType]] = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
     pa.uint32(): pa.int64(),
@@ -83,7 +83,7 @@ class _StateReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         return [_SubtaskPart(replace(self._state, handles=(handle,))) for handle in self._state.handles]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _SubtaskPart), partition
         state, names = partition.state, self._schema.names
         where = f"{self._where}: state {state.name!r} of operator {state.uid!r}"

@@ -11,17 +11,15 @@ import pyarrow as pa
 
 from midstream.engine.core.arrow_types import map_of
 
-_PLAIN: Final = {
-    str(kind): kind
-    for kind in (
-        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
-        *(pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.null(), pa.date32(), pa.date64()),
-        *(pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
-        *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
-        *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
-        *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
-    )
-}
+_PLAIN_TYPES: Final[list[pa.DataType]] = [
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+    *(pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.null(), pa.date32(), pa.date64()),
+    *(pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
+    *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
+    *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+    *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+]
+_PLAIN: Final = {str(kind): kind for kind in _PLAIN_TYPES}
 _WORD: Final = re.compile(r"[a-z0-9_]+(\[[^\]]*\])?")
 _TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns), tz=([^\]]+)\]")
 _DECIMAL: Final = re.compile(r"decimal(128|256)\((\d+), (-?\d+)\)")
