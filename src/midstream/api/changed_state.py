@@ -49,8 +49,8 @@ def write_savepoint(
     at their beginning.
     `states`: the new rows of states, all of them, by the uid of the operator and the name of the state. Their columns are
     those that `read_state` returns, with the same values in any type that holds them. A polars DataFrame or LazyFrame, an
-    Arrow Table or RecordBatch, a pandas DataFrame, or a Spark DataFrame, which is collected to the driver
-    (`spark.driver.maxResultSize` bounds it); all are held in memory.
+    Arrow Table or RecordBatch, a pandas DataFrame, or a Spark DataFrame, which is collected to the driver,
+    up to spark.driver.maxResultSize; all are held in memory.
     `drop`: the uids of operators and sources that begin without state.
     `max_parallelism`: another number of key groups, for all state; by default that of `like`.
 
@@ -62,10 +62,11 @@ def write_savepoint(
     Raises SchemaError for rows that the state cannot have, with column and row, ConfigError if there is no such state or
     it cannot be changed, StorageError if the directory is not empty or something cannot be read or written.
 
-        >>> totals = orders.key_by("user").process(Total(), {"user": str, "total": int}).uid("totals")
-        >>> _ = totals.print()
+        >>> shop = Environment("shop")
+        >>> sold = shop.from_collection([{"user": "ann", "price": 3}]).key_by("user")
+        >>> _ = sold.process(Total(), {"user": str, "total": int}).uid("totals").print()
         >>> history = pl.DataFrame({"user": ["ann", "bob"], "total": [70, 90]})
-        >>> begin = write_savepoint("begin", like=env, states={("totals", "total"): history})
+        >>> begin = write_savepoint("begin", like=shop, states={("totals", "total"): history})
         >>> read_state(begin, "totals", "total").collect().rows()
         [('ann', 70), ('bob', 90)]
         >>> right = pl.when(user="ann").then(75).otherwise("total").alias("total")

@@ -47,4 +47,8 @@ def test_columns_are_known_by_their_text(columns: list[tuple[str, pa.DataType]])
 )
 def test_a_text_that_names_no_type_is_none(text: str) -> None:
     assert type_of_text(text) is None
-    assert columns_of_text(f"k {text}") is None
+
+
+@pytest.mark.parametrize("text", ["", "int64", "k", "k int65", "k int64,", "k int64, ", "k decimal128(99, 2)"])
+def test_a_text_that_lists_no_columns_is_none(text: str) -> None:
+    assert columns_of_text(text) is None

@@ -265,8 +265,8 @@ def write_changed(
 
     If this raises, nothing that could be restored is there.
     """
-    writer = _Writer(like, changes, replaced, location.storage, ids)
-    metadata = writer.metadata()
+    parts = _ChangedParts(like, changes, replaced, location.storage, ids)
+    metadata = parts.metadata()
     handles = [part for snapshot in _snapshots(metadata) for part in snapshot.parts]
     verify_chunks(location.storage, handles, location.url)
     problem = first_problem(metadata)
@@ -281,7 +281,7 @@ def _snapshots(metadata: CheckpointMetadata) -> Iterator[OperatorSnapshot]:
         yield from operator.subtasks
 
 
-class _Writer:
+class _ChangedParts:
     """Writes the parts of one savepoint, and builds its metadata."""
 
     def __init__(
