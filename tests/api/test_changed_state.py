@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,7 @@ sys.path.append(str(Path(__file__).parent.parent / "engine" / "core"))
 from test_values import KINDS, SCALAR_KEYS, fitting, same
 
 import checkpointed_jobs
+import released_job
 from effort import examples
 from machine import limit_s
 from midstream import (
@@ -42,6 +44,7 @@ from midstream import (
     ValueState,
     read_state,
     testing,
+    tumbling,
     write_savepoint,
 )
 from midstream import (
@@ -322,6 +325,7 @@ def other_operators(max_parallelism: int) -> Environment:
     keyed.sort_by_time().uid("sorted").collect()
     rows.drop_duplicates("k", "name").uid("firsts").collect()
     rows.drop_duplicates("name", within="1 min").uid("apart").collect()
+    rows.window_all(tumbling("30 s")).aggregate(n=Count()).uid("all").collect()
     rows.select("k").distinct().uid("distinct").collect()
     rows.join_asof(checkpointed_jobs._rows(env, "right").select("k", "at", y="x"), on="k").uid("asof").collect()
     return env
@@ -333,7 +337,7 @@ def test_state_of_every_operator_can_be_in_other_key_groups(tmp_path: Path) -> N
         snapshot = job.snapshot()
     expected = continued(other_operators(16), snapshot, 2)
     like = saved(snapshot, tmp_path / "like")
-    uids = {"running", "periodic", "counted", "sorted", "firsts", "apart", "distinct", "asof"}
+    uids = {"running", "periodic", "counted", "sorted", "firsts", "apart", "all", "distinct", "asof"}
     assert {state.uid for state in open_checkpoint(like).states} >= uids
     for groups in (5, 77):
         moved = loaded(write_savepoint(tmp_path / str(groups), like=like, max_parallelism=groups))
@@ -348,6 +352,22 @@ def test_state_of_every_operator_can_be_in_other_key_groups(tmp_path: Path) -> N
     for uid, name in (("running", "parts"), ("periodic", "parts"), ("counted", "parts")):
         with pytest.raises(ConfigError, match=f"the rows of state '{name}' depend on one another"):
             write_savepoint(tmp_path / "no", like=like, states={(uid, name): read_state(like, uid, name)})
+
+
+def test_states_that_a_release_has_stored_are_written_unchanged(tmp_path: Path) -> None:
+    with zipfile.ZipFile(released_job.FOLDER / "0.1.0.zip") as archive:
+        archive.extractall(tmp_path / "job")
+    opened = open_checkpoint(str(tmp_path / "job" / "state"))
+    with pytest.raises(ConfigError, match="this checkpoint has rows in flight"):
+        write_savepoint(tmp_path / "no", like=opened.path)
+    at_rest = msgspec.structs.replace(opened.metadata, channels=(), committables=())
+    like = stored(at_rest, opened.storage, tmp_path / "like")
+    states = every_state(like, uids=("keyed", "tables", "ruled"))
+    assert len(states) >= sum(len(released_job.STATE[uid]) for uid in ("keyed", "tables", "ruled"))
+    moved = write_savepoint(tmp_path / "moved", like=like, states=states, max_parallelism=50)
+    for (uid, name), rows in states.items():
+        found = read_state(moved, uid, name).collect()
+        assert sorted(map(str, found.rows())) == sorted(map(str, rows.collect().rows()))
 
 
 # ---- what is refused ---------------------------------------------------------
@@ -430,6 +450,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("thing", {**K, "thing": [1, 2]}, "are pickled, since the state has no type, .* the table has int64. To write"),
     ("thing", {**K, "thing": [b"a", b"b"]}, "column 'thing', row 0: these bytes are none that the state has"),
     ("thing", {**K, "thing": [None, b"b"]}, "column 'thing' is null in row 0"),
+    ("thing", {**K, "thing": [None, None]}, "column 'thing' is null in row 0"),
     ("things", {**K, "map_key": [b"x", b"y"], "things": [1, 2]}, "column 'map_key', row 0: these bytes are none that"),
     (
         "timers:event",
@@ -471,6 +492,7 @@ def test_types_that_hold_the_same_values_are_taken(like: str, tmp_path: Path) ->
 def test_an_empty_table_empties_a_state_and_every_subtask_gets_a_broadcast_state(like: str, tmp_path: Path) -> None:
     states = {
         ("keeper", "number"): pl.DataFrame({"k": [], "number": []}),
+        ("keeper", "things"): pl.DataFrame({"k": [], "map_key": [], "things": []}),
         ("ruled", "rules"): pl.DataFrame({"map_key": ["x", "y"], "rules": [3, 4]}),
     }
     path = write_savepoint(tmp_path / "new", like=like, states=states)
@@ -559,9 +581,10 @@ def test_event_time_that_differs_among_keys_cannot_be_divided_by_other_groups() 
 
 
 def test_rows_that_do_not_show_their_keys_cannot_be_divided_by_other_groups() -> None:
-    table = pa.table({"__key_group": pa.array([3], pa.int32()), "k": [1]})
-    with pytest.raises(ConfigError, match="do not show by which columns they are keyed"):
-        regrouped(table, [["k"], ["other"]], 2**15, 8, "w")
+    table = pa.table({"__key_group": pa.array([3], pa.int32()), "k": [1], "x": [1.5]})
+    for keys, names in ((["k"], "k"), (["other"], "other"), (["x"], "x"), ([], "of any key")):
+        with pytest.raises(ConfigError, match=f"do not follow from the columns {names}, so it cannot be divided"):
+            regrouped(table, keys, 2**15, 8, "w")
 
 
 # ---- places and failures -----------------------------------------------------
@@ -658,18 +681,25 @@ class Totals(KeyedProcessFunction):
         return {"k": ctx.key, "total": self.total.value}
 
 
-def totals(directory: Path, rows_per_s: float | None) -> tuple[Environment, Any]:
-    env = Environment("totals", parallelism=2, checkpoint_dir=directory, checkpoint_interval="200 ms")
+def totals(directory: Path, rows_per_s: float | None) -> Environment:
+    env = Environment("totals", parallelism=2, checkpoint_dir=directory / "state", checkpoint_interval="200 ms")
     rows = env.generate(lambda i: {"k": i % 5}, count=20_000, splits=1, rows_per_s=rows_per_s).uid("rows")
-    return env, rows.key_by("k").process(Totals(), {"k": int, "total": int}).uid("totals").collect()
+    made = rows.key_by("k").process(Totals(), {"k": int, "total": int}).uid("totals")
+    made.write_jsonl(directory / "out").uid("out")
+    return env
+
+
+def written(directory: Path) -> list[tuple[int, int]]:
+    return sorted(pl.concat(map(pl.read_ndjson, (directory / "out").glob("*.jsonl"))).select("k", "total").rows())
 
 
 @pytest.mark.systems
-def test_an_entry_is_set_right_while_a_job_is_stopped(running: list[Job], tmp_path: Path) -> None:
-    env, sink = totals(tmp_path / "state", 4_000)
-    job = env.start(slots=ProcessSlots())
+def test_an_entry_is_set_right_while_a_job_is_stopped_and_each_row_is_there_once(
+    running: list[Job], tmp_path: Path
+) -> None:
+    job = totals(tmp_path, 4_000).start(slots=ProcessSlots())
     running.append(job)
-    until("some rows", lambda: len(sink.rows()) > 1_000)
+    until("some rows", lambda: job.status().rows_read > 1_000)
     path = job.stop(savepoint=tmp_path / "saved", timeout_s=limit_s(60))
 
     found = read_state(path, "totals", "total").collect()
@@ -677,25 +707,23 @@ def test_an_entry_is_set_right_while_a_job_is_stopped(running: list[Job], tmp_pa
     right = found.with_columns(total=pl.when(pl.col("k") == 3).then(1_000_000).otherwise("total"))
     repaired = write_savepoint(tmp_path / "right", like=path, states={("totals", "total"): right})
 
-    env, rest = totals(tmp_path / "state", None)
-    job = env.start(slots=ProcessSlots(), restore_from=repaired)
+    job = totals(tmp_path, None).start(slots=ProcessSlots(), restore_from=repaired)
     running.append(job)
     assert job.wait(limit_s(60)).state == "finished"
     before = dict(found.rows())
-    emitted = sorted((row["k"], row["total"]) for row in [*sink.rows(), *rest.rows()])
     expected = [(k, n) for k in range(5) if k != 3 for n in range(1, 4_001)]
     expected += [(3, n) for n in range(1, before[3] + 1)]
     expected += [(3, 1_000_000 + n) for n in range(1, 4_001 - before[3])]
-    assert emitted == sorted(expected)
+    assert written(tmp_path) == sorted(expected)
 
 
 @pytest.mark.systems
 def test_a_job_that_has_never_run_begins_with_its_history(running: list[Job], tmp_path: Path) -> None:
-    env, sink = totals(tmp_path / "state", None)
+    env = totals(tmp_path, None)
     history = pl.DataFrame({"k": [1, 2], "total": [100, 200]})
     begin = write_savepoint(tmp_path / "begin", like=env, states={("totals", "total"): history})
     job = env.start(slots=ProcessSlots(), restore_from=begin)
     running.append(job)
     assert job.wait(limit_s(60)).state == "finished"
-    last = {row["k"]: row["total"] for row in sorted(sink.rows(), key=lambda row: row["total"])}
-    assert len(sink.rows()) == 20_000 and last == {0: 4_000, 1: 4_100, 2: 4_200, 3: 4_000, 4: 4_000}
+    first = {0: 0, 1: 100, 2: 200, 3: 0, 4: 0}
+    assert written(tmp_path) == sorted((k, first[k] + n) for k in range(5) for n in range(1, 4_001))

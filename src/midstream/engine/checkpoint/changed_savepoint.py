@@ -29,6 +29,7 @@ from midstream.engine.checkpoint.metadata_checks import first_problem
 from midstream.engine.checkpoint.other_key_groups import is_progress, progress_of, regrouped
 from midstream.engine.checkpoint.savepoint import SavepointLocation, copied
 from midstream.engine.checkpoint.state_columns import (
+    KEY_COLUMN,
     TIMERS,
     StateColumns,
     columns_of,
@@ -50,14 +51,13 @@ from midstream.engine.checkpoint.stored_states import StoredState, frames_of, st
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError
 from midstream.engine.core.interfaces import Ids, Storage
-from midstream.engine.core.type_texts import columns_of_text
 from midstream.engine.graph.job_graph import JobGraph, OperatorSpec
-from midstream.engine.operators.base import KEY
 from midstream.engine.protocol.messages import OperatorSnapshot, PartHandle
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 
 _KEYED_KINDS: Final = frozenset({"value", "list", "map", "reducing"})
-_KINDS: Final = _KEYED_KINDS | {"broadcast", "table", TIMERS}
+_HEAP_KINDS: Final = _KEYED_KINDS | {TIMERS}
+_KINDS: Final = _HEAP_KINDS | {"broadcast", "table"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +375,7 @@ class _ChangedParts:
     def _move(self, operator: OperatorState, name: str, added: Sequence[list[PartHandle]]) -> None:
         """Divide a keyed part of an operator by the new key groups, chunk by chunk in their order."""
         like, where = self._like, f"{self._like.where}: state {name!r} of operator {operator.uid!r}"
-        candidates = _key_candidates(like.metadata, operator)
+        keys = [KEY_COLUMN] if kind_of_part(name) in _HEAP_KINDS else [key.name for key in key_columns(operator)]
         old, new = like.metadata.max_parallelism, self._groups
         progress = []
         for snapshot in operator.subtasks:
@@ -385,7 +385,7 @@ class _ChangedParts:
                 if is_progress(chunk.table):
                     progress.append(chunk.table)
                     continue
-                self._store(name, self._divided(regrouped(chunk.table, candidates, old, new, where), operator), added)
+                self._store(name, self._divided(regrouped(chunk.table, keys, old, new, where), operator), added)
         if progress:
             self._store(name, self._divided(progress_of(progress, old, new, where), operator), added)
 
@@ -394,12 +394,3 @@ class _ChangedParts:
             None if rows is None else StatePart(Redistribute.KEYED, (Chunk(self._ids.new_id(), rows),))
             for rows in divided(table, operator.parallelism, self._groups)
         ]
-
-
-def _key_candidates(metadata: CheckpointMetadata, operator: OperatorState) -> list[list[str]]:
-    """Return the columns by which rows of an operator may be keyed: those of each of its streams."""
-    texts = [value for part, what, value in operator.settings if not part and what.startswith(KEY)]
-    of_settings = [[each.name for each in columns_of_text(text) or ()] for text in texts]
-    of_edges = [list(edge.keys) for edge in metadata.edges if edge.target == operator.vertex and edge.keys]
-    found = [keys for keys in (*of_settings, *of_edges) if keys]
-    return [list(keys) for keys in dict.fromkeys(map(tuple, found))] or [[]]

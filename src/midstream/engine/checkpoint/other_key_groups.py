@@ -1,7 +1,7 @@
 """Keyed state with another `max_parallelism`: each row gets its new key group, by the key columns that it has.
 
-Which columns those are is known from the operator's settings and edges, and shown by the rows: their old key groups must
-follow from the same columns. State of which this cannot be shown is refused.
+Which columns those are is known from the operator's settings, and shown by the rows: their old key groups must follow from
+the same columns. State of which this is not so is refused.
 """
 
 from __future__ import annotations
@@ -44,39 +44,29 @@ def progress_of(tables: Sequence[pa.Table], old: int, new: int, where: str) -> p
     return pa.Table.from_arrays(columns, schema=table.schema)
 
 
-def regrouped(table: pa.Table, candidates: Sequence[Sequence[str]], old: int, new: int, where: str) -> pa.Table:
+def regrouped(table: pa.Table, keys: Sequence[str], old: int, new: int, where: str) -> pa.Table:
     """Return the same rows with their key groups of `new` instead of `old` ones.
 
-    `candidates`: names of columns that may be the keys. Raises ConfigError if it cannot be shown which ones are.
+    `keys`: the key columns, or the one that has all of them; none if the state is not keyed. Raises ConfigError if the
+    old key groups of the rows do not follow from these.
     """
     batch = single_batch(table)
+    arrays = [batch.column(name) for name in keys if batch.schema.names.count(name) == 1]
+    if len(arrays) == 1 and is_struct_array(arrays[0]):
+        arrays = arrays[0].flatten()
+    is_known = len(arrays) >= len(keys) and all(
+        key_type_supported(each.type) and not each.null_count for each in arrays
+    )
     groups = batch.column(KEY_GROUP).to_numpy(zero_copy_only=False)
-    found: list[Int32s] = []
-    for keys in _keys_in(batch, candidates):
-        if np.array_equal(_groups(keys, batch.num_rows, old), groups):
-            found.append(_groups(keys, batch.num_rows, new))
-    if not found or any(not np.array_equal(other, found[0]) for other in found):
+    if not is_known or not np.array_equal(_groups(arrays, batch.num_rows, old), groups):
         raise ConfigError(
-            f"{where}: its rows do not show by which columns they are keyed, so they cannot be divided by another "
-            "max_parallelism; drop the operator (drop=[uid]), which then begins without state, or keep max_parallelism"
+            f"{where}: the key groups of its rows do not follow from the columns {', '.join(keys) or 'of any key'}, so it cannot "
+            "be divided by another max_parallelism; drop the operator (drop=[uid]), which then begins without state, or keep "
+            "max_parallelism"
         )
     index = batch.schema.get_field_index(KEY_GROUP)
-    return pa.Table.from_batches([batch]).set_column(index, batch.schema.field(index), pa.array(found[0]))
-
-
-def _keys_in(batch: pa.RecordBatch, candidates: Sequence[Sequence[str]]) -> list[list[pa.Array[Any]]]:
-    names = batch.schema.names
-    if "key" in names and not any("key" in keys for keys in candidates):
-        candidates = [["key"], *candidates]
-    found = []
-    for keys in candidates:
-        if all(names.count(name) == 1 for name in keys):
-            arrays = [batch.column(name) for name in keys]
-            if len(arrays) == 1 and is_struct_array(arrays[0]):
-                arrays = arrays[0].flatten()
-            if all(key_type_supported(array.type) and not array.null_count for array in arrays):
-                found.append(arrays)
-    return found
+    found = pa.array(_groups(arrays, batch.num_rows, new))
+    return pa.Table.from_batches([batch]).set_column(index, batch.schema.field(index), found)
 
 
 def _groups(keys: Sequence[pa.Array[Any]], rows: int, max_parallelism: int) -> Int32s:

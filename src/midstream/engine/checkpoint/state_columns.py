@@ -19,6 +19,8 @@ from midstream.engine.state.state_parts import KEY_GROUP, Redistribute
 NAMESPACES: Final = {"list": "position", "map": "map_key", "broadcast": "map_key"}
 """What the namespace of a row is, by the kind of state."""
 TIMERS: Final = "timers"
+KEY_COLUMN: Final = "key"
+"""The column at rest that has the key, or a struct of all key columns, of state with entries."""
 PICKLED: Final = "pickled"
 _OF_ENTRIES: Final = frozenset({"value", "list", "map", "reducing", "broadcast"})
 _TIMER_PARTS: Final = ("timers:event", "timers:processing")
@@ -115,15 +117,17 @@ def columns_of(
         types = [stored.field(name).type for name in ("namespace", "value") if name in stored.names]
     else:
         types = _declared_types(kind, settings)
-    if types is None:
-        return None
     names = shown_names([key.name for key in keys], part)
+    if types is None or len(names) != len(keys) + len(types):
+        return None
     shown = pa.schema([*keys, *(pa.field(name, of) for name, of in zip(names[len(keys) :], types, strict=True))])
     return StateColumns(operator.uid, part, tuple(keys), shown, _pickled(kind, settings, names))
 
 
 def _stored_keys(stored: pa.Schema, keys: Sequence[pa.Field[Any]]) -> list[pa.Field[Any]]:
-    kind = stored.field("key").type
+    if KEY_COLUMN not in stored.names:
+        return []
+    kind = stored.field(KEY_COLUMN).type
     if pa.types.is_struct(kind):
         return [kind.field(index) for index in range(kind.num_fields)]
     return [pa.field(key.name, kind) for key in keys[:1]]

@@ -125,7 +125,7 @@ def _in_its_types(columns: StateColumns, given: pa.Table, where: str) -> pa.Reco
 
 
 def _cast(column: pa.Array[Any], field: pa.Field[Any], columns: StateColumns, where: str) -> pa.Array[Any]:
-    if field.name in columns.pickled and not is_bytes(column.type):
+    if field.name in columns.pickled and not (is_bytes(column.type) or pa.types.is_null(column.type)):
         raise SchemaError(
             f"{where}: the values of column {field.name!r} are pickled, since the state has no type, and can only be kept "
             f"as read_state returns them, as bytes; the table has {column.type}. To write such values, declare the state "
