@@ -151,3 +151,15 @@ def test_a_cast_gives_equal_values_or_is_refused(data: st.DataObject, one: pa.Da
         made.validate(full=True)
         expected: list[Any] = to_python(column)
         assert equals(to_python(made), expected), (to_python(made), expected)
+
+
+def test_fixed_size_lists_that_are_null_are_cast_whatever_is_in_memory_after_them() -> None:
+    """pyarrow's own cast reads beyond the offsets of lists within them, and would allocate what it finds there."""
+    memory = np.full(64, 2**50)
+    memory[8] = 0
+    within = pa.LargeListArray.from_arrays(pa.array(memory[8:9]), pa.array([], pa.int64()))
+    lists = pa.LargeListArray.from_arrays(pa.array([0, 0], pa.int64()), within, mask=pa.array([True]))  # type: ignore[call-overload]
+    for column in (lists, pa.concat_arrays([lists, lists])):
+        made = cast_exactly(column, pa.list_(within.type, 2))
+        made.validate(full=True)
+        assert made.to_pylist() == [None] * len(column)

@@ -103,28 +103,24 @@ def _cast_struct(column: pa.StructArray, kind: pa.StructType, path: str) -> pa.A
 
 
 def _cast_list(column: ListArray, kind: ListType, path: str) -> pa.Array[Any]:
-    if pa.types.is_fixed_size_list(column.type) or pa.types.is_fixed_size_list(kind):
-        # A fixed-size list has items below null lists too; the cast to large lists drops them.
-        between = column.cast(pa.large_list(column.type.value_type))
-        items = pa.large_list(kind.value_type)
-        try:
-            made = _cast(between, items, path).cast(kind) if column.type != items else between.cast(kind)
-        except pa.ArrowException as error:
-            raise CastRefused(_refusal(column.type, kind, path, str(error))) from error
-        return _without_garbage(made) if isinstance(made, pa.FixedSizeListArray) and made.null_count else made
-    values = _cast(column.flatten(), kind.value_type, f"{path}[]")
     lengths = list_lengths(column).fill_null(0).to_numpy(zero_copy_only=False)
+    is_there = column.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_fixed_size_list(kind):
+        wrong = np.flatnonzero(is_there & (lengths != kind.list_size))
+        if len(wrong):
+            why = f"a list has {lengths[wrong[0]]} items instead of {kind.list_size}"
+            raise CastRefused(_refusal(column.type, kind, path, why))
+    values = _cast(column.flatten(), kind.value_type, f"{path}[]")  # without what is below null lists
+    if pa.types.is_fixed_size_list(kind):
+        # pyarrow's own cast to such lists reads beyond its memory, and leaves uninitialised memory below null lists
+        if not is_there.all():
+            is_item = np.repeat(is_there, kind.list_size)
+            values = values.take(pa.array(np.cumsum(is_item) - 1, mask=~is_item))
+        return fixed_size_lists(values, kind, _mask(column))
     offsets = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
     if pa.types.is_large_list(kind):
         return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values, type=kind, mask=_mask(column))
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, type=kind, mask=_mask(column))
-
-
-def _without_garbage(lists: pa.FixedSizeListArray[Any, Any]) -> pa.Array[Any]:
-    """Return the same lists with null items below null lists; pyarrow's cast leaves uninitialised memory there."""
-    is_there = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lists.type.list_size)
-    positions = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
-    return fixed_size_lists(lists.flatten().take(positions), lists.type, lists.is_null())
 
 
 def _cast_map(column: MapArray, kind: MapType, path: str) -> pa.Array[Any]:
