@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from midstream.api.changed_state import write_savepoint as write_savepoint
     from midstream.api.connected_streams import BroadcastConnectedStreams as BroadcastConnectedStreams
     from midstream.api.connected_streams import ConnectedStreams as ConnectedStreams
     from midstream.api.data_stream import BroadcastStream as BroadcastStream
@@ -100,6 +101,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOME = {
+    "api.changed_state": "write_savepoint",
     "api.connected_streams": "BroadcastConnectedStreams ConnectedStreams",
     "api.environment": "Environment",
     "api.keyed_streams": "KeyedStream",

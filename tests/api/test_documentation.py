@@ -24,7 +24,14 @@ EXAMPLES = {
         "Running aggregates",
     ],
     "event-time.md": ["Event time and windows", "Late rows", "Joins"],
-    "state.md": ["State and timers", "Time to live", "Two inputs", "Functions on batches", "Aggregates of your own"],
+    "state.md": [
+        "State and timers",
+        "Time to live",
+        "Two inputs",
+        "Functions on batches",
+        "Aggregates of your own",
+        "Look into the state, and set it right",
+    ],
     "sources.md": ["Sources", "A source of your own"],
     "sinks.md": ["Sinks", "Delta", "A sink of your own"],
 }

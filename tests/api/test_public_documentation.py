@@ -73,6 +73,11 @@ NOT_FOR_USERS = {
         midstream.runtime.process.process_slots.ProcessSlots.abandon
         midstream.runtime.process.process_slots.ProcessSlots.close
         """,
+    "Spark calls it": """
+        midstream.spark.state_source.StateSource.name
+        midstream.spark.state_source.StateSource.schema
+        midstream.spark.state_source.StateSource.reader
+        """,
     "the connector's own rooms call it": """
         midstream.connectors.delta.delta_sink.DeltaSink.opened
         midstream.connectors.delta.delta_sink.DeltaSink.location

@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import jsonschema
 import polars as pl
 import pytest
 
-from midstream import ConfigError, StorageError, read_state
+from midstream import (
+    ConfigError,
+    Environment,
+    KeyedProcessFunction,
+    StorageError,
+    ValueState,
+    read_state,
+    write_savepoint,
+)
 from midstream.cli.commands import state as command
 from midstream.cli.json_schema import schema
 from midstream.cli.main import main
@@ -119,6 +129,38 @@ def test_what_is_not_there_is_refused_with_what_is(
 ) -> None:
     assert main(["state", str(root), *arguments]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [("at > TIMESTAMPTZ '2024-06-01 12:00:00Z'", 1), ("at = TIMESTAMPTZ '2024-07-01 10:00:00Z' AND n = 2", 1)]
+    + [("n < 3", 2), ("at > TIMESTAMPTZ '2024-07-01 10:00:00Z'", 0)],
+)
+def test_times_in_any_zone_are_compared_and_shown_in_their_own(
+    where: str, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Kept(KeyedProcessFunction):
+        n = ValueState(int)
+
+        def process(self, row: Any, ctx: Any) -> Any:
+            return None
+
+    zone = ZoneInfo("Europe/Berlin")
+    env = Environment("zoned")
+    rows = env.from_collection([], schema={"at": pl.Datetime("us", "Europe/Berlin")})
+    rows.key_by("at").process(Kept(), {"n": int}).uid("kept").collect()
+    at = [datetime(2024, 1, 1, 12, tzinfo=zone), datetime(2024, 7, 1, 12, tzinfo=zone)]
+    path = write_savepoint(tmp_path / "saved", like=env, states={("kept", "n"): pl.DataFrame({"at": at, "n": [1, 2]})})
+    assert main(["state", path, "kept", "n", "--where", where, "--json"]) == 0
+    shown = validated(capsys)
+    assert "Europe/Berlin" in shown["columns"][0]["type"]
+    assert len(shown["entries"]) == count
+    assert all(entry["at"].endswith(("12:00:00+01:00", "12:00:00+02:00")) for entry in shown["entries"])
+
+
+def test_a_path_with_a_nul_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a path cannot have a NUL in it"):
+        read_state("a\0b", "keyed")
 
 
 def test_a_directory_without_a_checkpoint_and_a_damaged_file_are_named(root: Path, tmp_path: Path) -> None:

@@ -49,12 +49,12 @@ def files_left_out() -> Replacements:
             else:
                 self._storage.write(path, parts)
 
-    original = savepoint._copy
+    original = savepoint.copied
 
     def copy(source: Storage, target: Any, *rest: Any) -> CheckpointMetadata:
         return original(source, Forgetful(target), *rest)  # type: ignore[arg-type]
 
-    return [(savepoint, "_copy", copy)]
+    return [(savepoint, "copied", copy)]
 
 
 def not_copied() -> Replacements:

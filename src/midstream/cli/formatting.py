@@ -13,6 +13,11 @@ LAG_MAX_S = 365 * 86400
 _SPANS_S = ((365 * 86400, "y"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
+def on_one_line(text: str) -> str:
+    """Make text safe to print in a cell of a table."""
+    return printable(text).replace("\n", "⏎")
+
+
 def rows(count: int) -> str:
     return f"{count:,}"
 

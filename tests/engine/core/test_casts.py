@@ -223,3 +223,15 @@ def test_nulls_beside_what_is_cast_keep_their_number(value: Any, nested: pa.Data
     made = cast_exactly(column, other)
     made.validate(full=True)
     assert to_python(made) == values
+
+
+def test_fixed_size_lists_that_are_null_are_cast_whatever_is_in_memory_after_them() -> None:
+    """pyarrow's own cast reads beyond the offsets of lists within them, and would allocate what it finds there."""
+    memory = np.full(64, 2**50)
+    memory[8] = 0
+    within = pa.LargeListArray.from_arrays(pa.array(memory[8:9]), pa.array([], pa.int64()))
+    lists = pa.LargeListArray.from_arrays(pa.array([0, 0], pa.int64()), within, mask=pa.array([True]))  # type: ignore[call-overload]
+    for column in (lists, pa.concat_arrays([lists, lists])):
+        made = cast_exactly(column, pa.list_(within.type, 2))
+        made.validate(full=True)
+        assert made.to_pylist() == [None] * len(column)

@@ -45,11 +45,9 @@ def rows_view(seen: LiveRows) -> RenderableType:
     for column in shown.columns:
         table.add_column(Text(formatting.printable(f"{column.name}\n{column.type}")), overflow="ellipsis", no_wrap=True)
     for row in shown.rows:
-        table.add_row(*(Text("null", style="dim") if value is None else Text(_line(value)) for value in row))
+        table.add_row(
+            *(Text("null", style="dim") if value is None else Text(formatting.on_one_line(value)) for value in row)
+        )
     more = f"; {shown.columns_left_out} more columns are left out" if shown.columns_left_out else ""
     heading = f"{len(shown.rows)} of the {formatting.rows(shown.batch_rows)} rows of a batch that {what}, subtask {shown.subtask}{more}"
     return Group(Text(heading, style="dim"), table)
-
-
-def _line(value: str) -> str:
-    return formatting.printable(value).replace("\n", "⏎")

@@ -17,9 +17,8 @@ from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.runtime.storage.stored_checkpoint import OpenedCheckpoint, open_checkpoint, rows_of
 
 ROWS_MAX: Final = 10_000
-_LITERALS: Final = (
-    "DATE '2024-01-31', TIMESTAMP '2024-01-31 12:00:00' or, for a column in UTC, TIMESTAMPTZ '2024-01-31 12:00:00Z'"
-)
+_LITERALS: Final = "DATE '2024-01-31', TIMESTAMP '2024-01-31 12:00:00' or, for a column with a zone, TIMESTAMPTZ '2024-01-31 12:00:00Z'"
+_NULL: Final = Text("null", style="dim")
 TRIES: Final = 5
 
 
@@ -101,15 +100,18 @@ def _selected(found: pl.LazyFrame, where: str | None, state: StoredState, rows: 
     hint = f"--where {where!r} is not a condition in SQL on the columns of {state.name!r} ({columns})"
     if any(isinstance(kind, (pl.Date, pl.Datetime)) for kind in schema.values()):
         hint += f"; times are written {_LITERALS}"
+    zoned = {name: kind for name, kind in schema.items() if isinstance(kind, pl.Datetime) and kind.time_zone}
+    in_utc = [pl.col(name).dt.convert_time_zone("UTC") for name in zoned]  # SQL has times with a zone in UTC alone
+    back = [pl.col(name).dt.convert_time_zone(str(kind.time_zone)) for name, kind in zoned.items()]
     try:
         condition = pl.sql_expr(where)
-        kind = schema.to_frame().lazy().select(condition).collect_schema().dtypes()
+        kind = schema.to_frame().lazy().with_columns(in_utc).select(condition).collect_schema().dtypes()
     except (pl.exceptions.PolarsError, pl.exceptions.SQLInterfaceError) as error:
         raise ConfigError(f"{hint}: {str(error).splitlines()[0]}") from error
     if kind != [pl.Boolean]:
         raise ConfigError(f"{hint}: its values are {', '.join(map(str, kind))}, not true or false")
     try:
-        return found.filter(condition).head(rows).collect()
+        return found.with_columns(in_utc).filter(condition).head(rows).collect().with_columns(back)
     except pl.exceptions.PolarsError as error:
         raise ConfigError(f"{hint}: {str(error).splitlines()[0]}") from error
 
@@ -144,11 +146,7 @@ def _entries_view(shown: StateEntries) -> RenderableType:
         table.add_column(Text(formatting.printable(f"{column.name}\n{column.type}")), overflow="ellipsis", no_wrap=True)
     for entry in shown.entries:
         cells = (entry[column.name] for column in shown.columns)
-        table.add_row(*(Text("null", style="dim") if cell is None else Text(_line(cell)) for cell in cells))
+        table.add_row(*(_NULL if cell is None else Text(formatting.on_one_line(str(cell))) for cell in cells))
     count = len(shown.entries)
     what = f"{count} entr{'y' if count == 1 else 'ies'} of {formatting.printable(shown.name)}"
     return Group(Text(f"{what} in {formatting.printable(shown.path)}", style="dim"), table)
-
-
-def _line(value: object) -> str:
-    return formatting.printable(str(value)).replace("\n", "⏎")

@@ -60,7 +60,8 @@ def assign_state(metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_st
         raise ConfigError(
             f"checkpoint {metadata.checkpoint_id} was made with max_parallelism {metadata.max_parallelism}, but the "
             f"job has {graph.max_parallelism}: keys would belong to other key groups. Set max_parallelism="
-            f"{metadata.max_parallelism}"
+            f"{metadata.max_parallelism}; or start from a savepoint that write_savepoint(…, like=…, max_parallelism="
+            f"{graph.max_parallelism}) makes of one"
         )
     dropped = dropped_state(metadata, graph, allow_dropped_state)
     check_settings(metadata, graph)

@@ -54,16 +54,17 @@ class SavepointLocation:
 
 
 def claim_location(
-    open_storage: Callable[[str], Storage], url: str | None, root: str, about: SavepointFile
+    open_storage: Callable[[str], Storage], url: str | None, root: str | None, about: SavepointFile
 ) -> SavepointLocation:
-    """Claim the location of a savepoint. None: the next free number below the checkpoint directory `root`.
+    """Claim the location of a savepoint. `url` None: the next free number below the checkpoint directory `root`, which
+    is None if no job has one.
 
     Raises StorageError if something exists there already or it cannot be written.
     """
     content = msgspec.json.encode(about)
-    above = below(root, FOLDER)
+    above = below(root or "", FOLDER)
     if url is not None:
-        if is_below(url, root) and not is_below(url, above):
+        if root is not None and is_below(url, root) and not is_below(url, above):
             raise StorageError(
                 f"{url}: this is in the job's checkpoint directory, where the job deletes what it does not need; give "
                 f"a directory outside of it, or below {above}"
@@ -92,9 +93,9 @@ def write_savepoint(source: Storage, metadata: CheckpointMetadata, location: Sav
     coordinator has taken over `source`: that one may have had the sinks roll back what the savepoint does not hold.
     """
     kept = {path: path for path in metadata.files}
-    copied = _copy(source, location.storage, msgspec.structs.replace(metadata, committables=()), kept)
+    made = copied(source, location.storage, msgspec.structs.replace(metadata, committables=()), kept)
     check_epoch(source, metadata.epoch)
-    location.storage.write(metadata_path(metadata.checkpoint_id), [encode_metadata(copied)])
+    location.storage.write(metadata_path(metadata.checkpoint_id), [encode_metadata(made)])
 
 
 def discard(location: SavepointLocation) -> None:
@@ -120,8 +121,8 @@ def copy_in(
     names = {
         path: StateFile(epoch, 0, checkpoint_id, 0, number).path for number, path in enumerate(sorted(metadata.files))
     }
-    copied = _copy(elsewhere, storage, metadata, names)
-    return msgspec.structs.replace(copied, checkpoint_id=checkpoint_id, epoch=epoch, attempt=0)
+    made = copied(elsewhere, storage, metadata, names)
+    return msgspec.structs.replace(made, checkpoint_id=checkpoint_id, epoch=epoch, attempt=0)
 
 
 # ---- copying ---------------------------------------------------------------
@@ -160,7 +161,7 @@ class _Packing:
         return msgspec.structs.replace(location, file=file, offset=offset)
 
 
-def _copy(source: Storage, target: Storage, metadata: CheckpointMetadata, names: dict[str, str]) -> CheckpointMetadata:
+def copied(source: Storage, target: Storage, metadata: CheckpointMetadata, names: dict[str, str]) -> CheckpointMetadata:
     """Copy what `metadata` refers to, each file under its name in `names`, and return metadata that refers to the
     copies.
     """

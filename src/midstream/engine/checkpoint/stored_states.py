@@ -9,6 +9,7 @@ from typing import Final
 import polars as pl
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
+from midstream.engine.checkpoint.state_columns import NAMESPACES, TIMERS, kind_of_part, name_of_part, shown_names
 from midstream.engine.checkpoint.state_files import read_parts, rule_of
 from midstream.engine.core.batches import check_held_by_polars, to_polars
 from midstream.engine.core.errors import ConfigError, StorageError
@@ -20,7 +21,6 @@ from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute
 
 _HEAP_KINDS: Final = frozenset({"value", "list", "map", "reducing", "broadcast", "timers"})
 """The states of which a later chunk supersedes what earlier ones have of its keys."""
-_NAMESPACES: Final = {"list": "position", "map": "map_key", "broadcast": "map_key"}
 _CHUNK: Final = "__chunk"
 _WRITTEN_US: Final = "__written_us"
 
@@ -43,12 +43,11 @@ class StoredState:
 
     @property
     def kind(self) -> str:
-        kind, colon, _ = self.part.partition(":")
-        return kind if colon else ""
+        return kind_of_part(self.part)
 
     @property
     def name(self) -> str:
-        return self.part if self.kind in ("", "timers") else self.part.partition(":")[2]
+        return name_of_part(self.part)
 
     @property
     def rows(self) -> int:
@@ -108,8 +107,12 @@ def frames_of(storage: Storage, state: StoredState, where: str) -> Iterator[pl.D
 
     Raises StorageError for a file that is missing or damaged, SchemaError for a type that polars does not have.
     """
+    columns = empty_frame_of(storage, state, where).columns
     for handle in state.handles:
-        yield _frame(storage, state, handle, where)
+        frame = _frame(storage, state, handle, where)
+        if len(frame.columns) < len(columns):  # from before the state had a time to live
+            frame = frame.with_columns(pl.lit(None, pl.Datetime("us", "UTC")).alias(columns[-1]))
+        yield frame.select(columns)
 
 
 def empty_frame_of(storage: Storage, state: StoredState, where: str) -> pl.DataFrame:
@@ -155,34 +158,25 @@ def frame_of(chunks: Sequence[Chunk], state: StoredState, where: str) -> pl.Data
 
 def _entries(rows: pl.DataFrame, state: StoredState, where: str) -> pl.DataFrame:
     """Return the entries that are current, with columns that have the names of the keys and of the state."""
-    needed = ("time_us",) if state.kind == "timers" else ("value", "namespace")[: 1 + (state.kind in _NAMESPACES)]
+    needed = ("time_us",) if state.kind == TIMERS else ("value", "namespace")[: 1 + (state.kind in NAMESPACES)]
     missing = [name for name in needed if name not in rows.columns]
     if missing or rows.schema[GONE_COLUMN] != pl.Boolean or rows.schema.get("time_us", pl.Int64) != pl.Int64:
         raise StorageError(f"{where}: its columns are {rows.schema}: it is damaged, or midstream has not written it")
     identity = [name for name in ("key", "time_us") if name in rows.columns]
     newest = pl.col(_CHUNK).max()
     rows = rows.filter(pl.col(_CHUNK) == (newest.over(identity) if identity else newest), ~pl.col(GONE_COLUMN))
-    columns: list[pl.Expr] = []
-    taken: set[str] = set()
-
-    def add(column: pl.Expr, name: str) -> None:
-        while name in taken:
-            name += "_"
-        taken.add(name)
-        columns.append(column.alias(name))
-
     key = rows.schema.get("key")
+    keys: dict[str, pl.Expr] = {}
     if isinstance(key, pl.Struct):
-        for field in key.fields:
-            add(pl.col("key").struct.field(field.name), field.name)
+        keys = {field.name: pl.col("key").struct.field(field.name) for field in key.fields}
     elif key is not None:
-        add(pl.col("key"), state.key)
-    if state.kind == "timers":
-        add(pl.col("time_us").cast(pl.Datetime("us", "UTC")), "time")
-        return rows.select(columns)
-    if state.kind in _NAMESPACES:
-        add(pl.col("namespace"), _NAMESPACES[state.kind])
-    add(pl.col("value"), state.name)
-    if _WRITTEN_US in rows.columns:
-        add(pl.col(_WRITTEN_US).cast(pl.Datetime("us", "UTC")), "written_at")
-    return rows.select(columns)
+        keys = {state.key: pl.col("key")}
+    if state.kind == TIMERS:
+        others = [pl.col("time_us").cast(pl.Datetime("us", "UTC"))]
+    else:
+        others = [pl.col(name) for name in ("namespace", "value") if name in needed]
+    has_times = _WRITTEN_US in rows.columns
+    if has_times:
+        others.append(pl.col(_WRITTEN_US).cast(pl.Datetime("us", "UTC")))
+    names = shown_names(list(keys), state.part, has_times=has_times)
+    return rows.select(column.alias(name) for name, column in zip(names, [*keys.values(), *others], strict=True))

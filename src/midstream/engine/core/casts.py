@@ -103,16 +103,20 @@ def _cast_struct(column: pa.StructArray, kind: pa.StructType, path: str) -> pa.A
 
 
 def _cast_list(column: ListArray, kind: ListType, path: str) -> pa.Array[Any]:
-    values = _cast(column.flatten(), kind.value_type, f"{path}[]")
     lengths = list_lengths(column).fill_null(0).to_numpy(zero_copy_only=False)
+    is_there = column.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_fixed_size_list(kind):
-        is_there = column.is_valid().to_numpy(zero_copy_only=False)
-        wrong = lengths[is_there & (lengths != kind.list_size)]
+        wrong = np.flatnonzero(is_there & (lengths != kind.list_size))
         if len(wrong):
-            raise CastRefused(_refusal(column.type, kind, path, f"a list has {wrong[0]} items"))
-        has_item = np.repeat(is_there, kind.list_size)  # a fixed-size list has items below null lists, too
-        positions = pa.array(np.cumsum(has_item) - 1, mask=~has_item)
-        return fixed_size_lists(values.take(positions), kind, column.is_null())
+            why = f"a list has {lengths[wrong[0]]} items instead of {kind.list_size}"
+            raise CastRefused(_refusal(column.type, kind, path, why))
+    values = _cast(column.flatten(), kind.value_type, f"{path}[]")  # without what is below null lists
+    if pa.types.is_fixed_size_list(kind):
+        # pyarrow's own cast to such lists reads beyond its memory, and leaves uninitialised memory below null lists
+        if not is_there.all():
+            is_item = np.repeat(is_there, kind.list_size)
+            values = values.take(pa.array(np.cumsum(is_item) - 1, mask=~is_item))
+        return fixed_size_lists(values, kind, _mask(column))
     offsets = np.concatenate([[0], lengths.cumsum(dtype=np.int64)])
     if pa.types.is_large_list(kind):
         return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values, type=kind, mask=_mask(column))

@@ -66,11 +66,7 @@ class KeyEncoding:
             arrays = [pa.array(keys, self._fields[0].type)]
         else:
             arrays = [pa.array([key[i] for key in keys], field.type) for i, field in enumerate(self._fields)]
-        names = [field.name for field in self._fields]
-        batch = pa.RecordBatch.from_arrays(arrays, names)
-        groups = key_groups(batch, tuple(names), self._max_parallelism)
-        key = arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(arrays, names)
-        return {KEY_GROUP: pa.array(groups), "key": key}
+        return encoded_keys(arrays, [field.name for field in self._fields], self._max_parallelism)
 
     def keys(self, table: pa.Table) -> list[Any]:
         """Return the keys of a table made with `columns`. Raises StorageError if they are of another type."""
@@ -115,6 +111,15 @@ class KeyEncoding:
         if len(self._shown) == 1:
             return self._shown[0](key)
         return tuple(shown(value) for shown, value in zip(self._shown, key, strict=True))
+
+
+def encoded_keys(
+    arrays: Sequence[pa.Array[Any]], names: Sequence[str], max_parallelism: int
+) -> dict[str, pa.Array[Any]]:
+    """Return the columns `__key_group` and `key` for key columns. Raises JobError for a null key."""
+    groups = key_groups(pa.RecordBatch.from_arrays(list(arrays), list(names)), tuple(names), max_parallelism)
+    key = arrays[0] if len(arrays) == 1 else pa.StructArray.from_arrays(list(arrays), list(names))
+    return {KEY_GROUP: pa.array(groups), "key": key}
 
 
 class _Zone:

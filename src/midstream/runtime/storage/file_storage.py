@@ -56,6 +56,8 @@ def FileStorage(url: str) -> Storage:
     scheme = urlsplit(url).scheme if "://" in url or url.startswith("file:") else ""
     if not url.strip():
         raise ConfigError("storage: an empty path; give a directory or a URL")
+    if "\0" in url:
+        raise ConfigError(f"storage {without_secrets(url)!r}: a path cannot have a NUL in it")
     if scheme in ("", "file"):
         return LocalStorage(unquote(urlsplit(url).path) if scheme else url)
     if scheme not in _KNOWN:
