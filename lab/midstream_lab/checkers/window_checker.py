@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from midstream.engine.core.arrow_types import is_list_array
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.engine.operators.windows.window_operator import END, START
+from midstream.engine.operators.windows.window_specs import END, START
 from midstream.simulation.recorded_rows import Int64s
 from midstream_lab.checkers.content_checker import Bools, Contents, column, some
 from midstream_lab.jobs.timed import GAP_MS, IDS, SIZE_MS, SLIDE_MS, TUMBLING_MS, due_us

@@ -22,8 +22,8 @@ from midstream.engine.operators.base import Operator, OperatorContext, Output, S
 from midstream.engine.operators.windows.pane_windows import PANE
 from midstream.engine.operators.windows.window_combiner import ROWS
 from midstream.engine.operators.windows.window_factory import LATE
-from midstream.engine.operators.windows.window_operator import END, PARTS, PROGRESS, START, WindowOperator
-from midstream.engine.operators.windows.window_specs import IS_EARLY, WINDOW_END, WINDOW_START
+from midstream.engine.operators.windows.window_operator import PARTS, PROGRESS, WindowOperator
+from midstream.engine.operators.windows.window_specs import END, IS_EARLY, START, WINDOW_END, WINDOW_START
 from midstream.engine.state.state_parts import KEY_GROUP, StatePart
 from midstream.simulation.recorded_rows import SCHEMA, Int64s, Outside, time_ms
 from midstream_lab.jobs.days import DAYS, Days

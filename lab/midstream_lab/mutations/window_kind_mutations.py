@@ -17,7 +17,7 @@ from midstream.engine.operators.windows.early_results import EarlyResults
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.session_windows import Gap
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
-from midstream.engine.operators.windows.window_operator import END, START
+from midstream.engine.operators.windows.window_specs import END, START
 from midstream.engine.state.table_state import TableState
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.scenario import draw

@@ -19,7 +19,8 @@ from midstream.engine.operators.key_group_watermarks import KeyGroupWatermarks
 from midstream.engine.operators.windows import session_windows
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
-from midstream.engine.operators.windows.window_operator import END, PROGRESS, START, Piece, WindowOperator, clamp
+from midstream.engine.operators.windows.window_operator import PROGRESS, Piece, WindowOperator, clamp
+from midstream.engine.operators.windows.window_specs import END, START
 from midstream.engine.protocol.messages import FromSlot, TaskFinished
 from midstream.engine.state.columnar import by_group
 from midstream.engine.state.join_index import JoinIndex
