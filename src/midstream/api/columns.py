@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
@@ -47,12 +47,18 @@ def expressions(method: str, columns: Iterable[Columns], named: Mapping[str, pl.
 
 def computes(column: str, exprs: Iterable[pl.Expr], schema: pa.Schema) -> bool:
     """Whether one of the expressions makes this column of anything but the column itself."""
-    for expr in exprs:
-        if expr.meta.is_column_selection():  # no column gets another name
-            continue
-        made = infer_schema(schema, [expr], "the expression", keep=False).names
+
+    def made_by(some: Sequence[pl.Expr]) -> list[str]:
+        return infer_schema(schema, some, "the expression", keep=False).names
+
+    others = [expr for expr in exprs if not expr.meta.is_column_selection()]  # a selection gives no column another name
+    if column not in made_by(
+        others
+    ):  # together first: each call reads the whole schema, which may have 1,000s of columns
+        return False
+    for expr in others:
         is_unchanged = expr.meta.is_column_selection(allow_aliasing=True) and expr.meta.root_names() == [column]
-        if column in made and not is_unchanged:
+        if not is_unchanged and column in made_by([expr]):
             return True
     return False
 
