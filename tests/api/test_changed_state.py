@@ -116,7 +116,12 @@ def chunk_ids(path: str, uid: str) -> set[str]:
 
 # ---- any contents, of any types ---------------------------------------------
 
-HELD = KINDS.filter(lambda kind: is_held_by_polars(kind) and "null" not in str(kind))
+HELD = KINDS.filter(
+    lambda kind: (
+        is_held_by_polars(kind) and "null" not in str(kind) and (kind == pa.date64() or "date64" not in str(kind))
+    )
+)
+"""But for dates in milliseconds in lists of a fixed size and in maps: polars has timestamps in their place."""
 MAP_KEYS = st.sampled_from([kind for kind in SCALAR_KEYS if is_held_by_polars(kind)])
 KEYS: dict[str, tuple[pa.Schema, Any]] = {
     "one": (pa.schema([("k", pa.int64())]), st.tuples(st.integers(-5, 5))),
