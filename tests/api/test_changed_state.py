@@ -39,6 +39,7 @@ from midstream import (
     MapState,
     MidstreamError,
     ReducingState,
+    StateTtl,
     StorageError,
     Sum,
     ValueState,
@@ -732,3 +733,35 @@ def test_a_job_that_has_never_run_begins_with_its_history(running: list[Job], tm
     assert job.wait(limit_s(60)).state == "finished"
     first = {0: 0, 1: 100, 2: 200, 3: 0, 4: 0}
     assert written(tmp_path) == sorted((k, first[k] + n) for k in range(5) for n in range(1, 4_001))
+
+
+def test_state_that_expires_keeps_the_times_of_its_entries_and_begins_anew_without_them(tmp_path: Path) -> None:
+    class Expiring(KeyedProcessFunction):
+        value = ValueState(int, ttl=StateTtl("1 h", by="clock"))
+        pages: MapState[int, int] = MapState(key=int, value=int, ttl=StateTtl("1 h", by="clock"))
+
+        def process(self, row: Any, ctx: Any) -> None:
+            self.value.value = self.pages[row["n"]] = row["n"]
+
+    env = Environment("expiring")
+    rows = env.from_collection([{"k": 1, "n": 1}], schema={"k": int, "n": int}).uid("rows")
+    stream = rows.key_by("k").process(Expiring(), {"k": int}).uid("f")
+    with testing.job(stream) as job:
+        job.feed("rows", [{"k": 1, "n": 1}, {"k": 2, "n": 2}])
+        job.advance_processing_time("40 min")
+        job.feed("rows", [{"k": 1, "n": 3}])
+        like = saved(job.snapshot(), tmp_path / "like")
+        now = job.now.replace(tzinfo=None)
+    values, pages = (read_state(like, "f", name).collect() for name in ("value", "pages"))
+    assert values.columns == ["k", "value", "written_at"] and pages.columns == ["k", "map_key", "pages", "written_at"]
+    assert (values["written_at"].max() - values["written_at"].min()) == timedelta(minutes=40)  # type: ignore[operator]
+    kept, anew = tmp_path / "kept", tmp_path / "anew"
+    write_savepoint(str(kept), like=like, states={("f", "value"): values, ("f", "pages"): pages})
+    write_savepoint(str(anew), like=like, states={("f", "value"): values.drop("written_at")})
+    for path, living in ((kept, {1: 3}), (anew, {1: 3, 2: 2})):
+        with testing.job(stream, restore=loaded(str(path), now)) as job:
+            assert job.state("f") == {"value": {1: 3, 2: 2}, "pages": {1: {1: 1, 3: 3}, 2: {2: 2}}}
+            job.advance_processing_time("30 min")
+            assert job.state("f") == {"value": living, "pages": {1: {3: 3}}}
+            job.advance_processing_time("40 min")
+            assert job.state("f") == {"value": {}, "pages": {}}
