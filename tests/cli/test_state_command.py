@@ -6,19 +6,23 @@ import json
 import shutil
 import zipfile
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import jsonschema
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from midstream import (
     ConfigError,
     Environment,
+    KeyedBatchFunction,
     KeyedProcessFunction,
     StorageError,
+    TableState,
     ValueState,
     read_state,
     write_savepoint,
@@ -186,3 +190,29 @@ def test_a_newer_checkpoint_is_read_when_a_running_job_has_deleted_this_one(
     monkeypatch.setattr(command, "open_checkpoint", lambda path: next(given, None) or fresh(path))
     assert main(["state", str(root), "keyed", "items", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"].startswith(str(root))
+
+
+def test_values_that_python_or_json_lacks_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Rows(KeyedBatchFunction):
+        rows = TableState(
+            {"k": int, "at": pa.timestamp("us"), "ratios": pa.list_(pa.float64()), "took": pa.duration("ns")}
+        )
+
+        def process(self, rows: Any, ctx: Any) -> Any:
+            return None
+
+    env = Environment("odd")
+    stream = env.from_collection([], schema={"k": int})
+    stream.key_by("k").process_batches(Rows(), {"k": int}).uid("odd").collect()
+    frame = pl.DataFrame(
+        {"k": [1, 2], "at": [-(2**56), None], "ratios": [[float("nan"), float("-inf"), 1.5], None], "took": [5, None]},
+        schema={"k": pl.Int64, "at": pl.Datetime("us"), "ratios": pl.List(pl.Float64), "took": pl.Duration("ns")},
+    )
+    path = write_savepoint(tmp_path / "saved", like=env, states={("odd", "rows"): frame})
+    assert main(["state", path, "odd", "rows", "--json"]) == 0
+    first, second = sorted(validated(capsys)["entries"], key=itemgetter("k"))
+    assert first["ratios"] == ["nan", "-inf", 1.5] and first["at"].startswith("-0314") and "5" in first["took"], first
+    assert second == {"k": 2, "at": None, "ratios": None, "took": None}
+    assert main(["state", path, "odd", "rows"]) == 0
+    assert main(["state", path, "odd", "rows", "--where", "k = '\udcff'"]) == 2
+    assert "is not text in UTF-8" in capsys.readouterr().err

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any, Final
 
 import msgspec
 import polars as pl
+import pyarrow as pa
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +15,9 @@ from rich.text import Text
 from midstream.cli import formatting
 from midstream.cli.output import Answer
 from midstream.engine.checkpoint.stored_states import StoredState
+from midstream.engine.core.error_rows import sendable, value_text
 from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.engine.core.python_values import to_python
 from midstream.runtime.storage.stored_checkpoint import OpenedCheckpoint, open_checkpoint, rows_of
 
 ROWS_MAX: Final = 10_000
@@ -87,7 +91,8 @@ def _shown(opened: OpenedCheckpoint, uid: str, name: str | None, where: str | No
     state = opened.state(uid, name)
     frame = _selected(rows_of(opened, state), where, state, rows)
     columns = tuple(StateColumn(column, str(kind)) for column, kind in frame.schema.items())
-    entries = tuple({column: _plain(value) for column, value in row.items()} for row in frame.to_dicts())
+    values = [_values(column) for column in frame.to_arrow().columns]
+    entries = tuple(dict(zip(frame.columns, row, strict=True)) for row in zip(*values, strict=True))
     shown = StateEntries(opened.path, uid, state.name, columns, entries)
     return Answer(shown, _entries_view(shown))
 
@@ -95,6 +100,8 @@ def _shown(opened: OpenedCheckpoint, uid: str, name: str | None, where: str | No
 def _selected(found: pl.LazyFrame, where: str | None, state: StoredState, rows: int) -> pl.DataFrame:
     if where is None:
         return found.head(rows).collect()
+    if sendable(where) != where:
+        raise ConfigError(f"--where {sendable(where)!r} is not text in UTF-8")
     schema = found.collect_schema()
     columns = ", ".join(f"{name} {kind}" for name, kind in schema.items())
     hint = f"--where {where!r} is not a condition in SQL on the columns of {state.name!r} ({columns})"
@@ -116,12 +123,24 @@ def _selected(found: pl.LazyFrame, where: str | None, state: StoredState, rows: 
         raise ConfigError(f"{hint}: {str(error).splitlines()[0]}") from error
 
 
+def _values(column: pa.ChunkedArray[Any]) -> list[object]:
+    """Return the values of a column in forms that JSON has; as Arrow shows them if Python cannot hold one of them."""
+    try:
+        return [_plain(value) for value in to_python(column)]
+    except (ValueError, OverflowError):
+        whole = column.combine_chunks()
+        missing = whole.is_null().to_pylist()
+        return [None if missing[row] else value_text(whole.slice(row, 1)) for row in range(len(whole))]
+
+
 def _plain(value: object) -> object:
     """Return a form of a value that JSON has."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_plain(each) for each in value]
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
