@@ -24,6 +24,9 @@ class Around(Operator):
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         return self._inner.state_settings()
 
+    def state_forms(self) -> Mapping[str, pa.Schema]:
+        return self._inner.state_forms()
+
     def upgradable_states(self) -> Mapping[str, DeclaredState] | None:
         return self._inner.upgradable_states()
 

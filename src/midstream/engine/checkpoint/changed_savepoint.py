@@ -22,6 +22,7 @@ from midstream.engine.checkpoint.metadata import (
     CheckpointMetadata,
     OperatorState,
     encode_metadata,
+    forms_of,
     layout_of,
     settings_of,
 )
@@ -92,6 +93,7 @@ def beginning_of(graph: JobGraph, job_name: str, job_id: str, now_ms: int) -> Ch
             vertex.parallelism,
             (OperatorSnapshot(spec.uid),) * vertex.parallelism,
             settings=settings_of(spec.operator) if isinstance(spec, OperatorSpec) else (),
+            forms=forms_of(spec.operator) if isinstance(spec, OperatorSpec) else (),
         )
         for vertex in graph.vertices
         for spec in vertex.specs
@@ -207,7 +209,7 @@ def _columns(
         handle = PartHandle(part, stored.rule.value, (chunk,))
         read = read_parts(like.storage, [handle], range(like.metadata.max_parallelism), like.where)
         schema = read[part].chunks[0].table.schema
-    columns = columns_of(operator, part, schema, key_columns(operator))
+    columns = columns_of(operator, part, schema, like.where)
     if columns is None:
         raise ConfigError(
             f"{at}: {like.where} does not show the types of this state, of which it has no rows; make a savepoint when it "
@@ -375,7 +377,7 @@ class _ChangedParts:
     def _move(self, operator: OperatorState, name: str, added: Sequence[list[PartHandle]]) -> None:
         """Divide a keyed part of an operator by the new key groups, chunk by chunk in their order."""
         like, where = self._like, f"{self._like.where}: state {name!r} of operator {operator.uid!r}"
-        keys = [KEY_COLUMN] if kind_of_part(name) in _HEAP_KINDS else [key.name for key in key_columns(operator)]
+        keys = [KEY_COLUMN] if kind_of_part(name) in _HEAP_KINDS else [key.name for key in key_columns(operator, where)]
         old, new = like.metadata.max_parallelism, self._groups
         progress = []
         for snapshot in operator.subtasks:

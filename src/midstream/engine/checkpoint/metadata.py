@@ -21,7 +21,6 @@ from midstream.engine.core.errors import StorageError
 from midstream.engine.graph.job_graph import Edge, JobGraph
 from midstream.engine.operators.base import Operator
 from midstream.engine.protocol.messages import ChannelState, OperatorSnapshot
-from midstream.engine.state.state_upgrade import encoded_form
 
 MAGIC: Final = b"MIDSTRM\x00"
 VERSION: Final = 1
@@ -89,7 +88,7 @@ class OperatorState(msgspec.Struct, frozen=True):
     settings: tuple[tuple[str, str, str], ...] = ()
     """Part ("" for all), setting, value: see `engine.operators.base.Operator.state_settings`."""
     forms: tuple[tuple[str, bytes], ...] = ()
-    """Part, and how it is stored: see `engine.state.state_upgrade.encoded_form`. Only of states that users declare."""
+    """Part ("" for the keys), and the columns in which it is stored: see `engine.operators.base.Operator.state_forms`."""
 
     @property
     def fully_finished(self) -> bool:
@@ -190,8 +189,8 @@ def settings_of(operator: Operator) -> tuple[tuple[str, str, str], ...]:
 
 
 def forms_of(operator: Operator) -> tuple[tuple[str, bytes], ...]:
-    """Return how the states of `operator` are stored, so that a later program may convert them."""
-    return tuple((part, encoded_form(state)) for part, state in (operator.upgradable_states() or {}).items())
+    """Return the columns in which the states of `operator` are stored, and its keys under ""."""
+    return tuple((part, form.serialize().to_pybytes()) for part, form in operator.state_forms().items())
 
 
 def encode_metadata(metadata: CheckpointMetadata) -> bytes:

@@ -1,6 +1,6 @@
 """The columns that a state has as a table, for reading and for writing: their names and types.
 
-The types are those of the stored rows; of state without any entry, those in the settings with which it was declared.
+The types are those of the stored rows; of state without any entry, those with which it was declared.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import Any, Final
 import pyarrow as pa
 
 from midstream.engine.checkpoint.metadata import OperatorState
-from midstream.engine.core.type_texts import columns_of_text, type_of_text
 from midstream.engine.operators.base import KEY
 from midstream.engine.state.expiring_states import WRITTEN_COLUMNS
 from midstream.engine.state.state_parts import KEY_GROUP, Redistribute
+from midstream.engine.state.state_upgrade import decoded_form
 
 NAMESPACES: Final = {"list": "position", "map": "map_key", "broadcast": "map_key"}
 """What the namespace of a row is, by the kind of state."""
 TIMERS: Final = "timers"
 KEY_COLUMN: Final = "key"
 """The column at rest that has the key, or a struct of all key columns, of state with entries."""
-PICKLED: Final = "pickled"
 _OF_ENTRIES: Final = frozenset({"value", "list", "map", "reducing", "broadcast"})
 _TIMER_PARTS: Final = ("timers:event", "timers:processing")
 
@@ -82,10 +81,15 @@ class StateColumns:
         return f"state {name_of_part(self.part)!r} of operator {self.uid!r}"
 
 
-def key_columns(operator: OperatorState) -> tuple[pa.Field[Any], ...]:
-    """Return the key columns of the operator's (first) stream; () if it has none, or has not recorded them."""
-    text = next((value for part, what, value in operator.settings if not part and what == KEY), "")
-    return tuple(columns_of_text(text) or ())
+def key_columns(operator: OperatorState, where: str) -> tuple[pa.Field[Any], ...]:
+    """Return the key columns of the operator's (first) stream; () if it has none. Raises StorageError."""
+    return tuple(_form(operator, "", where) or ())
+
+
+def _form(operator: OperatorState, part: str, where: str) -> pa.Schema | None:
+    """Return the columns in which a part is stored, as declared; None if that is not recorded."""
+    form = dict(operator.forms).get(part)
+    return None if form is None else decoded_form(form, f"{where}: operator {operator.uid!r}")
 
 
 def has_only_keys(operator: OperatorState) -> bool:
@@ -93,53 +97,52 @@ def has_only_keys(operator: OperatorState) -> bool:
     return all(part or what.startswith(KEY) for part, what, _ in operator.settings)
 
 
-def columns_of(
-    operator: OperatorState, part: str, stored: pa.Schema | None, keys: Sequence[pa.Field[Any]]
-) -> StateColumns | None:
-    """Return the columns of a part; None if they cannot be determined.
+def columns_of(operator: OperatorState, part: str, stored: pa.Schema | None, where: str) -> StateColumns | None:
+    """Return the columns of a part; None if they are neither stored nor recorded. Raises StorageError.
 
-    `stored`: the columns of its rows at rest, if it has any. `keys`: the key columns of the operator.
+    `stored`: the columns of its rows at rest, if it has any.
     """
-    kind = kind_of_part(part)
-    settings = next((value for of, what, value in operator.settings if of == part and what.startswith(kind)), None)
+    kind, form = kind_of_part(part), _form(operator, part, where)
+    keys: Sequence[pa.Field[Any]] = key_columns(operator, where)
     if kind == "table":
-        if stored is not None:
-            found = [field for field in stored if field.name != KEY_GROUP]
-        else:
-            found = columns_of_text(settings or "") or []
-        by_name = {field.name: field for field in found}
-        if not found or not keys or not by_name.keys() >= {key.name for key in keys}:
+        found = form if stored is None else pa.schema([field for field in stored if field.name != KEY_GROUP])
+        if found is None or not keys or any(key.name not in found.names for key in keys):
             return None
-        return StateColumns(operator.uid, part, tuple(by_name[key.name] for key in keys), pa.schema(found))
+        return StateColumns(operator.uid, part, tuple(found.field(key.name) for key in keys), found)
     if kind == "broadcast":
         keys = ()
     elif stored is not None:
         keys = _stored_keys(stored, keys)
     if kind != "broadcast" and not keys:
         return None
-    types = _types(part, stored, settings)
-    names = shown_names([key.name for key in keys], part)
-    if types is None or len(names) != len(keys) + len(types):
+    types = _types(part, stored, form)
+    if types is None:
         return None
-    pickled = _pickled(kind, settings, names)
+    names = [key.name for key in keys]
+    pickled = _pickled(kind, form, shown_names(names, part))
     written = next((name for name in WRITTEN_COLUMNS if stored is not None and name in stored.names), "")
     if written:
-        names = shown_names([key.name for key in keys], part, has_times=True)
         types = [*types, pa.timestamp("us", "UTC")]
-    shown = pa.schema([*keys, *(pa.field(name, of) for name, of in zip(names[len(keys) :], types, strict=True))])
-    return StateColumns(operator.uid, part, tuple(keys), shown, pickled, written)
+    shown = shown_names(names, part, has_times=bool(written))[len(keys) :]
+    columns = pa.schema([*keys, *(pa.field(name, of) for name, of in zip(shown, types, strict=True))])
+    return StateColumns(operator.uid, part, tuple(keys), columns, pickled, written)
 
 
-def _types(part: str, stored: pa.Schema | None, settings: str | None) -> list[pa.DataType] | None:
-    """Return the types of the columns after the keys; None if they cannot be determined."""
+def _types(part: str, stored: pa.Schema | None, form: pa.Schema | None) -> list[pa.DataType] | None:
+    """Return the types of the columns after the keys; None if they are neither stored nor recorded."""
     kind = kind_of_part(part)
     if part in _TIMER_PARTS:
         return [pa.timestamp("us", "UTC")]
     if kind not in _OF_ENTRIES:
         return None
+    names = ("namespace", "value") if kind in NAMESPACES else ("value",)
     if stored is not None:
-        return [stored.field(name).type for name in ("namespace", "value") if name in stored.names]
-    return _declared_types(kind, settings)
+        return [stored.field(name).type for name in names]
+    if form is None:
+        return None
+    declared = {"namespace": pa.int64()} if kind == "list" else {}
+    declared |= {field.name: field.type for field in form}
+    return [declared.get(name, pa.large_binary()) for name in names]  # what has no type is pickled
 
 
 def _stored_keys(stored: pa.Schema, keys: Sequence[pa.Field[Any]]) -> list[pa.Field[Any]]:
@@ -151,29 +154,11 @@ def _stored_keys(stored: pa.Schema, keys: Sequence[pa.Field[Any]]) -> list[pa.Fi
     return [pa.field(key.name, kind) for key in keys[:1]]
 
 
-def _declared_types(kind: str, settings: str | None) -> list[pa.DataType] | None:
-    if settings is None:
-        return None
-    of_position = [pa.int64()] if kind == "list" else []
-    for texts in _splits(kind, settings):
-        types = [pa.large_binary() if text == PICKLED else type_of_text(text) for text in texts]
-        if all(types):
-            return [*of_position, *(each for each in types if each is not None)]
-    return None
-
-
-def _splits(kind: str, settings: str) -> list[list[str]]:
-    """Return the texts that the types of a state may have: those of a map are separated by a word."""
-    if NAMESPACES.get(kind) != "map_key":
-        return [[settings]]
-    words = settings.split(" to ")
-    return [[" to ".join(words[:at]), " to ".join(words[at:])] for at in range(1, len(words))]
-
-
-def _pickled(kind: str, settings: str | None, names: Sequence[str]) -> frozenset[str]:
-    if kind not in _OF_ENTRIES or settings is None:
+def _pickled(kind: str, form: pa.Schema | None, names: Sequence[str]) -> frozenset[str]:
+    """Return which of the columns `names` have values without a type."""
+    if kind not in _OF_ENTRIES or form is None:
         return frozenset()
-    if NAMESPACES.get(kind) != "map_key":
-        return frozenset(names[-1:]) if settings == PICKLED else frozenset()
-    first, second = settings.startswith(f"{PICKLED} to "), settings.endswith(f" to {PICKLED}")
-    return frozenset(name for name, is_pickled in zip(names[-2:], (first, second), strict=True) if is_pickled)
+    found = set(names[-1:]) if "value" not in form.names else set()
+    if NAMESPACES.get(kind) == "map_key" and "namespace" not in form.names:
+        found.add(names[-2])
+    return frozenset(found)

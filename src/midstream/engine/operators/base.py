@@ -245,6 +245,10 @@ class Operator(ABC):
         """
         return None
 
+    def state_forms(self) -> Mapping[str, pa.Schema]:
+        """Return the columns in which states are stored, by part; under "" the key columns. Called before `open`."""
+        return {}
+
     def open(self, context: OperatorContext, out: Output) -> None:
         """Prepare to work. Must leave no trace outside the process."""
 

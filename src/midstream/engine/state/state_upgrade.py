@@ -67,13 +67,8 @@ class Upgrade:
         return pa.Table.from_struct_array(convert.of(rows, new))
 
 
-def encoded_form(state: DeclaredState) -> bytes:
-    """Encode what the stored form of a state depends on."""
-    return state.form().serialize().to_pybytes()
-
-
 def decoded_form(data: bytes, where: str) -> pa.Schema:
-    """Decode such a form. Raises StorageError."""
+    """Decode the columns in which a state was stored. Raises StorageError."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(data))
     except NOT_ARROW as error:

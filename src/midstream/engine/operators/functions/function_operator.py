@@ -113,6 +113,10 @@ class FunctionOperator(Operator):
             return None
         return {f"{state.kind}:{name}": state for name, state in self._declared().items()}
 
+    def state_forms(self) -> Mapping[str, pa.Schema]:
+        forms = {f"{state.kind}:{name}": state.form() for name, state in self._declared().items()}
+        return forms | {"": pa.schema(self._key_fields)} if self._key_fields else forms
+
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         settings = {
             f"{state.kind}:{name}": {f"{state.kind} state {name!r}": state.type_text()}

@@ -128,6 +128,10 @@ class WindowOperator(Operator):
             return None  # a batch with a column of that name could be mistaken for a combined one
         return self._combiner()
 
+    def state_forms(self) -> Mapping[str, pa.Schema]:
+        keys = self._aggregation.keys
+        return {"": pa.schema([self._aggregation.input_schema.field(key) for key in keys])} if keys else {}
+
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         aggregation = self._aggregation
         parts = [field for field in aggregation.part_schema if field.name not in aggregation.by]
