@@ -513,6 +513,23 @@ def test_an_empty_table_empties_a_state_and_every_subtask_gets_a_broadcast_state
             assert operator.contents()["rules"] == {"x": 3, "y": 4}
 
 
+def test_a_job_that_has_never_run_begins_with_history_of_other_types(tmp_path: Path) -> None:
+    def program(**states: Any) -> Environment:
+        env = Environment("history", max_parallelism=8)
+        function: Any = type("Old", (KeyedProcessFunction,), {**states, "process": lambda self, row, ctx: None})
+        rows = env.from_collection([{"k": "a"}]).uid("rows")
+        rows.key_by("k").process(function(), {"k": str}).uid("f").collect()
+        return env
+
+    env = program(number=ValueState(pa.int32()), names=MapState(key=int, value=int))
+    numbers, names = pl.DataFrame({"k": ["a"], "number": [1]}), pl.DataFrame({"k": ["a"], "map_key": [1], "names": [2]})
+    states = {("f", "number"): numbers, ("f", "names"): names}
+    path = write_savepoint(tmp_path / "new", like=env, states=states)
+    changed = program(number=ValueState(int), words=MapState(key=int, value=str, was="names", migrate=str))
+    with testing.job(changed, restore=loaded(path)) as job:
+        assert job.state("f") == {"number": {"a": 1}, "words": {"a": {1: "2"}}}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

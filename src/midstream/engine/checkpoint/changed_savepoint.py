@@ -22,6 +22,7 @@ from midstream.engine.checkpoint.metadata import (
     CheckpointMetadata,
     OperatorState,
     encode_metadata,
+    forms_of,
     layout_of,
     settings_of,
 )
@@ -92,6 +93,7 @@ def beginning_of(graph: JobGraph, job_name: str, job_id: str, now_ms: int) -> Ch
             vertex.parallelism,
             (OperatorSnapshot(spec.uid),) * vertex.parallelism,
             settings=settings_of(spec.operator) if isinstance(spec, OperatorSpec) else (),
+            forms=forms_of(spec.operator) if isinstance(spec, OperatorSpec) else (),
         )
         for vertex in graph.vertices
         for spec in vertex.specs
