@@ -39,10 +39,12 @@ from midstream import (
     MapState,
     MidstreamError,
     ReducingState,
+    SchemaError,
     StateTtl,
     StorageError,
     Sum,
     ValueState,
+    WatermarkStrategy,
     read_state,
     testing,
     tumbling,
@@ -511,6 +513,23 @@ def test_an_empty_table_empties_a_state_and_every_subtask_gets_a_broadcast_state
             assert operator.contents()["rules"] == {"x": 3, "y": 4}
 
 
+def test_a_job_that_has_never_run_begins_with_history_of_other_types(tmp_path: Path) -> None:
+    def program(**states: Any) -> Environment:
+        env = Environment("history", max_parallelism=8)
+        function: Any = type("Old", (KeyedProcessFunction,), {**states, "process": lambda self, row, ctx: None})
+        rows = env.from_collection([{"k": "a"}]).uid("rows")
+        rows.key_by("k").process(function(), {"k": str}).uid("f").collect()
+        return env
+
+    env = program(number=ValueState(pa.int32()), names=MapState(key=int, value=int))
+    numbers, names = pl.DataFrame({"k": ["a"], "number": [1]}), pl.DataFrame({"k": ["a"], "map_key": [1], "names": [2]})
+    states = {("f", "number"): numbers, ("f", "names"): names}
+    path = write_savepoint(tmp_path / "new", like=env, states=states)
+    changed = program(number=ValueState(int), words=MapState(key=int, value=str, was="names", migrate=str))
+    with testing.job(changed, restore=loaded(path)) as job:
+        assert job.state("f") == {"number": {"a": 1}, "words": {"a": {1: "2"}}}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -519,6 +538,7 @@ def test_an_empty_table_empties_a_state_and_every_subtask_gets_a_broadcast_state
             "has no operator with the uid 'nope'; it has 'rows', 'keeper'",
         ),
         ({"states": {"keeper": pl.DataFrame()}}, "'keeper' does not name a state; write"),
+        ({"states": [("keeper", "number")]}, r"states is a dict; write \{\(uid, name\): table\}"),
         ({"drop": "keeper"}, r"write drop=\['keeper'\]"),
         ({"drop": ["nope"]}, "no operator with the uid 'nope' has state there; with state: 'keeper', 'ruled'"),
         ({"max_parallelism": 1}, "max_parallelism=1 is less than the parallelism of"),
@@ -765,3 +785,68 @@ def test_state_that_expires_keeps_the_times_of_its_entries_and_begins_anew_witho
             assert job.state("f") == {"value": living, "pages": {1: {3: 3}}}
             job.advance_processing_time("40 min")
             assert job.state("f") == {"value": {}, "pages": {}}
+
+
+class Items(KeyedProcessFunction):
+    items: ListState[int] = ListState(int, ttl="10 s")
+    pages: MapState[int, int] = MapState(key=int, value=int, ttl="10 s")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        found = {"k": ctx.key, "found": [*self.items], "names": [*self.pages]}
+        if row["n"]:
+            self.items.append(row["n"])
+            self.pages[row["n"]] = 0
+        return found
+
+
+ITEMS = {"k": int, "found": list[int], "names": list[int]}
+
+
+def at_s(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def items() -> Any:
+    env = Environment("items", max_parallelism=8)
+    rows = env.from_collection([], schema={"k": int, "n": int, "at": datetime}).uid("rows")
+    return rows.with_watermarks("at", WatermarkStrategy.bounded(0)).key_by("k").process(Items(), ITEMS).uid("f")
+
+
+@pytest.fixture
+def like_items(items: Any, tmp_path: Path) -> str:
+    """Two keys, with three items and entries each, of 0, 3 and 6 seconds."""
+    with testing.job(items) as job:
+        rows = [{"k": k, "n": n, "at": at_s(3 * n - 3)} for n in (1, 2, 3) for k in (1, 2)]
+        return saved(job.feed(rows, cut="whole").snapshot(), tmp_path / "like")
+
+
+def test_what_expires_does_so_at_its_time_in_whatever_order_its_rows_are(
+    items: Any, like_items: str, tmp_path: Path
+) -> None:
+    written = {("f", name): read_state(like_items, "f", name).collect() for name in ("items", "pages")}
+    anew = pl.when(map_key=2).then(None).otherwise("written_at").alias("written_at")
+    for number, (states, last) in enumerate(
+        (
+            ({name: table.reverse() for name, table in written.items()}, []),
+            ({("f", "pages"): written["f", "pages"].with_columns(anew).sample(fraction=1, shuffle=True, seed=1)}, [2]),
+        )
+    ):
+        path = write_savepoint(tmp_path / str(number), like=like_items, states=states)
+        with testing.job(items, restore=loaded(path)) as job:
+            found = [row["names"] for row in job.feed([{"k": 1, "n": 0, "at": at_s(s)} for s in (11, 14, 17)]).take()]
+            assert [sorted(each) for each in found] == [[2, 3], sorted({3, *last}), last]
+            job.feed({"k": 1, "n": 0, "at": at_s(30)})
+            assert job.take() == [{"k": 1, "found": [], "names": []}]
+
+
+@pytest.mark.parametrize("wrong", [None, EPOCH])
+def test_items_of_a_list_are_not_older_than_those_before_them(
+    wrong: datetime | None, like_items: str, tmp_path: Path
+) -> None:
+    table = read_state(like_items, "f", "items").collect().sort("k", "position").with_row_index("row")
+    is_wrong = pl.col("row") == 4
+    changed = table.with_columns(pl.when(is_wrong).then(wrong).otherwise("written_at").alias("written_at")).drop("row")
+    message = r"states\[\('f', 'items'\)\]: row 4, .*: an item of a list is written after those before it, and 'written_at' is"
+    with pytest.raises(SchemaError, match=message):
+        write_savepoint(tmp_path / "new", like=like_items, states={("f", "items"): changed})

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from types import NoneType
 from typing import Any, TypeAlias
 
 import polars as pl
@@ -78,6 +79,8 @@ def write_savepoint(
     where = absolute(_text(path, "the path"))
     if isinstance(drop, str):
         raise ConfigError(f"write_savepoint: drop={drop!r} is a list of uids; write drop=[{drop!r}]")
+    if not isinstance(states, (Mapping, NoneType)):
+        raise ConfigError("write_savepoint: states is a dict; write {(uid, name): table}")
     changes = SavepointChanges(
         {_checked_name(name): _table(table, name) for name, table in (states or {}).items()},
         frozenset(drop),

@@ -373,6 +373,12 @@ class Items(ItemsForEver):
     pages: MapState[int, int] = MapState(key=int, value=int, ttl="10 s")
 
 
+class ItemsByTheClock(Items):
+    last = ValueState(int, default=-1, ttl=StateTtl("10 s", by="clock"))
+    items: ListState[int] = ListState(int, ttl=StateTtl("10 s", by="clock"))
+    pages: MapState[int, int] = MapState(key=int, value=int, ttl=StateTtl("10 s", by="clock"))
+
+
 def operator(function: type[KeyedProcessFunction], policy: ErrorPolicy = FAIL) -> ProcessOperator:
     return ProcessOperator("op", function(), [Port("process", ("k",), "at", ROWS)], FOUND, {}, policy)
 
@@ -525,6 +531,24 @@ def test_of_state_that_was_stored_without_a_ttl_the_time_begins_with_the_first_w
     [world] = restored(lambda: operator(ItemsForEver), [world.snapshot()], 1, 16)
     world.advance(1000 * S)
     assert held(world) == {"last": {1: 10}, "items": {1: [10]}, "pages": {1: {10: 10}}}
+
+
+def test_what_was_written_before_the_first_watermark_expires_at_its_own_time() -> None:
+    """In one entry with values that were stored without a ttl, or by another clock."""
+    for stored in (ItemsForEver, ItemsByTheClock):
+        world = World(operator(stored))
+        world.process(batch((1, 7, 0)))
+        for rows in ([(1, 8, 20), (1, 9, 27), (1, 10, 31)], [(1, 8, 20), (1, 9, 27), (2, 10, 31)]):
+            [later] = restored(lambda: operator(Items), [world.snapshot()], 1, 16)
+            later.process(batch(*rows))
+            later.advance(31 * S)
+            assert held(later)["items"][1] == [n for k, n, _ in rows if k == 1 and n > 8]
+            assert set(held(later)["pages"][1]) == {7, *(n for k, n, _ in rows if k == 1 and n > 8)}
+            later.advance(38 * S)
+            later.process(batch((1, 11, 38)))
+            assert (
+                9 not in held(later)["items"][1] and 9 not in held(later)["pages"][1] and 7 in held(later)["pages"][1]
+            )
 
 
 def test_what_the_clock_has_dated_is_not_taken_for_event_time() -> None:

@@ -54,6 +54,8 @@ def conformed(columns: StateColumns, given: pa.Table, where: str) -> pa.RecordBa
     if columns.kind != "table":
         _check_for_python(columns, batch, where)
         _check_identities(columns, batch, where)
+        if columns.kind == "list" and columns.written:
+            _check_times_of_items(batch, where)
     return batch
 
 
@@ -93,8 +95,11 @@ def _at_rest(columns: StateColumns, batch: pa.RecordBatch, max_parallelism: int)
         groups = pa.array(key_groups(batch, tuple(names), max_parallelism))
         return pa.Table.from_arrays([groups, *batch.columns], names=[KEY_GROUP, *batch.schema.names])
     others = [batch.column(name) for name in batch.schema.names[len(names) :]]
-    if columns.kind == "list":  # a list is restored in the order of its rows
-        order = pa.array(others[0].to_numpy().argsort(kind="stable"), pa.int64())
+    if columns.written:
+        others[-1] = _written_us(others[-1])
+    by = others[0] if columns.kind == "list" else others[-1] if columns.written else None
+    if by is not None:  # a list is restored in the order of its rows, and a map that expires in that of its times
+        order = pa.array(by.to_numpy().argsort(kind="stable"), pa.int64())
         batch, others = batch.take(order), [column.take(order) for column in others]
     made = encoded_keys([batch.column(name) for name in names], names, max_parallelism) if names else {}
     if columns.kind == TIMERS:
@@ -102,8 +107,11 @@ def _at_rest(columns: StateColumns, batch: pa.RecordBatch, max_parallelism: int)
     at_rest = ["namespace", "value"] if columns.kind in NAMESPACES else ["value"]
     if columns.written:
         at_rest.append(columns.written)
-        others[-1] = others[-1].view(pa.int64()).fill_null(UNKNOWN_US)
     return pa.table(made | dict(zip(at_rest, others, strict=True)))
+
+
+def _written_us(column: pa.Array[Any]) -> pa.Array[Any]:
+    return column.view(pa.int64()).fill_null(UNKNOWN_US)
 
 
 # ---- checks ----------------------------------------------------------------
@@ -234,4 +242,22 @@ def _check_positions(identities: pl.DataFrame, where: str) -> None:
         raise SchemaError(
             f"{where}: the list of {shown} has {counted(items, 'item')} at positions from {first} to {last}; positions are "
             f"0, 1, 2 … without a gap: number them again, in polars with pl.int_range(pl.len()).over({keys!r})"
+        )
+
+
+def _check_times_of_items(batch: pa.RecordBatch, where: str) -> None:
+    """Check that no item of a list is older than the one before it. The columns: keys, position, item, time."""
+    *keys, position, _, written = batch.schema.names
+    items = to_polars(batch.select([*keys, position])).with_row_index(
+        "".join(batch.schema.names)
+    )  # a name of no column
+    times = pl.Series(_written_us(batch.column(written)).to_numpy())
+    ordered = items.with_columns(times.alias(written)).sort(position, maintain_order=True)
+    wrong = ordered.filter(pl.col(written) < pl.col(written).shift().over(keys)).to_series(0).sort()
+    if len(wrong):
+        row = int(wrong[0])
+        raise SchemaError(
+            f"{where}: row {row}, {row_text(batch.select([*keys, position, written]), row)}: an item of a list is written "
+            f"after those before it, and {written!r} is earlier, or null; give it the time of the item before, or leave out "
+            f"the column {written!r}: all of the state is then as if it was written when the job resumes"
         )

@@ -8,7 +8,8 @@ What no call meets leaves by a sweep through all keys, in pieces, once the water
 of the time to live since the last one; so an entry stays in memory at most that much longer.
 
 Values whose time is unknown (from a checkpoint of a program without the time to live, or written before the first
-watermark by a row without event time) get the time of the first sweep.
+watermark by a row without event time) get the time of the first sweep; items of a list at most that of the item after
+them. In an entry they come before values of known times.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from operator import itemgetter
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
@@ -114,11 +115,9 @@ class ExpiringState(State):
         self._expire(now_us - self._ttl_us)
         entry = entries.get(key)
         if entry:
-            oldest_us = self._oldest_of(entry)
-            if oldest_us == UNKNOWN_US:
-                entries[key] = self.log.changed[key] = self._dated(entry, now_us)
-                oldest_us = now_us
-            self._oldest_us = min(self._oldest_us, oldest_us)
+            if self._oldest_of(entry) == UNKNOWN_US:
+                entry = entries[key] = self.log.changed[key] = self._dated(entry, now_us)
+            self._oldest_us = min(self._oldest_us, self._oldest_of(entry))
         elif entry is not None:  # an empty list
             State.clear(self)
 
@@ -240,17 +239,19 @@ class ExpiringList(ExpiringState, ListState[Any]):
     def _expire(self, until_us: int) -> None:
         entries, key = self._here()
         found = entries.get(key)
-        if not found or found[0][0] > until_us or found[0][0] == UNKNOWN_US:
+        if not found or found[0][0] > until_us:
             return
         first = bisect_right(found, until_us, key=_WRITTEN_US)
+        if found[first - 1][0] == UNKNOWN_US:
+            return
         if first == len(found):
             self.clear()
         else:
             del self._list()[:first]
 
     def _dated(self, entry: list[Stamped], now_us: int) -> list[Stamped]:
-        times = accumulate((now_us if us == UNKNOWN_US else us for us, _ in entry), max)
-        return [(written_us, value) for written_us, (_, value) in zip(times, entry, strict=True)]
+        known_us = next((us for us, _ in entry if us != UNKNOWN_US), now_us)
+        return [(min(now_us, known_us) if us == UNKNOWN_US else us, value) for us, value in entry]
 
     def _oldest_of(self, entry: list[Stamped]) -> int:
         return entry[0][0]
@@ -297,7 +298,13 @@ class ExpiringMap(ExpiringState, MapState[Any, Any]):
 
     def _expire(self, until_us: int) -> None:
         found = self._read()
-        gone = [name for name, _ in takewhile(lambda item: UNKNOWN_US < item[1][0] <= until_us, found.items())]
+        if not found or self._oldest_of(found) > until_us:
+            return
+        if self._oldest_of(found) == UNKNOWN_US:
+            known = takewhile(lambda item: item[1][0] != UNKNOWN_US, reversed(found.items()))
+            gone = [name for name, (written_us, _) in known if written_us <= until_us]
+        else:
+            gone = [name for name, _ in takewhile(lambda item: item[1][0] <= until_us, found.items())]
         if not gone:
             return
         if len(gone) == len(found):
@@ -309,8 +316,8 @@ class ExpiringMap(ExpiringState, MapState[Any, Any]):
         self._own_values.difference_update([(self._scope.key, name) for name in gone])
 
     def _dated(self, entry: dict[Any, Stamped], now_us: int) -> dict[Any, Stamped]:
-        times = accumulate((now_us if us == UNKNOWN_US else us for us, _ in entry.values()), max)
-        return {name: (us, value) for us, (name, (_, value)) in zip(times, entry.items(), strict=True)}
+        dated = [(now_us if us == UNKNOWN_US else us, name, value) for name, (us, value) in entry.items()]
+        return {name: (us, value) for us, name, value in sorted(dated, key=_WRITTEN_US)}
 
     def _oldest_of(self, entry: dict[Any, Stamped]) -> int:
         return next(iter(entry.values()))[0]
