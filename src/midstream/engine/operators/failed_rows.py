@@ -116,7 +116,7 @@ class FailedRows:
                 raise self._too_many(batch, row, error) from error
             self._tally.advance(1)
             if self._tally.is_reported:
-                text = sendable(self._error_of(batch, row, error))
+                text = sendable(str(self._error_of(batch, row, error)))
                 _log.warning("%s (failed row %d of this subtask, on_error=%r)", text, self.total, self._policy.on_error)
         self._tally.advance(batch.num_rows - before)
         if found and self._policy.on_error == "side_output":
