@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from midstream.runtime.driver.job import Job as Job
     from midstream.runtime.process.process_slots import ProcessSlots as ProcessSlots
     from midstream.runtime.storage.stored_checkpoint import read_state as read_state
+    from midstream.spark.state_source import StateSource as StateSource
 
     __version__: str
 
@@ -134,6 +135,7 @@ _HOME = {
     "runtime.driver.job": "Job",
     "runtime.process.process_slots": "ProcessSlots",
     "runtime.storage.stored_checkpoint": "read_state",
+    "spark.state_source": "StateSource",
     "engine.state.keyed_states": "BroadcastState ListState MapState ReducingState ValueState",
     "engine.state.table_state": "TableState",
     "engine.state.time_to_live": "StateTtl",

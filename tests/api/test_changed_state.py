@@ -60,6 +60,7 @@ from midstream.engine.checkpoint.extents import files_of
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, Committables, encode_metadata
 from midstream.engine.checkpoint.other_key_groups import progress_of, regrouped
 from midstream.engine.checkpoint.store import metadata_path
+from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.batches import is_held_by_polars
 from midstream.engine.core.python_values import ValueMisfit, is_nan, to_array, to_python
 from midstream.engine.core.schemas import as_type
@@ -134,7 +135,7 @@ KEYS: dict[str, tuple[pa.Schema, Any]] = {
         st.tuples(st.integers(0, 9).map(lambda hours: EPOCH + timedelta(hours=hours))),
     ),
     "two": (
-        pa.schema([("k", pa.int32()), ("items", pa.large_string())]),
+        schema_of([("k", pa.int32()), ("items", pa.large_string())]),
         st.tuples(st.integers(0, 2), st.text("ab", max_size=2)),
     ),
 }
@@ -487,7 +488,7 @@ def test_a_table_that_does_not_fit_is_refused_with_its_place(
 
 def test_types_that_hold_the_same_values_are_taken(like: str, tmp_path: Path) -> None:
     """Of polars, lazy or not, of Arrow and of pandas, in any order of columns."""
-    rows = {"number": [1, None], "k": ["a", "b"]}
+    rows: dict[str, Any] = {"number": [1, None], "k": ["a", "b"]}
     categories = pl.DataFrame(rows).with_columns(pl.col("k").cast(pl.Categorical))
     forms = [pl.DataFrame(rows), pl.LazyFrame(rows), pa.table(rows), pa.RecordBatch.from_pydict(rows), categories]
     forms.append(pl.DataFrame({"k": ["a", "b"], "number": [1, None]}).to_pandas(use_pyarrow_extension_array=True))
@@ -727,6 +728,7 @@ def test_an_entry_is_set_right_while_a_job_is_stopped_and_each_row_is_there_once
     running.append(job)
     until("some rows", lambda: job.status().rows_read > 1_000)
     path = job.stop(savepoint=tmp_path / "saved", timeout_s=limit_s(60))
+    assert path is not None
 
     found = read_state(path, "totals", "total").collect()
     assert set(found["k"]) == set(range(5))

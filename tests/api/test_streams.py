@@ -373,10 +373,11 @@ def test_running_aggregates_have_the_keys_the_time_and_a_column_each():
 @pytest.mark.parametrize("name", ["*", "^.*$"])
 def test_a_result_may_have_a_name_that_polars_reads_as_a_pattern(name: str) -> None:
     keyed = timed().key_by("k")
+    named: Any = {name: Sum("v")}
     for made in (
         timed().with_columns(**{name: pl.lit(7)}),
-        keyed.aggregate(**{name: Sum("v")}),
-        keyed.aggregate(**{name: Sum("v")}, every="1 s"),
+        keyed.aggregate(**named),
+        keyed.aggregate(**named, every="1 s"),
         keyed.window(tumbling("1 h")).aggregate(**{name: Sum("v")}),
         keyed.window(midstream.count(1)).aggregate(**{name: Sum("v")}),
         keyed.window(tumbling("1 h")).process(Values(name), {name: int}),

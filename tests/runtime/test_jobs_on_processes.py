@@ -190,7 +190,9 @@ def test_a_job_that_cannot_be_announced_runs_all_the_same_and_says_so(
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "file" / "home"))
     numbers = NumbersJob(1000)
     job = start(running, numbers)
-    assert "running" in repr(job) or "created" in repr(job) or "deploying" in repr(job) or "finished" in repr(job)
+    shown = repr(job)
+    assert shown.startswith(f"<midstream job {job.name!r} {job.job_id}: ")
+    assert shown.endswith(tuple(f": {each}>" for each in ("created", "deploying", "running", "finished", "busy")))
     status = job.wait(limit_s(60))
     assert numbers.numbers() == list(range(1000))
     said = caplog.text

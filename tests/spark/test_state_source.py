@@ -12,8 +12,18 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-import midstream.spark
-from midstream import ConfigError, Environment, KeyedProcessFunction, ListState, ValueState, read_state, write_savepoint
+from midstream import (
+    ConfigError,
+    Environment,
+    KeyedProcessFunction,
+    ListState,
+    SchemaError,
+    StateSource,
+    ValueState,
+    read_state,
+    write_savepoint,
+)
+from midstream.engine.core.arrow_types import to_list
 
 NESTED = pa.struct(
     [
@@ -58,7 +68,7 @@ def path(tmp_path: Path) -> str:
 
 
 def load(spark: Any, path: str, **options: str) -> Any:
-    spark.dataSource.register(midstream.spark.StateSource)
+    spark.dataSource.register(StateSource)
     return spark.read.format("midstream").options(**options).load(path)
 
 
@@ -72,15 +82,15 @@ def test_a_state_is_read_by_executors_and_written_back(spark: Any, path: str, na
         [found] = frame.where("k = 0").select("nested.small", "nested.large").collect()
         assert found.asDict() == {"small": VALUE["small"], "large": VALUE["large"]}
         back = frame.withColumn("nested", frame.nested)
-        with pytest.raises(midstream.SchemaError, match=r"decimal128.* does not fit uint64"):
+        with pytest.raises(SchemaError, match=r"decimal128.* does not fit uint64"):
             write_savepoint(tmp_path / "no", like=path, states={("keeper", name): back})
         return
     again = write_savepoint(tmp_path / "again", like=path, states={("keeper", name): frame.sort("k", "position")})
     assert read_state(again, "keeper", name).collect().sort("k", "position").equals(expected.sort("k", "position"))
 
 
-def source(**options: str) -> midstream.spark.StateSource:
-    return midstream.spark.StateSource(options)
+def source(**options: str) -> StateSource:
+    return StateSource(options)
 
 
 def test_there_is_a_partition_for_each_subtask_that_has_rows(path: str) -> None:
@@ -92,7 +102,8 @@ def test_there_is_a_partition_for_each_subtask_that_has_rows(path: str) -> None:
     partitions = reader.partitions()
     assert len(partitions) == 3
     rows = pa.concat_tables([pa.Table.from_batches(reader.read(partition)) for partition in partitions])  # type: ignore[arg-type]
-    assert sorted(rows.column("k").to_pylist()) == list(range(40))
+    keys: list[int] = to_list(rows.column("k"))
+    assert sorted(keys) == list(range(40))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class StateSource(DataSource):
     columns the DataFrame has. Executors read the files themselves, one partition for each subtask of the operator, so they
     must reach the path, and have midstream installed. Of a running job, read a savepoint: it deletes old checkpoints.
 
-        spark.dataSource.register(midstream.spark.StateSource)
+        spark.dataSource.register(StateSource)
         waiting = spark.read.format("midstream").option("uid", "open-orders").option("name", "ordered_at")
         waiting.load("saved/orders").where("order = 17").show()
     """

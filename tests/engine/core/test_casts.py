@@ -216,7 +216,8 @@ def test_what_is_nested_keeps_its_lengths_also_if_it_is_of_the_null_type(data: s
     ],
 )
 def test_nulls_beside_what_is_cast_keep_their_number(value: Any, nested: pa.DataType, wider: pa.DataType) -> None:
-    kind, other = (pa.struct([("a", pa.duration(unit)), ("b", of)]) for unit, of in (("ns", nested), ("us", wider)))
+    kind = pa.struct([("a", pa.duration("ns")), ("b", nested)])
+    other = pa.struct([("a", pa.duration("us")), ("b", wider)])
     values = [{"a": timedelta(1), "b": value}, None, {"a": None, "b": value}]
     column = to_array(values, kind)
     assert to_python(column) == values
@@ -230,7 +231,7 @@ def test_fixed_size_lists_that_are_null_are_cast_whatever_is_in_memory_after_the
     memory = np.full(64, 2**50)
     memory[8] = 0
     within = pa.LargeListArray.from_arrays(pa.array(memory[8:9]), pa.array([], pa.int64()))
-    lists = pa.LargeListArray.from_arrays(pa.array([0, 0], pa.int64()), within, mask=pa.array([True]))  # type: ignore[call-overload]
+    lists = pa.LargeListArray.from_arrays(pa.array([0, 0], pa.int64()), within, mask=pa.array([True]))
     for column in (lists, pa.concat_arrays([lists, lists])):
         made = cast_exactly(column, pa.list_(within.type, 2))
         made.validate(full=True)

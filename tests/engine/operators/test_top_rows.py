@@ -184,9 +184,8 @@ def test_values_that_are_equal_by_the_order_do_not_depend_on_arrival(
 
 def test_of_rows_that_differ_only_in_nulls_and_nan_the_first_column_decides() -> None:
     names = [f"x{number}" for number in range(6)]
-    schema = pa.schema(
-        [("k", pa.int64()), ("t", pa.timestamp("us")), ("v", pa.int64()), *((x, pa.float64()) for x in names)]
-    )
+    kinds: dict[str, pa.DataType] = {"k": pa.int64(), "t": pa.timestamp("us"), "v": pa.int64()}
+    schema = pa.schema(kinds | dict.fromkeys(names, pa.float64()))
     rows = [{"k": 1, "t": 5, "v": 1} | dict.fromkeys(names, math.nan) | {name: None} for name in names]
     world = World(top(count=len(names), schema=schema))
     world.process(pa.RecordBatch.from_pylist(rows, schema=schema))
