@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, assert_never
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -168,6 +168,8 @@ def _what_happens(state: StateChange) -> Text:
             return Text("dropped", style="yellow")
         case "restored" | "converted":
             found += state.changes
+        case _:
+            assert_never(state.outcome)
     shown = Text(formatting.printable("; ".join(found) or "restored"))
     if state.losses:
         shown.append(f"; {formatting.printable('; '.join(state.losses))}", style="yellow")
