@@ -396,7 +396,7 @@ def expired_entries_are_seen() -> Replacements:
 
 
 def restored_times_are_unknown() -> Replacements:
-    """After a restore, the time to live of all entries begins anew."""
+    """A restore renews the time to live of all entries."""
     return [(heap_snapshot, "_written_us", lambda table, state, where: [UNKNOWN_US] * table.num_rows)]
 
 

@@ -15,6 +15,7 @@ them. In an entry they come before values of known times.
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import takewhile
@@ -127,9 +128,9 @@ class ExpiringState(State):
 
     # ---- for the kinds of states ----
 
+    @abstractmethod
     def plain(self, entry: Any) -> Any:
         """Return an entry without its times."""
-        raise NotImplementedError
 
     def _stamp(self, last_us: int) -> int:
         """Return the time of a write of the current key, whose entry was last written at `last_us`."""
@@ -137,16 +138,16 @@ class ExpiringState(State):
         self._oldest_us = min(self._oldest_us, written_us)
         return written_us
 
+    @abstractmethod
     def _expire(self, until_us: int) -> None:
         """Remove what the current key's entry has that was last written by then. Unknown times do not expire."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _dated(self, entry: Any, now_us: int) -> Any:
         """Return an entry with `now_us` for unknown times."""
-        raise NotImplementedError
 
-    def _oldest_of(self, entry: Any) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _oldest_of(self, entry: Any) -> int: ...
 
 
 class _ExpiringSingle(ExpiringState, SingleState[Any]):

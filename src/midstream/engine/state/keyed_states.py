@@ -83,6 +83,11 @@ class State(DeclaredState):
         declared, type = type, _type_of(self, type)
         self.type = type
         self.ttl = ttl_of(ttl)
+        if ttl is not None and not self.is_keyed:
+            raise SchemaError(
+                f"{self.__class__.__name__} has no ttl: subtasks differ in time, and the state is the same in all of them; "
+                "remove entries in process_broadcast"
+            )
         self.defaults = field_defaults(declared)
         self.name = ""
         self._declared_as = self.__class__.__name__
@@ -653,22 +658,6 @@ class BroadcastState(MapState[K, V]):
 
     kind = "broadcast"
     is_keyed = False
-
-    def __init__(
-        self,
-        *wrong: Never,
-        key: TypeLike | None = None,
-        value: TypeLike | None = None,
-        ttl: StateTtl | Duration | None = None,
-        was: str | None = None,
-        migrate: Callable[[Any], V] | None = None,
-    ) -> None:
-        super().__init__(*wrong, key=key, value=value, was=was, migrate=migrate)
-        if ttl is not None:
-            raise SchemaError(
-                "BroadcastState has no ttl: subtasks differ in time, and the state is the same in all of them; remove "
-                "entries in process_broadcast"
-            )
 
 
 def _type_of(state: State, kind: TypeLike | None) -> pa.DataType | None:
