@@ -757,7 +757,7 @@ def test_a_job_that_has_never_run_begins_with_its_history(running: list[Job], tm
     assert written(tmp_path) == sorted((k, first[k] + n) for k in range(5) for n in range(1, 4_001))
 
 
-def test_state_that_expires_keeps_the_times_of_its_entries_and_begins_anew_without_them(tmp_path: Path) -> None:
+def test_state_that_expires_keeps_the_times_of_its_entries_and_is_renewed_without_them(tmp_path: Path) -> None:
     class Expiring(KeyedProcessFunction):
         value = ValueState(int, ttl=StateTtl("1 h", by="clock"))
         pages: MapState[int, int] = MapState(key=int, value=int, ttl=StateTtl("1 h", by="clock"))
@@ -777,10 +777,10 @@ def test_state_that_expires_keeps_the_times_of_its_entries_and_begins_anew_witho
     values, pages = (read_state(like, "f", name).collect() for name in ("value", "pages"))
     assert values.columns == ["k", "value", "written_at"] and pages.columns == ["k", "map_key", "pages", "written_at"]
     assert (values["written_at"].max() - values["written_at"].min()) == timedelta(minutes=40)  # type: ignore[operator]
-    kept, anew = tmp_path / "kept", tmp_path / "anew"
+    kept, renewed = tmp_path / "kept", tmp_path / "renewed"
     write_savepoint(str(kept), like=like, states={("f", "value"): values, ("f", "pages"): pages})
-    write_savepoint(str(anew), like=like, states={("f", "value"): values.drop("written_at")})
-    for path, living in ((kept, {1: 3}), (anew, {1: 3, 2: 2})):
+    write_savepoint(str(renewed), like=like, states={("f", "value"): values.drop("written_at")})
+    for path, living in ((kept, {1: 3}), (renewed, {1: 3, 2: 2})):
         with testing.job(stream, restore=loaded(str(path), now)) as job:
             assert job.state("f") == {"value": {1: 3, 2: 2}, "pages": {1: {1: 1, 3: 3}, 2: {2: 2}}}
             job.advance_processing_time("30 min")
@@ -827,11 +827,14 @@ def test_what_expires_does_so_at_its_time_in_whatever_order_its_rows_are(
     items: Any, like_items: str, tmp_path: Path
 ) -> None:
     written = {("f", name): read_state(like_items, "f", name).collect() for name in ("items", "pages")}
-    anew = pl.when(map_key=2).then(None).otherwise("written_at").alias("written_at")
+    renewed = pl.when(map_key=2).then(None).otherwise("written_at").alias("written_at")
     for number, (states, last) in enumerate(
         (
             ({name: table.reverse() for name, table in written.items()}, []),
-            ({("f", "pages"): written["f", "pages"].with_columns(anew).sample(fraction=1, shuffle=True, seed=1)}, [2]),
+            (
+                {("f", "pages"): written["f", "pages"].with_columns(renewed).sample(fraction=1, shuffle=True, seed=1)},
+                [2],
+            ),
         )
     ):
         path = write_savepoint(tmp_path / str(number), like=like_items, states=states)
