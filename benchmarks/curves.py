@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compare import RESULTS, report, run, say
-from plan import MIDSTREAM
+from plan import BENCH
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def measure(name: str, curve: Curve, began: str, turn: int, known: dict[tuple[st
     failed = 0
     events = dict(zip(curve.points, curve.events, strict=False))
     for x in curve.points[:: -1 if turn % 2 else 1]:
-        command: tuple[str, ...] = (MIDSTREAM, "bench", curve.benchmark, "--json")
+        command: tuple[str, ...] = (*BENCH, curve.benchmark, "--json")
         if curve.option is not None:
             command += (f"--{curve.option}", str(x))
         if x in events:

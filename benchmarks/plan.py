@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-MIDSTREAM = ".venv/bin/midstream"
 PYTHON = ".venv/bin/python"
+BENCH = (PYTHON, "-m", "midstream_lab", "bench")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ P99 = Figure("p99_ms", "p99 ms", more_is_better=False)
 
 
 def ours(name: str, *options: str, engine: str = "midstream", part: tuple[str, ...] = ()) -> Contender:
-    return Contender(engine, (MIDSTREAM, "bench", name, "--json", *options), part)
+    return Contender(engine, (*BENCH, name, "--json", *options), part)
 
 
 def flink(workload: str, *options: str, engine: str = "Flink Java") -> Contender:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import compare
-from plan import PLAN, Contender, Figure, Workload
+from plan import BENCH, PLAN, Contender, Figure, Workload
+
+from machine import limit_s
+from midstream_lab.bench.command import BENCHMARKS
 
 RATE = Figure("events_per_s", "events/s")
 P99 = Figure("p99_ms", "p99 ms", more_is_better=False)
@@ -224,3 +228,18 @@ def test_every_workload_of_the_plan_has_a_base_for_each_engine_and_no_engine_twi
         for engine in engines:
             if not engine.startswith("midstream"):
                 assert plan.base_of(engine) in engines, (name, engine)
+
+
+def test_every_benchmark_of_the_plan_is_one_that_the_laboratory_has_with_its_options():
+    commands = {contender.command for plan in PLAN.values() for contender in plan.contenders}
+    ours = [command[len(BENCH) :] for command in commands if command[: len(BENCH)] == BENCH]
+    assert len(ours) > 20
+    for name, json_, *options in ours:
+        assert json_ == "--json"
+        assert {option.removeprefix("--") for option in options[::2]} <= set(BENCHMARKS[name])
+
+
+def test_the_laboratory_runs_benchmarks_by_the_command_of_the_plan():
+    command = (sys.executable, *BENCH[1:], "--help")
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=limit_s(60)).stdout
+    assert "operators" in printed
