@@ -185,7 +185,11 @@ def stored(table: pa.Table) -> pa.Table:
 
 
 def restored(
-    make: Callable[[], Operator], snapshots: Sequence[Parts], parallelism: int, max_parallelism: int
+    make: Callable[[], Operator],
+    snapshots: Sequence[Parts],
+    parallelism: int,
+    max_parallelism: int,
+    **context: Any,
 ) -> list[World]:
     """All subtasks of an operator, from what the subtasks of before have stored."""
     return [
@@ -195,6 +199,7 @@ def restored(
             parallelism=parallelism,
             max_parallelism=max_parallelism,
             parts=deal_out(snapshots, key_group_range(subtask, parallelism, max_parallelism)),
+            **context,
         )
         for subtask in range(parallelism)
     ]

@@ -148,6 +148,8 @@ class OperatorContext:
     """Returns the size of the chunk with this id if a file of a completed checkpoint holds it, so that a snapshot need
     only refer to it; None otherwise.
     """
+    entry_bytes: int | None = None
+    """How many bytes the entries of a process function's states may take as Python objects; None: any number."""
     splits: Splits | None = None
     """The splits of the source in this task; None unless every operator in between keeps their rows apart."""
     is_bounded: bool = False

@@ -62,11 +62,43 @@ class KeyEncoding:
         """Return the columns `__key_group` and `key` for these keys."""
         if not self._fields:
             return {}
+        return encoded_keys(self._arrays(keys), [field.name for field in self._fields], self._max_parallelism)
+
+    def _arrays(self, keys: Sequence[Any]) -> list[pa.Array[Any]]:
         if len(self._fields) == 1:
-            arrays = [pa.array(keys, self._fields[0].type)]
-        else:
-            arrays = [pa.array([key[i] for key in keys], field.type) for i, field in enumerate(self._fields)]
-        return encoded_keys(arrays, [field.name for field in self._fields], self._max_parallelism)
+            return [pa.array(keys, self._fields[0].type)]
+        return [pa.array([key[i] for key in keys], field.type) for i, field in enumerate(self._fields)]
+
+    @property
+    def flat_fields(self) -> list[pa.Field[Any]]:
+        """The columns of keys in a table that has a column for each: `key`, or `key_0`, `key_1` and so on."""
+        if len(self._fields) == 1:
+            return [pa.field("key", self._fields[0].type)]
+        return [pa.field(f"key_{i}", field.type) for i, field in enumerate(self._fields)]
+
+    def flat_batch(self, keys: Sequence[Any]) -> pa.RecordBatch:
+        """Return these keys in the columns `flat_fields`."""
+        return pa.RecordBatch.from_arrays(self._arrays(keys), schema=pa.schema(self.flat_fields))
+
+    def flat(self, table: pa.Table) -> pa.Table:
+        """Return a table that has the columns `flat_fields` in place of `key`."""
+        if len(self._fields) == 1:
+            return table
+        at, key = table.schema.get_field_index("key"), table.column("key").combine_chunks()
+        assert is_struct_array(key), key.type
+        table = table.remove_column(at)
+        for i, field in enumerate(self.flat_fields):
+            table = table.add_column(at + i, field, key.field(i))
+        return table
+
+    def nested(self, table: pa.Table) -> pa.Table:
+        """Return the table of which `flat` makes this one."""
+        if len(self._fields) == 1:
+            return table
+        names = [field.name for field in self.flat_fields]
+        at, columns = table.schema.get_field_index(names[0]), [table.column(name).combine_chunks() for name in names]
+        key = pa.StructArray.from_arrays(columns, [field.name for field in self._fields])
+        return table.drop_columns(names).add_column(at, "key", key)
 
     def keys(self, table: pa.Table) -> list[Any]:
         """Return the keys of a table made with `columns`. Raises StorageError if they are of another type."""

@@ -106,6 +106,10 @@ class TimerQueue:
             heapq.heappop(self._heap)
         return None
 
+    def soonest_keys(self, number: int) -> list[Any]:
+        """Return the keys of about so many timers that are due next, in any order, and of a few that are not."""
+        return [key for _, _, key in self._heap[:number]]
+
     def pop(self, until_us: int) -> TimerRow | None:
         """Remove and return the next timer if it is due by then."""
         while self._heap or self._open(until_us):

@@ -23,6 +23,7 @@ from midstream.engine.operators.functions.function_operator import FunctionOpera
 from midstream.engine.operators.functions.process_context import Context, ContextTimers
 from midstream.engine.operators.functions.row_rollback import RowRollback
 from midstream.engine.operators.functions.state_expiry import StateExpiry
+from midstream.engine.operators.functions.state_spill import StateSpill
 from midstream.engine.operators.row_conversion import (
     USER_ERRORS,
     Origin,
@@ -39,12 +40,16 @@ from midstream.engine.state.changelog import Changelog, ChangelogSnapshot
 from midstream.engine.state.expiring_states import bound_state, plain_entry
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, State
+from midstream.engine.state.spilled_entries import SPILLED_ID
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 from midstream.engine.state.state_upgrade import upgrade_at_restore
 from midstream.engine.state.timers import TimerQueue
 
 TIMERS_PER_SLICE = 16_384
 """The largest number of timers that fire in one slice, however fast they are."""
+
+TIMERS_PER_FETCH = 512
+"""The entries of about so many timers are fetched together."""
 
 Handler = Callable[[Row, Context], Any]
 
@@ -83,6 +88,7 @@ class ProcessOperator(FunctionOperator):
         self._timers: ContextTimers
         self._logs: list[Changelog] = []
         self._expiry: StateExpiry
+        self._spill: StateSpill
         self._context: Context
 
     def _check_keys(self) -> None:
@@ -127,6 +133,7 @@ class ProcessOperator(FunctionOperator):
             self._states[name] = bound
             bound.bind(self._function, name)
         self._expiry = StateExpiry(self._states.values(), context)
+        self._spill = StateSpill(self._states.values(), self._encoding, self.own, self._where, context)
         self._timers = ContextTimers(self._scope, self._arm)
         self._logs = [state.log for state in self._states.values()] + [queue.log for queue in self._queues().values()]
         self._context = Context(
@@ -164,12 +171,18 @@ class ProcessOperator(FunctionOperator):
         """Restore the chunks of a state. If they are converted, the next checkpoint stores all of it again."""
         encoding = self._encoding_of(state)
         upgrade = None if part.stored is None else upgrade_at_restore(state, part.stored, self._where)
-        for chunk in part.chunks:
+        spilled = self._spill.of(state) if upgrade is None else None
+        are_spilled = [spilled is not None and chunk.id.startswith(SPILLED_ID) for chunk in part.chunks]
+        for chunk in (chunk for chunk, is_spilled in zip(part.chunks, are_spilled, strict=True) if not is_spilled):
             keys, found = state_rows(state, chunk.table, encoding, self.own, self._where, upgrade)
             state.forget(keys)
             state.restore(found)
             if upgrade is None:
                 state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
+        self._spill.settle()  # once all that may supersede other rows is there
+        for chunk in (chunk for chunk, is_spilled in zip(part.chunks, are_spilled, strict=True) if is_spilled):
+            assert spilled is not None
+            spilled.restore_chunk(chunk)
 
     def close(self) -> None:
         self._disarm()
@@ -251,7 +264,10 @@ class ProcessOperator(FunctionOperator):
         if not spec.keys:
             return None
         check_keys(batch, spec.keys, self._where)
-        return self._encoding.of([batch.column(name) for name in spec.keys])
+        keys = self._encoding.of([batch.column(name) for name in spec.keys])
+        if self._spill:
+            self._spill.fetch(keys)
+        return keys
 
     def _leave(self) -> None:
         self._scope.is_set = False
@@ -287,6 +303,7 @@ class ProcessOperator(FunctionOperator):
         for tag, side in sides.items():
             if side:
                 self._out.emit(self._side_batch(side, tag), tag)
+        self._spill.settle(0 if given is None else given.num_rows)
         for log in self._logs:
             log.settle()
         if self._expiry:
@@ -328,6 +345,7 @@ class ProcessOperator(FunctionOperator):
         on_timer, context, scope, clock = self._function.on_timer, self._context, self._scope, self._runtime.clock
         end_s = clock.monotonic_s() + self._runtime.slice_s
         fired = 0
+        has_spilled, fetched = bool(self._spill), set[Any]()  # nothing is spilled before this slice ends
         expiry = self._expiry
         if expiry:
             expiry.read_clock()
@@ -335,6 +353,10 @@ class ProcessOperator(FunctionOperator):
         try:
             while (timer := queue.pop(until_us)) is not None:
                 context.time_us, scope.key = timer
+                if has_spilled and timer[1] not in fetched:
+                    next_keys = [timer[1], *queue.soonest_keys(TIMERS_PER_FETCH)]
+                    self._spill.fetch(next_keys)
+                    fetched.update(next_keys)
                 if expiry:
                     expiry.begin_call(timer[0] if event_time else expiry.event_time_us)
                 at = self._calendar.datetime(timer[0])
@@ -385,17 +407,21 @@ class ProcessOperator(FunctionOperator):
         of_states = [(state, state.snapshot(new_id, stored_bytes)) for state in self._states.values()]
         of_timers = [(name, queue.log.snapshot(new_id, stored_bytes)) for name, queue in self._queues().items()]
         now = NOTHING if self._failed[0] is None else self._failed[0].snapshot(new_id)
-        if not any(part for _, part in (*of_states, *of_timers)):
+        spilled = self._spill.chunks(self._runtime.ids)
+        if not spilled and not any(part for _, part in (*of_states, *of_timers)):
             return now
         own, where = self.own, self._where
 
         def later() -> SnapshotResult:
             parts = {}
             for state, part in of_states:
+                chunks: tuple[Chunk, ...] = ()
                 if part is not None:
-                    rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
-                    table = state_table(state, part, self._encoding_of(state), own, where)
-                    parts[state.part_name] = StatePart(rule, _chunks(part, table))
+                    chunks = _chunks(part, state_table(state, part, self._encoding_of(state), own, where))
+                if state.name in spilled:
+                    chunks += spilled[state.name]()
+                rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
+                parts[state.part_name] = StatePart(rule, chunks)
             for name, part in of_timers:
                 if part is not None:
                     parts[name] = StatePart(Redistribute.KEYED, _chunks(part, timers_table(part, encoding)))
@@ -412,6 +438,7 @@ class ProcessOperator(FunctionOperator):
         state.
         """
         found = {}
+        self._spill.fetch_all()
         for state in self._states.values():
             try:
                 entries = {key: copy.deepcopy(plain_entry(state, entry)) for key, entry in state.entries().items()}

@@ -1,0 +1,281 @@
+"""Entries of keyed state that are spilled to columns: a function sees exactly what it sees without."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_world import Parts, World, restored
+
+from effort import examples
+from in_memory import CountingIds
+from key_samples import is_of_python, key_samples
+from midstream import KeyedProcessFunction, ListState, MapState, ReducingState, StorageError, ValueState
+from midstream.engine.core.batches import canonical_schema, conform
+from midstream.engine.core.key_groups import key_groups, subtask_of
+from midstream.engine.core.schemas import as_schema
+from midstream.engine.operators.functions import state_spill
+from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.functions.state_spill import EntrySize, size_of
+from midstream.engine.state.spilled_entries import SPILLED_ID
+from midstream.engine.state.state_parts import Chunk, StatePart
+from process_operators import process_operator
+
+START = datetime(2024, 1, 1)
+ROW = canonical_schema(as_schema({"k": int, "at": datetime, "do": str, "n": int}, "rows"))
+SEEN = as_schema({"k": int, "seen": str}, "results")
+MAX_PARALLELISM = 16
+
+
+class Everything(KeyedProcessFunction):
+    """Changes and reads a state of each kind, of plain values and of those that can be changed in place."""
+
+    number = ValueState(int, default=-1)
+    things = ValueState(list[int], default=[])
+    items = ListState(int)
+    lists = ListState(list[str])
+    pages = MapState(key=str, value=int)
+    nested = MapState(key=int, value=list[int])
+    highest = ReducingState(max, float)
+    pickled: ValueState[Any] = ValueState(default=None)
+    forever = ValueState(int, default=0, ttl="1 d")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        return {"k": ctx.key, "seen": repr(self.act(row["do"], row["n"], row["at"], ctx))}
+
+    def act(self, do: str, n: int, at: datetime, ctx: Any) -> Any:
+        match do:
+            case "set":
+                self.number.value = n
+                self.highest.add(n / 2)
+                self.pickled.value = (n, "two")
+                self.forever.value += n
+            case "change":
+                self.things.value.append(n)
+                self.nested.setdefault(n, []).append(n)
+                self.lists.append([str(n), ""])
+            case "append":
+                self.items.extend([n, n + 1])
+                self.pages[f"page {n}"] = self.pages.get(f"page {n}", 0) + 1
+            case "empty":
+                self.items.set([])
+                self.things.value = []
+                self.pages.pop(f"page {n}", None)
+            case "clear":
+                for state in (self.number, self.things, self.items, self.pages, self.highest, self.pickled):
+                    state.clear()  # type: ignore[attr-defined]  # all have it
+            case "timer":
+                ctx.timers.event_time(at + timedelta(seconds=n))
+            case "lists":
+                return [list(self.items), list(self.lists), len(self.items), dict(self.nested)]
+        return self.number.value, self.things.value, self.highest.value, dict(self.pages), self.pickled.value
+
+    def on_timer(self, time: datetime, ctx: Any) -> Any:
+        self.items.append(-1)
+        ctx.timers.event_time(time + timedelta(seconds=7))
+        return {"k": ctx.key, "seen": repr((time, list(self.items), self.number.value, self.forever.value))}
+
+
+def operator() -> ProcessOperator:
+    made = process_operator("op", Everything(), keys=["k"], event_time="at", input_schema=ROW, schema=SEEN)
+    assert isinstance(made, ProcessOperator)
+    return made
+
+
+DOINGS = ["set", "change", "append", "empty", "clear", "timer", "lists"]
+ROWS = st.lists(st.tuples(st.integers(0, 12), st.sampled_from(DOINGS), st.integers(0, 3)), max_size=12)
+STEP = st.one_of(ROWS, st.sampled_from(["watermark", "snapshot", "restore 1", "restore 3"]))
+
+
+class Subtasks:
+    def __init__(self, entry_bytes: int | None) -> None:
+        self.context = {"entry_bytes": entry_bytes, "stored_bytes": self.stored_bytes, "ids": CountingIds()}
+        self.worlds = [World(operator(), max_parallelism=MAX_PARALLELISM, **self.context)]
+        self.stored: dict[str, int] = {}
+        """The chunks of the last checkpoint."""
+        self.tables: dict[str, pa.Table] = {}
+
+    def stored_bytes(self, chunk_id: str) -> int | None:
+        return self.stored.get(chunk_id)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        owners = subtask_of(key_groups(batch, ("k",), MAX_PARALLELISM), len(self.worlds), MAX_PARALLELISM)
+        for subtask, world in enumerate(self.worlds):
+            world.process(batch.filter(pa.array(owners == subtask)))
+
+    def snapshot(self) -> list[Parts]:
+        """Take a checkpoint, which completes."""
+        taken = [world.snapshot() for world in self.worlds]
+        chunks = {chunk.id: chunk for parts in taken for part in parts.values() for chunk in part.chunks}
+        self.tables = {each: self.tables[each] if chunk.made is None else chunk.table for each, chunk in chunks.items()}
+        self.stored = {each: table.nbytes for each, table in self.tables.items()}
+        return [
+            {
+                name: StatePart(part.redistribute, tuple(Chunk(c.id, self.tables[c.id]) for c in part.chunks))
+                for name, part in parts.items()
+            }
+            for parts in taken
+        ]
+
+    def restore(self, parallelism: int) -> None:
+        snapshots, self.stored = self.snapshot(), {}
+        self.worlds = restored(operator, snapshots, parallelism, MAX_PARALLELISM, **self.context)
+
+    def out(self) -> Counter[tuple[int, str]]:
+        found = Counter((row["k"], row["seen"]) for world in self.worlds for row in world.out.rows())
+        for world in self.worlds:
+            world.out.clear()
+        return found
+
+    def contents(self) -> dict[str, dict[Any, Any]]:
+        found: dict[str, dict[Any, Any]] = {}
+        for world in self.worlds:
+            assert isinstance(world.operator, ProcessOperator)
+            for name, entries in world.operator.contents().items():
+                found.setdefault(name, {}).update(
+                    {key: entry for key, entry in entries.items() if entry not in ([], {})}
+                )
+        return found
+
+
+def batch_of(rows: list[tuple[int, str, int]], at: datetime) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"k": k, "at": at, "do": do, "n": n} for k, do, n in rows], ROW)
+
+
+@given(st.lists(STEP, max_size=25), st.sampled_from([0, 1, 700, 3_000, 10_000]))
+@settings(max_examples=examples(150), deadline=None)
+def test_a_function_sees_what_it_sees_when_all_is_in_memory(steps: list[Any], entry_bytes: int):
+    plain, spilling = Subtasks(None), Subtasks(entry_bytes)
+    at = START
+    for step in steps:
+        at += timedelta(seconds=1)
+        for each in (plain, spilling):
+            if step == "watermark":
+                for world in each.worlds:
+                    world.advance((at - datetime(1970, 1, 1)) // timedelta(microseconds=1))
+            elif step == "snapshot":
+                each.snapshot()
+            elif isinstance(step, str):
+                each.restore(int(step[-1]))
+            elif step:
+                each.process(batch_of(step, at))
+        assert spilling.out() == plain.out()
+    assert spilling.contents() == plain.contents()
+
+
+SAMPLES = {name: values for name, values in key_samples(40).items() if is_of_python(values.type) and "view" not in name}
+
+
+class Counts(KeyedProcessFunction):
+    seen = ValueState(int, default=0)
+    rows = ListState(int)
+    pages = MapState(key=str, value=int)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.seen.value += 1
+        self.rows.append(row["n"])
+        self.pages["last"] = row["n"]
+        return {"id": row["id"], "seen": self.seen.value, "rows": list(self.rows), "last": self.pages["last"]}
+
+
+def counted(batches: list[pa.RecordBatch], keys: list[str], entry_bytes: int | None) -> list[dict[str, Any]]:
+    schema = as_schema({"id": int, "seen": int, "rows": list[int], "last": int}, "results")
+
+    def make() -> ProcessOperator:
+        made = process_operator(
+            "op", Counts(), keys=keys, event_time=None, input_schema=batches[0].schema, schema=schema
+        )
+        assert isinstance(made, ProcessOperator)
+        return made
+
+    context = {"entry_bytes": entry_bytes, "ids": CountingIds()}
+    world, rows = World(make(), max_parallelism=MAX_PARALLELISM, **context), []
+    for at, batch in enumerate(batches):
+        world.process(batch)
+        rows += world.out.rows()
+        world.out.clear()
+        if at % 2:
+            world = restored(make, [world.snapshot()], 1, MAX_PARALLELISM, **context)[0]
+    return rows
+
+
+@pytest.mark.parametrize(
+    "names", [*([name] for name in SAMPLES), ["string", "int64"], ["timestamp[us, tz=America/New_York]", "bool"]]
+)
+def test_keys_of_every_type_are_found_again(names: list[str]):
+    columns = [SAMPLES[name] for name in names]
+    height = max(map(len, columns))
+    keys = [f"k{i}" for i in range(len(columns))]
+    numbers = pa.array(range(height))
+    arrays = [column.take(pa.array(np.arange(height) % len(column))) for column in columns]
+    given_batch = pa.RecordBatch.from_arrays([*arrays, numbers, numbers], [*keys, "id", "n"])
+    batch = conform(given_batch, canonical_schema(given_batch.schema), "rows")
+    batches = [batch, batch.slice(0, height // 2), batch, batch.slice(3)]
+    assert counted(batches, keys, 0) == counted(batches, keys, None)
+
+
+def test_entries_leave_the_dict_and_come_back_with_the_keys_of_a_batch():
+    spilling = Subtasks(0)
+    spilling.process(batch_of([(k, "set", k) for k in range(100)], START))
+    world = spilling.worlds[0]
+    states = world.operator._states  # type: ignore[attr-defined]
+    assert not states["number"].entries()
+    assert len(states["pickled"].entries()) == len(states["forever"].entries()) == 100
+    parts = spilling.snapshot()[0]
+    assert [chunk.id.startswith(SPILLED_ID) for chunk in parts["value:number"].chunks] == [True]
+    assert parts["value:number"].chunks[0].table.column_names == ["__key_group", "key", "value"]
+    world.out.clear()
+    spilling.process(batch_of([(7, "lists", 0), (7, "set", 8), (200, "lists", 0)], START))
+    assert [row["k"] for row in world.out.rows()] == [7, 7, 200]
+    assert spilling.contents()["number"] == {**{k: k for k in range(100)}, 7: 8}
+
+
+def test_what_exceeds_the_limit_is_spilled_in_pieces_the_oldest_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(state_spill, "SPILL_KEYS", 10)
+    spilling = Subtasks(1)
+    spilling.process(batch_of([(k, "set", k) for k in range(100)], START))
+    states = spilling.worlds[0].operator._states  # type: ignore[attr-defined]
+    held = [len(states[name].entries()) for name in ("number", "highest", "things")]
+    spillable = 7
+    assert sum(held) == 300 - 10 * (spillable + 100 // 5)
+    assert list(states["number"].entries()) == list(range(100 - held[0], 100))
+
+
+def test_a_checkpoint_with_spilled_rows_of_another_type_is_refused():
+    spilling = Subtasks(0)
+    spilling.process(batch_of([(1, "set", 1)], START))
+    part = spilling.snapshot()[0]["value:number"]
+    table = part.chunks[0].table
+    wrong = table.set_column(2, "value", pa.array(["text"], pa.large_string()))
+    parts = {"value:number": StatePart(part.redistribute, (Chunk(part.chunks[0].id, wrong),))}
+    with pytest.raises(
+        StorageError, match="state 'number' in the checkpoint has the columns key int64, value large_string"
+    ):
+        World(operator(), max_parallelism=MAX_PARALLELISM, parts=parts, **spilling.context)
+
+
+def test_entries_are_measured_again_when_their_number_has_changed():
+    entries: dict[Any, Any] = {}
+    size = EntrySize(entries)
+    assert size.total == 0
+    entries[1] = "x" * 1_000
+    assert 1_000 < size.total < 1_500
+    entries.update(dict.fromkeys(range(2, 100), "x" * 10000))
+    assert 900_000 < size.total < 1_100_000
+    entries.clear()
+    assert size.total == 0
+
+
+def test_the_size_of_nested_values_follows_from_some_of_their_items():
+    many = list(range(1_000, 101_000))
+    assert 3_000_000 < size_of(many) < 5_000_000
+    assert size_of({"a": [1, 2]}) > size_of({"a": [1]}) > size_of({})
+    recursive: list[Any] = []
+    recursive.append(recursive)
+    assert size_of(recursive) < 1_000
