@@ -18,12 +18,14 @@ from in_memory import CountingIds
 from key_samples import is_of_python, key_samples
 from midstream import KeyedProcessFunction, ListState, MapState, ReducingState, StorageError, ValueState
 from midstream.engine.core.batches import canonical_schema, conform
+from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.key_groups import key_groups, subtask_of
 from midstream.engine.core.schemas import as_schema
 from midstream.engine.operators.functions import state_spill
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.functions.state_spill import EntrySize, size_of
-from midstream.engine.state.spilled_entries import SPILLED_ID
+from midstream.engine.state import spilled_state
+from midstream.engine.state.spilled_state import SPILLED_ID
 from midstream.engine.state.state_parts import Chunk, StatePart
 from process_operators import process_operator
 
@@ -90,7 +92,7 @@ def operator() -> ProcessOperator:
 
 DOINGS = ["set", "change", "append", "empty", "clear", "timer", "lists"]
 ROWS = st.lists(st.tuples(st.integers(0, 12), st.sampled_from(DOINGS), st.integers(0, 3)), max_size=12)
-STEP = st.one_of(ROWS, st.sampled_from(["watermark", "snapshot", "restore 1", "restore 3"]))
+STEP = st.one_of(ROWS, st.sampled_from(["watermark", "snapshot", "restore 1", "restore 3", "restore 2 in memory"]))
 
 
 class Subtasks:
@@ -98,7 +100,7 @@ class Subtasks:
         self.context = {"entry_bytes": entry_bytes, "stored_bytes": self.stored_bytes, "ids": CountingIds()}
         self.worlds = [World(operator(), max_parallelism=MAX_PARALLELISM, **self.context)]
         self.stored: dict[str, int] = {}
-        """The chunks of the last checkpoint."""
+        """The chunks of the last checkpoint, with their bytes."""
         self.tables: dict[str, pa.Table] = {}
 
     def stored_bytes(self, chunk_id: str) -> int | None:
@@ -123,9 +125,11 @@ class Subtasks:
             for parts in taken
         ]
 
-    def restore(self, parallelism: int) -> None:
-        snapshots, self.stored = self.snapshot(), {}
-        self.worlds = restored(operator, snapshots, parallelism, MAX_PARALLELISM, **self.context)
+    def restore(self, parallelism: int, *, in_memory: bool) -> None:
+        """At one subtask what is stored stays stored; at several, chunks are split."""
+        snapshots = self.snapshot()
+        context = self.context | ({"entry_bytes": None} if in_memory else {})
+        self.worlds = restored(operator, snapshots, parallelism, MAX_PARALLELISM, **context)
 
     def out(self) -> Counter[tuple[int, str]]:
         found = Counter((row["k"], row["seen"]) for world in self.worlds for row in world.out.rows())
@@ -162,7 +166,7 @@ def test_a_function_sees_what_it_sees_when_all_is_in_memory(steps: list[Any], en
             elif step == "snapshot":
                 each.snapshot()
             elif isinstance(step, str):
-                each.restore(int(step[-1]))
+                each.restore(int(step.split()[1]), in_memory="memory" in step)
             elif step:
                 each.process(batch_of(step, at))
         assert spilling.out() == plain.out()
@@ -242,7 +246,7 @@ def test_what_exceeds_the_limit_is_spilled_in_pieces_the_oldest_first(monkeypatc
     spilling.process(batch_of([(k, "set", k) for k in range(100)], START))
     states = spilling.worlds[0].operator._states  # type: ignore[attr-defined]
     held = [len(states[name].entries()) for name in ("number", "highest", "things")]
-    spillable = 7
+    spillable = 7 + 2  # states, and queues of timers
     assert sum(held) == 300 - 10 * (spillable + 100 // 5)
     assert list(states["number"].entries()) == list(range(100 - held[0], 100))
 
@@ -279,3 +283,88 @@ def test_the_size_of_nested_values_follows_from_some_of_their_items():
     recursive: list[Any] = []
     recursive.append(recursive)
     assert size_of(recursive) < 1_000
+
+
+class Fires(KeyedProcessFunction):
+    """Sets, deletes and fires timers."""
+
+    fired = ValueState(int, default=0)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        at = START + timedelta(seconds=row["n"])
+        if row["do"] == "set":
+            ctx.timers.event_time(at)
+        else:
+            ctx.timers.delete_event_time(at)
+
+    def on_timer(self, time: datetime, ctx: Any) -> Any:
+        self.fired.value += 1
+        if self.fired.value % 3 == 1:
+            ctx.timers.event_time(time + timedelta(seconds=self.fired.value))
+        return {"k": ctx.key, "seen": f"{time} {self.fired.value}"}
+
+
+def fires() -> ProcessOperator:
+    made = process_operator("op", Fires(), keys=["k"], event_time="at", input_schema=ROW, schema=SEEN)
+    assert isinstance(made, ProcessOperator)
+    return made
+
+
+TIMER_ROWS = st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["set", "set", "delete"]), st.integers(0, 60)))
+
+
+@given(st.lists(st.one_of(TIMER_ROWS, st.integers(0, 90)), max_size=12), st.sampled_from([1, 5, 65_536]))
+@settings(max_examples=examples(150), deadline=None)
+def test_timers_fire_in_the_order_of_time_wherever_they_are(steps: list[Any], timers_max: int):
+    patch = pytest.MonkeyPatch()
+    patch.setattr(spilled_state, "TIMERS_MAX", timers_max)
+    context = {"ids": CountingIds()}
+    worlds = [World(fires(), max_parallelism=MAX_PARALLELISM, entry_bytes=limit, **context) for limit in (None, 0)]
+    reached = 0
+    for number, step in enumerate([*steps, 1_000]):
+        if isinstance(step, list):
+            for world in worlds:
+                world.process(batch_of(step, START))
+            continue
+        reached = max(reached, step)
+        for world in worlds:
+            world.advance(
+                MAX_WATERMARK_US
+                if step == 1_000
+                else (START + timedelta(seconds=reached) - datetime(1970, 1, 1)) // timedelta(microseconds=1)
+            )
+        plain, spilled = ([row["seen"] for row in world.out.rows()] for world in worlds)
+        assert spilled == sorted(spilled, key=lambda seen: seen[:19])
+        assert Counter(spilled) == Counter(plain)
+        for world in worlds:
+            world.out.clear()
+        if number % 4 == 3:
+            worlds = [
+                restored(fires, [world.snapshot()], 1, MAX_PARALLELISM, entry_bytes=limit, **context)[0]
+                for world, limit in zip(worlds, (None, 0), strict=True)
+            ]
+    patch.undo()
+
+
+def test_a_spilled_timer_that_is_set_again_fires_once():
+    world = World(fires(), max_parallelism=MAX_PARALLELISM, entry_bytes=0)
+    world.process(batch_of([(1, "set", 1_000)], START))
+    queue = world.operator._queues()["timers:event"]  # type: ignore[attr-defined]
+    assert len(queue) == 0
+    world.process(batch_of([(1, "set", 1_000), (2, "set", 1_000), (1, "delete", 1_000)], START))
+    world.process(batch_of([(2, "set", 1_000)], START))
+    world.advance(MAX_WATERMARK_US)
+    assert [row["k"] for row in world.out.rows()] == [2, 2]
+
+
+def test_a_timer_at_the_end_of_time_fires_once_at_the_end():
+    class AtTheEnd(Fires):
+        def process(self, row: Any, ctx: Any) -> Any:
+            ctx.timers.event_time(MAX_WATERMARK_US - row["n"])
+
+    made = process_operator("op", AtTheEnd(), keys=["k"], event_time="at", input_schema=ROW, schema=SEEN)
+    world = World(made, max_parallelism=MAX_PARALLELISM, entry_bytes=0)
+    world.process(batch_of([(1, "set", 0), (2, "set", 1), (3, "set", 10_000_000)], START))
+    world.process(batch_of([(3, "set", 0)], START))
+    world.advance(MAX_WATERMARK_US)
+    assert [row["k"] for row in world.out.rows()] == [3, 2, 1, 3]

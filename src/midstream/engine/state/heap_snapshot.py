@@ -70,6 +70,10 @@ class KeyEncoding:
         return [pa.array([key[i] for key in keys], field.type) for i, field in enumerate(self._fields)]
 
     @property
+    def is_keyed(self) -> bool:
+        return bool(self._fields)
+
+    @property
     def flat_fields(self) -> list[pa.Field[Any]]:
         """The columns of keys in a table that has a column for each: `key`, or `key_0`, `key_1` and so on."""
         if len(self._fields) == 1:

@@ -175,13 +175,21 @@ class TableRun(TombstonedRun):
 
     def until(self, column: str, tick: int) -> Int64s:
         """Return the positions, in order, of all live rows that are due by `tick`."""
+        return np.flatnonzero(self.times(column) <= tick) if self.first(column) <= tick else np.empty(0, np.int64)
+
+    def first(self, column: str) -> int:
+        """Return when the first live row is due; the largest int64 if none is."""
+        self.times(column)
+        return self._times[column][1]
+
+    def times(self, column: str) -> Int64s:
+        """Return when each row is due; the largest int64 for those that are removed, or never due."""
         if column not in self._times:
             times = self.frame.get_column(column).to_physical().fill_null(_NEVER).to_numpy().copy()
             if self.there is not None:
                 times[~self.there] = _NEVER
             self._times[column] = times, int(times.min())
-        times, first = self._times[column]
-        return np.flatnonzero(times <= tick) if first <= tick else np.empty(0, np.int64)
+        return self._times[column][0]
 
     def remove(self, positions: Int64s) -> None:
         super().remove(positions)

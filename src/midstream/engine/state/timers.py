@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
@@ -19,8 +19,14 @@ STRETCH_BITS: Final = 22
 """Timers of 2^22 µs, some four seconds, form a stretch, which is unordered until the first of them is due."""
 
 
+LAST_STRETCH: Final = MAX_WATERMARK_US >> STRETCH_BITS
+"""Its timers are never spilled: the end of time marks removed rows."""
+NEVER_US: Final = 1 << 63
+"""Later than any timer."""
+
+
 class TimerQueue:
-    """The timers of one kind. Deletion is lazy: an entry is valid only while `_live` has its number.
+    """The timers of one kind, but for those that are spilled: their keys have no timer here. Deletion is lazy: an entry is valid only while `_live` has its number.
 
     A deletion removes the invalid entries of a stretch once they may be more than half of it.
     """
@@ -40,6 +46,10 @@ class TimerQueue:
         """A heap of the keys of `_closed`, and of some that it no longer has."""
         self._dead: dict[int, int] = {}
         """An upper bound for the number of invalid entries, by stretch; the key `_opened` covers the whole heap."""
+        self.first_spilled_us = NEVER_US
+        """When the first of the spilled timers is due."""
+        self.load: Callable[[int], None]
+        """Restores spilled timers that are due by a time, some of the first ones at least."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -102,9 +112,9 @@ class TimerQueue:
         while self._heap or self._open(MAX_WATERMARK_US):
             time_us, number, key = self._heap[0]
             if self._live.get((time_us, key)) == number:
-                return time_us
+                return min(time_us, self.first_spilled_us)
             heapq.heappop(self._heap)
-        return None
+        return None if self.first_spilled_us == NEVER_US else self.first_spilled_us
 
     def soonest_keys(self, number: int) -> list[Any]:
         """Return the keys of about so many timers that are due next, in any order, and of a few that are not."""
@@ -112,7 +122,10 @@ class TimerQueue:
 
     def pop(self, until_us: int) -> TimerRow | None:
         """Remove and return the next timer if it is due by then."""
-        while self._heap or self._open(until_us):
+        while self._heap or self._open(until_us) or self.first_spilled_us <= until_us:
+            if self.first_spilled_us <= min(until_us, self._heap[0][0] if self._heap else until_us):
+                self._load_first()
+                continue
             if self._heap[0][0] > until_us:
                 return None
             time_us, number, key = heapq.heappop(self._heap)
@@ -122,6 +135,34 @@ class TimerQueue:
                 self.log.changed[timer] = GONE
                 return timer
         return None
+
+    def _load_first(self) -> None:
+        """Restore the first of the spilled timers, if there are not too many all of their stretch."""
+        self.load(((self.first_spilled_us >> STRETCH_BITS) + 1 << STRETCH_BITS) - 1)
+
+    @property
+    def closed_timers(self) -> int:
+        """At least how many timers `pop_last` could remove."""
+        return max(0, len(self._live) - len(self._heap))
+
+    def pop_last(self, number: int) -> list[TimerRow]:
+        """Remove and return about so many of the timers that are due last; none of those that may be due soon."""
+        popped: list[TimerRow] = []
+        while len(popped) < number:
+            stretch = max((each for each in self._closed if each < LAST_STRETCH), default=None)
+            if stretch is None:
+                break
+            entries = self._closed[stretch]
+            last = entries[-(number - len(popped)) :]
+            popped += [(time_us, key) for time_us, at, key in last if self._live.get((time_us, key)) == at]
+            del entries[-len(last) :]
+            if not entries:
+                del self._closed[stretch]
+                self._dead.pop(stretch, None)
+        for timer in popped:
+            del self._live[timer]
+            self.log.changed[timer] = GONE
+        return popped
 
     def timers(self) -> list[TimerRow]:
         """Return all timers that are set, in the order in which they were set."""

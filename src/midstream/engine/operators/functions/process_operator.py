@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import count, repeat
+from operator import itemgetter
 from types import GeneratorType
 from typing import Any
 
@@ -40,7 +41,7 @@ from midstream.engine.state.changelog import Changelog, ChangelogSnapshot
 from midstream.engine.state.expiring_states import bound_state, plain_entry
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, State
-from midstream.engine.state.spilled_entries import SPILLED_ID
+from midstream.engine.state.spilled_state import SPILLED_ID
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 from midstream.engine.state.state_upgrade import upgrade_at_restore
 from midstream.engine.state.timers import TimerQueue
@@ -133,8 +134,8 @@ class ProcessOperator(FunctionOperator):
             self._states[name] = bound
             bound.bind(self._function, name)
         self._expiry = StateExpiry(self._states.values(), context)
-        self._spill = StateSpill(self._states.values(), self._encoding, self.own, self._where, context)
         self._timers = ContextTimers(self._scope, self._arm)
+        self._spill = StateSpill(self._states.values(), self._queues(), self._encoding, self.own, self._where, context)
         self._logs = [state.log for state in self._states.values()] + [queue.log for queue in self._queues().values()]
         self._context = Context(
             self._scope,
@@ -154,11 +155,7 @@ class ProcessOperator(FunctionOperator):
         expected = {state.part_name: state for state in self._states.values()}
         timers = {name: queue for name, queue in self._queues().items() if name in parts}
         for name, queue in timers.items():
-            for chunk in parts[name].chunks:
-                named, rows = timer_rows(chunk.table, self._encoding)
-                queue.forget(named)
-                queue.restore(rows)
-                queue.log.restored(chunk.id, named, len(named))
+            self._restore_timers(name, queue, parts[name])
         for name in (name for name in parts if name not in timers):
             state = expected.get(name)
             if state is None:
@@ -167,22 +164,36 @@ class ProcessOperator(FunctionOperator):
         self._expiry.restored()
         self._arm()
 
+    def _restore_timers(self, name: str, queue: TimerQueue, part: StatePart) -> None:
+        spilled = self._spill.of(name)
+        for chunk, is_spilled in _spilled_last(part.chunks):
+            if is_spilled and spilled is not None:
+                self._spill.settle()
+                spilled.restore_chunk(chunk)
+                continue
+            named, rows = timer_rows(chunk.table, self._encoding)
+            queue.forget(named)
+            queue.restore(rows)
+            if not is_spilled:
+                queue.log.restored(chunk.id, named, len(named))
+
     def _restore_state(self, state: State, part: StatePart) -> None:
         """Restore the chunks of a state. If they are converted, the next checkpoint stores all of it again."""
         encoding = self._encoding_of(state)
         upgrade = None if part.stored is None else upgrade_at_restore(state, part.stored, self._where)
-        spilled = self._spill.of(state) if upgrade is None else None
-        are_spilled = [spilled is not None and chunk.id.startswith(SPILLED_ID) for chunk in part.chunks]
-        for chunk in (chunk for chunk, is_spilled in zip(part.chunks, are_spilled, strict=True) if not is_spilled):
+        spilled = self._spill.of(state.part_name)
+        for chunk, is_spilled in _spilled_last(part.chunks):
+            if is_spilled and spilled is not None and upgrade is None:
+                self._spill.settle()
+                spilled.restore_chunk(chunk)
+                continue
             keys, found = state_rows(state, chunk.table, encoding, self.own, self._where, upgrade)
             state.forget(keys)
             state.restore(found)
-            if upgrade is None:
+            if is_spilled:
+                state.log.changed.update((key, state.entries()[key]) for key in dict.fromkeys(keys))
+            elif upgrade is None:
                 state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
-        self._spill.settle()  # once all that may supersede other rows is there
-        for chunk in (chunk for chunk, is_spilled in zip(part.chunks, are_spilled, strict=True) if is_spilled):
-            assert spilled is not None
-            spilled.restore_chunk(chunk)
 
     def close(self) -> None:
         self._disarm()
@@ -418,13 +429,15 @@ class ProcessOperator(FunctionOperator):
                 chunks: tuple[Chunk, ...] = ()
                 if part is not None:
                     chunks = _chunks(part, state_table(state, part, self._encoding_of(state), own, where))
-                if state.name in spilled:
-                    chunks += spilled[state.name]()
+                if state.part_name in spilled:
+                    chunks += spilled[state.part_name]()
                 rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
                 parts[state.part_name] = StatePart(rule, chunks)
             for name, part in of_timers:
-                if part is not None:
-                    parts[name] = StatePart(Redistribute.KEYED, _chunks(part, timers_table(part, encoding)))
+                chunks = () if part is None else _chunks(part, timers_table(part, encoding))
+                if name in spilled:
+                    chunks += spilled[name]()
+                parts[name] = StatePart(Redistribute.KEYED, chunks)
             return SnapshotResult({name: part for name, part in parts.items() if part.chunks})
 
         return Snapshot(now.now, later)
@@ -452,6 +465,7 @@ class ProcessOperator(FunctionOperator):
 
     def timers_set(self) -> tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]]:
         """Return the event-time and the processing-time timers that are set: the time and the key of each."""
+        self._spill.fetch_all()
         event, processing = (
             [(self._calendar.datetime(time_us), self._encoding.shown(key)) for time_us, key in queue.timers()]
             for queue in (self._timers.event, self._timers.processing)
@@ -468,6 +482,13 @@ class ProcessOperator(FunctionOperator):
     ) -> MidstreamError:
         key = f" (key {self._context.key!r})" if self._scope.is_set else ""
         return super()._user_error(f"{what}{key}", error, at)
+
+
+def _spilled_last(chunks: Sequence[Chunk]) -> list[tuple[Chunk, bool]]:
+    """Return the chunks with whether their rows were spilled. Those were no objects, which come first: what is left of them
+    in other chunks is superseded.
+    """
+    return sorted(((chunk, chunk.id.startswith(SPILLED_ID)) for chunk in chunks), key=itemgetter(1))
 
 
 def _chunks(taken: ChangelogSnapshot, table: pa.Table) -> tuple[Chunk, ...]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from sys import getsizeof
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from midstream.engine.core.interfaces import Ids
 from midstream.engine.operators.base import OperatorContext
 from midstream.engine.state.heap_snapshot import KeyEncoding
 from midstream.engine.state.keyed_states import State
 from midstream.engine.state.safe_pickle import OwnCode
-from midstream.engine.state.spilled_entries import SpilledEntries, is_spillable
+from midstream.engine.state.spilled_state import SpilledEntries, SpilledTimers, can_spill, can_spill_keys
 from midstream.engine.state.state_parts import Chunk
+from midstream.engine.state.timers import TimerQueue
 
 SPILL_KEYS: Final = 8_192
 """The largest number of entries that are spilled in one piece: a long enough run, within some 10 ms."""
@@ -22,45 +23,49 @@ SAMPLE: Final = 32
 DEPTH_MAX: Final = 4
 ENTRY_BYTES: Final = 120
 """What an entry takes besides its key and its value: its places in the dict and in the changes since a checkpoint."""
+TIMER_BYTES: Final = 300
+"""What a timer takes: its tuples, its number and its places in dicts."""
 
 
 class StateSpill:
-    """Spills the entries of an operator's states while they take more than `limit_bytes` as objects; None: never.
-
-    States stay objects whose values are pickled, or expire, or are of types that polars does not hold.
-    """
+    """Spills entries and timers of an operator while they take more than `OperatorContext.entry_bytes` as objects."""
 
     def __init__(
         self,
         states: Iterable[State],
+        queues: Mapping[str, TimerQueue],
         encoding: KeyEncoding,
         own: OwnCode,
         where: str,
         context: OperatorContext,
     ) -> None:
         self._limit_bytes = context.entry_bytes
-        self._spilled: dict[str, SpilledEntries] = {}
-        self._sizes: dict[str, EntrySize] = {}
-        if self._limit_bytes is None:
+        self._spilled: dict[str, SpilledEntries | SpilledTimers] = {}
+        """By the name of the part in a checkpoint."""
+        self._sizes: dict[str, EntrySize | TimerSize] = {}
+        if self._limit_bytes is None or not encoding.is_keyed:
             return
-        keys = [field.name for field in encoding.flat_fields]
+        groups = context.key_groups, context.max_parallelism
         for state in states:
-            if is_spillable(state, encoding):
+            if can_spill(state, encoding):
                 spilled = SpilledEntries(state, encoding, own, where)
-                bound = spilled.bound(state.name, keys, context.key_groups, context.max_parallelism)
-                self._spilled[state.name] = cast("SpilledEntries", bound)
-                self._sizes[state.name] = EntrySize(state.entries())
+                self._spilled[state.part_name] = spilled.opened(state.name, *groups)
+                self._sizes[state.part_name] = EntrySize(state.entries())
+        if can_spill_keys(encoding):
+            for name, queue in queues.items():
+                self._spilled[name] = SpilledTimers(queue, encoding, where).opened(name, *groups)
+                self._sizes[name] = TimerSize(queue)
 
     def __bool__(self) -> bool:
-        """Whether any entry is spilled."""
+        """Whether anything is spilled."""
         return any(spilled.has_rows for spilled in self._spilled.values())
 
-    def of(self, state: State) -> SpilledEntries | None:
-        """Return the spilled entries of a state; None if it stays in memory."""
-        return self._spilled.get(state.name)
+    def of(self, part: str) -> SpilledEntries | SpilledTimers | None:
+        """Return what is spilled of a part; None if it stays in memory."""
+        return self._spilled.get(part)
 
     def fetch(self, keys: Sequence[Any]) -> None:
-        """Move the entries of these keys into the dicts of their states, before the function is called for them."""
+        """Make objects of all that these keys have, before the function is called for them."""
         for spilled in self._spilled.values():
             if spilled.has_rows:
                 spilled.fetch(keys)
@@ -70,7 +75,7 @@ class StateSpill:
             spilled.fetch_all()
 
     def chunks(self, ids: Ids) -> dict[str, Callable[[], tuple[Chunk, ...]]]:
-        """Return functions that make chunks of what is spilled, by state."""
+        """Return functions that make chunks of what is spilled, by part."""
         found = {name: spilled.chunks(ids) for name, spilled in self._spilled.items()}
         return {name: chunks for name, chunks in found.items() if chunks is not None}
 
@@ -79,13 +84,14 @@ class StateSpill:
 
         `rows`: the number of rows since the last call, which limits how much is spilled now; None: all at once.
         """
-        limit, sizes = self._limit_bytes, self._sizes
+        limit, sizes = self._limit_bytes, dict(self._sizes)
         if limit is None or not sizes or sum(size.total for size in sizes.values()) <= limit:
             return
         pieces = len(sizes) + (rows or 0) // (SPILL_KEYS // 2)
-        while (excess := sum(size.total for size in sizes.values()) - limit + limit // 8) > 0:
+        while sizes and (excess := sum(size.total for size in sizes.values()) - limit + limit // 8) > 0:
             name, size = max(sizes.items(), key=lambda item: item[1].total)
-            self._spilled[name].spill(list(islice(size.entries, min(SPILL_KEYS, 1 + excess // size.each))))
+            if not self._spilled[name].spill(min(SPILL_KEYS, 1 + excess // size.each)):
+                del sizes[name]
             pieces -= 1
             if rows is not None and not pieces:
                 return
@@ -109,6 +115,18 @@ class EntrySize:
             newest = list(islice(reversed(self.entries.items()), SAMPLE))  # type: ignore[call-overload]  # of a dict
             self.each = max(1, sum(ENTRY_BYTES + sum(map(size_of, entry)) for entry in newest) // max(1, len(newest)))
         return number * self.each
+
+
+class TimerSize:
+    """Estimates the bytes that those timers of a queue take that can be spilled."""
+
+    def __init__(self, queue: TimerQueue) -> None:
+        self._queue = queue
+        self.each = TIMER_BYTES
+
+    @property
+    def total(self) -> int:
+        return self._queue.closed_timers * TIMER_BYTES
 
 
 def size_of(value: Any, depth: int = DEPTH_MAX) -> int:

@@ -1,0 +1,233 @@
+"""State of process functions that is rows in columns, because all of it would take too much memory as Python objects.
+
+An entry of a keyed state, or a timer, is either an object or a row here. Since rows come in batches, what the keys of a
+batch have is fetched at once before the function sees the first row. What exceeds the limit is spilled once a batch is
+processed: the entries that have been objects for longest, and the timers that are due last.
+
+A checkpoint has these rows as chunks that follow those of the objects, in the same columns, so that whatever reads the
+state needs no difference: a later chunk supersedes earlier ones for its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any, Final, TypeVar, cast
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.batches import from_polars, is_held_by_polars, to_polars
+from midstream.engine.core.interfaces import Ids
+from midstream.engine.state.changelog import GONE, ChangelogSnapshot
+from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table
+from midstream.engine.state.keyed_states import ListState, MapState, State
+from midstream.engine.state.safe_pickle import OwnCode
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk
+from midstream.engine.state.table_runs import TableRun
+from midstream.engine.state.table_state import TableState
+from midstream.engine.state.timers import NEVER_US, TimerQueue
+from midstream.engine.state.tombstones import Int64s
+
+S = TypeVar("S", bound="SpilledRows")
+
+SPILLED_ID: Final = "spilled-"
+"""What the ids of chunks of such rows begin with: a restore leaves their rows where they are."""
+TIMERS_MAX: Final = 65_536
+"""The number of timers, of those that are due first, above which not all of one stretch become objects at once."""
+_TIME: Final = "time_us"
+
+
+class _SpilledIds:
+    def __init__(self, ids: Ids) -> None:
+        self._ids = ids
+
+    def new_id(self) -> str:
+        return SPILLED_ID + self._ids.new_id()
+
+
+class SpilledRows(TableState):
+    """The rows of one state or one kind of timers. `values`: the columns beside the keys."""
+
+    kind = "spilled"
+
+    def __init__(self, encoding: KeyEncoding, values: Sequence[pa.Field[Any]], where: str) -> None:
+        super().__init__(pa.schema([*encoding.flat_fields, *values]))
+        self._encoding = encoding
+        self._where = where
+
+    def opened(self: S, name: str, key_groups: range, max_parallelism: int) -> S:
+        """Return a copy that holds rows of these key groups."""
+        keys = [field.name for field in self._encoding.flat_fields]
+        return cast("S", self.bound(name, keys, key_groups, max_parallelism))
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self._bound_runs())
+
+    def fetch(self, keys: Sequence[Any]) -> None:
+        """Make objects of what these keys have."""
+        missing = list(dict.fromkeys(self._missing(keys)))
+        if missing:
+            self._revive(self.pop(to_polars(self._encoding.flat_batch(missing))))
+
+    def fetch_all(self) -> None:
+        rows = self.frame
+        self._hold([])
+        self._revive(rows)
+
+    def chunks(self, ids: Ids) -> Callable[[], tuple[Chunk, ...]] | None:
+        """Return a function that makes chunks of all rows on the I/O pool; None if there are none."""
+        chunks = self.snapshot(_SpilledIds(ids), self._where)
+        if chunks is None:
+            return None
+        encoding = self._encoding
+        return lambda: tuple(Chunk(chunk.id, encoding.nested(chunk.table)) for chunk in chunks())
+
+    def restore_chunk(self, chunk: Chunk) -> None:
+        """Add the rows of such a chunk. Raises StorageError if it has other columns."""
+        rows = self._restored_rows([Chunk(chunk.id, self._encoding.flat(chunk.table))], self._where)
+        self._hold([*self._bound_runs(), TableRun(rows)])
+
+    def _missing(self, keys: Sequence[Any]) -> Iterable[Any]:
+        """Return those of the keys that may have rows."""
+        return keys
+
+    def _revive(self, rows: pl.DataFrame) -> None:
+        """Make objects of rows that have been removed."""
+        if rows.height:
+            self._restore_objects(self._encoding.nested(pa.table(from_polars(rows, self.schema, self._where))))
+
+    def _restore_objects(self, table: pa.Table) -> None:
+        """Make objects of rows, in the columns that a checkpoint has of them."""
+        raise NotImplementedError
+
+    def _add(self, table: pa.Table) -> None:
+        """Add rows in the columns that a checkpoint has of them."""
+        self.append(to_polars(self._encoding.flat(table)))
+
+
+class SpilledEntries(SpilledRows):
+    """The spilled entries of one state."""
+
+    def __init__(self, state: State, encoding: KeyEncoding, own: OwnCode, where: str) -> None:
+        super().__init__(encoding, _value_fields(state), where)
+        self._state = state
+        self._own = own
+
+    def spill(self, number: int) -> int:
+        """Make rows of so many entries, and return how many there were. Empty collections are dropped."""
+        held = self._state.entries()
+        keys = list(islice(held, number))
+        taken = ChangelogSnapshot((), "", {key: held[key] for key in keys})
+        self._add(state_table(self._state, taken, self._encoding, self._own, self._where).drop_columns([KEY_GROUP]))
+        self._state.forget(keys)
+        self._state.log.changed.update(dict.fromkeys(keys, GONE))
+        return len(keys)
+
+    def _missing(self, keys: Sequence[Any]) -> Iterable[Any]:
+        entries = self._state.entries()
+        return (key for key in keys if key not in entries)
+
+    def _restore_objects(self, table: pa.Table) -> None:
+        state = self._state
+        keys, entries = state_rows(state, table, self._encoding, self._own, self._where)
+        state.restore(entries)
+        held = state.entries()
+        state.log.changed.update((key, held[key]) for key in dict.fromkeys(keys))
+
+
+class SpilledTimers(SpilledRows):
+    """The spilled timers of one queue. Those of one time are due in any order, since they belong to different keys."""
+
+    def __init__(self, queue: TimerQueue, encoding: KeyEncoding, where: str) -> None:
+        super().__init__(encoding, [pa.field(_TIME, pa.int64())], where)
+        self._queue = queue
+
+    def opened(self: S, name: str, key_groups: range, max_parallelism: int) -> S:
+        bound = super().opened(name, key_groups, max_parallelism)
+        assert isinstance(bound, SpilledTimers)
+        bound._queue.load = bound._load
+        return bound
+
+    def spill(self, number: int) -> int:
+        """Make rows of about so many timers, and return how many there were."""
+        timers = self._queue.pop_last(number)
+        if timers:
+            keys = self._encoding.flat_batch([key for _, key in timers])
+            times = pa.array([time_us for time_us, _ in timers], pa.int64())
+            self.append(to_polars(keys.append_column(pa.field(_TIME, pa.int64()), times)))
+        return len(timers)
+
+    def fetch(self, keys: Sequence[Any]) -> None:
+        super().fetch(keys)
+        self._note_first()
+
+    def fetch_all(self) -> None:
+        super().fetch_all()
+        self._note_first()
+
+    def append(self, frame: pl.DataFrame) -> None:
+        super().append(frame)
+        self._note_first()
+
+    def restore_chunk(self, chunk: Chunk) -> None:
+        super().restore_chunk(chunk)
+        self._note_first()
+
+    def _note_first(self) -> None:
+        self._queue.first_spilled_us = min((run.first(_TIME) for run in self._searchable()), default=NEVER_US)
+
+    def _load(self, until_us: int) -> None:
+        """Make objects of the timers that are due first, by `until_us` at the latest, but not of too many."""
+        found = [(run, at) for run in self._searchable() if len(at := run.until(_TIME, until_us))]
+        if sum(len(at) for _, at in found) > TIMERS_MAX:
+            found = [(run, at) for run, at in self._first_of(found) if len(at)]
+        self._revive(self._removed(found))
+        self._note_first()
+
+    def _first_of(self, found: Sequence[tuple[TableRun, Int64s]]) -> list[tuple[TableRun, Int64s]]:
+        """Return about `TIMERS_MAX` of these positions: those of the earliest times, according to a sample."""
+        total = sum(len(at) for _, at in found)
+        sample = np.sort(np.concatenate([run.times(_TIME)[at[:: total // TIMERS_MAX]] for run, at in found]))
+        before, first = int(sample[len(sample) * TIMERS_MAX // total]), self._queue.first_spilled_us
+        if before > first:
+            return [(run, at[run.times(_TIME)[at] < before]) for run, at in found]
+        taken, room = [], TIMERS_MAX  # of the first time alone there are too many
+        for run, at in found:
+            of_first = at[run.times(_TIME)[at] == first][:room]
+            taken.append((run, of_first))
+            room -= len(of_first)
+        return taken
+
+    def _restore_objects(self, table: pa.Table) -> None:
+        self._queue.restore(zip(to_list(table.column(_TIME)), self._encoding.keys(table), strict=True))
+
+
+def _value_fields(state: State) -> list[pa.Field[Any]]:
+    """Return the columns of a state at rest, without its key."""
+    assert state.type is not None
+    value = pa.field("value", state.type)
+    if isinstance(state, ListState):
+        return [pa.field("namespace", pa.int64()), value]
+    if isinstance(state, MapState):
+        assert state.key_type is not None
+        return [pa.field("namespace", state.key_type), value]
+    return [value]
+
+
+def can_spill(state: State, encoding: KeyEncoding) -> bool:
+    """Whether the entries of a state can be rows: not if they are pickled, or expire, or are of types that polars does
+    not hold.
+    """
+    if not state.is_keyed or state.ttl is not None or state.type is None:
+        return False
+    if isinstance(state, MapState) and state.key_type is None:
+        return False
+    return can_spill_keys(encoding) and all(is_held_by_polars(field.type) for field in _value_fields(state))
+
+
+def can_spill_keys(encoding: KeyEncoding) -> bool:
+    return all(is_held_by_polars(field.type) for field in encoding.flat_fields)
