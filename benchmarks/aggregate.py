@@ -109,7 +109,12 @@ def measure(name: str, window: Window, rows: int, batch_rows: int, *, text_keys:
     print(json.dumps(figures))
 
 
-def opened(operator: Operator, name: str, stored_bytes: Callable[[str], int | None] = never_stored) -> _Counted:
+def opened(
+    operator: Operator,
+    name: str,
+    stored_bytes: Callable[[str], int | None] = never_stored,
+    entry_bytes: int | None = None,
+) -> _Counted:
     """As the only subtask; what it emits to."""
     out = _Counted()
     operator.open(
@@ -129,6 +134,7 @@ def opened(operator: Operator, name: str, stored_bytes: Callable[[str], int | No
             call_later=None,  # type: ignore[arg-type]
             fail=None,  # type: ignore[arg-type]
             stored_bytes=stored_bytes,
+            entry_bytes=entry_bytes,
         ),
         out,
     )

@@ -2,7 +2,8 @@
 
 A running total per key and a timer that clears it, as users write them: a checkpoint each `--rows` rows of random keys,
 all of which complete. Of one operator, without a job around it. Times are processor time of one thread: `rows_per_s` of
-the function, `pause_ms` what a snapshot takes on the loop, `write_ms` what it takes on the I/O pool.
+the function, `pause_ms` what a snapshot takes on the loop, `write_ms` what it takes on the I/O pool; `state_mb` the memory
+of all keys once each has had a row.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from time import thread_time
 from typing import Any
 
@@ -44,14 +46,16 @@ class Total(KeyedProcessFunction):
         self.until.clear()
 
 
-def measure(keys: int, rows: int, checkpoints: int) -> dict[str, float]:
+def measure(keys: int, rows: int, checkpoints: int, entry_bytes: int | None) -> dict[str, float]:
     operator = ProcessOperator("total", Total(), [Port("process", ("key",), "ts", SCHEMA)], SCHEMA, {})
     stored: dict[str, int] = {}
-    opened(operator, "total", stored_bytes=stored.get)
+    opened(operator, "total", stored_bytes=stored.get, entry_bytes=entry_bytes)
+    before_mb = _resident_mb()
     random = np.random.default_rng(7)
     filling = range(0, keys, BATCH_ROWS)
     for first in filling:
         _process(operator, np.arange(first, min(first + BATCH_ROWS, keys)))
+    held_mb = _resident_mb() - before_mb
     pauses, writes, written, busy = [], [], [], 0.0
     for checkpoint_id in range(1, checkpoints + 2):
         began = thread_time()
@@ -75,6 +79,7 @@ def measure(keys: int, rows: int, checkpoints: int) -> dict[str, float]:
     return {
         "keys": keys,
         "rows_per_checkpoint": rows,
+        "state_mb": round(held_mb, 1),
         "rows_per_s": round((checkpoints + 1) * rows / busy),
         "pause_ms_median": round(float(np.median(pauses)) * 1000, 1),
         "pause_ms_max": round(max(pauses) * 1000, 1),
@@ -84,6 +89,12 @@ def measure(keys: int, rows: int, checkpoints: int) -> dict[str, float]:
         "written_mib_max": round(max(written) / 2**20, 2),
         "chunks_at_the_end": len(stored),
     }
+
+
+def _resident_mb() -> float:
+    """The memory that is not backed by files."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("RssAnon:")[2].split()[0]) / 1024
 
 
 def _process(operator: Any, keys: np.ndarray[Any, Any]) -> None:
@@ -100,9 +111,10 @@ def main() -> None:
     parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--rows", type=int, default=20_000, help="between two checkpoints")
     parser.add_argument("--checkpoints", type=int, default=100)
+    parser.add_argument("--entry-bytes", type=int, help="above which entries and timers are rows")
     arguments = parser.parse_args()
     for keys in arguments.keys:
-        print(json.dumps(measure(keys, arguments.rows, arguments.checkpoints)), flush=True)
+        print(json.dumps(measure(keys, arguments.rows, arguments.checkpoints, arguments.entry_bytes)), flush=True)
 
 
 if __name__ == "__main__":

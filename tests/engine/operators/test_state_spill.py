@@ -71,7 +71,7 @@ class Everything(KeyedProcessFunction):
                 self.pages.pop(f"page {n}", None)
             case "clear":
                 for state in (self.number, self.things, self.items, self.pages, self.highest, self.pickled):
-                    state.clear()  # type: ignore[attr-defined]  # all have it
+                    state.clear()
             case "timer":
                 ctx.timers.event_time(at + timedelta(seconds=n))
             case "lists":
@@ -97,7 +97,11 @@ STEP = st.one_of(ROWS, st.sampled_from(["watermark", "snapshot", "restore 1", "r
 
 class Subtasks:
     def __init__(self, entry_bytes: int | None) -> None:
-        self.context = {"entry_bytes": entry_bytes, "stored_bytes": self.stored_bytes, "ids": CountingIds()}
+        self.context: dict[str, Any] = {
+            "entry_bytes": entry_bytes,
+            "stored_bytes": self.stored_bytes,
+            "ids": CountingIds(),
+        }
         self.worlds = [World(operator(), max_parallelism=MAX_PARALLELISM, **self.context)]
         self.stored: dict[str, int] = {}
         """The chunks of the last checkpoint, with their bytes."""
@@ -198,7 +202,7 @@ def counted(batches: list[pa.RecordBatch], keys: list[str], entry_bytes: int | N
         assert isinstance(made, ProcessOperator)
         return made
 
-    context = {"entry_bytes": entry_bytes, "ids": CountingIds()}
+    context: dict[str, Any] = {"entry_bytes": entry_bytes, "ids": CountingIds()}
     world, rows = World(make(), max_parallelism=MAX_PARALLELISM, **context), []
     for at, batch in enumerate(batches):
         world.process(batch)
@@ -217,7 +221,7 @@ def test_keys_of_every_type_are_found_again(names: list[str]):
     height = max(map(len, columns))
     keys = [f"k{i}" for i in range(len(columns))]
     numbers = pa.array(range(height))
-    arrays = [column.take(pa.array(np.arange(height) % len(column))) for column in columns]
+    arrays = [column.take(np.arange(height) % len(column)) for column in columns]
     given_batch = pa.RecordBatch.from_arrays([*arrays, numbers, numbers], [*keys, "id", "n"])
     batch = conform(given_batch, canonical_schema(given_batch.schema), "rows")
     batches = [batch, batch.slice(0, height // 2), batch, batch.slice(3)]
@@ -318,7 +322,7 @@ TIMER_ROWS = st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["set", "set
 def test_timers_fire_in_the_order_of_time_wherever_they_are(steps: list[Any], timers_max: int):
     patch = pytest.MonkeyPatch()
     patch.setattr(spilled_state, "TIMERS_MAX", timers_max)
-    context = {"ids": CountingIds()}
+    context: dict[str, Any] = {"ids": CountingIds()}
     worlds = [World(fires(), max_parallelism=MAX_PARALLELISM, entry_bytes=limit, **context) for limit in (None, 0)]
     reached = 0
     for number, step in enumerate([*steps, 1_000]):
@@ -361,6 +365,9 @@ def test_a_timer_at_the_end_of_time_fires_once_at_the_end():
     class AtTheEnd(Fires):
         def process(self, row: Any, ctx: Any) -> Any:
             ctx.timers.event_time(MAX_WATERMARK_US - row["n"])
+
+        def on_timer(self, time: datetime, ctx: Any) -> Any:
+            return {"k": ctx.key, "seen": ""}
 
     made = process_operator("op", AtTheEnd(), keys=["k"], event_time="at", input_schema=ROW, schema=SEEN)
     world = World(made, max_parallelism=MAX_PARALLELISM, entry_bytes=0)
