@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -31,10 +32,27 @@ from midstream import (
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.operators.failed_rows import FAIL, ErrorPolicy
+from midstream.engine.operators.functions import process_operator
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.functions.state_spill import StateSpill
 from midstream.engine.state.expiring_states import CHECK_KEYS, ExpiringState, bound_state
 from midstream.engine.state.keyed_states import KeyScope
+
+
+@pytest.fixture(scope="module", params=["in memory", "spilled"], autouse=True)
+def place(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test runs twice: with all entries and timers in memory, and with all of them spilled between batches."""
+
+    def spilling(*arguments: Any) -> StateSpill:
+        *others, context = arguments
+        return StateSpill(*others, dataclasses.replace(context, entry_bytes=0))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "spilled":
+            patch.setattr(process_operator, "StateSpill", spilling)
+        yield
+
 
 ROW = {"k": int, "at": datetime, "do": str, "n": int}
 SEEN = {"k": int, "seen": str}

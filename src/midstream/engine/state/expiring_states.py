@@ -4,7 +4,7 @@ The time of a call is that of its row or timer; of a row that is late, the water
 is removed before the function is called, so what the function finds does not depend on where batches are cut. The times
 of an entry never go back: a row that is out of order writes at the latest time of what it writes to.
 
-What no call meets leaves by a sweep through all keys, in pieces, once the watermark (or the clock) has advanced by 1/8
+What no call meets leaves by a sweep through all keys, those that are spilled too, in pieces, once the watermark (or the clock) has advanced by 1/8
 of the time to live since the last one; so an entry stays in memory at most that much longer.
 
 Values whose time is unknown (from a checkpoint of a program without the time to live, or written before the first
@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import takewhile
 from operator import itemgetter
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.state.keyed_states import (
@@ -49,10 +49,24 @@ _WRITTEN_US = itemgetter(0)
 _VALUE = itemgetter(1)
 
 
+class SpilledValues(Protocol):
+    """Values of a state that are not in its dict."""
+
+    @property
+    def first_us(self) -> int:
+        """When the first of them was written; MAX_WATERMARK_US or later if there are none."""
+        ...
+
+    def fetch_written(self, until_us: int, number: int) -> list[Any]:
+        """Move up to `number` entries with a value that was written by then into the dict, and return their keys."""
+        ...
+
+
 class ExpiringState(State):
     """Base of the bound states with a time to live."""
 
     ttl: StateTtl
+    spilled: SpilledValues | None = None
 
     def __init__(self, declared: State) -> None:
         vars(self).update(vars(declared))
@@ -65,6 +79,7 @@ class ExpiringState(State):
         """The time of the last sweep, or of the one that has begun."""
         self._to_sweep: list[Any] = []
         """The keys to which the sweep that has begun has yet to come."""
+        self._is_sweeping = False
 
     @property
     def written_column(self) -> str:
@@ -80,9 +95,9 @@ class ExpiringState(State):
 
     def next_sweep_us(self) -> int | None:
         """Return when something is to be swept; None if there is nothing."""
-        if self._to_sweep:
+        if self._is_sweeping:
             return self._swept_us
-        if not self.entries():
+        if not self.entries() and (self.spilled is None or self.spilled.first_us >= MAX_WATERMARK_US):
             return None
         return max(self._oldest_us + self._ttl_us, self._swept_us + self._ttl_us // SWEEPS_PER_TTL)
 
@@ -94,22 +109,34 @@ class ExpiringState(State):
         due_us = self.next_sweep_us()
         if due_us is None or now_us < due_us or now_us == UNKNOWN_US:
             return True
-        if not self._to_sweep:
+        if not self._is_sweeping:
             self._to_sweep, self._swept_us, self._oldest_us = list(self.entries()), now_us, MAX_WATERMARK_US
-        keys, entries, scope = self._to_sweep, self.entries(), self._scope
+            self._is_sweeping = True
+        scope = self._scope
         scope.is_set = True
         try:
-            while keys:
-                for key in keys[-CHECK_KEYS:]:
-                    if key in entries:
-                        scope.key = key
-                        self._sweep_key(now_us)
-                del keys[-CHECK_KEYS:]
-                if keys and is_over():
+            while keys := self._next_to_sweep(now_us):
+                for key in keys:
+                    scope.key = key
+                    self._sweep_key(now_us)
+                if (self._to_sweep or self.spilled is not None) and is_over():
                     return False
         finally:
             scope.is_set, scope.key = False, None
+        if self.spilled is not None:
+            self._oldest_us = min(self._oldest_us, self.spilled.first_us)
+        self._is_sweeping = False
         return True
+
+    def _next_to_sweep(self, now_us: int) -> list[Any]:
+        """Return some keys to sweep; none if the sweep is over. What is spilled comes last, if any of it expires."""
+        entries = self.entries()
+        while self._to_sweep:
+            keys = [key for key in self._to_sweep[-CHECK_KEYS:] if key in entries]
+            del self._to_sweep[-CHECK_KEYS:]
+            if keys:
+                return keys
+        return [] if self.spilled is None else self.spilled.fetch_written(now_us - self._ttl_us, CHECK_KEYS)
 
     def _sweep_key(self, now_us: int) -> None:
         entries, key = self._here()
@@ -125,6 +152,8 @@ class ExpiringState(State):
     def restored(self) -> None:
         """Note how old the entries are. Called once all are restored."""
         self._oldest_us = min(map(self._oldest_of, filter(None, self.entries().values())), default=MAX_WATERMARK_US)
+        if self.spilled is not None:
+            self._oldest_us = min(self._oldest_us, self.spilled.first_us)
 
     # ---- for the kinds of states ----
 

@@ -112,16 +112,25 @@ class KeyEncoding:
             check_columns(table, {"key": self._fields[0].type}, f"{self._where}keys")
         column = table.column("key")
         names = [field.name for field in self._fields]
-        expected = (
-            self._fields[0].type if len(names) == 1 else pa.struct([pa.field(f.name, f.type) for f in self._fields])
-        )
-        if column.type != expected:
+        if not self.is_key_of(table):
             raise StorageError(
-                f"{self._where}the keys in the checkpoint are {column.type}, those of the stream are {expected}; "
+                f"{self._where}the keys in the checkpoint are {column.type}, those of the stream are {self._key_type}; "
                 "key by the same types, or give the operator a new uid to start without state"
             )
         key = column.combine_chunks()
         return self.of([key.field(i) for i in range(len(names))] if len(names) > 1 and is_struct_array(key) else [key])
+
+    def is_key_of(self, table: pa.Table) -> bool:
+        """Whether a table made with `columns` has one column of keys, of the stream's types."""
+        at = table.schema.get_field_index("key")
+        return at >= 0 and table.schema.field(at).type == self._key_type
+
+    @property
+    def _key_type(self) -> pa.DataType:
+        if len(self._fields) == 1:
+            kind: pa.DataType = self._fields[0].type
+            return kind
+        return pa.struct([pa.field(f.name, f.type) for f in self._fields])
 
     def of(self, columns: Sequence[pa.Array[Any]]) -> list[Any]:
         """Return the keys of rows with these key columns. Raises JobError for a value that Python cannot hold."""

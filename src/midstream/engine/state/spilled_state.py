@@ -22,11 +22,12 @@ from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.batches import from_polars, is_held_by_polars, to_polars
 from midstream.engine.core.interfaces import Ids
 from midstream.engine.state.changelog import GONE, ChangelogSnapshot
+from midstream.engine.state.expiring_states import UNKNOWN_US, ExpiringState
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table
 from midstream.engine.state.keyed_states import ListState, MapState, State
 from midstream.engine.state.safe_pickle import OwnCode
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
-from midstream.engine.state.table_runs import TableRun
+from midstream.engine.state.table_runs import LAST_TICK, TableRun
 from midstream.engine.state.table_state import TableState
 from midstream.engine.state.timers import NEVER_US, TimerQueue
 from midstream.engine.state.tombstones import Int64s
@@ -86,8 +87,14 @@ class SpilledRows(TableState):
         encoding = self._encoding
         return lambda: tuple(Chunk(chunk.id, encoding.nested(chunk.table)) for chunk in chunks())
 
+    def has_columns_of(self, chunk: Chunk) -> bool:
+        """Whether a chunk of such rows has the columns that they have now: entries may have begun to expire."""
+        columns = [self.schema.field(name) for name in self.schema.names if name not in self._layout.keys]
+        stored = [field for field in chunk.table.schema if field.name not in (KEY_GROUP, "key")]
+        return columns == stored and self._encoding.is_key_of(chunk.table)
+
     def restore_chunk(self, chunk: Chunk) -> None:
-        """Add the rows of such a chunk. Raises StorageError if it has other columns."""
+        """Add the rows of a chunk that `has_columns_of` accepts. Raises StorageError if it is damaged."""
         rows = self._restored_rows([Chunk(chunk.id, self._encoding.flat(chunk.table))], self._where)
         self._hold([*self._bound_runs(), TableRun(rows)])
 
@@ -116,6 +123,35 @@ class SpilledEntries(SpilledRows):
         super().__init__(encoding, _value_fields(state), where)
         self._state = state
         self._own = own
+        self._written = state.written_column if isinstance(state, ExpiringState) else ""
+
+    def opened(self: S, name: str, key_groups: range, max_parallelism: int) -> S:
+        bound = super().opened(name, key_groups, max_parallelism)
+        assert isinstance(bound, SpilledEntries)
+        if isinstance(bound._state, ExpiringState):
+            bound._state.spilled = bound
+        return bound
+
+    @property
+    def first_us(self) -> int:
+        return min((run.first(self._written) for run in self._searchable()), default=NEVER_US)
+
+    def fetch_written(self, until_us: int, number: int) -> list[Any]:
+        until_us = max(UNKNOWN_US, min(until_us, LAST_TICK))
+        found = next((rows for run in self._searchable() if (rows := self._keys_written(run, until_us, number))), None)
+        if found is None:
+            return []
+        self.fetch(found)
+        return found
+
+    def _keys_written(self, run: TableRun, until_us: int, number: int) -> list[Any]:
+        at = run.until(self._written, until_us)[:number]
+        if not len(at):
+            return []
+        names = [field.name for field in self._encoding.flat_fields]
+        schema = pa.schema([self.schema.field(name) for name in names])
+        keys = from_polars(run.rows_at(at, names), schema, self._where)
+        return list(dict.fromkeys(self._encoding.keys(self._encoding.nested(pa.table(keys)))))
 
     def spill(self, number: int) -> int:
         """Make rows of so many entries, and return how many there were. Empty collections are dropped."""
@@ -209,20 +245,20 @@ class SpilledTimers(SpilledRows):
 def _value_fields(state: State) -> list[pa.Field[Any]]:
     """Return the columns of a state at rest, without its key."""
     assert state.type is not None
-    value = pa.field("value", state.type)
+    fields: list[pa.Field[Any]] = [pa.field("value", state.type)]
+    if isinstance(state, ExpiringState):
+        fields.insert(0, pa.field(state.written_column, pa.int64()))
     if isinstance(state, ListState):
-        return [pa.field("namespace", pa.int64()), value]
-    if isinstance(state, MapState):
+        fields.insert(0, pa.field("namespace", pa.int64()))
+    elif isinstance(state, MapState):
         assert state.key_type is not None
-        return [pa.field("namespace", state.key_type), value]
-    return [value]
+        fields.insert(0, pa.field("namespace", state.key_type))
+    return fields
 
 
 def can_spill(state: State, encoding: KeyEncoding) -> bool:
-    """Whether the entries of a state can be rows: not if they are pickled, or expire, or are of types that polars does
-    not hold.
-    """
-    if not state.is_keyed or state.ttl is not None or state.type is None:
+    """Whether the entries of a state can be rows: not if they are pickled, or of types that polars does not hold."""
+    if not state.is_keyed or state.type is None:
         return False
     if isinstance(state, MapState) and state.key_type is None:
         return False

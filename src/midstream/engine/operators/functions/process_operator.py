@@ -167,8 +167,9 @@ class ProcessOperator(FunctionOperator):
     def _restore_timers(self, name: str, queue: TimerQueue, part: StatePart) -> None:
         spilled = self._spill.of(name)
         for chunk, is_spilled in _spilled_last(part.chunks):
-            if is_spilled and spilled is not None:
+            if is_spilled:
                 self._spill.settle()
+            if is_spilled and spilled is not None and spilled.has_columns_of(chunk):
                 spilled.restore_chunk(chunk)
                 continue
             named, rows = timer_rows(chunk.table, self._encoding)
@@ -183,8 +184,9 @@ class ProcessOperator(FunctionOperator):
         upgrade = None if part.stored is None else upgrade_at_restore(state, part.stored, self._where)
         spilled = self._spill.of(state.part_name)
         for chunk, is_spilled in _spilled_last(part.chunks):
-            if is_spilled and spilled is not None and upgrade is None:
+            if is_spilled:
                 self._spill.settle()
+            if is_spilled and spilled is not None and upgrade is None and spilled.has_columns_of(chunk):
                 spilled.restore_chunk(chunk)
                 continue
             keys, found = state_rows(state, chunk.table, encoding, self.own, self._where, upgrade)
