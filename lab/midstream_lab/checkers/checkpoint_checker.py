@@ -27,6 +27,7 @@ from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.operators.source_api import Split
+from midstream.engine.protocol.messages import ChunkHandle
 from midstream.engine.state.state_parts import KEY_GROUP, Redistribute
 from midstream.simulation.recorded_rows import Outside, SimSource, Staged
 from midstream_lab.checkers.content_checker import some
@@ -626,13 +627,15 @@ def _unplaced(operators: Sequence[OperatorState]) -> tuple[OperatorState, ...]:
             subtasks=tuple(
                 replace(
                     task,
-                    parts=tuple(
-                        replace(part, chunks=tuple(replace(chunk, file="", offset=0) for chunk in part.chunks))
-                        for part in task.parts
-                    ),
+                    parts=tuple(replace(part, chunks=tuple(map(_unplaced_chunk, part.chunks))) for part in task.parts),
                 )
                 for task in operator.subtasks
             ),
         )
         for operator in operators
     )
+
+
+def _unplaced_chunk(chunk: ChunkHandle) -> ChunkHandle:
+    removed = tuple(map(_unplaced_chunk, chunk.removed))
+    return msgspec.structs.replace(chunk, file="", offset=0, removed=removed)

@@ -12,6 +12,7 @@ from checkpoint_samples import metadata_of, pipeline
 from midstream.engine.checkpoint.metadata import (
     MAGIC,
     VERSION,
+    WITH_DELETIONS,
     SourcePosition,
     decode_metadata,
     encode_metadata,
@@ -73,13 +74,14 @@ def test_longer_than_it_says_is_damaged_too() -> None:
         decode_metadata(encode_metadata(metadata_of(pipeline())) + b"x", "it")
 
 
-@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1, 2**32 - 1])
+@pytest.mark.parametrize("version", [VERSION - 1, WITH_DELETIONS + 1, 2**32 - 1])
 def test_another_format_is_refused_by_its_number(version: int) -> None:
     payload = b"whatever is in it"
     checksum = xxhash.xxh3_64_intdigest(struct.pack("<IQ", version, len(payload)) + payload)
     data = struct.pack("<8sIQQ", MAGIC, version, len(payload), checksum) + payload
     with pytest.raises(
-        StorageError, match=rf"^it: written in format {version} by another version.* reads format {VERSION};"
+        StorageError,
+        match=rf"^it: written in format {version} by another version.* reads formats {VERSION} and {WITH_DELETIONS};",
     ):
         decode_metadata(data, "it")
 

@@ -106,7 +106,7 @@ class Beside:
         self.check()
 
     def check(self) -> None:
-        living = self.index.living
+        living = [run.living for run in self.index.runs]
         assert found([run.frame for run in living]) == merged(self.parts)
         assert [run.rows for run in living] == [run.frame.height for run in living]
         assert all(run.rows for run in living), "a run without rows"
@@ -150,11 +150,11 @@ def test_what_a_snapshot_refers_to_is_the_same_run_as_long_as_nothing_of_it_goes
     index = SessionIndex(["k"], "end", merge)
     index.append(frame_of([(f"{at}", at, (at,)) for at in range(9)]))
     index.remove_ended(2)
-    (living,) = index.living
+    living = index.runs[0].living
     index.append(frame_of([("new", 20, (9,))]))
-    assert index.living[0] is living
+    assert index.runs[0].living is living
     index.remove_ended(3)
-    assert index.living[0] is not living
+    assert index.runs[0].living is not living
     assert living.rows == 6 and living.frame.height == 6
 
 
@@ -164,9 +164,9 @@ def test_a_snapshot_that_is_written_when_parts_have_gone_leaves_the_key_groups_o
     index = SessionIndex(["k"], "end", merge)
     index.append(frame_of([(f"first {at}", 1, (at,)) for at in range(3)]))
     index.append(frame_of([(f"second {at}", 5, (at,)) for at in range(20)]))
-    write = snapshot_runs([(0, index.living)], layout, ids)
+    write = snapshot_runs([(0, index.runs)], layout, ids)
     index.remove_ended(1)
     write()
-    (chunk,) = snapshot_runs([(0, index.living)], layout, ids)()
+    (chunk,) = snapshot_runs([(0, index.runs)], layout, ids)()
     keys = pa.record_batch([chunk.table.column("k").combine_chunks()], ["k"])
     assert chunk.table.column(KEY_GROUP).to_pylist() == key_groups(keys, ("k",), 16).tolist()
