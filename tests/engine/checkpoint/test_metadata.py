@@ -18,7 +18,7 @@ from midstream.engine.checkpoint.metadata import (
     encode_metadata,
 )
 from midstream.engine.core.errors import StorageError
-from midstream.engine.protocol.messages import ChannelState, Segment
+from midstream.engine.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
 
 
 def test_it_comes_back() -> None:
@@ -26,6 +26,18 @@ def test_it_comes_back() -> None:
     again = decode_metadata(encode_metadata(metadata), "chk-1/_metadata")
     assert again == metadata
     assert again.finished_vertices == (0,)
+
+
+def test_deletion_vectors_come_back_in_a_format_that_says_so() -> None:
+    vector = ChunkHandle("v", "", 0, 3, 7, 1, inline=b"abc")
+    chunk = ChunkHandle("c", "", 0, 3, 7, 5, 0, 15, b"def", (vector,))
+    for removed, version in (((), VERSION), ((vector,), WITH_DELETIONS)):
+        part = PartHandle("s", "keyed", (msgspec.structs.replace(chunk, removed=removed),))
+        metadata = metadata_of(pipeline(), {"count": (OperatorSnapshot("count", (part,)),) * 2})
+        encoded = encode_metadata(metadata)
+        assert struct.unpack_from("<I", encoded, len(MAGIC)) == (version,)
+        assert decode_metadata(encoded, "it") == metadata
+    assert chunk.live_rows == 4 and chunk.stored_bytes == 6
 
 
 def test_channels_come_back_however_many_there_are() -> None:

@@ -193,7 +193,9 @@ def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: rang
         for chunk, owned in selected:
             of_state = f"{where}: state {name!r}"
             _check_groups(tables[location_of(chunk)], chunk, rule, of_state)
-            kept.append(_select(*_without_removed(tables, chunk, of_state), owned))
+            table, left = _without_removed(tables, chunk, of_state)
+            if table.num_rows or left is chunk:
+                kept.append(_select(table, left, owned))
         if found := tuple(chunk for chunk in kept if chunk is not None):
             read[name] = StatePart(rule, found, forms[name])
     return read
