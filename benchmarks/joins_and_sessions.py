@@ -141,8 +141,9 @@ def measure(kind: str, held: int, batch_rows: int) -> None:
             taken = timed("snapshot", lambda number=number: operator.snapshot(number))  # type: ignore[misc]
             result = timed("checkpoint", taken.complete)  # type: ignore[attr-defined]
             chunks = [chunk for part in result.parts.values() for chunk in part.chunks]  # type: ignore[attr-defined]
-            full = sum(chunk.table.nbytes for chunk in chunks)
-            written.append(sum(chunk.table.nbytes for chunk in chunks if chunk.id not in stored))
+            chunks = [each for chunk in chunks for each in (chunk, *chunk.removed)]
+            full = sum(chunk.stored.nbytes for chunk in chunks)
+            written.append(sum(chunk.stored.nbytes for chunk in chunks if chunk.id not in stored))
             stored = {chunk.id for chunk in chunks}
     summary: dict[str, object] = {"kind": kind, "held": held, "batch_rows": batch_rows, "rows_out": out.rows}
     for what, values in spent.items():

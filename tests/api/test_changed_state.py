@@ -34,6 +34,7 @@ from midstream import (
     Count,
     Environment,
     First,
+    KeyedBatchFunction,
     KeyedProcessFunction,
     ListState,
     MapState,
@@ -43,6 +44,7 @@ from midstream import (
     StateTtl,
     StorageError,
     Sum,
+    TableState,
     ValueState,
     WatermarkStrategy,
     read_state,
@@ -66,6 +68,7 @@ from midstream.engine.core.python_values import ValueMisfit, is_nan, to_array, t
 from midstream.engine.core.schemas import as_type
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.protocol.messages import ChannelState
+from midstream.engine.state import columnar, table_runs
 from midstream.inprocess.in_process_job import JobSnapshot
 from midstream.inprocess.virtual_loop import MemoryStorage
 from midstream.runtime.driver.job import Job
@@ -855,3 +858,62 @@ def test_items_of_a_list_are_not_older_than_those_before_them(
     message = r"states\[\('f', 'items'\)\]: row 4, .*: an item of a list is written after those before it, and 'written_at' is"
     with pytest.raises(SchemaError, match=message):
         write_savepoint(tmp_path / "new", like=like_items, states={("f", "items"): changed})
+
+
+# ---- rows that were removed from what is stored ------------------------------
+
+
+class Newest(KeyedBatchFunction):
+    rows = TableState({"k": int, "n": int})
+
+    def process(self, rows: pl.DataFrame, ctx: Any) -> None:
+        self.rows.upsert(rows.unique("k", keep="last"))
+
+
+class Renamed(KeyedBatchFunction):
+    held = TableState({"more": str, "n": int, "k": int}, was="rows")
+
+    def process(self, rows: pl.DataFrame, ctx: Any) -> None: ...
+
+
+def of_table(function: Any, max_parallelism: int = 16) -> Environment:
+    env = Environment("newest", parallelism=2, max_parallelism=max_parallelism)
+    rows = env.from_collection([], schema={"k": int, "n": int}).uid("rows").key_by("k")
+    rows.process_batches(function, {"k": int}).uid("f").collect()
+    return env
+
+
+def test_whatever_reads_state_leaves_out_the_rows_that_were_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columnar, "OWN_CHUNK_ROWS", 1)
+    monkeypatch.setattr(table_runs, "TIDY_ROWS", 10**6)
+    expected = {k: k for k in range(40)}
+    with testing.job(of_table(Newest()), parallelism=2) as job:
+        job.feed("rows", [{"k": k, "n": n} for k, n in expected.items()], cut="whole")
+        job.snapshot()
+        for n in (100, 200):
+            changed = dict.fromkeys(range(n // 50, 40, n // 20), n)
+            job.feed("rows", [{"k": k, "n": n} for k, n in changed.items()], cut="whole")
+            expected |= changed
+            snapshot = job.snapshot()
+    (operator,) = [each for each in snapshot.metadata.operators if each.uid == "f"]
+    chunks = [chunk for subtask in operator.subtasks for part in subtask.parts for chunk in part.chunks]
+    assert sum(bool(chunk.removed) for chunk in chunks) >= 2
+    like = saved(snapshot, tmp_path / "like")
+    (stored,) = [state for state in open_checkpoint(like).states if state.uid == "f"]
+    assert stored.rows == len(expected)
+    (report,) = [each for each in read_report(like).operators if each.uid == "f"]
+    assert report.rows == len(expected)
+    copied = write_savepoint(tmp_path / "copied", like=like)
+    moved = write_savepoint(tmp_path / "moved", like=like, max_parallelism=7)
+    states = every_state(like)
+    assert list(states) == [("f", "rows")]
+    given = write_savepoint(tmp_path / "given", like=like, states=states)
+    for path, groups in ((like, 16), (copied, 16), (moved, 7), (given, 16)):
+        assert dict(read_state(path, "f", "rows").collect().rows()) == expected
+        for parallelism in (1, 2, 3):
+            with testing.job(of_table(Newest(), groups), restore=loaded(path), parallelism=parallelism) as job:
+                assert dict(job.state("f")["rows"].rows()) == expected
+        with testing.job(of_table(Renamed(), groups), restore=loaded(path), parallelism=3) as job:
+            assert dict(job.state("f")["held"].select("k", "n").rows()) == expected

@@ -27,6 +27,7 @@ from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.operators.source_api import Split
+from midstream.engine.protocol.messages import ChunkHandle, OperatorSnapshot
 from midstream.engine.state.state_parts import KEY_GROUP, Redistribute
 from midstream.simulation.recorded_rows import Outside, SimSource, Staged
 from midstream_lab.checkers.content_checker import some
@@ -619,20 +620,18 @@ class CheckpointChecker:
 
 def _unplaced(operators: Sequence[OperatorState]) -> tuple[OperatorState, ...]:
     """Return the operators without the places of their chunks, which differ in a savepoint since it has copies."""
-    replace = msgspec.structs.replace
     return tuple(
-        replace(
-            operator,
-            subtasks=tuple(
-                replace(
-                    task,
-                    parts=tuple(
-                        replace(part, chunks=tuple(replace(chunk, file="", offset=0) for chunk in part.chunks))
-                        for part in task.parts
-                    ),
-                )
-                for task in operator.subtasks
-            ),
-        )
+        msgspec.structs.replace(operator, subtasks=tuple(map(_unplaced_snapshot, operator.subtasks)))
         for operator in operators
     )
+
+
+def _unplaced_snapshot(snapshot: OperatorSnapshot) -> OperatorSnapshot:
+    replace = msgspec.structs.replace
+    parts = (replace(part, chunks=tuple(map(_unplaced_chunk, part.chunks))) for part in snapshot.parts)
+    return replace(snapshot, parts=tuple(parts))
+
+
+def _unplaced_chunk(chunk: ChunkHandle) -> ChunkHandle:
+    removed = tuple(map(_unplaced_chunk, chunk.removed))
+    return msgspec.structs.replace(chunk, file="", offset=0, removed=removed)

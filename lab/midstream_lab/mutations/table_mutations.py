@@ -6,10 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
+from midstream.engine.checkpoint import state_files
+from midstream.engine.checkpoint.state_files import location_of
+from midstream.engine.core.arrow_types import to_list
 from midstream.engine.state import table_runs
+from midstream.engine.state.state_parts import Chunk
 from midstream.engine.state.table_runs import Index, TableRun
 from midstream.engine.state.table_state import TableState
+from midstream.engine.state.tombstones import DeletionVector, TombstonedRun
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios import targeted
 
@@ -40,6 +46,48 @@ def upsert_adds() -> Replacements:
 def removed_rows_are_stored() -> Replacements:
     """A snapshot holds rows that were removed since their run was made."""
     return [(TableRun, "living", property(lambda run: run))]
+
+
+def removals_are_not_restored() -> Replacements:
+    """A restore has all rows of a chunk, those that were removed since it was stored, too."""
+    return [(state_files, "_without_removed", lambda tables, chunk, where: (tables[location_of(chunk)], chunk))]
+
+
+def removals_after_the_selection() -> Replacements:
+    """The positions of removed rows count those rows of a chunk that a subtask has, not all of them."""
+    removed: list[Any] = []
+
+    def without_removed(tables: Any, chunk: Any, where: str) -> Any:
+        removed[:] = [position for each in chunk.removed for position in to_list(tables[location_of(each)].column(0))]
+        return tables[location_of(chunk)], chunk
+
+    def select(table: pa.Table, chunk: Any, owned: Any) -> Any:
+        found = original(table, chunk, owned)
+        if found is None or not removed:
+            return found
+        rows = [row for row in range(found.table.num_rows) if row not in removed]
+        return Chunk(f"{found.id}-", found.table.take(pa.array(rows, pa.int64())))
+
+    original = state_files._select
+    return [(state_files, "_without_removed", without_removed), (state_files, "_select", select)]
+
+
+def newest_removals_only() -> Replacements:
+    """A checkpoint has only those removals of a run that the one before did not have."""
+    original = TombstonedRun.deletion_vectors
+    return [(TombstonedRun, "deletion_vectors", lambda self, ids: original(self, ids)[-1:])]
+
+
+def removals_of_before() -> Replacements:
+    """A deletion vector that was merged with another one has the positions of the first alone."""
+    original = DeletionVector.positions
+
+    def positions(self: Any) -> Any:
+        if isinstance(self._found, tuple) and isinstance(self._found[0], DeletionVector):
+            self.rows, self._found = self._found[0].rows, self._found[:1]
+        return original(self)
+
+    return [(DeletionVector, "positions", positions)]
 
 
 def removed_rows_are_due_again() -> Replacements:
@@ -95,6 +143,20 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "upsert_adds": Mutation("rows that are replaced stay", upsert_adds, targeted.in_tables),
     "removed_rows_are_stored": Mutation(
         "rows that were removed from a table are stored", removed_rows_are_stored, targeted.in_tables
+    ),
+    "removals_are_not_restored": Mutation(
+        "a restore has rows that were removed after they were stored", removals_are_not_restored, targeted.in_tables
+    ),
+    "removals_after_the_selection": Mutation(
+        "removed rows are counted among those that a subtask has of a chunk",
+        removals_after_the_selection,
+        targeted.in_tables,
+    ),
+    "newest_removals_only": Mutation(
+        "a checkpoint has only the newest removals of what is stored", newest_removals_only, targeted.in_tables
+    ),
+    "removals_of_before": Mutation(
+        "merged deletion vectors have the positions of the first", removals_of_before, targeted.in_tables
     ),
     "removed_rows_are_due_again": Mutation(
         "rows that were removed are due again", removed_rows_are_due_again, targeted.in_tables

@@ -13,7 +13,16 @@ from midstream.engine.exchange import adaptive_combiner
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.operators.functions import process_operator
 from midstream.engine.operators.windows import window_operator
-from midstream.engine.state import changelog, columnar, join_index, session_index, table_runs, table_state, timers
+from midstream.engine.state import (
+    changelog,
+    columnar,
+    join_index,
+    session_index,
+    table_runs,
+    table_state,
+    timers,
+    tombstones,
+)
 
 SHARE: Final = 0.1
 """The share of runs that have small chunks by chance."""
@@ -46,6 +55,7 @@ def small_sizes(seed: int) -> list[tuple[Any, str, int]]:
         (table_runs, "RUN_ROWS", random.choice((2, 8, 32))),
         (table_runs, "RUNS_MAX", random.choice((0, 1, 3))),
         (table_runs, "TIDY_ROWS", random.choice((1, 4, 8192))),
+        (tombstones, "VECTOR_ROWS_MIN", random.choice((0, 1, 4))),
     ]
 
 

@@ -12,12 +12,13 @@ from checkpoint_samples import metadata_of, pipeline
 from midstream.engine.checkpoint.metadata import (
     MAGIC,
     VERSION,
+    WITH_DELETIONS,
     SourcePosition,
     decode_metadata,
     encode_metadata,
 )
 from midstream.engine.core.errors import StorageError
-from midstream.engine.protocol.messages import ChannelState, Segment
+from midstream.engine.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
 
 
 def test_it_comes_back() -> None:
@@ -25,6 +26,18 @@ def test_it_comes_back() -> None:
     again = decode_metadata(encode_metadata(metadata), "chk-1/_metadata")
     assert again == metadata
     assert again.finished_vertices == (0,)
+
+
+def test_deletion_vectors_come_back_in_a_format_that_says_so() -> None:
+    vector = ChunkHandle("v", "", 0, 3, 7, 1, inline=b"abc")
+    chunk = ChunkHandle("c", "", 0, 3, 7, 5, 0, 15, b"def", (vector,))
+    for removed, version in (((), VERSION), ((vector,), WITH_DELETIONS)):
+        part = PartHandle("s", "keyed", (msgspec.structs.replace(chunk, removed=removed),))
+        metadata = metadata_of(pipeline(), {"count": (OperatorSnapshot("count", (part,)),) * 2})
+        encoded = encode_metadata(metadata)
+        assert struct.unpack_from("<I", encoded, len(MAGIC)) == (version,)
+        assert decode_metadata(encoded, "it") == metadata
+    assert chunk.live_rows == 4 and chunk.stored_bytes == 6
 
 
 def test_channels_come_back_however_many_there_are() -> None:
@@ -73,13 +86,14 @@ def test_longer_than_it_says_is_damaged_too() -> None:
         decode_metadata(encode_metadata(metadata_of(pipeline())) + b"x", "it")
 
 
-@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1, 2**32 - 1])
+@pytest.mark.parametrize("version", [VERSION - 1, WITH_DELETIONS + 1, 2**32 - 1])
 def test_another_format_is_refused_by_its_number(version: int) -> None:
     payload = b"whatever is in it"
     checksum = xxhash.xxh3_64_intdigest(struct.pack("<IQ", version, len(payload)) + payload)
     data = struct.pack("<8sIQQ", MAGIC, version, len(payload), checksum) + payload
     with pytest.raises(
-        StorageError, match=rf"^it: written in format {version} by another version.* reads format {VERSION};"
+        StorageError,
+        match=rf"^it: written in format {version} by another version.* reads formats {VERSION} and {WITH_DELETIONS};",
     ):
         decode_metadata(data, "it")
 

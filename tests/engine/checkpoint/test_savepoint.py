@@ -49,12 +49,14 @@ def chunk(chunk_id: str, file: str, piece: bytes) -> ChunkHandle:
 
 
 def checkpoint(storage: MemoryStorage) -> CheckpointMetadata:
-    """Number 7: chunks of two files, one of them shared with an older checkpoint, one inline, and rows in flight."""
+    """Number 7: chunks of two files, one of them shared with an older checkpoint, one inline, a deletion vector, and rows
+    in flight.
+    """
     storage.files.update(BYTES)
     inline = ChunkHandle("small", "", 0, 2, xxhash.xxh3_64_intdigest(b"in"), 1, 0, 15, inline=b"in")
     parts = (
         (chunk("kept", OLD, b"kept"), inline),
-        (chunk("second", NEW, b"second"), chunk("first", NEW, b"first-")),
+        (msgspec.structs.replace(chunk("second", NEW, b"second"), removed=(chunk("first", NEW, b"first-"),)),),
     )
     snapshots = tuple(OperatorSnapshot("count", (PartHandle("s", "keyed", chunks),)) for chunks in parts)
     flying = Segment(CHANNELS, 0, 4, xxhash.xxh3_64_intdigest(b"rows"), 1, 1)

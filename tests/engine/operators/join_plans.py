@@ -152,6 +152,7 @@ class PlannedJoin:
         parts = [world.snapshot() for world in self.worlds]
         for world, part in zip(self.worlds, parts, strict=True):
             for chunk in (chunk for each in part.values() for chunk in each.chunks):
-                table = self._chunks.setdefault((world, chunk.id), chunk.table)
-                assert table.equals(chunk.table)
+                for each in (chunk, *chunk.removed):
+                    table = self._chunks.setdefault((world, each.id), each.stored)
+                    assert table.equals(each.stored)
         return parts

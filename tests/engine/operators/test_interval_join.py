@@ -170,11 +170,12 @@ def test_what_has_been_stored_is_not_stored_again_when_other_rows_find_their_fir
     with patch.object(join_index, "RUN_ROWS", rows):
         for first in (0, rows):
             world.process(batch([(0, n, 5, n) for n in range(first, first + rows)], 0), 0)
-        before = {chunk.id for chunk in world.snapshot()["table:left_unmatched"].chunks}
+        before = [chunk.id for chunk in world.snapshot()["table:left_unmatched"].chunks]
         world.process(batch([(1, 1, 6, 1)], 1), 1)
         after = world.snapshot()
-    assert len(before) == 2
-    assert len(before & {chunk.id for chunk in after["table:left_unmatched"].chunks}) == 1
+    unmatched = after["table:left_unmatched"].chunks
+    assert [chunk.id for chunk in unmatched] == before and len(before) == 2
+    assert sorted(sum(each.table.num_rows for each in chunk.removed) for chunk in unmatched) == [0, 1]
     assert [chunk.table.num_rows for chunk in after["table:left"].chunks] == [1]
 
 

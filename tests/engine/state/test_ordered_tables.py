@@ -111,7 +111,8 @@ class Compared:
             assert dict(row for frame in stored for row in frame.iter_rows()) == there
             assert sum(frame.height for frame in stored) == len(there)
             for chunk in chunks:
-                assert seen.setdefault(chunk.id, chunk.table).equals(chunk.table)
+                for each in (chunk, *chunk.removed):
+                    assert seen.setdefault(each.id, each.stored).equals(each.stored)
 
 
 @pytest.mark.parametrize("kind", KINDS)

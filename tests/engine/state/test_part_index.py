@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -16,13 +16,16 @@ from hypothesis import strategies as st
 from effort import examples
 from in_memory import CountingIds
 from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.batches import to_polars
 from midstream.engine.core.key_groups import key_groups
+from midstream.engine.state import columnar
 from midstream.engine.state.columnar import StateLayout, snapshot_runs
 from midstream.engine.state.session_index import RUNS_MAX, SessionIndex
-from midstream.engine.state.state_parts import KEY_GROUP
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 
 Part = tuple[str, int, tuple[int, ...]]
 """Its key, when it ends, and the numbers of the parts that it was made of."""
+SCHEMA = schema_of([("k", pa.large_string()), ("end", pa.int64()), ("made_of", pa.large_list(pa.int64()))])
 
 keys = st.sets(st.sampled_from("abcdef"), min_size=1)
 steps = st.lists(
@@ -69,6 +72,8 @@ class Beside:
         self.parts: list[Part] = []
         self.count = 0
         self.stored: list[tuple[list[pl.DataFrame], dict[tuple[str, int], list[int]]]] = []
+        self.snapshots: list[tuple[Callable[[], tuple[Chunk, ...]], dict[tuple[str, int], list[int]]]] = []
+        self.layout, self.ids = StateLayout(SCHEMA, ("k",), 16), CountingIds()
 
     def take(self, wanted: set[str]) -> pl.DataFrame | None:
         taken = self.index.take(frame_of([(key, 0, ()) for key in sorted(wanted)]).select("k"))
@@ -106,7 +111,7 @@ class Beside:
         self.check()
 
     def check(self) -> None:
-        living = self.index.living
+        living = [run.living for run in self.index.runs]
         assert found([run.frame for run in living]) == merged(self.parts)
         assert [run.rows for run in living] == [run.frame.height for run in living]
         assert all(run.rows for run in living), "a run without rows"
@@ -114,14 +119,26 @@ class Beside:
         for frames, expected in self.stored:
             assert found(frames) == expected, "what a snapshot refers to has changed"
         self.stored.append(([run.frame for run in living], merged(self.parts)))
+        self.snapshots.append((snapshot_runs([(0, self.index.runs)], self.layout, self.ids), merged(self.parts)))
+
+    def check_snapshots(self) -> None:
+        """They are written late, and hold what was there when they were taken. One id stands for one content."""
+        seen: dict[str, pa.Table] = {}
+        for write, expected in self.snapshots:
+            chunks = write()
+            assert found([to_polars(chunk.table.drop_columns([KEY_GROUP])) for chunk in chunks]) == expected
+            for each in (each for chunk in chunks for each in (chunk, *chunk.removed)):
+                assert seen.setdefault(each.id, each.stored).equals(each.stored)
 
 
 @settings(max_examples=examples(400))
-@given(steps)
-def test_an_index_has_what_a_list_of_parts_has(plan: list[tuple[str, Any]]) -> None:
-    beside = Beside()
-    for step, argument in plan:
-        beside.step(step, argument)
+@given(steps, st.sampled_from([1, 3, 8_192]))
+def test_an_index_has_what_a_list_of_parts_has(plan: list[tuple[str, Any]], own: int) -> None:
+    with patch.object(columnar, "OWN_CHUNK_ROWS", own):
+        beside = Beside()
+        for step, argument in plan:
+            beside.step(step, argument)
+        beside.check_snapshots()
 
 
 @settings(max_examples=examples(200))
@@ -150,23 +167,22 @@ def test_what_a_snapshot_refers_to_is_the_same_run_as_long_as_nothing_of_it_goes
     index = SessionIndex(["k"], "end", merge)
     index.append(frame_of([(f"{at}", at, (at,)) for at in range(9)]))
     index.remove_ended(2)
-    (living,) = index.living
+    living = index.runs[0].living
     index.append(frame_of([("new", 20, (9,))]))
-    assert index.living[0] is living
+    assert index.runs[0].living is living
     index.remove_ended(3)
-    assert index.living[0] is not living
+    assert index.runs[0].living is not living
     assert living.rows == 6 and living.frame.height == 6
 
 
 def test_a_snapshot_that_is_written_when_parts_have_gone_leaves_the_key_groups_of_the_others_right() -> None:
-    schema = schema_of([("k", pa.large_string()), ("end", pa.int64()), ("made_of", pa.large_list(pa.int64()))])
-    layout, ids = StateLayout(schema, ("k",), 16), CountingIds()
+    layout, ids = StateLayout(SCHEMA, ("k",), 16), CountingIds()
     index = SessionIndex(["k"], "end", merge)
     index.append(frame_of([(f"first {at}", 1, (at,)) for at in range(3)]))
     index.append(frame_of([(f"second {at}", 5, (at,)) for at in range(20)]))
-    write = snapshot_runs([(0, index.living)], layout, ids)
+    write = snapshot_runs([(0, index.runs)], layout, ids)
     index.remove_ended(1)
     write()
-    (chunk,) = snapshot_runs([(0, index.living)], layout, ids)()
+    (chunk,) = snapshot_runs([(0, index.runs)], layout, ids)()
     keys = pa.record_batch([chunk.table.column("k").combine_chunks()], ["k"])
     assert chunk.table.column(KEY_GROUP).to_pylist() == key_groups(keys, ("k",), 16).tolist()

@@ -135,7 +135,8 @@ class Beside:
             for chunk in chunks:
                 keys = pa.record_batch([chunk.table.column("k").combine_chunks()], ["k"])
                 assert chunk.table.column(KEY_GROUP).to_pylist() == key_groups(keys, ("k",), GROUPS).tolist()
-                assert seen.setdefault(chunk.id, chunk.table).equals(chunk.table)
+                for each in (chunk, *chunk.removed):
+                    assert seen.setdefault(each.id, each.stored).equals(each.stored)
 
 
 KEY = st.integers(0, 5)
@@ -294,13 +295,13 @@ def test_a_long_frame_is_searched_in_pieces_and_stays_in_order() -> None:
     assert state.frame["id"].is_sorted() and state.frame.height == rows - len(range(7, rows, 1000))
 
 
-def test_to_look_changes_no_chunk_and_rows_that_go_change_only_theirs() -> None:
+def test_neither_to_look_nor_rows_that_go_change_a_chunk() -> None:
     ids, state = CountingIds(), table({"k": int, "id": int})
 
-    def chunks() -> list[str]:
+    def chunks() -> list[tuple[str, list[int]]]:
         snapshot = state.snapshot(ids, "here")
         assert snapshot is not None
-        return [chunk.id for chunk in snapshot()]
+        return [(chunk.id, [vector.stored.num_rows for vector in chunk.removed]) for chunk in snapshot()]
 
     old = pl.DataFrame({"k": np.arange(4 * OWN_CHUNK_ROWS), "id": 0})
     state.append(old)
@@ -311,7 +312,8 @@ def test_to_look_changes_no_chunk_and_rows_that_go_change_only_theirs() -> None:
     assert chunks() == first
     state.upsert(pl.DataFrame({"k": [10**6], "id": [2]}))
     second = chunks()
-    assert second[0] == first[0] and second[1] != first[1]
+    assert second[0] == first[0] and second[1] == (first[1][0], [1])
+    assert [vectors for _, vectors in second[2:]] == [[]], "what was added"
 
 
 def test_a_run_with_few_rows_left_is_written_again_and_found_by_the_same_codes() -> None:

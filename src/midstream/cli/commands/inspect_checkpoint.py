@@ -214,19 +214,20 @@ def _operator(operator: OperatorState) -> OperatorReport:
         rows=sum(part.rows for part in parts),
         bytes=sum(part.bytes for part in parts),
         settings=tuple(f"{what} {value}" for _, what, value in operator.settings),
-        files=len({chunk.file for handle in _handles(operator) for chunk in handle.chunks if chunk.file}),
+        files=len({extent.file for handle in _handles(operator) for extent in handle.extents if extent.file}),
     )
 
 
 def _part(name: str, handles: list[PartHandle]) -> PartReport:
     chunks = [chunk for handle in handles for chunk in handle.chunks]
+    extents = [extent for handle in handles for extent in handle.extents]
     return PartReport(
         name=name,
         redistribute=handles[0].redistribute,
-        rows=sum(chunk.rows for chunk in chunks),
-        bytes=sum(chunk.length for chunk in chunks),
-        chunks=len(chunks),
-        files=len({chunk.file for chunk in chunks if chunk.file}),
+        rows=sum(chunk.live_rows for chunk in chunks),
+        bytes=sum(chunk.stored_bytes for chunk in chunks),
+        chunks=len(extents),
+        files=len({extent.file for extent in extents if extent.file}),
     )
 
 

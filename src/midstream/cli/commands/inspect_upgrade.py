@@ -124,7 +124,9 @@ def _of_other_operators(metadata: CheckpointMetadata, graph: JobGraph, allow: bo
     specs = {spec.uid: spec for vertex in graph.vertices for spec in vertex.operators}
     sources = {vertex.source.uid for vertex in graph.vertices if vertex.source is not None}
     for operator in metadata.operators:
-        rows = sum(chunk.rows for i in operator.running for part in operator.subtasks[i].parts for chunk in part.chunks)
+        rows = sum(
+            chunk.live_rows for i in operator.running for part in operator.subtasks[i].parts for chunk in part.chunks
+        )
         spec = specs.get(operator.uid)
         if not rows or operator.uid in sources:
             continue

@@ -205,7 +205,7 @@ def _columns(
 ) -> StateColumns:
     schema = None
     if stored is not None:
-        chunk = next(chunk for handle in stored.handles for chunk in handle.chunks if chunk.rows)
+        chunk = next(chunk for handle in stored.handles for chunk in handle.chunks if chunk.live_rows)
         handle = PartHandle(part, stored.rule.value, (chunk,))
         read = read_parts(like.storage, [handle], range(like.metadata.max_parallelism), like.where)
         schema = read[part].chunks[0].table.schema
@@ -312,7 +312,7 @@ class _ChangedParts:
             self._with_parts(operator, old) for operator, old in zip(base.operators, like.operators, strict=True)
         )
         snapshots = list(_snapshots(msgspec.structs.replace(base, operators=operators)))
-        chunks = {location_of(c): c.length for s in snapshots for part in s.parts for c in part.chunks}
+        chunks = {location_of(c): c.length for s in snapshots for part in s.parts for c in part.extents}
         return msgspec.structs.replace(
             base,
             operators=operators,

@@ -112,7 +112,7 @@ def _rows_by_part(operator: OperatorState) -> dict[str, int]:
     rows: dict[str, int] = {}
     for subtask in operator.running:
         for part in operator.subtasks[subtask].parts:
-            rows[part.name] = rows.get(part.name, 0) + sum(chunk.rows for chunk in part.chunks)
+            rows[part.name] = rows.get(part.name, 0) + sum(chunk.live_rows for chunk in part.chunks)
     return rows
 
 

@@ -55,7 +55,8 @@ def _describe_dropped(metadata: CheckpointMetadata, uid: str, new: list[str]) ->
         if operator is not None
         else {}
     )
-    what = [f"{sum(c.length for c in chunks.values()):,} bytes, {sum(c.rows for c in chunks.values()):,} rows"]
+    size, rows = sum(c.stored_bytes for c in chunks.values()), sum(c.live_rows for c in chunks.values())
+    what = [f"{size:,} bytes, {rows:,} rows"]
     if any(position.uid == uid for position in metadata.sources):
         what.append("the position of a source")
     if any(entry.uid == uid for entry in metadata.committables):

@@ -107,7 +107,7 @@ def _nbytes(pieces: Sequence[Piece]) -> int:
 
 def files_of(operators: Iterable[OperatorSnapshot], channels: Iterable[ChannelState] = ()) -> set[str]:
     """Return the files that these snapshots and states reference."""
-    files = {chunk.file for op in operators for part in op.parts for chunk in part.chunks}
+    files = {extent.file for op in operators for part in op.parts for extent in part.extents}
     return (files | {segment.file for state in channels for segment in state.segments}) - {""}
 
 

@@ -24,6 +24,9 @@ from midstream.engine.protocol.messages import ChannelState, OperatorSnapshot
 
 MAGIC: Final = b"MIDSTRM\x00"
 VERSION: Final = 1
+WITH_DELETIONS: Final = 2
+"""The format of metadata with deletion vectors: a version that does not know these would restore removed rows."""
+_FORMATS: Final = (VERSION, WITH_DELETIONS)
 _HEADER: Final = struct.Struct("<8sIQQ")
 _COVERED: Final = struct.Struct("<IQ")
 
@@ -195,7 +198,9 @@ def forms_of(operator: Operator) -> tuple[tuple[str, bytes], ...]:
 
 def encode_metadata(metadata: CheckpointMetadata) -> bytes:
     payload = b"".join(_encoded(metadata))
-    return _HEADER.pack(MAGIC, VERSION, len(payload), _checksum(VERSION, payload)) + payload
+    parts = (part for operator in metadata.operators for snapshot in operator.subtasks for part in snapshot.parts)
+    version = WITH_DELETIONS if any(chunk.removed for part in parts for chunk in part.chunks) else VERSION
+    return _HEADER.pack(MAGIC, version, len(payload), _checksum(version, payload)) + payload
 
 
 def _encoded(metadata: CheckpointMetadata) -> Iterator[bytes]:
@@ -224,9 +229,10 @@ def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
         raise StorageError(f"{where}: {payload.nbytes - length} bytes too long: the file is damaged")
     if _checksum(version, payload) != checksum:
         raise StorageError(f"{where}: the checksum is wrong: the file is damaged")
-    if version != VERSION:
+    if version not in _FORMATS:
         raise StorageError(
-            f"{where}: written in format {version} by another version of midstream, and this one reads format {VERSION}; "
+            f"{where}: written in format {version} by another version of midstream, and this one reads formats {VERSION} and "
+            f"{WITH_DELETIONS}; "
             "resume with the version that wrote it"
         )
     try:

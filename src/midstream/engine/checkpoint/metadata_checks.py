@@ -87,6 +87,18 @@ def _problems_of_parts(snapshot: OperatorSnapshot, key_groups: int) -> Iterator[
             if not -1 <= chunk.key_group_min <= chunk.key_group_max < key_groups:
                 yield f"chunk {chunk.id} has the key groups {chunk.key_group_min} to {chunk.key_group_max} of {key_groups}"
             yield from (f"chunk {chunk.id}: {problem}" for problem in _problems_of_extent(chunk))
+            yield from (f"chunk {chunk.id}: {problem}" for problem in _problems_of_removed(chunk, part.redistribute))
+
+
+def _problems_of_removed(chunk: ChunkHandle, rule: str) -> Iterator[str]:
+    if chunk.removed and rule != Redistribute.KEYED.value:
+        yield f"rows have been removed from it, and it is redistributed as {rule!r}"
+    if chunk.live_rows < 0:
+        yield f"{chunk.rows - chunk.live_rows} of its {chunk.rows} rows have been removed"
+    for vector in chunk.removed:
+        yield from (f"deletion vector {vector.id}: {problem}" for problem in _problems_of_extent(vector))
+        if vector.removed:
+            yield f"deletion vector {vector.id} has deletion vectors"
 
 
 def _problems_of_extent(extent: ChunkHandle | Segment) -> Iterator[str]:

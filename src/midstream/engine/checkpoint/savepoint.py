@@ -190,13 +190,15 @@ def _chunks(metadata: CheckpointMetadata) -> Iterator[ChunkHandle]:
     for operator in metadata.operators:
         for snapshot in operator.subtasks:
             for part in snapshot.parts:
-                yield from part.chunks
+                yield from part.extents
 
 
 def _repacked_snapshot(packing: _Packing, snapshot: OperatorSnapshot) -> OperatorSnapshot:
-    parts = tuple(
-        msgspec.structs.replace(p, chunks=tuple(packing.repacked(c) for c in p.chunks)) for p in snapshot.parts
-    )
+    def repacked(chunk: ChunkHandle) -> ChunkHandle:
+        removed = tuple(map(packing.repacked, chunk.removed))
+        return msgspec.structs.replace(packing.repacked(chunk), removed=removed)
+
+    parts = tuple(msgspec.structs.replace(part, chunks=tuple(map(repacked, part.chunks))) for part in snapshot.parts)
     return msgspec.structs.replace(snapshot, parts=parts)
 
 

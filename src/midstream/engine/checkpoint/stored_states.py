@@ -52,11 +52,11 @@ class StoredState:
     @property
     def rows(self) -> int:
         """At least as many rows as it has: outdated entries count until they are overwritten in files."""
-        return sum(chunk.rows for handle in self.handles for chunk in handle.chunks)
+        return sum(chunk.live_rows for handle in self.handles for chunk in handle.chunks)
 
     @property
     def bytes(self) -> int:
-        return sum(chunk.length for handle in self.handles for chunk in handle.chunks)
+        return sum(chunk.stored_bytes for handle in self.handles for chunk in handle.chunks)
 
 
 def stored_states(metadata: CheckpointMetadata, where: str) -> list[StoredState]:
@@ -67,7 +67,7 @@ def stored_states(metadata: CheckpointMetadata, where: str) -> list[StoredState]
         by_name: dict[str, list[PartHandle]] = {}
         for subtask in operator.subtasks:
             for handle in subtask.parts:
-                if any(chunk.rows for chunk in handle.chunks):
+                if any(chunk.live_rows for chunk in handle.chunks):
                     by_name.setdefault(handle.name, []).append(handle)
         for name, handles in by_name.items():
             rule = rule_of(handles[0], where)
@@ -118,7 +118,7 @@ def frames_of(storage: Storage, state: StoredState, where: str) -> Iterator[pl.D
 def empty_frame_of(storage: Storage, state: StoredState, where: str) -> pl.DataFrame:
     """Return a frame with the columns of a state and without rows. Reads one chunk; raises as `frames_of` does."""
     first, *_ = state.handles
-    chunk = next(chunk for chunk in first.chunks if chunk.rows)
+    chunk = next(chunk for chunk in first.chunks if chunk.live_rows)
     return _frame(storage, state, PartHandle(first.name, first.redistribute, (chunk,)), where).clear()
 
 

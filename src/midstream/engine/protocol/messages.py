@@ -6,6 +6,7 @@ not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
@@ -18,7 +19,7 @@ from midstream.engine.protocol.task_metrics import TaskMetrics
 from midstream.engine.state.state_parts import StoredForm
 
 
-class ChunkHandle(msgspec.Struct, frozen=True, gc=False):
+class ChunkHandle(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The location of an immutable chunk of state: `length` bytes at `offset` of `file` in the checkpoint storage, or
     inline.
     """
@@ -34,6 +35,16 @@ class ChunkHandle(msgspec.Struct, frozen=True, gc=False):
     key_group_max: int = -1
     inline: bytes = b""
     """The bytes themselves, for a small chunk (see `engine.checkpoint.extents`); then `file` is empty."""
+    removed: tuple[ChunkHandle, ...] = ()
+    """Deletion vectors: chunks with the positions of those of the rows that have been removed since they were stored."""
+
+    @property
+    def live_rows(self) -> int:
+        return self.rows - sum(vector.rows for vector in self.removed)
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.length + sum(vector.length for vector in self.removed)
 
 
 class PartHandle(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,6 +61,13 @@ class PartHandle(msgspec.Struct, frozen=True, omit_defaults=True):
     stride: int = 1
     stored: StoredForm | None = None
     """In a restore: how the state was declared, if it has to be converted to what is declared now."""
+
+    @property
+    def extents(self) -> Iterator[ChunkHandle]:
+        """All that has bytes in storage: the chunks, each followed by its deletion vectors."""
+        for chunk in self.chunks:
+            yield chunk
+            yield from chunk.removed
 
 
 class EarlierCommittables(msgspec.Struct, frozen=True):

@@ -1,13 +1,14 @@
 """Columnar state: logs of immutable frames, which are merged once they have doubled.
 
 A snapshot only refers to frames; the I/O pool turns them into tables with key groups. A large frame keeps the id under
-which a checkpoint first stored it, so it is stored only once.
+which a checkpoint first stored it, so it is stored only once; rows that are removed from it later are stored as their
+positions in it (see `engine.state.tombstones`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,16 @@ class FrameRun:
     def living(self) -> FrameRun:
         """The rows that have not been removed."""
         return self
+
+    def deletion_vectors(self, ids: Ids) -> Sequence[Vector]:
+        """Return which rows have been removed since the frame was made, for a snapshot that refers to the frame."""
+        return ()
+
+
+class Vector(Protocol):
+    def chunk(self) -> Chunk:
+        """Return the positions of removed rows. It is called on the I/O pool."""
+        ...
 
 
 class PartLog:
@@ -174,21 +185,34 @@ def snapshot_runs(
     """Return a function that turns the runs of all logs into chunks on the I/O pool.
 
     Each log comes with its number (any number if there is only one log). The parts of a log stay in order: a shared
-    chunk ends where one of its logs has a chunk of its own.
+    chunk ends where one of its logs has a chunk of its own. A chunk of its own has all rows of its run, and deletion
+    vectors; of the other runs only the rows are stored that have not been removed.
     """
-    planned: list[tuple[str, list[tuple[int, FrameRun]]]] = []
+    planned: list[_Planned] = []
     shared: list[tuple[int, FrameRun]] = []
     for number, runs in logs:
         first_shared = len(shared)
         for run in runs:
-            if run.rows < OWN_CHUNK_ROWS:
-                shared.append((number, run))
+            living = run.living
+            if run.chunk_id is None and run.rows < OWN_CHUNK_ROWS:
+                shared.append((number, living))
                 continue
             if len(shared) > first_shared:
-                planned.append((ids.new_id(), shared))
+                planned.append(_Planned(ids.new_id(), shared))
                 shared, first_shared = [], 0
             run.chunk_id = run.chunk_id or ids.new_id()
-            planned.append((run.chunk_id, [(number, run)]))
+            planned.append(_Planned(run.chunk_id, [(number, run)], run.deletion_vectors(ids)))
     if shared:
-        planned.append((ids.new_id(), shared))
-    return lambda: tuple(Chunk(chunk_id, layout.table(runs)) for chunk_id, runs in planned)
+        planned.append(_Planned(ids.new_id(), shared))
+    return lambda: tuple(
+        Chunk(chunk_id, layout.table(runs), tuple(vector.chunk() for vector in removed))
+        for chunk_id, runs, removed in planned
+    )
+
+
+class _Planned(NamedTuple):
+    """A chunk that is made on the I/O pool."""
+
+    chunk_id: str
+    runs: list[tuple[int, FrameRun]]
+    removed: Sequence[Vector] = ()

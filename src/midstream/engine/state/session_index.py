@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from midstream.engine.core.elements import MAX_WATERMARK_US
-from midstream.engine.state.columnar import FrameRun, Merge
+from midstream.engine.state.columnar import Merge
 from midstream.engine.state.tombstones import Int64s, TombstonedRun, UInt64s, among, distinct, found_in
 
 RUNS_MAX: Final = 12
@@ -75,11 +75,6 @@ class SessionIndex:
     def first_end(self) -> int:
         """No part ends before this."""
         return min((run.first_end for run in self.runs), default=MAX_WATERMARK_US)
-
-    @property
-    def living(self) -> list[FrameRun]:
-        """Return all parts, for a snapshot."""
-        return [run.living for run in self.runs]
 
     def append(self, parts: pl.DataFrame) -> None:
         """Append parts after all others. Call `compact` later, once it is certain that some of them stay."""

@@ -2,21 +2,27 @@
 
 A snapshot of an operator is a dict of named parts. A part's `chunks` are immutable: they may be written to a file by an
 I/O thread while the operator continues, and a chunk that an earlier checkpoint has already stored is recognised by its
-id and not written again.
+id and not written again. If rows of such a chunk are removed, their positions are stored with it, in chunks that are
+called deletion vectors: what a checkpoint writes follows from what has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.engine.core.errors import InvariantError, StorageError
 
 KEY_GROUP = "__key_group"
+REMOVED: Final = pa.schema([pa.field("position", pa.uint32())])
+"""The column of a deletion vector."""
 
 
 class Redistribute(Enum):
@@ -37,20 +43,28 @@ class Redistribute(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """An immutable table. `id` is unique for as long as the job lives; the same id means the same rows.
+    """An immutable table, and which of its rows have been removed since it was made.
 
-    A chunk without a table is only a reference: a completed checkpoint has it in a file.
+    `id` is unique for as long as the job lives; the same id means the same rows, whichever have been removed. A chunk
+    without a table is only a reference: a completed checkpoint has it in a file.
     """
 
     id: str
     made: pa.Table | None = None
+    removed: tuple[Chunk, ...] = ()
+    """Its deletion vectors; only chunks of keyed state have some."""
 
     @property
-    def table(self) -> pa.Table:
-        """The rows. Raises InvariantError if the chunk is only a reference."""
+    def stored(self) -> pa.Table:
+        """All rows, which are stored once. Raises InvariantError if the chunk is only a reference."""
         if self.made is None:
             raise InvariantError(f"chunk {self.id} was released, but no completed checkpoint has it")
         return self.made
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows that have not been removed. Raises InvariantError if the chunk is only a reference."""
+        return without_removed(self.stored, [each.stored for each in self.removed], f"chunk {self.id}")
 
 
 class StoredForm(msgspec.Struct, frozen=True):
@@ -89,4 +103,42 @@ def check_columns(table: pa.Table, expected: Mapping[str, pa.DataType], where: s
         raise StorageError(
             f"{where}: the state in the checkpoint {problem}: it is damaged, or midstream has not written it. To go back "
             "to an older checkpoint, name it with --from"
+        )
+
+
+def without_removed(table: pa.Table, vectors: Sequence[pa.Table], where: str) -> pa.Table:
+    """Return the rows that are in none of the deletion vectors.
+
+    Raises StorageError if these are damaged: they have other columns, a position twice or one without a row.
+    """
+    if not vectors:
+        return table
+    is_there = np.ones(table.num_rows, np.bool_)
+    for vector in vectors:
+        check_columns(vector, {field.name: field.type for field in REMOVED}, where)
+        positions = vector.column(0).to_numpy()
+        if len(positions) and positions.max() >= len(is_there):
+            raise StorageError(
+                f"{where}: row {positions.max()} has been removed, according to the checkpoint, and there are "
+                f"{len(is_there)} rows: it is damaged, or midstream has not written it. To go back to an older "
+                "checkpoint, name it with --from"
+            )
+        is_there[positions] = False
+    removed = sum(vector.num_rows for vector in vectors)
+    if table.num_rows - np.count_nonzero(is_there) != removed:
+        raise StorageError(
+            f"{where}: {removed} rows have been removed, according to the checkpoint, some of them twice: it is damaged, "
+            "or midstream has not written it. To go back to an older checkpoint, name it with --from"
+        )
+    return filtered(table, is_there)
+
+
+def filtered(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:
+    """Return some rows of a table, in their order."""
+    try:
+        return table.filter(pa.array(keep))
+    except pa.ArrowNotImplementedError:  # of string_view and binary_view, as users may declare their state
+        edges = np.flatnonzero(np.diff(keep, prepend=False, append=False)).tolist()
+        return pa.concat_tables(
+            [table.slice(low, high - low) for low, high in zip(edges[::2], edges[1::2], strict=True)]
         )

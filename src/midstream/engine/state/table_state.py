@@ -341,12 +341,12 @@ class TableState(DeclaredState):
         if not runs:
             return None
         if self._frozen is None:
-            chunks = snapshot_runs([(0, [run.living for run in runs])], layout, ids)
+            chunks = snapshot_runs([(0, runs)], layout, ids)
 
             def owned_chunks() -> tuple[Chunk, ...]:
                 made = chunks()
                 for chunk in made:
-                    _check_owner(chunk.table, layout.keys, owned, f"{where}: state {self.name!r}")
+                    _check_owner(chunk, layout.keys, owned, f"{where}: state {self.name!r}")
                 return made
 
             self._frozen = owned_chunks
@@ -416,9 +416,17 @@ def _ticks(time: datetime, unit: str) -> int | None:
     return min(ticks, LAST_TICK)
 
 
-def _check_owner(table: pa.Table, keys: Sequence[str], owned: range, where: str) -> None:
+def _foreign(table: pa.Table, owned: range) -> Int64s:
+    """Return the positions of rows of other subtasks."""
     groups = table.column(KEY_GROUP).to_numpy()
-    foreign = np.flatnonzero((groups < owned.start) | (groups >= owned.stop))
+    return np.flatnonzero((groups < owned.start) | (groups >= owned.stop))
+
+
+def _check_owner(chunk: Chunk, keys: Sequence[str], owned: range, where: str) -> None:
+    if not len(_foreign(chunk.stored, owned)):
+        return
+    table = chunk.table
+    foreign = _foreign(table, owned)
     if len(foreign):
         row = int(foreign[0])
         key = ", ".join(f"{name}={table.column(name)[row].as_py()!r}" for name in keys)

@@ -1,28 +1,80 @@
-"""Runs of rows of which some have been removed: these are only marked, since a snapshot may refer to the run."""
+"""Runs of rows of which some have been removed: these are only marked, since a snapshot may refer to the run.
+
+Once a run is stored, a snapshot refers to its chunk, and stores which rows have been removed since: their positions, in
+deletion vectors. A few vectors are merged into one, so that a run has few of them and each position is written a few times
+at most; the run itself is written again once half of its rows have been removed.
+"""
 
 from __future__ import annotations
+
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import pyarrow as pa
 
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.interfaces import Ids
 from midstream.engine.state.columnar import FrameRun
+from midstream.engine.state.state_parts import REMOVED, Chunk
+
+VECTOR_ROWS_MIN: Final = 1_024
+"""A deletion vector with fewer positions is merged with the next one: it takes little more than its place in a file."""
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
+
+
+Removal: TypeAlias = "tuple[Bools | None, Bools]"
+"""Which rows of a run were live, before and after some were removed; None for all."""
+
+
+class DeletionVector:
+    """The positions of `rows` removed rows of a run, as a chunk. They are computed when the chunk is first made."""
+
+    __slots__ = ("_found", "chunk_id", "rows")
+
+    def __init__(self, chunk_id: str, rows: int, found: tuple[DeletionVector | Removal, ...]) -> None:
+        self.chunk_id = chunk_id
+        self.rows = rows
+        self._found: tuple[DeletionVector | Removal, ...] | UInt32s = found
+        """What the positions follow from, and then these, in ascending order."""
+
+    def positions(self) -> UInt32s:
+        found = self._found
+        if isinstance(found, tuple):
+            each = [of.positions() if isinstance(of, DeletionVector) else _removed(*of) for of in found]
+            found = np.sort(np.concatenate(each))
+            if len(found) != self.rows:
+                raise InvariantError(f"deletion vector {self.chunk_id} has {len(found)} positions, not {self.rows}")
+            self._found = found
+        return found
+
+    def chunk(self) -> Chunk:
+        return Chunk(self.chunk_id, pa.Table.from_arrays([pa.array(self.positions())], schema=REMOVED))
+
+
+def _removed(before: Bools | None, after: Bools) -> UInt32s:
+    return np.flatnonzero(~after if before is None else before & ~after).astype(np.uint32)
 
 
 class TombstonedRun(FrameRun):
     """A frame of which `rows` rows are live; the others have been removed."""
 
-    __slots__ = ("_living", "there")
+    __slots__ = ("_living", "_stored", "_vectors", "there")
 
     def __init__(self, frame: pl.DataFrame) -> None:
         super().__init__(frame)
         self.there: Bools | None = None
         """Which rows are live, or None for all; never changed in place, since snapshots refer to it."""
         self._living: FrameRun | None = None
+        self._stored: tuple[Bools | None, int] = None, self.rows
+        """Which rows, and how many, were live at the last snapshot."""
+        self._vectors: tuple[DeletionVector, ...] = ()
+        """Those of the last snapshot: each has more positions than the next."""
 
     def living_of(self, positions: Int64s) -> Int64s:
         """Return those of the positions whose rows are live."""
@@ -38,6 +90,21 @@ class TombstonedRun(FrameRun):
     def put_back(self, there: Bools | None, rows: int) -> None:
         """Undo the removals since the run had these rows."""
         self.there, self.rows, self._living = there, rows, None
+        if rows > self._stored[1]:  # a snapshot has what is undone
+            self._stored, self._vectors = (None, self.height), ()
+
+    def deletion_vectors(self, ids: Ids) -> tuple[DeletionVector, ...]:
+        """Return what has been removed, for a snapshot: what those before it had, and a vector of the rest."""
+        there, (before, rows_before) = self.there, self._stored
+        if there is not None and there is not before:
+            kept, rows = list(self._vectors), rows_before - self.rows
+            found: list[DeletionVector | Removal] = [(before, there)]
+            while kept and kept[-1].rows <= max(rows, VECTOR_ROWS_MIN):
+                rows += kept[-1].rows
+                found.insert(0, kept.pop())
+            self._vectors = *kept, DeletionVector(ids.new_id(), rows, tuple(found))
+            self._stored = there, self.rows
+        return self._vectors
 
     @property
     def height(self) -> int:

@@ -147,7 +147,7 @@ def build_metadata(
     """Build the metadata of this checkpoint, with the size and files of all state it refers to."""
     vertices, edges = layout_of(plan.graph)
     snapshots = [snapshot for op in operators for snapshot in op.subtasks]
-    chunks = {location_of(c): c.length for s in snapshots for part in s.parts for c in part.chunks}
+    chunks = {location_of(c): c.length for s in snapshots for part in s.parts for c in part.extents}
     return CheckpointMetadata(
         job_name=plan.config.name,
         job_id=plan.job_id,

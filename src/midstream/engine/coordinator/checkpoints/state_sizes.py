@@ -49,7 +49,7 @@ def _sizes(metadata: CheckpointMetadata) -> dict[str, tuple[int, int]]:
     found = {}
     for operator in metadata.operators:
         chunks = {
-            location_of(chunk): (chunk.rows, chunk.length)
+            location_of(chunk): (chunk.live_rows, chunk.stored_bytes)
             for subtask in operator.subtasks
             for part in subtask.parts
             for chunk in part.chunks

@@ -266,7 +266,7 @@ class SessionWindowOperator(WindowOperator):
     # ---- snapshot ----
 
     def _snapshot_chunks(self) -> Callable[[], tuple[Chunk, ...]]:
-        return snapshot_runs([(0, self._parts.living)], self._layout, self._context.ids)
+        return snapshot_runs([(0, self._parts.runs)], self._layout, self._context.ids)
 
     def _restore_table(self, table: pa.Table) -> None:
         frame = self._frame_of(table)
