@@ -85,7 +85,7 @@ class SpilledRows(TableState):
         if chunks is None:
             return None
         encoding = self._encoding
-        return lambda: tuple(Chunk(chunk.id, encoding.nested(chunk.table)) for chunk in chunks())
+        return lambda: tuple(Chunk(chunk.id, encoding.nested(chunk.stored), chunk.removed) for chunk in chunks())
 
     def has_columns_of(self, chunk: Chunk) -> bool:
         """Whether a chunk of such rows has the columns that they have now: entries may have begun to expire."""
