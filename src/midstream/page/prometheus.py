@@ -78,6 +78,9 @@ def _of_job(status: JobStatus) -> Iterator[Family]:
     memory, limits = _by_slot(status.slot_memory_bytes), _by_slot(status.slot_memory_limit_bytes)
     yield _gauge("slot_memory_bytes", "Resident memory of a slot's process, by its place among the slots.", memory)
     yield _gauge("slot_memory_limit_bytes", "Memory limit of that process; a container's limit is shared.", limits)
+    in_memory, on_disk = _by_slot(status.slot_state_memory_bytes), _by_slot(status.slot_state_disk_bytes)
+    yield _gauge("slot_state_memory_bytes", "State in columns that a slot holds in memory.", in_memory)
+    yield _gauge("slot_state_disk_bytes", "State in columns that lies on a slot's local disk.", on_disk)
 
 
 def _of_checkpoints(status: JobStatus) -> Iterator[Family]:

@@ -7,7 +7,7 @@ which a checkpoint first stored it, so it is stored only once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ OWN_CHUNK_ROWS = 8_192
 
 Int32s = npt.NDArray[np.int32]
 Merge = Callable[[Sequence[pl.DataFrame]], pl.DataFrame]
+Columns: TypeAlias = tuple[pl.DataFrame | npt.NDArray[Any] | None, ...]
+"""A frame, and arrays with a value for each of its rows or None, in a fixed order. None of them ever changes."""
 Ordered = tuple[pl.DataFrame, Int32s]
 """Rows sorted by key group, and the key group of each row."""
 
@@ -38,7 +40,7 @@ class FrameRun:
     Its two memos only ever change from None to the one correct value.
     """
 
-    __slots__ = ("chunk_id", "frame", "groups", "rows")
+    __slots__ = ("__weakref__", "chunk_id", "frame", "groups", "rows")
 
     def __init__(self, frame: pl.DataFrame) -> None:
         self.frame = frame
@@ -50,6 +52,14 @@ class FrameRun:
     def living(self) -> FrameRun:
         """The rows that have not been removed."""
         return self
+
+    def columns(self) -> Columns:
+        """Return everything of the run that is large and never changes; () if the frame is being overwritten."""
+        return self.frame, self.groups
+
+    def move(self, columns: Columns) -> None:
+        """Replace what `columns` returned by equal columns that lie elsewhere."""
+        self.frame, self.groups = cast("tuple[pl.DataFrame, Int32s | None]", columns)
 
 
 class PartLog:

@@ -288,6 +288,11 @@ class TableState(DeclaredState):
         found = [(run, run.until(column, min(tick, LAST_TICK))) for run in self._searchable()]
         return self._removed([(run, positions) for run, positions in found if len(positions)])
 
+    def held_runs(self) -> Sequence[FrameRun]:
+        """Return the runs, oldest first. Columns of them may be moved, so `frame` is put together again."""
+        self._whole = None
+        return self._runs or ()
+
     def mark(self) -> TableMark:
         """Return what the table holds now, for `roll_back`."""
         runs = self._table_runs()
