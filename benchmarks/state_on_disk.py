@@ -1,7 +1,7 @@
 """What it costs that state lies on the local disk. Run: python benchmarks/state_on_disk.py [--rows 20000000]
 
 `drop_duplicates` of distinct keys in one slot process, or, with `--table`, a table of keys and texts of 40 bytes to which
-each batch is upserted, and in which it looks up as many earlier keys. For each limit: rows/s, the peak of the slot's anonymous memory (RssAnon, what the kernel cannot drop), and the state on disk at
+each batch is upserted, and in which it looks up as many earlier keys. For each limit: rows/s, rows per second of the slot's processor time, the peak of the slot's anonymous memory (RssAnon, what the kernel cannot drop), and the state on disk at
 the end. No checkpoints.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import psutil
 
 from midstream import Environment, KeyedBatchFunction, TableState, no_restart
 from midstream.runtime.process.process_slots import ProcessSlots
@@ -49,6 +50,14 @@ def anonymous_bytes(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon")), 0)
 
 
+def processor_s(pid: int) -> float:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def measure(count: int, state_memory: str, has_table: bool) -> dict[str, object]:
     env = Environment("state on disk", state_memory=state_memory, restart=no_restart())
     if has_table:
@@ -59,9 +68,10 @@ def measure(count: int, state_memory: str, has_table: bool) -> dict[str, object]
     result.filter(pl.col(result.schema.names[0]) < 0).print()
     began = time.perf_counter()
     job = env.start(slots=ProcessSlots())
-    peak, in_memory, on_disk = 0, 0, 0
+    peak, in_memory, on_disk, busy_s = 0, 0, 0, 0.0
     while not (status := job.status()).has_ended:
         peak = max([peak, *map(anonymous_bytes, status.slot_pids)])
+        busy_s = max([busy_s, *map(processor_s, status.slot_pids)])
         in_memory = max([in_memory, *status.slot_state_memory_bytes])
         on_disk = max([on_disk, *status.slot_state_disk_bytes])
         time.sleep(POLL_S)
@@ -69,6 +79,7 @@ def measure(count: int, state_memory: str, has_table: bool) -> dict[str, object]
     return {
         "state_memory": state_memory,
         "rows_per_s": round(count / (time.perf_counter() - began)),
+        "rows_per_processor_s": round(count / busy_s),
         "peak_anonymous_mib": peak >> 20,
         "state_in_memory_max_mib": in_memory >> 20,
         "state_on_disk_max_mib": on_disk >> 20,
