@@ -170,6 +170,8 @@ def test_the_size_of_columns_is_that_of_their_values() -> None:
     assert bytes_of(np.zeros(10, np.int32)) == 40
     frame = pl.DataFrame({"n": np.arange(100_000)})
     assert bytes_of(frame) == 800_000 and bytes_of(frame.slice(0, 1000)) == 8_000
+    texts = pl.DataFrame({"s": ["x" * 40] * 1000})
+    assert 56_000 <= bytes_of(texts) <= 60_000, "of each text its bytes, and what refers to them"
 
 
 def test_a_disk_that_fails_is_reported_and_changes_nothing() -> None:

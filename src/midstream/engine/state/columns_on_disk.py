@@ -13,15 +13,19 @@ from midstream.engine.state.columnar import Columns
 
 ALIGNMENT: Final = 16
 """Decimals that do not begin at a multiple of this are copied when they are mapped."""
+VIEW_BYTES: Final = 16
 SHIFT: Final = "_" * 8
 """What lengthens the name of one column, which moves everything after it by half of ALIGNMENT."""
 
 
 def bytes_of(column: pl.DataFrame | npt.NDArray[Any] | None) -> int:
-    """Return the bytes that a column, or all of a frame, takes."""
+    """Return the bytes that a column, or all of a frame, takes. polars does not count the views of texts and bytes."""
     if column is None:
         return 0
-    return int(column.estimated_size() if isinstance(column, pl.DataFrame) else column.nbytes)
+    if not isinstance(column, pl.DataFrame):
+        return int(column.nbytes)
+    views = sum(dtype in (pl.String, pl.Binary) for dtype in column.dtypes)
+    return int(column.estimated_size()) + VIEW_BYTES * column.height * views
 
 
 def on_disk(columns: Columns, disk: LocalDisk) -> Columns:
