@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from midstream.engine.core.interfaces import LocalDisk
+from midstream.engine.state import columns_on_disk
 from midstream.engine.state.columnar import Columns
 from midstream.engine.state.session_index import IndexedRun
 from midstream.engine.state.table_runs import TableRun
@@ -30,7 +31,7 @@ def on_disk(seed: int) -> Scenario:
 
 def columns_of_another_run() -> Replacements:
     """A run gets the columns of the one that was moved before, if they fit."""
-    original = state_memory.on_disk
+    original = columns_on_disk.on_disk
     before: list[Columns] = []
 
     def moved(columns: Columns, disk: LocalDisk) -> Columns:
@@ -42,12 +43,12 @@ def columns_of_another_run() -> Replacements:
 
 
 def _form(columns: Columns) -> object:
-    return [(each.schema, each.height) if isinstance(each, pl.DataFrame) else np.shape(each) for each in columns]
+    return [(each.schema, each.height) if isinstance(each, pl.DataFrame) else each is None for each in columns]
 
 
 def last_row_is_not_written() -> Replacements:
     """A file ends before the last row, in whose place is the one before."""
-    original = state_memory.on_disk
+    original = columns_on_disk.on_disk
 
     def without_last(column: Any) -> Any:
         rows = np.minimum(np.arange(len(column)), max(0, len(column) - 2))
