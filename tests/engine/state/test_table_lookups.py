@@ -300,6 +300,24 @@ def test_a_long_frame_is_searched_in_pieces_and_stays_in_order() -> None:
     assert state.frame["id"].is_sorted() and state.frame.height == rows - len(range(7, rows, 1000))
 
 
+def test_restored_rows_are_not_copied_unless_their_chunks_are_short() -> None:
+    """They may lie on disk."""
+    state, ids = table({"k": int, "id": int}), CountingIds()
+    long = pl.DataFrame({"k": np.arange(2 * OWN_CHUNK_ROWS), "id": 0})
+    for rows in (long, long[:5], long, long[:5]):
+        state.append(rows.with_columns(id=pl.lit(state.frame.height)))
+    snapshot = state.snapshot(ids, "here")
+    assert snapshot is not None
+    chunks = snapshot()
+    with patch.object(table_runs, "RUN_ROWS", 2 * OWN_CHUNK_ROWS):
+        again = table({"k": int, "id": int})
+        again.restore(chunks, "here")
+    assert again.frame.equals(state.frame)
+    first = again._bound_runs()[0].frame["id"].to_arrow().buffers()[1]
+    stored = chunks[0].table.column("id").chunk(0).buffers()[1]
+    assert first is not None and stored is not None and first.address == stored.address
+
+
 def test_to_look_changes_no_chunk_and_rows_that_go_change_only_theirs() -> None:
     ids, state = CountingIds(), table({"k": int, "id": int})
 

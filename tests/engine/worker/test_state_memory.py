@@ -14,7 +14,7 @@ from midstream.engine.core.config import JobConfig
 from midstream.engine.state.columnar import FrameRun
 from midstream.engine.state.table_runs import TableRun
 from midstream.engine.state.tombstones import TombstonedRun
-from midstream.engine.worker.state_memory import RETRY_S, WRITES_MAX, StateMemory, state_bytes_max
+from midstream.engine.worker.state_memory import RETRY_S, WRITES_MAX, RestoredTables, StateMemory, state_bytes_max
 from on_disk import MemoryDisk
 from recovering import FakeTimer, Steps
 from standing_clock import StandingClock
@@ -200,6 +200,21 @@ def test_files_go_with_the_runs_and_no_run_is_held() -> None:
     world.poll()
     gc.collect()
     assert files == [] and world.sizes == (0, 0)
+
+
+def test_tables_of_a_checkpoint_above_the_limit_lie_on_disk(caplog: pytest.LogCaptureFixture) -> None:
+    disk, table = MemoryDisk(), frame().to_arrow()
+    disk.file_bytes_min = 100
+    restored = RestoredTables(2 * BYTES, disk)
+    tables = [restored.keep(table) for _ in range(4)]
+    assert [each is table for each in tables] == [True, True, False, False] and disk.files == 2
+    assert all(each.equals(table) for each in tables)
+    small = table.slice(0, 5)
+    assert restored.keep(small) is small
+    disk.is_full = True
+    assert restored.keep(table) is table
+    assert "restored state stays in memory: it cannot be written to /a/disk: " in caplog.text
+    assert RestoredTables(None, disk).keep(table) is table
 
 
 def test_the_limit_is_a_share_of_the_memory_unless_it_is_set() -> None:

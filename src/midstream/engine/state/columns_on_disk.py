@@ -52,6 +52,17 @@ def on_disk(columns: Columns, disk: LocalDisk) -> Columns:
     return tuple(moved)
 
 
+def table_on_disk(table: pa.Table, disk: LocalDisk) -> pa.Table:
+    """Write a table into a file, and return an equal one that lies in it. Raises what `disk` raises."""
+
+    def write(file: IO[bytes]) -> None:
+        sink = pa.PythonFile(file, mode="w")  # type: ignore[arg-type]  # it takes any file object
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+
+    return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(disk.map(write)))).read_all()
+
+
 def _mapped(series: list[pl.Series], disk: LocalDisk) -> list[pl.Series]:
     for shift in ("", SHIFT):
         frame = pl.DataFrame({str(number): each for number, each in enumerate(series)}).rename({"0": f"0{shift}"})

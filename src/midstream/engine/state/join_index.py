@@ -278,5 +278,5 @@ class JoinIndex(TableState):
         return *self._layout.keys, self._event_time
 
     def restore(self, chunks: Sequence[Chunk], where: str) -> None:
-        rows = self._restored_rows(chunks, where).sort(self._time_us, maintain_order=True)
+        rows = pl.concat(self._restored_frames(chunks, where)).sort(self._time_us, maintain_order=True)
         self._hold([self._run(rows.slice(start, RUN_ROWS)) for start in range(0, rows.height, RUN_ROWS)])

@@ -265,6 +265,20 @@ def compacted(runs: Sequence[TableRun]) -> list[TableRun]:
     return [group[0] if len(group) == 1 else merged(group[::-1]) for group in reversed(together)]
 
 
+def run_frames(frames: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
+    """Join consecutive frames that are short, and copy no others: they may lie on disk."""
+    together: list[list[pl.DataFrame]] = []
+    rows = 0
+    for frame in frames:
+        if together and rows + frame.height <= RUN_ROWS:
+            together[-1].append(frame)
+            rows += frame.height
+        elif frame.height:
+            together.append([frame])
+            rows = frame.height
+    return [group[0] if len(group) == 1 else pl.concat(group, rechunk=True) for group in together]
+
+
 def codes_of(keys: pl.DataFrame) -> tuple[UInt64s, bool]:
     """Return a number for each key, and whether different keys have different ones; equal keys have the same."""
     if keys.width == 1:

@@ -31,7 +31,7 @@ from midstream.engine.worker.failure_reports import deploy_failed
 from midstream.engine.worker.interfaces import SlotServices, TaskServices
 from midstream.engine.worker.slot_committers import SlotCommitters
 from midstream.engine.worker.source_reads import SourceReads
-from midstream.engine.worker.state_memory import StateMemory, state_bytes_max
+from midstream.engine.worker.state_memory import RestoredTables, StateMemory, state_bytes_max
 from midstream.engine.worker.task import Task
 from midstream.engine.worker.task_scheduler import TaskScheduler
 
@@ -253,7 +253,12 @@ class SlotMachine:
             self._transition(SlotEvent.OPENED)
             self._services.send(m.Deployed(deploy.attempt))
 
-        self._services.executor.submit(partial(load, deploy, config, self._services.open_storage, unpickle), done)
+        services, tables = self._services, None
+        if services.local_disk is not None:
+            # which of the slots share a machine is not known yet
+            limit_bytes = state_bytes_max(config, services.memory_limit_bytes, len({*deploy.slots}))
+            tables = RestoredTables(limit_bytes, services.local_disk)
+        services.executor.submit(partial(load, deploy, config, services.open_storage, unpickle, tables), done)
 
     def _open(self, deploy: m.Deploy, config: JobConfig, loaded: Loaded) -> None:
         any_graph = next(iter(loaded.graphs.values()))

@@ -15,10 +15,12 @@ from functools import partial
 from typing import Final
 from weakref import WeakKeyDictionary
 
+import pyarrow as pa
+
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.interfaces import Clock, Done, Executor, Failed, LocalDisk, Timer
 from midstream.engine.state.columnar import Columns, FrameRun
-from midstream.engine.state.columns_on_disk import bytes_of, on_disk
+from midstream.engine.state.columns_on_disk import bytes_of, on_disk, table_on_disk
 
 POLL_S: Final = 0.25
 WRITES_MAX: Final = 2
@@ -36,6 +38,30 @@ def state_bytes_max(config: JobConfig, memory_bytes: int, slots: int) -> int | N
     if config.state_memory == "auto":
         return memory_bytes // 2 // slots or None
     return config.state_memory
+
+
+@dataclass(slots=True)
+class RestoredTables:
+    """The tables of a checkpoint, of which those above the limit are moved to the disk as they are read.
+
+    It is used on one thread of the I/O pool.
+    """
+
+    limit_bytes: int | None
+    disk: LocalDisk
+    _bytes_in_memory: int = 0
+
+    def keep(self, table: pa.Table) -> pa.Table:
+        """Return the table, or an equal one that lies on the disk."""
+        size = table.nbytes
+        fits = self.limit_bytes is None or self._bytes_in_memory + size <= self.limit_bytes
+        if not fits and size >= self.disk.file_bytes_min:
+            try:
+                return table_on_disk(table, self.disk)
+            except OSError as error:
+                _log.warning("restored state stays in memory: it cannot be written to %s: %s", self.disk.place, error)
+        self._bytes_in_memory += size
+        return table
 
 
 @dataclass(slots=True)
