@@ -70,6 +70,8 @@ def sample() -> JobStatus:
         checkpoint_dir="/data/flights",
         slot_memory_bytes=(200 * 2**20, 210 * 2**20),
         slot_memory_limit_bytes=(2**30, 2**30),
+        slot_state_memory_bytes=(30 * 2**20, 40 * 2**20),
+        slot_state_disk_bytes=(0, 50 * 2**20),
         flows=(FlowStatus(1_200_000, 96 * 2**20, 1_500),),
     )
 

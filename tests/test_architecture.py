@@ -287,6 +287,7 @@ LARGE_CLASSES = {
     "inprocess/in_process_job.py InProcessJob": "stands for a driver, a cluster and a slot at once",
     "runtime/network/connection.py Connection": "handshake, sending and receiving of one socket share its buffers",
     "lab/midstream_lab/campaign.py Summary": "one count each",
+    "simulation/cluster.py SimulatedCluster": "what a run sets, and what is counted, one by one",
     "simulation/cluster.py SimulatedDriver": "what is checked of a driver, one by one",
     "simulation/disk.py Disk": "one way to fail each",
     "lab/midstream_lab/restarter.py Restarter": "what a run has come to, one by one",

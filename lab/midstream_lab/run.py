@@ -22,6 +22,7 @@ from midstream.simulation.chunk_sizes import chunk_sizes_of, least_buffers
 from midstream.simulation.cluster import MakeCoordinator, SimulatedCluster, SimulatedDriver
 from midstream.simulation.disk import Disk
 from midstream.simulation.faults import strike
+from midstream.simulation.local_disk import SimLocalDisk, spills
 from midstream.simulation.network import Network
 from midstream.simulation.recorded_rows import IN_PARTS, Outside, SimSource
 from midstream.simulation.recoveries import Recoveries
@@ -112,7 +113,12 @@ class Outcome:
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
     """Run a scenario. The outcome is a pure function of the scenario and the code."""
     prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
-    sizes = chunk_sizes_of(scenario.seed, small=scenario.small_chunks, combined_rows_min=scenario.combined_rows_min)
+    sizes = chunk_sizes_of(
+        scenario.seed,
+        small=scenario.small_chunks,
+        combined_rows_min=scenario.combined_rows_min,
+        on_disk=prepared.is_on_disk,
+    )
     with sizes, watermarks_are_checked(prepared.world):
         if not keep_trace:
             return prepared.go()
@@ -157,6 +163,9 @@ class Run:
         self.recoveries = Recoveries()
         self.polls = 0
         self.cluster.answered = self.savepoints.answered
+        self.is_on_disk = scenario.on_disk or spills(scenario.seed)
+        if self.is_on_disk:
+            self.cluster.open_local_disk = partial(SimLocalDisk, self.world)
         self.cluster.deployed = self._deployed
         self.cluster.failed = self.recoveries.failed
         self.cluster.patience_s = patience_s(scenario)
@@ -309,6 +318,7 @@ class Run:
             buffer_bytes=s.buffer_bytes,
             pool_bytes=s.buffer_bytes * buffers,
             batch_rows=s.batch_rows,
+            state_memory=Random(f"state memory {s.seed}").choice((1, 500, 5000)) if self.is_on_disk else "auto",
             slot_timeout_s=30.0,
             heartbeat_timeout_s=s.heartbeat_timeout_s,
         ).check()

@@ -614,6 +614,15 @@ def test_rows_tables_and_frames_are_collections():
         ({"tuning": Tuning(buffer_size="big")}, "buffer_size: 'big' is not a size"),
         ({"checkpoint_dir": ""}, "checkpoint_dir: '' is not a directory"),
         ({"retained_checkpoints": 0}, "retained_checkpoints: 0 is less than 1"),
+        (
+            {"state_memory": 0},
+            "state_memory: 0 bytes is too little; give a size such as '1 GiB', 'auto' or 'unlimited'",
+        ),
+        ({"state_memory": "0 MiB"}, "state_memory: 0 bytes is too little"),
+        ({"state_memory": -1}, "state_memory: -1 is not a size; write for example '32 KiB' or '64 MiB', or 'auto' or"),
+        ({"state_memory": "12 parsecs"}, "state_memory: '12 parsecs' is not a size"),
+        ({"state_memory": True}, "state_memory: True is not a size"),
+        ({"state_memory": None}, "state_memory: None is not a size"),
         ({"restart": "always"}, "restart: 'always' is not a strategy"),
         ({"tuning": {"pool_size": "1 MiB"}}, "tuning: {'pool_size': '1 MiB'} is not a Tuning; use Tuning"),
         ({"name": " "}, "a job needs a name"),
@@ -622,6 +631,12 @@ def test_rows_tables_and_frames_are_collections():
 def test_settings_that_cannot_be_are_refused(settings, message):
     with refused(ConfigError, message):
         Environment(**{"name": "test", **settings})
+
+
+def test_the_memory_of_state_is_a_size_or_a_word():
+    for given, expected in (("1 GiB", 2**30), (5, 5), ("auto", "auto"), ("unlimited", "unlimited")):
+        assert Environment("test", state_memory=given).program.config.state_memory == expected
+    assert Environment("test").program.config.state_memory == "auto"
 
 
 def test_restart_strategies_are_functions_with_checks():

@@ -83,6 +83,8 @@ def test_the_values_are_those_of_the_status():
     assert values(status, "midstream_job_start_time_seconds") == {"": status.started_ms / 1000}
     assert values(status, "midstream_slot_memory_bytes", "slot") == {"0": 200 * 2**20, "1": 210 * 2**20}
     assert values(status, "midstream_slot_memory_limit_bytes", "slot") == {"0": 2**30, "1": 2**30}
+    assert values(status, "midstream_slot_state_memory_bytes", "slot") == {"0": 30 * 2**20, "1": 40 * 2**20}
+    assert values(status, "midstream_slot_state_disk_bytes", "slot") == {"0": 0, "1": 50 * 2**20}
     assert values(status, "midstream_operator_rows_in", "operator") == {
         "read": 0,
         "parse": 1_234_567,
@@ -148,6 +150,8 @@ def test_what_is_not_known_is_left_out_and_not_0():
         checkpoints=(),
         slot_memory_bytes=(0,),
         slot_memory_limit_bytes=(0,),
+        slot_state_memory_bytes=(),
+        slot_state_disk_bytes=(),
     )
     names = parsed(without).keys()
     assert not [name for name in names if "watermark" in name or "last_checkpoint" in name or "memory" in name]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.operators.base import Combiner, Operator, OperatorContext, Output, Snapshot
+from midstream.engine.state.columnar import FrameRun
 from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.state_parts import StatePart
 from midstream.simulation.recorded_rows import Outside
@@ -36,6 +37,9 @@ class Around(Operator):
     def open(self, context: OperatorContext, out: Output) -> None:
         self._outside.check_open(context)
         self._inner.open(context, out)
+
+    def state_runs(self) -> Iterable[FrameRun]:
+        return self._inner.state_runs()
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         self._inner.restore(parts)

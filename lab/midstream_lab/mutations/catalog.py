@@ -21,6 +21,7 @@ from midstream_lab.mutations import (
     file_mutations,
     function_mutations,
     in_flight_mutations,
+    local_disk_mutations,
     lookup_mutations,
     moving_mutations,
     on_disk_mutations,
@@ -70,6 +71,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **lookup_mutations.MUTATIONS,
     **window_kind_mutations.MUTATIONS,
     **days_mutations.MUTATIONS,
+    **local_disk_mutations.MUTATIONS,
 }
 EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     "sequence_not_checked": Equivalent(

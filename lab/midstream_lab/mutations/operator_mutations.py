@@ -154,8 +154,8 @@ def clock_timers_as_event_timers() -> Replacements:
 
 
 def tables_are_restored_twice() -> Replacements:
-    original = TableState._restored_rows
-    return [(TableState, "_restored_rows", lambda self, chunks, where: original(self, [*chunks, *chunks[:1]], where))]
+    original = TableState._restored_frames
+    return [(TableState, "_restored_frames", lambda self, chunks, where: original(self, [*chunks, *chunks[:1]], where))]
 
 
 def forgotten_before_their_time() -> Replacements:

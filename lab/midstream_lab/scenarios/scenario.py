@@ -104,6 +104,8 @@ class Scenario:
     """Whether changed programs differ in generators of watermarks, which the original does not have, and in nothing else."""
     small_chunks: bool = False
     """Whether chunks are small; a tenth of the other runs have small chunks by chance (`simulation.chunk_sizes`)."""
+    on_disk: bool = False
+    """Whether state lies on the slots' local disks; in a tenth of the other runs it does by chance (`simulation.local_disk`)."""
     combined_rows_min: int = 0
     """The rows from which on every batch is combined; 0: that is drawn, and that more than a share of them must be saved."""
     on_slots: float = 0.0

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import polars as pl
@@ -30,6 +30,7 @@ from midstream.engine.core.config import (
     Duration,
     JobConfig,
     RestartStrategy,
+    Size,
     check_parallelism,
     duration_s,
     interval_s,
@@ -83,6 +84,8 @@ class Environment(Hinted):
     `retained_checkpoints`: how many completed checkpoints are kept at least.
     `restart`: `no_restart()`, `fixed_restarts(…)` or `exponential_restarts(…)`; the default restarts until the same
     failure has occurred ten times in a row without a checkpoint in between.
+    `state_memory`: how much state in columns (tables, joins, duplicates, aggregates, windows) each slot holds in memory;
+    what is above lies on its local disk. "auto" is half of the memory that the slot may use; "unlimited" moves nothing.
     `tls`: whether connections between driver, slots and commands are encrypted. "auto" encrypts them unless all
     processes run on this machine; "on" and "off" apply everywhere. A directory: with the certificate in its files
     tls.crt, tls.key and ca.crt, which every machine has, in place of one that each start of the job makes.
@@ -116,6 +119,7 @@ class Environment(Hinted):
         tolerable_failures: int = 3,
         retained_checkpoints: int = 2,
         restart: RestartStrategy | None = None,
+        state_memory: Size = "auto",
         tls: str | os.PathLike[str] = "auto",
         trusted_packages: Iterable[str] = (),
         tuning: Tuning | None = None,
@@ -150,6 +154,7 @@ class Environment(Hinted):
             batch_rows=_whole(tuned.batch_rows, "batch_rows"),
             slot_timeout_s=duration_s(tuned.slot_timeout, "slot_timeout"),
             heartbeat_timeout_s=duration_s(tuned.heartbeat_timeout, "heartbeat_timeout"),
+            state_memory=_state_memory(state_memory),
             tls=_tls(tls),
             trusted_packages=_packages(trusted_packages),
         ).check()
@@ -636,6 +641,17 @@ def _absolute(path: str, name: str) -> str:
         return absolute(path)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
+
+
+def _state_memory(size: Size) -> int | Literal["auto", "unlimited"]:
+    if size == "auto":
+        return "auto"
+    if size == "unlimited":
+        return "unlimited"
+    try:
+        return size_bytes(size, "state_memory")
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or 'auto' or 'unlimited'") from None
 
 
 def _aligned_timeout_s(timeout: Duration | None) -> float | None:

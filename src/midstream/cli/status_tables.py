@@ -303,6 +303,9 @@ def facts(status: JobStatus, shows_failures: bool) -> list[Text]:
         facts.append(Text(f"restored from {formatting.printable(status.restored_from)}", style="dim"))
     if any(status.slot_memory_bytes):
         facts.append(Text(f"slot memory {', '.join(_slot_sizes(status))}", style="dim"))
+    if any(status.slot_state_disk_bytes):
+        sizes = ", ".join(map(formatting.size, status.slot_state_disk_bytes))
+        facts.append(Text(f"state on the slots' local disks {sizes}", style="dim"))
     if status.tls != "off":
         own = "" if status.tls == "on" else f", with the certificate in {formatting.printable(status.tls)}"
         facts.append(Text(f"connections are encrypted by TLS{own}", style="dim"))

@@ -78,6 +78,10 @@ def _of_job(status: JobStatus) -> Iterator[Family]:
     memory, limits = _by_slot(status.slot_memory_bytes), _by_slot(status.slot_memory_limit_bytes)
     yield _gauge("slot_memory_bytes", "Resident memory of a slot's process, by its place among the slots.", memory)
     yield _gauge("slot_memory_limit_bytes", "Memory limit of that process; a container's limit is shared.", limits)
+    in_memory = _by_slot(status.slot_state_memory_bytes, unknown=None)
+    on_disk = _by_slot(status.slot_state_disk_bytes, unknown=None)
+    yield _gauge("slot_state_memory_bytes", "State in columns that a slot holds in memory.", in_memory)
+    yield _gauge("slot_state_disk_bytes", "State in columns that lies on a slot's local disk.", on_disk)
 
 
 def _of_checkpoints(status: JobStatus) -> Iterator[Family]:
@@ -254,8 +258,8 @@ def _known(samples: Iterable[tuple[Labels, float | None]]) -> list[Sample]:
     return [(labels, value) for labels, value in samples if value is not None]
 
 
-def _by_slot(sizes: Iterable[int]) -> list[Sample]:
-    return [((("slot", str(number)),), float(size)) for number, size in enumerate(sizes) if size]
+def _by_slot(sizes: Iterable[int], *, unknown: int | None = 0) -> list[Sample]:
+    return [((("slot", str(number)),), float(size)) for number, size in enumerate(sizes) if size != unknown]
 
 
 def _single(value: float) -> list[Sample]:

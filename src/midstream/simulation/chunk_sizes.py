@@ -23,6 +23,7 @@ from midstream.engine.state import (
     timers,
     tombstones,
 )
+from midstream.engine.worker import state_memory
 
 SHARE: Final = 0.1
 """The share of runs that have small chunks by chance."""
@@ -59,6 +60,16 @@ def small_sizes(seed: int) -> list[tuple[Any, str, int]]:
     ]
 
 
+def of_local_disks(seed: int) -> list[tuple[Any, str, float]]:
+    """Return how often state is moved to local disks, and how soon again after a failure."""
+    random = Random(f"moving {seed}")
+    return [
+        (state_memory, "POLL_S", random.choice((0.0005, 0.005))),
+        (state_memory, "RETRY_S", random.choice((0.0, 0.02))),
+        (state_memory, "WRITES_MAX", random.choice((1, 2, 8))),
+    ]
+
+
 def small_combining(seed: int, rows_min: int) -> list[tuple[Any, str, int]]:
     """Return the sizes at which rows are combined. No run has batches as large as those for which it pays."""
     random = Random(f"combining {seed}")
@@ -70,12 +81,13 @@ def small_combining(seed: int, rows_min: int) -> list[tuple[Any, str, int]]:
 
 
 @contextmanager
-def chunk_sizes_of(seed: int, *, small: bool, combined_rows_min: int) -> Iterator[None]:
+def chunk_sizes_of(seed: int, *, small: bool, combined_rows_min: int, on_disk: bool = False) -> Iterator[None]:
     """Set the sizes of a run within the block, and restore the former ones however it ends."""
     with ExitStack() as stack:
         used = small or are_small(seed)
         sizes = small_sizes(seed) if used else ()
-        for module, name, value in (*small_combining(seed, combined_rows_min), *sizes):
+        disks = of_local_disks(seed) if on_disk else ()
+        for module, name, value in (*small_combining(seed, combined_rows_min), *sizes, *disks):
             stack.enter_context(patch.object(module, name, value))
         yield
 

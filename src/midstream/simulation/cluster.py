@@ -21,7 +21,7 @@ from midstream.engine.checkpoint.store import FencedError, UnknownOutcomeError
 from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.placement.rescale import RescaleStage
 from midstream.engine.core.errors import ClusterError
-from midstream.engine.core.interfaces import Done, Failed, Signal, Storage
+from midstream.engine.core.interfaces import Done, Failed, LocalDisk, Signal, Storage
 from midstream.engine.protocol import messages as m
 from midstream.simulation.checked_shell import CheckedMachine, CheckedShell
 from midstream.simulation.control_connection import ControlConnection
@@ -70,6 +70,8 @@ class SimulatedCluster:
         """Called when a driver releases a slot."""
         self.failed: Callable[[SimulatedDriver], None] = lambda driver: None
         """Called when an attempt has failed and another one will follow."""
+        self.open_local_disk: Callable[[str], LocalDisk | None] = lambda name: None
+        """Opens the local disk of a slot, by the name of its process."""
         self.network = network
         self.make_coordinator = make_coordinator
         self.drivers: list[SimulatedDriver] = []

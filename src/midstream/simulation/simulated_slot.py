@@ -95,6 +95,7 @@ class SimulatedSlot:
                 make_signal=partial(SimSignal, self._world),
                 open_calls=partial(CallsInTurn, self.process),
                 unpickle=self.cluster.unpickle,
+                local_disk=self.cluster.open_local_disk(self.process.name),
             )
         )
         self.machine.handle(welcome)

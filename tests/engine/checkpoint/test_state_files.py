@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from checkpoint_samples import MAX_PARALLELISM, metadata_of, pipeline
 from effort import examples
 from in_memory import MemoryStorage
+from midstream.engine.checkpoint import state_files
 from midstream.engine.checkpoint.extents import INLINE_JOB_BYTES_MAX, KINDS, inline_bytes_max
 from midstream.engine.checkpoint.redistribute_state import assign_operator
 from midstream.engine.checkpoint.state_files import (
@@ -27,7 +30,9 @@ from midstream.engine.core.errors import InvariantError, StorageError
 from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.protocol.framing import CONTROL_FRAME_BYTES_MAX
 from midstream.engine.protocol.messages import OperatorSnapshot, PartHandle
+from midstream.engine.state.columns_on_disk import table_on_disk
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute, StatePart
+from on_disk import MemoryDisk
 
 EVERYTHING = range(MAX_PARALLELISM)
 FILE = state_file(1, 0, 1, 1, 0)
@@ -142,6 +147,47 @@ def test_large_chunks_are_compressed_and_come_back() -> None:
     handles = store(storage, {"s": part(Redistribute.KEYED, big)})
     assert len(storage.files[FILE]) < big.nbytes
     assert read_parts(storage, handles, EVERYTHING, "operator 'x'")["s"].table().equals(big)
+
+
+@pytest.mark.parametrize("window", [1, 3000])
+def test_a_long_file_is_read_in_parts(window: int) -> None:
+    class Noting(MemoryStorage):
+        def read(self, path: str) -> bytes:
+            raise AssertionError(f"{path} was read as a whole")
+
+        def read_range(self, path: str, offset: int, length: int) -> bytes:
+            ranges.append((offset, length))
+            return self.files[path][offset : offset + length]
+
+    ranges: list[tuple[int, int]] = []
+    storage = Noting()
+    tables = [table([i] * 50, list(range(50 * i, 50 * i + 50))) for i in range(8)]
+    handles = store(storage, {"s": part(Redistribute.KEYED, *tables)})
+    with patch.object(state_files, "WINDOW_BYTES", window):
+        assert values(read_parts(storage, handles, EVERYTHING, "operator 'x'")) == list(range(400))
+        longest = max(chunk.length for chunk in handles[0].chunks)
+        assert all(length <= max(window, longest) for _, length in ranges)
+        assert len(ranges) == 8 if window == 1 else 1 < len(ranges) < 8
+        data = storage.files[FILE]
+        storage.files[FILE] = data[:-1]
+        with pytest.raises(StorageError, match="chunk c7"):
+            read_parts(storage, handles, EVERYTHING, "operator 'x'")
+        storage.files[FILE] = data[:-40] + bytes([data[-40] ^ 1]) + data[-39:]
+        with pytest.raises(StorageError, match="chunk c7"):
+            verify_chunks(storage, handles, "operator 'x'")
+
+
+def test_each_table_is_kept_where_the_caller_wants_it() -> None:
+    storage, kept = MemoryStorage(), []
+
+    def keep(read: pa.Table) -> pa.Table:
+        kept.append(read.num_rows)
+        return table_on_disk(read, MemoryDisk())
+
+    handles = store(storage, {"s": part(Redistribute.KEYED, table([1, 9], [10, 11]), table([2], [20]))})
+    assert values(read_parts(storage, handles, EVERYTHING, "operator 'x'", keep)) == [10, 11, 20]
+    assert kept == [2, 1]
+    assert values(read_parts(storage, handles, range(2), "operator 'x'", keep)) == [10]
 
 
 @pytest.mark.parametrize("damage", ["flip", "short", "missing", "replaced"])

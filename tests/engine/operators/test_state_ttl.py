@@ -31,6 +31,7 @@ from midstream import (
 )
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.operators.base import OperatorContext
 from midstream.engine.operators.failed_rows import FAIL, ErrorPolicy
 from midstream.engine.operators.functions import process_operator
 from midstream.engine.operators.functions.function_operator import Port
@@ -44,9 +45,8 @@ from midstream.engine.state.keyed_states import KeyScope
 def place(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each test runs twice: with all entries and timers in memory, and with all of them spilled between batches."""
 
-    def spilling(*arguments: Any) -> StateSpill:
-        *others, context = arguments
-        return StateSpill(*others, dataclasses.replace(context, entry_bytes=0))
+    def spilling(states: Any, queues: Any, encoding: Any, own: Any, where: Any, context: OperatorContext) -> StateSpill:
+        return StateSpill(states, queues, encoding, own, where, dataclasses.replace(context, entry_bytes=0))
 
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "spilled":

@@ -15,6 +15,7 @@ from effort import examples
 from in_memory import CountingIds
 from midstream.engine.state import columnar, join_index
 from midstream.engine.state.join_index import JoinIndex
+from on_disk import move_all
 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("n", pa.int64())])
 HELD_US = 2
@@ -41,9 +42,11 @@ def frame_of(rows: list[tuple[int, int, int]]) -> pl.DataFrame:
 
 
 @settings(max_examples=examples(600), deadline=None)
-@given(st.lists(STEP, max_size=14), st.sampled_from([(262_144, 8_192), (3, 2), (1, 1)]))
-def test_rows_leave_once_and_in_the_order_of_their_arrival(plan: list[tuple[str, Any]], sizes: tuple[int, int]) -> None:
-    """Whatever runs are merged, written again without what has left, or restored."""
+@given(st.lists(STEP, max_size=14), st.sampled_from([(262_144, 8_192), (3, 2), (1, 1)]), st.booleans())
+def test_rows_leave_once_and_in_the_order_of_their_arrival(
+    plan: list[tuple[str, Any]], sizes: tuple[int, int], on_disk: bool
+) -> None:
+    """Whatever runs are merged, written again without what has left, restored, or moved to a disk."""
     with patch.object(join_index, "RUN_ROWS", sizes[0]), patch.object(columnar, "OWN_CHUNK_ROWS", sizes[1]):
         index, watermark, count = index_of(), 0, 0
         held: list[tuple[int, int, int]] = []
@@ -74,6 +77,8 @@ def test_rows_leave_once_and_in_the_order_of_their_arrival(plan: list[tuple[str,
                 if chunks is not None:
                     index.restore(chunks(), "here")
                     index.drop(lambda groups, mark=dropped: np.full(len(groups), mark))  # type: ignore[misc]
+            if on_disk:
+                move_all(index.held_runs())
             assert sorted(index.frame["n"]) == [n for _, _, n in held]
         assert by_key_and_time(index.pop_expired(10_000)) == by_key_and_time(held)
         assert index.snapshot(CountingIds(), "here") is None

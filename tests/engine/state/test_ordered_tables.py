@@ -24,6 +24,7 @@ from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.ordered_tables import RowPerKey
 from midstream.engine.state.state_parts import Chunk
 from midstream.engine.state.table_runs import stable_order
+from on_disk import move_all
 
 Given = Sequence[tuple[int, int | None]]
 """Keys, by number, and values."""
@@ -34,7 +35,7 @@ STEPS = st.lists(
         st.tuples(st.sampled_from(["replace", "replace", "undone"]), ROWS),
         st.tuples(st.just("pop"), st.lists(st.integers(0, 5), max_size=3)),
         st.tuples(st.just("pop_until"), st.integers(-1, 20)),
-        st.tuples(st.sampled_from(["restore", "store", "read"]), st.none()),
+        st.tuples(st.sampled_from(["restore", "store", "read", "move"]), st.none()),
     ),
     max_size=25,
 )
@@ -94,6 +95,8 @@ class Compared:
                 self.rows = {key: value for key, value in self.rows.items() if key not in due}
             case "store":
                 self.stored.append((self.state.snapshot(self.ids, "here"), dict(self.rows)))
+            case "move":
+                move_all(self.state.held_runs())
             case "read":
                 assert dict(self.state.frame.select("k", "v").iter_rows()) == self.rows
             case "restore":

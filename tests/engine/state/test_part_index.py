@@ -22,6 +22,7 @@ from midstream.engine.state import columnar
 from midstream.engine.state.columnar import StateLayout, snapshot_runs
 from midstream.engine.state.session_index import RUNS_MAX, SessionIndex
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
+from on_disk import move_all
 
 Part = tuple[str, int, tuple[int, ...]]
 """Its key, when it ends, and the numbers of the parts that it was made of."""
@@ -67,8 +68,9 @@ def found(frames: Sequence[pl.DataFrame]) -> dict[tuple[str, int], list[int]]:
 class Beside:
     """An index, and the same parts in a list."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_disk: bool = False) -> None:
         self.index = SessionIndex(["k"], "end", merge)
+        self.on_disk = on_disk
         self.parts: list[Part] = []
         self.count = 0
         self.stored: list[tuple[list[pl.DataFrame], dict[tuple[str, int], list[int]]]] = []
@@ -111,6 +113,8 @@ class Beside:
         self.check()
 
     def check(self) -> None:
+        if self.on_disk:
+            move_all(self.index.runs)
         living = [run.living for run in self.index.runs]
         assert found([run.frame for run in living]) == merged(self.parts)
         assert [run.rows for run in living] == [run.frame.height for run in living]
@@ -132,10 +136,10 @@ class Beside:
 
 
 @settings(max_examples=examples(400))
-@given(steps, st.sampled_from([1, 3, 8_192]))
-def test_an_index_has_what_a_list_of_parts_has(plan: list[tuple[str, Any]], own: int) -> None:
+@given(steps, st.sampled_from([1, 3, 8_192]), st.booleans())
+def test_an_index_has_what_a_list_of_parts_has(plan: list[tuple[str, Any]], own: int, on_disk: bool) -> None:
     with patch.object(columnar, "OWN_CHUNK_ROWS", own):
-        beside = Beside()
+        beside = Beside(on_disk)
         for step, argument in plan:
             beside.step(step, argument)
         beside.check_snapshots()

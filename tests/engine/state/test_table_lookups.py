@@ -26,6 +26,7 @@ from midstream.engine.state.columnar import OWN_CHUNK_ROWS
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 from midstream.engine.state.table_runs import RUNS_MAX, TableRun
 from midstream.engine.state.table_state import TableState
+from on_disk import move_all
 
 GROUPS = 16
 START = datetime(2024, 1, 1)
@@ -57,6 +58,8 @@ class Beside:
 
     kind: pa.DataType
     keys: Sequence[Any]
+    on_disk: bool = False
+    """Whether everything is moved to a disk after each step."""
 
     def __post_init__(self) -> None:
         self.schema = pa.schema([("k", self.kind), ("at", pa.timestamp("ms")), ("id", pa.int64())])
@@ -121,6 +124,8 @@ class Beside:
         return self.state.snapshot(self.ids, "here"), [row[2] for row in self.rows]
 
     def check(self) -> None:
+        if self.on_disk:
+            move_all(self.state.held_runs())
         assert numbers(self.state.frame) == [row[2] for row in self.rows]
         expected = self.frame_of(self.rows)
         assert self.state.frame.equals(expected), (self.state.frame, expected)
@@ -162,9 +167,10 @@ STEPS = st.lists(
     runs_max=st.sampled_from([0, 1, 3]),
     own=st.sampled_from([1, 5, 1000]),
     same_hash=st.booleans(),
+    on_disk=st.booleans(),
 )
 def test_a_table_has_what_a_list_of_rows_has(
-    kind: str, plan: list[tuple[str, Any]], run_rows: int, runs_max: int, own: int, same_hash: bool
+    kind: str, plan: list[tuple[str, Any]], run_rows: int, runs_max: int, own: int, same_hash: bool, on_disk: bool
 ) -> None:
     with ExitStack() as stack:
         stack.enter_context(patch.object(table_runs, "RUN_ROWS", run_rows))
@@ -173,7 +179,7 @@ def test_a_table_has_what_a_list_of_rows_has(
         if same_hash:  # all keys that are hashed meet
             hashes = lambda keys, _: pl.Series(np.zeros(keys.height, np.uint64))  # noqa: E731
             stack.enter_context(patch.object(pl.DataFrame, "hash_rows", hashes))
-        beside = Beside(*KINDS[kind])
+        beside = Beside(*KINDS[kind], on_disk)
         for step, argument in plan:
             beside.step(step, argument)
         beside.check_stored()
@@ -293,6 +299,24 @@ def test_a_long_frame_is_searched_in_pieces_and_stays_in_order() -> None:
     assert len(state._bound_runs()) == 5
     assert state.pop(pl.DataFrame({"k": [7]})).height == len(range(7, rows, 1000))
     assert state.frame["id"].is_sorted() and state.frame.height == rows - len(range(7, rows, 1000))
+
+
+def test_restored_rows_are_not_copied_unless_their_chunks_are_short() -> None:
+    """They may lie on disk."""
+    state, ids = table({"k": int, "id": int}), CountingIds()
+    long = pl.DataFrame({"k": np.arange(2 * OWN_CHUNK_ROWS), "id": 0})
+    for rows in (long, long[:5], long, long[:5]):
+        state.append(rows.with_columns(id=pl.lit(state.frame.height)))
+    snapshot = state.snapshot(ids, "here")
+    assert snapshot is not None
+    chunks = snapshot()
+    with patch.object(table_runs, "RUN_ROWS", 2 * OWN_CHUNK_ROWS):
+        again = table({"k": int, "id": int})
+        again.restore(chunks, "here")
+    assert again.frame.equals(state.frame)
+    first: Any = again._bound_runs()[0].frame["id"].to_arrow()
+    stored: Any = chunks[0].table.column("id").chunk(0)
+    assert first.buffers()[1].address == stored.buffers()[1].address
 
 
 def test_neither_to_look_nor_rows_that_go_change_a_chunk() -> None:

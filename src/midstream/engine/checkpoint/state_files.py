@@ -8,9 +8,9 @@ to write, it goes into the metadata (see `extents`). Everything here is pure or 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -35,6 +35,9 @@ from midstream.engine.state.state_parts import (
 # size, zstd 0.6 and 1.6 GB/s at 25 %. lz4 keeps up with a disk and halves what is written.
 # Below this size its framing costs more than it saves.
 COMPRESS_FROM_BYTES = 64 * 2**10
+
+WINDOW_BYTES: Final = 64 * 2**20
+"""A longer file is read in parts of this size, or of the size of a chunk that is larger."""
 
 SHARED = "shared"
 _NAME = re.compile(r"e(\d+)-a(\d+)-c(\d+)-v(\d+)-s(\d+)\.(state|channels(?:-[1-9]\d*)?)")
@@ -165,12 +168,24 @@ def _draft(chunk: Chunk, redistribute: Redistribute) -> ChunkHandle:
 # ---- reading ---------------------------------------------------------------
 
 
-def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: range, where: str) -> dict[str, StatePart]:
+Keep: TypeAlias = Callable[[pa.Table], pa.Table]
+"""Takes a table that was read, and returns an equal one, which perhaps lies elsewhere."""
+
+
+def in_memory(table: pa.Table) -> pa.Table:
+    """Keep a table where it is."""
+    return table
+
+
+def read_parts(
+    storage: Storage, handles: Sequence[PartHandle], key_groups: range, where: str, keep: Keep = in_memory
+) -> dict[str, StatePart]:
     """Read the rows of `handles` that belong to a subtask which owns `key_groups`, by part name.
 
     Handles with the same name and rule are joined. A part that has no row for this subtask is left out, unless its rule is
     NEWEST. Rows that were removed after their chunk was stored are left out. A chunk of which only some rows are kept gets
-    an id of its own, derived from the old one, since the same id must always mean the same rows.
+    an id of its own, derived from the old one, since the same id must always mean the same rows. `keep` is
+    called with each table once it is read.
 
     Raises StorageError naming `where` and the file if a file is missing, short or corrupt; every chunk is checked
     before any of its bytes are parsed.
@@ -186,7 +201,7 @@ def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: rang
         selected.extend(_selected(handle, rule, key_groups))
     forms = {handle.name: handle.stored for handle in handles}
     chunks = [chunk for _, selected in parts.values() for chunk, _ in selected]
-    tables = _read_tables(storage, [each for chunk in chunks for each in (chunk, *chunk.removed)], where)
+    tables = _read_tables(storage, [each for chunk in chunks for each in (chunk, *chunk.removed)], where, keep)
     read = {}
     for name, (rule, selected) in parts.items():
         kept = []
@@ -229,8 +244,8 @@ def in_files(handles: Iterable[PartHandle]) -> dict[str, ChunkHandle]:
 
 def verify_chunks(storage: Storage, handles: Sequence[PartHandle], where: str) -> int:
     """Read and check every chunk, without parsing it; return the number of bytes. Raises StorageError."""
-    files = _Files(storage, where)
     unique = {location_of(extent): extent for handle in handles for extent in handle.extents}
+    files = _Files(storage, where, unique.values())
     return sum(files.bytes_of(unique[location]).nbytes for location in sorted(unique))
 
 
@@ -239,11 +254,15 @@ def location_of(chunk: ChunkHandle) -> tuple[str, int, str]:
     return chunk.file, chunk.offset, chunk.id
 
 
-def _read_tables(storage: Storage, chunks: Sequence[ChunkHandle], where: str) -> dict[tuple[str, int, str], pa.Table]:
-    """Read each chunk once, file by file, so that at most one file is in memory besides the tables."""
-    files = _Files(storage, where)
+def _read_tables(
+    storage: Storage, chunks: Sequence[ChunkHandle], where: str, keep: Keep
+) -> dict[tuple[str, int, str], pa.Table]:
+    """Read each chunk once, file by file, so that at most one file, or part of a long one, is in memory besides the
+    tables.
+    """
     unique = {location_of(chunk): chunk for chunk in chunks}
-    return {location: files.read(unique[location]) for location in sorted(unique)}
+    files = _Files(storage, where, unique.values())
+    return {location: keep(files.read(unique[location])) for location in sorted(unique)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,12 +357,18 @@ def _select(table: pa.Table, chunk: ChunkHandle, owned: _Owned) -> Chunk | None:
 
 
 class _Files:
-    """Reads chunks, and caches the file read last, since chunks are requested file by file."""
+    """Reads some of `chunks`, and caches what was read last, since they are requested in the order of their places."""
 
-    def __init__(self, storage: Storage, where: str) -> None:
+    def __init__(self, storage: Storage, where: str, chunks: Iterable[ChunkHandle]) -> None:
         self._storage = storage
         self._where = where
+        self._ends: dict[str, int] = {}
+        """How much of each file is needed, from its beginning."""
+        for chunk in chunks:
+            self._ends[chunk.file] = max(self._ends.get(chunk.file, 0), chunk.offset + chunk.length)
         self._path: str | None = None
+        self._start = 0
+        """Where in the file `_data` begins."""
         self._data = memoryview(b"")
 
     def read(self, chunk: ChunkHandle) -> pa.Table:
@@ -364,23 +389,29 @@ class _Files:
         if chunk.inline:
             data = memoryview(chunk.inline)
         else:
-            data = self._load(chunk.file)[chunk.offset : chunk.offset + chunk.length]
+            data = self._load(chunk)
         problem = check_extent(data, chunk.length, chunk.checksum)
         if problem:
             raise self._error(chunk, problem)
         return data
 
-    def _load(self, file: str) -> memoryview:
-        if self._path != file:
-            self._path = None
+    def _load(self, chunk: ChunkHandle) -> memoryview:
+        file, offset, end = chunk.file, chunk.offset, chunk.offset + chunk.length
+        is_long = self._ends.get(file, end) > WINDOW_BYTES
+        if self._path != file or (is_long and not self._start <= offset <= end <= self._start + len(self._data)):
+            self._path, self._data, self._start = None, memoryview(b""), offset if is_long else 0
             try:
-                self._data = memoryview(self._storage.read(file))
+                if is_long:
+                    read = self._storage.read_range(file, offset, max(chunk.length, WINDOW_BYTES))
+                else:
+                    read = self._storage.read(file)
+                self._data = memoryview(read)
             except StorageError as error:
                 raise StorageError(f"{self._where}: {error}") from error
             except OSError as error:
                 raise StorageError(f"{self._where}: state file {file} cannot be read: {error}") from error
             self._path = file
-        return self._data
+        return self._data[offset - self._start : end - self._start]
 
     def _error(self, chunk: ChunkHandle, what: str) -> StorageError:
         location = f"state file {chunk.file}, bytes {chunk.offset} to {chunk.offset + chunk.length}"

@@ -148,6 +148,10 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     buffer_bytes: int = 32 * 2**10
     pool_bytes: int = 128 * 2**20
     batch_rows: int = 131_072
+    state_memory: int | Literal["auto", "unlimited"] = "auto"
+    """How many bytes of state in columns each slot holds in memory; what is above lies on its local disk. "auto": half
+    of the memory that the slot's process may use, divided by the number of the job's slots on that machine.
+    """
     slot_timeout_s: float = 60.0
     heartbeat_timeout_s: float = 30.0
     tls: str = "auto"
@@ -168,6 +172,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("tls: the value is empty; give 'auto', 'on', 'off', or a directory with a certificate")
         if self.buffer_bytes < BUFFER_BYTES_MIN:
             raise ConfigError(f"buffer_size: {self.buffer_bytes} bytes is below the smallest size, 4 KiB")
+        if self.state_memory == 0:
+            raise ConfigError("state_memory: 0 bytes is too little; give a size such as '1 GiB', 'auto' or 'unlimited'")
         if self.checkpoint_interval_s is not None and self.checkpoint_interval_s <= 0:
             raise ConfigError(
                 "checkpoint_interval: 0 is not an interval; give a time, or None for no periodic checkpoints"

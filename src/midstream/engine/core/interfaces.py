@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import IO, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Mail = Callable[[], None]
@@ -267,6 +267,27 @@ class Storage(Protocol):
         `path`: its location.
 
             is_planned = self.storage.exists("mine/plan")
+        """
+        ...
+
+
+class LocalDisk(Protocol):
+    """A disk of the slot's machine, for what must not outlive the process. It blocks: call it only on the I/O pool."""
+
+    @property
+    def place(self) -> str:
+        """The directory, as messages name it."""
+        ...
+
+    @property
+    def file_bytes_min(self) -> int:
+        """The size from which something is worth a file of its own."""
+        ...
+
+    def map(self, write: Callable[[IO[bytes]], None]) -> memoryview:
+        """Return the bytes of a new file, mapped into memory. The file is gone as soon as nothing refers to them.
+
+        `write`: writes the file. Raises OSError if the disk is full or fails.
         """
         ...
 

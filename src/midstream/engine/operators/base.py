@@ -29,6 +29,7 @@ from midstream.engine.core.interfaces import (
     Timer,
 )
 from midstream.engine.operators.user_metrics import UserMetrics
+from midstream.engine.state.columnar import FrameRun
 from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.safe_pickle import OwnCode
 from midstream.engine.state.state_parts import StatePart
@@ -253,6 +254,11 @@ class Operator(ABC):
 
     def open(self, context: OperatorContext, out: Output) -> None:
         """Prepare to work. Must leave no trace outside the process."""
+
+    def state_runs(self) -> Iterable[FrameRun]:
+        """Return the runs that state in columns lies in, of each state oldest first. Columns of them may be moved until
+        the next call."""
+        return ()
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         """Restore state, which the task has already reduced to the rows that belong to this subtask."""

@@ -386,6 +386,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The memory that each slot's process uses."""
     slot_memory_limit_bytes: tuple[int, ...] = ()
     """The memory limit of each slot's process; processes of one container share its limit. 0 if unknown."""
+    slot_state_memory_bytes: tuple[int, ...] = ()
+    """The state in columns that each slot holds in memory."""
+    slot_state_disk_bytes: tuple[int, ...] = ()
+    """The state in columns that lies on each slot's local disk."""
     slot_pids: tuple[int, ...] = ()
     """The process id of each slot."""
     slot_hosts: tuple[str, ...] = ()

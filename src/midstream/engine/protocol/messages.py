@@ -382,6 +382,10 @@ class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):
     """The waits of the process for something outside of the job, longest first."""
     warnings: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=SLOT_WARNINGS_MAX)] = ()
     """Conditions of the process that the job's status has to show."""
+    state_memory_bytes: int = 0
+    """The state in columns that its tasks hold in memory."""
+    state_disk_bytes: int = 0
+    """The state in columns that lies on its local disk."""
 
 
 class InCall(msgspec.Struct, frozen=True, tag="in_call"):

@@ -8,7 +8,7 @@ positions in it (see `engine.state.tombstones`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ OWN_CHUNK_ROWS = 8_192
 
 Int32s = npt.NDArray[np.int32]
 Merge = Callable[[Sequence[pl.DataFrame]], pl.DataFrame]
+Columns: TypeAlias = tuple[pl.DataFrame | npt.NDArray[Any] | None, ...]
+"""A frame, and arrays with a value for each of its rows or None, in a fixed order. None of them ever changes."""
 Ordered = tuple[pl.DataFrame, Int32s]
 """Rows sorted by key group, and the key group of each row."""
 
@@ -39,7 +41,7 @@ class FrameRun:
     Its two memos only ever change from None to the one correct value.
     """
 
-    __slots__ = ("chunk_id", "frame", "groups", "rows")
+    __slots__ = ("__weakref__", "chunk_id", "frame", "groups", "rows")
 
     def __init__(self, frame: pl.DataFrame) -> None:
         self.frame = frame
@@ -51,6 +53,14 @@ class FrameRun:
     def living(self) -> FrameRun:
         """The rows that have not been removed."""
         return self
+
+    def columns(self) -> Columns:
+        """Return everything of the run that is large and never changes; () if the frame is being overwritten."""
+        return self.frame, self.groups
+
+    def move(self, columns: Columns) -> None:
+        """Replace what `columns` returned by equal columns that lie elsewhere."""
+        self.frame, self.groups = cast("tuple[pl.DataFrame, Int32s | None]", columns)
 
     def deletion_vectors(self, ids: Ids) -> Sequence[Vector]:
         """Return which rows have been removed since the frame was made, for a snapshot that refers to the frame."""

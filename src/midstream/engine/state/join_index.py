@@ -16,7 +16,7 @@ import polars as pl
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.schemas import SchemaLike
-from midstream.engine.state.columnar import Int32s
+from midstream.engine.state.columnar import Columns, Int32s
 from midstream.engine.state.state_parts import Chunk
 from midstream.engine.state.table_state import TableState
 from midstream.engine.state.tombstones import Bools, TombstonedRun
@@ -60,6 +60,17 @@ class TimedRun(TombstonedRun):
         """Rows up to this time have expired."""
         self._by_time: tuple[Int64s, Int64s] | None = None
         """The positions of the rows in the order of time, and their times. Built when the first row is due."""
+
+    def columns(self) -> Columns:
+        order, times = self._by_time or (None, None)
+        return *super().columns(), self.codes, self.times, order, times
+
+    def move(self, columns: Columns) -> None:
+        *columns_of_all, codes, own, order, times = columns
+        super().move(tuple(columns_of_all))
+        self.codes, self.times = cast("tuple[UInt64s, Int64s]", (codes, own))
+        if self._by_time is not None:
+            self._by_time = cast("tuple[Int64s, Int64s]", (order, times))
 
     @property
     def hashes(self) -> UInt64s:
@@ -267,5 +278,5 @@ class JoinIndex(TableState):
         return *self._layout.keys, self._event_time
 
     def restore(self, chunks: Sequence[Chunk], where: str) -> None:
-        rows = self._restored_rows(chunks, where).sort(self._time_us, maintain_order=True)
+        rows = pl.concat(self._restored_frames(chunks, where)).sort(self._time_us, maintain_order=True)
         self._hold([self._run(rows.slice(start, RUN_ROWS)) for start in range(0, rows.height, RUN_ROWS)])

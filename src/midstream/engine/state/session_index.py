@@ -7,13 +7,13 @@ all parts of a key. Removing parts only marks them; a run is rewritten once half
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import polars as pl
 
 from midstream.engine.core.elements import MAX_WATERMARK_US
-from midstream.engine.state.columnar import Merge
+from midstream.engine.state.columnar import Columns, Merge
 from midstream.engine.state.tombstones import Int64s, TombstonedRun, UInt64s, among, distinct, found_in
 
 RUNS_MAX: Final = 12
@@ -39,6 +39,14 @@ class IndexedRun(TombstonedRun):
         self.hashes, self.ends = hashes[order], ends[order]
         self.first_end = int(self.ends.min())
         """No live row ends before this."""
+
+    def columns(self) -> Columns:
+        return *super().columns(), self.hashes  # `ends` are overwritten
+
+    def move(self, columns: Columns) -> None:
+        *columns_of_all, hashes = columns
+        super().move(tuple(columns_of_all))
+        self.hashes = cast("UInt64s", hashes)
 
     def positions(self, hashes: UInt64s) -> Int64s:
         """Return the positions of all live rows with one of these hashes, which are sorted and distinct."""

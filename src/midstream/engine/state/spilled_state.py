@@ -27,7 +27,7 @@ from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_
 from midstream.engine.state.keyed_states import ListState, MapState, State
 from midstream.engine.state.safe_pickle import OwnCode
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
-from midstream.engine.state.table_runs import LAST_TICK, TableRun
+from midstream.engine.state.table_runs import LAST_TICK, TableRun, run_frames
 from midstream.engine.state.table_state import TableState
 from midstream.engine.state.timers import NEVER_US, TimerQueue
 from midstream.engine.state.tombstones import Int64s
@@ -95,8 +95,8 @@ class SpilledRows(TableState):
 
     def restore_chunk(self, chunk: Chunk) -> None:
         """Add the rows of a chunk that `has_columns_of` accepts. Raises StorageError if it is damaged."""
-        rows = self._restored_rows([Chunk(chunk.id, self._encoding.flat(chunk.table))], self._where)
-        self._hold([*self._bound_runs(), TableRun(rows)])
+        frames = self._restored_frames([Chunk(chunk.id, self._encoding.flat(chunk.table))], self._where)
+        self._hold([*self._bound_runs(), *map(TableRun, run_frames(frames))])
 
     def _missing(self, keys: Sequence[Any]) -> Iterable[Any]:
         """Return those of the keys that may have rows."""

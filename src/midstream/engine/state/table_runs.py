@@ -6,13 +6,13 @@ The index of a run is built at its first search, and kept when runs are merged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from midstream.engine.state.columnar import FrameRun
+from midstream.engine.state.columnar import Columns, FrameRun
 from midstream.engine.state.tombstones import Bools, Int64s, TombstonedRun, UInt64s, found_in
 
 Values: TypeAlias = npt.NDArray[Any]
@@ -102,6 +102,19 @@ class TableRun(TombstonedRun):
     def living(self) -> FrameRun:
         self.frame  # noqa: B018  # a snapshot reads it later
         return super().living
+
+    def columns(self) -> Columns:
+        if self._values is not None:
+            return ()
+        codes, rows = (None, None) if self._index is None else self._index[:2]
+        return self._frame, self.groups, codes, rows
+
+    def move(self, columns: Columns) -> None:
+        *columns_of_all, codes, rows = columns
+        super().move(tuple(columns_of_all))
+        if self._index is not None:
+            moved = cast("tuple[UInt64s, Int64s]", (codes, rows))
+            self._index = Index(*moved, self._index.is_distinct)
 
     def rows_at(self, positions: Int64s, names: Sequence[str] | None = None) -> pl.DataFrame:
         """Return some rows, or those of their columns `names`, without reading the frame."""
@@ -258,6 +271,20 @@ def compacted(runs: Sequence[TableRun]) -> list[TableRun]:
             together.append([run])
             rows = run.rows
     return [group[0] if len(group) == 1 else merged(group[::-1]) for group in reversed(together)]
+
+
+def run_frames(frames: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
+    """Join consecutive frames that are short, and copy no others: they may lie on disk."""
+    together: list[list[pl.DataFrame]] = []
+    rows = 0
+    for frame in frames:
+        if together and rows + frame.height <= RUN_ROWS:
+            together[-1].append(frame)
+            rows += frame.height
+        elif frame.height:
+            together.append([frame])
+            rows = frame.height
+    return [group[0] if len(group) == 1 else pl.concat(group, rechunk=True) for group in together]
 
 
 def codes_of(keys: pl.DataFrame) -> tuple[UInt64s, bool]:

@@ -24,7 +24,7 @@ from midstream.engine.state.columnar import FrameRun, StateLayout, snapshot_runs
 from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, StoredForm, check_columns
 from midstream.engine.state.state_upgrade import migrated_rows, upgrade_at_restore
-from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
+from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted, run_frames
 from midstream.engine.state.tombstones import Bools, Int64s, among, distinct
 
 PIECES_MAX: Final = 64
@@ -288,6 +288,11 @@ class TableState(DeclaredState):
         found = [(run, run.until(column, min(tick, LAST_TICK))) for run in self._searchable()]
         return self._removed([(run, positions) for run, positions in found if len(positions)])
 
+    def held_runs(self) -> Sequence[FrameRun]:
+        """Return the runs, oldest first. Columns of them may be moved, so `frame` is put together again."""
+        self._whole = None
+        return self._runs or ()
+
     def mark(self) -> TableMark:
         """Return what the table holds now, for `roll_back`."""
         runs = self._table_runs()
@@ -354,7 +359,7 @@ class TableState(DeclaredState):
 
     def restore(self, chunks: Sequence[Chunk], where: str) -> None:
         """Restore such chunks, of one old subtask or several. Raises StorageError if they have other columns."""
-        self._hold_restored(self._restored_rows(chunks, where))
+        self._hold([TableRun(frame) for frame in run_frames(self._restored_frames(chunks, where))])
 
     def restore_upgraded(self, chunks: Sequence[Chunk], stored: StoredForm, where: str) -> None:
         """Restore chunks of a table that was declared otherwise. Raises SchemaError if `migrate` fails."""
@@ -384,7 +389,7 @@ class TableState(DeclaredState):
     def _never_null(self) -> Sequence[str]:
         return self._layout.keys
 
-    def _restored_rows(self, chunks: Sequence[Chunk], where: str) -> pl.DataFrame:
+    def _restored_frames(self, chunks: Sequence[Chunk], where: str) -> list[pl.DataFrame]:
         frames = []
         for chunk in chunks:
             table = chunk.table.drop_columns([KEY_GROUP])
@@ -398,7 +403,7 @@ class TableState(DeclaredState):
                 table, {n: self.schema.field(n).type for n in self._never_null()}, f"{where}: state {self.name!r}"
             )
             frames.append(to_polars(table))
-        return pl.concat(frames, rechunk=True)
+        return frames
 
 
 def _ticks(time: datetime, unit: str) -> int | None:

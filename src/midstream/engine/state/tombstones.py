@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.interfaces import Ids
-from midstream.engine.state.columnar import FrameRun
+from midstream.engine.state.columnar import Columns, FrameRun
 from midstream.engine.state.state_parts import REMOVED, Chunk
 
 VECTOR_ROWS_MIN: Final = 1_024
@@ -70,7 +70,7 @@ class TombstonedRun(FrameRun):
         super().__init__(frame)
         self.there: Bools | None = None
         """Which rows are live, or None for all; never changed in place, since snapshots refer to it."""
-        self._living: FrameRun | None = None
+        self._living: LivingRun | None = None
         self._stored: tuple[Bools | None, int] = None, self.rows
         """Which rows, and how many, were live at the last snapshot."""
         self._vectors: tuple[DeletionVector, ...] = ()
@@ -125,22 +125,35 @@ class TombstonedRun(FrameRun):
             self._living = LivingRun(self.frame, self.there, self.rows)
         return self._living
 
+    def move(self, columns: Columns) -> None:
+        super().move(columns)
+        if self._living is not None:
+            self._living.follow(self.frame)
+
 
 class LivingRun(FrameRun):
-    """Some rows of a frame, selected on first access."""
+    """Some rows of a frame, selected on first access; if the frame lies on disk, on each access."""
 
-    __slots__ = ("_of", "_picked", "_there")
+    __slots__ = ("_is_kept", "_of", "_picked", "_there")
 
     def __init__(self, of: pl.DataFrame, there: Bools, rows: int) -> None:
         self._of, self._there, self.rows = of, there, rows
         self._picked: pl.DataFrame | None = None
+        self._is_kept = True
         self.chunk_id = self.groups = None
 
     @property
     def frame(self) -> pl.DataFrame:  # type: ignore[override]  # it is never assigned
-        if self._picked is None:
-            self._picked = self._of.filter(pl.Series(self._there))
-        return self._picked
+        picked = self._picked  # read once: `follow` may drop it while the I/O pool is here
+        if picked is None:
+            picked = self._of.filter(pl.Series(self._there))
+            self._picked = picked if self._is_kept else None
+        return picked
+
+    def follow(self, of: pl.DataFrame) -> None:
+        """Select the rows from an equal frame, which lies on disk, from now on."""
+        self._is_kept = False
+        self._of, self._picked = of, None
 
 
 def among(rows: pl.DataFrame, keys: pl.DataFrame) -> Int64s:

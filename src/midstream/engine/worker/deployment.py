@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from midstream.engine.checkpoint.channel_state import ReadAhead, verify_channels
-from midstream.engine.checkpoint.state_files import known_chunks, read_parts
+from midstream.engine.checkpoint.state_files import in_memory, known_chunks, read_parts
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import ClusterError, InvariantError
 from midstream.engine.core.ids import ChannelId, TaskId
@@ -32,6 +32,7 @@ from midstream.engine.protocol import messages as m
 from midstream.engine.worker.finished_on_restore import FinishedOnRestoreTask
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.interfaces import TaskServices
+from midstream.engine.worker.state_memory import RestoredTables
 from midstream.engine.worker.task import Task
 from midstream.engine.worker.task_operators import RestoredOperators
 
@@ -53,11 +54,16 @@ class Loaded:
 
 
 def load(
-    deploy: m.Deploy, config: JobConfig, open_storage: Callable[[str], Storage], unpickle: Callable[[], JobGraph]
+    deploy: m.Deploy,
+    config: JobConfig,
+    open_storage: Callable[[str], Storage],
+    unpickle: Callable[[], JobGraph],
+    restored_tables: RestoredTables | None = None,
 ) -> Loaded:
     """Read and verify everything that the tasks start from. It runs on the I/O pool.
 
-    Each call of `unpickle` returns another graph with other operators.
+    Each call of `unpickle` returns another graph with other operators. `restored_tables`: where tables of state are kept;
+    None: in memory.
     """
     storage = open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
     restored = msgspec.msgpack.decode(deploy.restore, type=m.Restored) if deploy.restore else m.Restored()
@@ -68,6 +74,7 @@ def load(
         states = [state for states in in_flight.values() for state in states]
         # Everything is verified before any task emits its first row: damage must not show halfway through.
         read_ahead = verify_channels(storage, states, config.pool_bytes // READ_AHEAD_OF_POOL)
+    keep = in_memory if restored_tables is None else restored_tables.keep
     graphs, tasks = {}, {}
     ended: JobGraph | None = None
     for ref in deploy.tasks:
@@ -80,7 +87,7 @@ def load(
         for snapshot in restore.get(ref, ()):
             task.watermarks[snapshot.uid] = snapshot.watermark_in_us, snapshot.watermark_out_us
             assert storage is not None, "state to restore, but no storage"
-            parts = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}")
+            parts = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}", keep)
             task.parts[snapshot.uid] = parts
             task.known.update(known_chunks(snapshot.parts, parts))
     return Loaded(storage, graphs, tasks, in_flight, read_ahead)

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from midstream.engine.core.config import JobConfig
-from midstream.engine.core.interfaces import Clock, Ids, OpenCalls, Signal, Storage, Transport, WallClockExecutor
+from midstream.engine.core.interfaces import (
+    Clock,
+    Ids,
+    LocalDisk,
+    OpenCalls,
+    Signal,
+    Storage,
+    Transport,
+    WallClockExecutor,
+)
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.source_reads import SourceReads
 
@@ -33,6 +42,10 @@ class SlotServices:
     """Turns `Deploy.graph` and `CommitSinks.graph` into a JobGraph."""
     resources: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What the cluster has assigned to the slot: addresses by name."""
+    local_disk: LocalDisk | None = None
+    """Where state that exceeds its memory is moved; None: all of it stays in memory."""
+    memory_limit_bytes: int = 0
+    """The memory that the process may use, which the job's slots on the same machine may share; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

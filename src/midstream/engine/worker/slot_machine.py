@@ -25,11 +25,13 @@ from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.graph.unaligned_edges import unaligned_edges
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.live_rows import RowSample, SampleRows
+from midstream.engine.state.columnar import FrameRun
 from midstream.engine.worker.deployment import Deployment, Loaded, load
 from midstream.engine.worker.failure_reports import deploy_failed
 from midstream.engine.worker.interfaces import SlotServices, TaskServices
 from midstream.engine.worker.slot_committers import SlotCommitters
 from midstream.engine.worker.source_reads import SourceReads
+from midstream.engine.worker.state_memory import RestoredTables, StateMemory, state_bytes_max
 from midstream.engine.worker.task import Task
 from midstream.engine.worker.task_scheduler import TaskScheduler
 
@@ -115,6 +117,10 @@ class SlotMachine:
         """The scheduler of the current attempt, or of the next one. Each attempt has its own."""
         self._opening: Task | None = None
         """The task whose operators are being opened."""
+        self._config: JobConfig
+        """The settings of the current attempt."""
+        self._state_memory: StateMemory | None = None
+        """The memory of the state of the current attempt, once it runs."""
 
     # ---- messages --------------------------------------------------------------
 
@@ -183,7 +189,14 @@ class SlotMachine:
     def status(self) -> m.SlotStatus:
         """The slot's status for the heartbeat. The process adds its memory metrics."""
         tasks = self._deployment.all_tasks if self._deployment is not None else ()
-        return m.SlotStatus(attempt=self.attempt, tasks=tuple(task.metrics() for task in tasks))
+        memory = self._state_memory
+        return m.SlotStatus(
+            attempt=self.attempt,
+            tasks=tuple(task.metrics() for task in tasks),
+            warnings=() if memory is None else memory.warnings,
+            state_memory_bytes=0 if memory is None else memory.bytes_in_memory,
+            state_disk_bytes=0 if memory is None else memory.bytes_on_disk,
+        )
 
     def sample_rows(self, request: SampleRows, reply: Callable[[RowSample], None]) -> None:
         """Show rows to users. `reply` is called at most once per task, and not if the operator does not run here."""
@@ -240,7 +253,12 @@ class SlotMachine:
             self._transition(SlotEvent.OPENED)
             self._services.send(m.Deployed(deploy.attempt))
 
-        self._services.executor.submit(partial(load, deploy, config, self._services.open_storage, unpickle), done)
+        services, tables = self._services, None
+        if services.local_disk is not None:
+            # which of the slots share a machine is not known yet
+            limit_bytes = state_bytes_max(config, services.memory_limit_bytes, len({*deploy.slots}))
+            tables = RestoredTables(limit_bytes, services.local_disk)
+        services.executor.submit(partial(load, deploy, config, services.open_storage, unpickle, tables), done)
 
     def _open(self, deploy: m.Deploy, config: JobConfig, loaded: Loaded) -> None:
         any_graph = next(iter(loaded.graphs.values()))
@@ -262,6 +280,7 @@ class SlotMachine:
             schedule=self._scheduler.schedule,
             resources=self._services.resources,
         )
+        self._config = config
         self._deployment = Deployment(self.slot_id, deploy, loaded, services)
         self.tasks, self.pool = self._deployment.tasks, self._deployment.pool
         for ref, task in self.tasks.items():
@@ -281,13 +300,36 @@ class SlotMachine:
         """Open the links to other slots, and start all tasks. All slots are deployed by now."""
         assert self._deployment is not None
         self._scheduler.start()
+        self._limit_state(peers)
         self._deployment.connect(peers, self._services.transport)
         for task in self._deployment.all_tasks:
             task.start()
 
+    def _limit_state(self, peers: tuple[m.Peer, ...]) -> None:
+        services = self._services
+        if services.local_disk is None:
+            return
+        own = [peer.host for peer in peers if peer.slot == self.slot_id]
+        slots = sum(peer.host in own for peer in peers) or 1
+        limit_bytes = state_bytes_max(self._config, services.memory_limit_bytes, slots)
+        self._state_memory = StateMemory(
+            self._state_runs, limit_bytes, services.local_disk, services.clock, services.executor
+        )
+        self._state_memory.poll()
+
+    def _state_runs(self) -> Iterator[FrameRun]:
+        """Yield the runs of all state in columns."""
+        for task in self.tasks.values():
+            if task.is_live:
+                for operator in task.operators.chain.operators:
+                    yield from operator.state_runs()
+
     def _end_attempt(self) -> None:
         """Close everything that runs here."""
         self._commits.end_attempt()
+        if self._state_memory is not None:
+            self._state_memory.close()
+            self._state_memory = None
         if self._deployment is not None:
             self._deployment.close()
         self._scheduler.stop()

@@ -57,6 +57,7 @@ from midstream.runtime.process.thread_limits import limit_threads
 from midstream.runtime.process.unpacked_modules import UnpackedModules
 from midstream.runtime.random_ids import RandomIds
 from midstream.runtime.storage.file_storage import FileStorage
+from midstream.runtime.storage.local_disk import open_local_disk
 
 if TYPE_CHECKING:
     from midstream.engine.worker.slot_machine import SlotMachine
@@ -219,6 +220,8 @@ class _SlotProcess:
                 open_calls=ConcurrentCalls(self._loop).open,
                 unpickle=self._modules.unpickle,
                 resources=self._resources,
+                local_disk=open_local_disk(os.environ),
+                memory_limit_bytes=self._memory_limit_bytes,
             )
         )
         self._machine.handle(welcome)
@@ -248,14 +251,16 @@ class _SlotProcess:
 
     def _report(self) -> None:
         assert self._channel is not None and self._machine is not None
+        status = self._machine.status()
+        warnings = (*status.warnings, *external_waits.warnings())
         longest = external_waits.waits(time.monotonic())[:SLOT_WAITS_MAX]
         waits = tuple(SlotWait(what[:WAIT_CHARS_MAX], for_ms) for what, for_ms in longest)
         status = msgspec.structs.replace(
-            self._machine.status(),
+            status,
             memory_bytes=self._memory().rss,
             memory_limit_bytes=self._memory_limit_bytes,
             waits=waits,
-            warnings=tuple(text[:WAIT_CHARS_MAX] for text in external_waits.warnings()[:SLOT_WARNINGS_MAX]),
+            warnings=tuple(text[:WAIT_CHARS_MAX] for text in warnings[:SLOT_WARNINGS_MAX]),
         )
         self._channel.send(status)
 

@@ -68,6 +68,8 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         tls=config.tls,
         slot_memory_bytes=tuple(slot.status.memory_bytes if slot.status else 0 for slot in slots),
         slot_memory_limit_bytes=tuple(slot.status.memory_limit_bytes if slot.status else 0 for slot in slots),
+        slot_state_memory_bytes=tuple(slot.status.state_memory_bytes if slot.status else 0 for slot in slots),
+        slot_state_disk_bytes=tuple(slot.status.state_disk_bytes if slot.status else 0 for slot in slots),
         slot_pids=tuple(slot.register.pid for slot in slots),
         slot_hosts=tuple(slot.register.host for slot in slots),
         waiting=job.waits.shown(job),

@@ -17,8 +17,9 @@ Arrow RecordBatch or Table) with the columns of the schema, or None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 import polars as pl
@@ -35,6 +36,7 @@ from midstream.engine.operators.functions.process_context import TimeContext
 from midstream.engine.operators.row_conversion import check_keys
 from midstream.engine.operators.stateless import made_batch
 from midstream.engine.operators.user_metrics import UserMetrics
+from midstream.engine.state.columnar import FrameRun
 from midstream.engine.state.state_parts import Redistribute, StatePart
 from midstream.engine.state.table_state import TableState
 
@@ -205,6 +207,9 @@ class BatchFunctionOperator(FunctionOperator):
             bound.bind(self._function, name)
         self._context = TimeContext(self._calendar, context.clock, context.metrics)
         self._open_function()
+
+    def state_runs(self) -> Iterable[FrameRun]:
+        return chain.from_iterable(state.held_runs() for state in self._states.values())
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if self._failed[0] is not None:

@@ -6,7 +6,8 @@ merged value is emitted instead of the window's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.top_rows import TopAggregation
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_specs import END, Sliding
+from midstream.engine.state.columnar import FrameRun
 from midstream.engine.state.state_parts import Redistribute, StatePart
 from midstream.engine.state.table_state import TableState
 
@@ -135,6 +137,9 @@ class PeriodicAggregateOperator(PaneWindowOperator):
         if has_fired and self._ttl is not None:
             self._totals.pop_until(UNTIL, self._calendar.datetime(watermark_us))
         return has_fired
+
+    def state_runs(self) -> Iterable[FrameRun]:
+        return chain(super().state_runs(), self._totals.held_runs())
 
     # ---- snapshot ----
 

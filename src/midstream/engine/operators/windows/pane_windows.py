@@ -7,9 +7,9 @@ number of panes and a row belongs to one pane however many windows overlap.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import gcd
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ from midstream.engine.operators.windows.window_operator import (
     room_for,
 )
 from midstream.engine.operators.windows.window_specs import END, IS_EARLY, START, WINDOW_END, Sliding
-from midstream.engine.state.columnar import Ordered, PartLog, snapshot_runs
+from midstream.engine.state.columnar import FrameRun, Ordered, PartLog, snapshot_runs
 from midstream.engine.state.state_parts import Chunk
 
 PANE: Final = "__pane"
@@ -99,6 +99,9 @@ class PaneWindowOperator(WindowOperator):
         super().open(context, out)
         if self._early is not None:
             self._early.open(context, self._early_results, partial(self._emit, is_early=True))
+
+    def state_runs(self) -> Iterable[FrameRun]:
+        return chain.from_iterable(self._logs[start].runs for start in self._starts)
 
     def close(self) -> None:
         if self._early is not None:

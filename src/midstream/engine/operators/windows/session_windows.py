@@ -10,7 +10,7 @@ the watermark has reached its end: then no such row can follow, however batches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -36,7 +36,7 @@ from midstream.engine.operators.windows.window_operator import (
     room_for,
 )
 from midstream.engine.operators.windows.window_specs import END, START, Session
-from midstream.engine.state.columnar import by_group, snapshot_runs
+from midstream.engine.state.columnar import FrameRun, by_group, snapshot_runs
 from midstream.engine.state.session_index import SessionIndex
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 
@@ -134,6 +134,9 @@ class SessionWindowOperator(WindowOperator):
         self._gap = Gap(window, aggregation)
         self._room = room_for(self._gap.least, window, aggregation.time, aggregation.where)
         self._parts = SessionIndex(aggregation.by, END, self._merge)
+
+    def state_runs(self) -> Iterable[FrameRun]:
+        return self._parts.runs
 
     def _combiner(self) -> WindowCombiner:
         return SessionCombiner(self._aggregation, self._room, self._gap)
