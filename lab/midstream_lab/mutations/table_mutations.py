@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from midstream.engine.state import table_runs
-from midstream.engine.state.table_runs import Index, TableRun
+from midstream.engine.state.code_index import Index
+from midstream.engine.state.table_runs import TableRun
 from midstream.engine.state.table_state import TableState
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios import targeted
@@ -66,8 +67,8 @@ def newest_run_only() -> Replacements:
 def positions_of_before() -> Replacements:
     """Runs that are merged are searched by the positions that their rows had before."""
 
-    def merged(runs: Sequence[TableRun]) -> TableRun:
-        made = original(runs)
+    def merged(runs: Sequence[TableRun], *, by_code: bool = False) -> TableRun:
+        made = original(runs, by_code=by_code)
         if made._index is not None:
             indexes = [run.living_index() for run in runs]
             codes = np.concatenate([index.codes for index in indexes if index is not None])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from midstream.engine.state.table_runs import codes_of, stable_order
@@ -53,6 +56,12 @@ class KeyOrder:
         numbers = np.empty(len(self.rows), np.int64)
         numbers[self.rows] = np.cumsum(self.is_first) - 1
         return numbers
+
+    def by_row(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return values of the rows, which are key by key, in the order of the rows."""
+        found = np.empty_like(values)
+        found[self.rows] = values
+        return found
 
     def numbers_of(self, keys: pl.DataFrame) -> Int64s:
         """Return the numbers of keys, which are all among these."""
