@@ -72,4 +72,9 @@ class KeyOrder:
 
     def keys_of(self, numbers: Int64s) -> pl.DataFrame:
         """Return the keys with these numbers."""
+        column = self.keys.to_series()
+        if self.is_exact and column.dtype.is_integer():  # in a tenth of the time
+            codes = self.codes[numbers]
+            whole = codes if column.dtype == pl.UInt64 else codes.view(np.int64)
+            return pl.DataFrame([pl.Series(column.name, whole).cast(column.dtype)])
         return self.keys[self.rows[self.starts[numbers]]]

@@ -55,7 +55,7 @@ class OrderedTable(TableState):
         """Add rows at the end. `numbers`: those of their keys, in ascending order; `columns`: the other ones."""
         if not len(numbers):
             return
-        added = self._conforming(order.keys_of(numbers).hstack(columns).select(self._empty.columns))
+        added = self._conforming(selected(pl.DataFrame([*order.keys_of(numbers), *columns]), self._empty.columns))
         index = None if order.meet else Index.of(order.codes[numbers], np.arange(len(numbers)))
         self._hold([*compacted(self._table_runs(), by_code=self._by_code), TableRun(added, index)])
 
