@@ -89,3 +89,30 @@ def test_sparks_limit_of_a_worker_counts() -> None:
         [sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True, timeout=limit_s(60)
     )
     assert int(run.stdout) <= 3 * 2**30
+
+
+GARBAGE = """
+import gc, weakref
+from midstream.runtime.process.slot_memory import collect_rarely, collect_recent
+
+class Batch: ...
+
+collect_rarely()
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(phase))
+batch = Batch()
+batch.own = batch
+gone = weakref.ref(batch)
+del batch
+calls = [[] for _ in range(5000)]
+print(len(collections), gone() is None)
+collect_recent()
+print(gone() is None)
+"""
+
+
+def test_thousands_of_calls_start_no_collection_and_a_heartbeat_frees_what_garbage_holds() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", GARBAGE], capture_output=True, text=True, check=True, timeout=limit_s(60)
+    )
+    assert run.stdout.split() == ["0", "False", "True"]

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
-
 from midstream.engine.operators.functions import running_aggregate
 from midstream.engine.operators.functions.periodic_aggregate import PeriodicAggregateOperator
+from midstream.engine.operators.windows.prefix_scan import Segments, folded_onto
 from midstream.engine.operators.windows.top_rows import TopAggregation
 from midstream.engine.operators.windows.window_operator import WindowOperator
+from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.ordered_tables import RowPerKey
 from midstream.engine.state.table_runs import TableRun
 from midstream.engine.state.tombstones import TombstonedRun
@@ -20,41 +20,23 @@ from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import draw
 
 
-def _layout(change: Any) -> Replacements:
-    original = running_aggregate._Layout.__init__
-
-    def init(self: Any, *arguments: Any) -> None:
-        original(self, *arguments)
-        change(self)
-
-    return [(running_aggregate._Layout, "__init__", init)]
-
-
 def each_batch_begins_again() -> Replacements:
     """The rows of a batch are aggregated without what their keys had before."""
 
-    def change(self: Any) -> None:
-        self.is_first |= np.roll(self.is_known, 1)
+    def without_before(kind: str, before: Any, firsts: Any, values: Any, segments: Segments) -> Any:
+        return folded_onto(kind, before[:0], firsts[:0], values, segments)
 
-    return _layout(change)
+    return [(running_aggregate, "folded_onto", without_before)]
 
 
 def first_row_is_kept() -> Replacements:
     """What a key has after the first of its rows in a batch is kept, not after the last."""
-
-    def change(self: Any) -> None:
-        self.last = np.minimum(self.last, np.flatnonzero(self.is_first) + 1)
-
-    return _layout(change)
+    return [(Segments, "last", property(lambda self: self.starts))]
 
 
 def rows_by_key() -> Replacements:
     """Aggregates leave in the order of the keys, and not in that of the rows."""
-
-    def change(self: Any) -> None:
-        self.row_positions = np.sort(self.row_positions)
-
-    return _layout(change)
+    return [(KeyOrder, "by_row", lambda self, values: values)]
 
 
 def totals_stay() -> Replacements:

@@ -12,8 +12,9 @@ from midstream.engine.checkpoint import state_files
 from midstream.engine.checkpoint.state_files import location_of
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.state import table_runs
+from midstream.engine.state.code_index import Index
 from midstream.engine.state.state_parts import Chunk
-from midstream.engine.state.table_runs import Index, TableRun
+from midstream.engine.state.table_runs import TableRun
 from midstream.engine.state.table_state import TableState
 from midstream.engine.state.tombstones import DeletionVector, TombstonedRun
 from midstream_lab.mutations.mutation import Mutation, Replacements
@@ -114,8 +115,8 @@ def newest_run_only() -> Replacements:
 def positions_of_before() -> Replacements:
     """Runs that are merged are searched by the positions that their rows had before."""
 
-    def merged(runs: Sequence[TableRun]) -> TableRun:
-        made = original(runs)
+    def merged(runs: Sequence[TableRun], *, by_code: bool = False) -> TableRun:
+        made = original(runs, by_code=by_code)
         if made._index is not None:
             indexes = [run.living_index() for run in runs]
             codes = np.concatenate([index.codes for index in indexes if index is not None])

@@ -20,6 +20,8 @@ from midstream.runtime.io_pool import IoPool
 _log = logging.getLogger(__name__)
 CLOSE_WAIT_S: Final = 5.0
 """How long the loop waits for the coroutine that closes a function: the process may end afterwards."""
+CALL: Final = "midstream-call"
+"""The name of each call's task: asyncio would make one up."""
 STUCK_MAX: Final = 256
 """How many cancelled calls of a function may go on in threads of their own before no further call is made."""
 
@@ -140,7 +142,7 @@ class _CoroutineCalls:
 
     def _start(self, calls: Sequence[Call]) -> None:
         for number, work in calls:
-            self._tasks[number] = self._loop.create_task(self._call(number, work))
+            self._tasks[number] = asyncio.Task(self._call(number, work), loop=self._loop, name=CALL)
 
     async def _call(self, number: int, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         outcome: Done[Any] | Failed

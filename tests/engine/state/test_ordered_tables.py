@@ -18,7 +18,7 @@ from test_table_lookups import GROUPS, KINDS, START
 
 from effort import examples
 from in_memory import CountingIds
-from midstream.engine.state import columnar, table_runs
+from midstream.engine.state import code_index, columnar, table_runs
 from midstream.engine.state.columnar import OWN_CHUNK_ROWS
 from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.ordered_tables import RowPerKey
@@ -67,6 +67,12 @@ class Compared:
         seen = dict(zip((keys[number] for number in found.numbers), found.rows["v"], strict=True))
         assert seen == {key: self.rows[key] for key in keys if key in self.rows}
         assert found.rows["at"].to_list() == [self._at(value) for value in seen.values()]
+        columns = found.columns()
+        if columns is not None:
+            assert columns["v"].tolist() == found.rows["v"].to_list()
+            assert columns["at"].tolist() == found.rows["at"].to_physical().to_list()
+        else:
+            assert self.nulls
         latest = dict(given)
         values = [latest[key] for key in keys]
         at = pl.Series(list(map(self._at, values)), dtype=pl.Datetime("ms"))
@@ -144,6 +150,7 @@ def test_a_table_has_the_row_of_each_key_that_a_dict_has(
         stack.enter_context(patch.object(table_runs, "RUNS_MAX", runs_max))
         stack.enter_context(patch.object(table_runs, "SPARSE", sparse))
         stack.enter_context(patch.object(table_runs, "RADIX_ROWS_MIN", 2))
+        stack.enter_context(patch.object(code_index, "BUCKETED_MIN", 1))
         stack.enter_context(patch.object(columnar, "OWN_CHUNK_ROWS", own))
         if same_hash:  # keys that are hashed meet, not all of them
             hashes = lambda keys, _: pl.Series([len(repr(key)) % 2 for (key,) in keys.rows()], dtype=pl.UInt64)  # noqa: E731

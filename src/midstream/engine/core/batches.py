@@ -7,7 +7,7 @@ since polars has them in nanoseconds only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -172,6 +172,11 @@ def to_polars(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
     frame = pl.from_arrow(rows)
     assert isinstance(frame, pl.DataFrame)
     return frame
+
+
+def selected(frame: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
+    """Return some columns of a frame. `DataFrame.select` takes four times as long, which matters for small batches."""
+    return pl.DataFrame([frame.get_column(name) for name in names])
 
 
 def is_held_by_polars(kind: pa.DataType) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import CoroutineType
@@ -84,8 +84,8 @@ class _RowsInFlight:
 
     batch: pa.RecordBatch
     segment: _Segment
-    given: list[Row | _Failure | None]
-    """The rows that have not been called."""
+    given: Iterator[Row | _Failure]
+    """The rows that have not been called, made as they are."""
     results: list[Any]
     """For each row _PENDING, the row that was returned, a _Failure, or _EMITTED."""
     called: int = 0
@@ -183,13 +183,13 @@ class AsyncMapOperator(Operator):
         self._progress()
 
     def _accept(self, batch: pa.RecordBatch) -> None:
-        given: list[Row | _Failure | None]
+        given: Iterator[Row | _Failure]
         if self._failed is None:
-            given = list(to_rows(batch, self._where))
+            given = to_rows(batch, self._where)
         else:
             apart = _Apart()
             found = dict(rows_apart(batch, self._where, apart))  # type: ignore[arg-type]
-            given = [found[index] if index in found else apart.failures[index] for index in range(batch.num_rows)]
+            given = iter([found[index] if index in found else apart.failures[index] for index in range(batch.num_rows)])
         segment = self._segments[-1]
         rows = _RowsInFlight(batch, segment, given, [_PENDING] * batch.num_rows)
         segment.rows[rows] = None
@@ -227,16 +227,19 @@ class AsyncMapOperator(Operator):
             return False
         calls: list[Call] = []
         completed = False
+        number, under_way = self._number, self._under_way
+        called, function, as_it_is_now = self._called, self._function, self._as_it_is_now
         while room > 0 and self._waiting:
             rows = self._waiting[0]
             first, end = rows.called, min(rows.called + room, rows.batch.num_rows)
-            for index in range(first, end):
-                row, rows.given[index] = rows.given[index], None
-                if type(row) is _Failure:
+            for index, row in zip(range(first, end), rows.given, strict=False):  # it takes no row after the last index
+                if isinstance(row, _Failure):
                     self._complete(rows, index, row)
                     completed = True
                 else:
-                    calls.append(self._call(rows, index, 1, row))
+                    number += 1
+                    under_way[number] = rows, index, 1
+                    calls.append((number, partial(called, function, as_it_is_now, row)))
             rows.called = end
             room -= end - first
             self._in_flight += end - first
@@ -245,17 +248,16 @@ class AsyncMapOperator(Operator):
         self._begin(calls)
         return completed
 
-    def _call(self, rows: _RowsInFlight, index: int, times: int, row: Any) -> Call:
-        self._number += 1
-        self._under_way[self._number] = rows, index, times
-        return self._number, partial(self._called, self._function, self._as_it_is_now, row)
-
     def _begin(self, calls: Sequence[Call]) -> None:
+        """Begin calls with the next numbers."""
         if not calls:
             return
         assert self._runtime is not None
+        numbers = range(self._number + 1, self._number + 1 + len(calls))
+        assert (numbers[0], numbers[-1]) == (calls[0][0], calls[-1][0]), (numbers, calls[0], calls[-1])
+        self._number = numbers[-1]
         timeout_s = self._limits.timeout_s
-        self._deadlines.append((self._runtime.clock.monotonic_s() + timeout_s, [number for number, _ in calls]))
+        self._deadlines.append((self._runtime.clock.monotonic_s() + timeout_s, numbers))
         if self._deadline_timer is None:
             self._deadline_timer = self._runtime.call_later(timeout_s, self._on_deadline)
         self._calls.start(calls)
@@ -268,12 +270,12 @@ class AsyncMapOperator(Operator):
         late: list[int] = []
         while self._deadlines:
             deadline_s, numbers = self._deadlines[0]
-            numbers = [number for number in numbers if number in self._under_way]
-            if numbers and deadline_s > now_s:
+            left = [number for number in numbers if number in self._under_way]
+            if left and deadline_s > now_s:
                 self._deadline_timer = self._runtime.call_later(deadline_s - now_s, self._on_deadline)
                 break
             self._deadlines.popleft()
-            late += numbers
+            late += left
         if late:
             self._calls.cancel(late)
             why = "; a coroutine that blocks, instead of awaiting, delays all others" if self._of_coroutines else ""
@@ -282,18 +284,22 @@ class AsyncMapOperator(Operator):
 
     def _on_outcomes(self, outcomes: Outcomes) -> None:
         again: dict[int, list[tuple[_RowsInFlight, int]]] = {}
+        under_way, ordered = self._under_way, self._limits.ordered
         for number, outcome in outcomes:
-            if number == _OPENING:
-                self._opened(outcome)
-                continue
-            call = self._under_way.pop(number, None)
+            call = under_way.pop(number, None)
             if call is None:
+                if number == _OPENING:
+                    self._opened(outcome)
                 continue  # it has timed out
             rows, index, times = call
             if isinstance(outcome, Done):
-                if type(outcome.value) is CoroutineType:
-                    raise self._not_awaited(outcome.value)
-                self._complete(rows, index, outcome.value)
+                value = outcome.value
+                if type(value) is CoroutineType:
+                    raise self._not_awaited(value)
+                if ordered:
+                    rows.results[index] = value
+                else:
+                    self._complete(rows, index, value)
             elif not isinstance(outcome.error, MemoryError) and times <= self._limits.retries:
                 again.setdefault(times, []).append((rows, index))
             elif self._failed is not None:
@@ -314,10 +320,11 @@ class AsyncMapOperator(Operator):
         )
 
     def _call_again(self, times: int, failed: Sequence[tuple[_RowsInFlight, int]]) -> None:
-        calls = []
-        for rows, index in failed:
+        calls: list[Call] = []
+        for number, (rows, index) in enumerate(failed, self._number + 1):
             [row] = to_rows(rows.batch.slice(index, 1), self._where)  # the function may have changed the first one
-            calls.append(self._call(rows, index, times, row))
+            self._under_way[number] = rows, index, times
+            calls.append((number, partial(self._called, self._function, self._as_it_is_now, row)))
         self._begin(calls)
 
     def _opened(self, outcome: Done[Any] | Failed) -> None:
@@ -368,9 +375,13 @@ class AsyncMapOperator(Operator):
         rows.emitted += len(indexes)
         if rows.emitted == len(results):
             del rows.segment.rows[rows]
-        made = [results[index] for index in indexes]
-        for index in indexes:
-            results[index] = _EMITTED
+        if isinstance(indexes, range):  # all from the first to the last
+            made = results[indexes.start : indexes.stop]
+            results[indexes.start : indexes.stop] = [_EMITTED] * len(indexes)
+        else:
+            made = [results[index] for index in indexes]
+            for index in indexes:
+                results[index] = _EMITTED
         failed = self._failed
         if failed is None:
             self._out.emit(to_batch(made, schema, self._where, indexes, batch))

@@ -6,20 +6,25 @@ another run, so that a checkpoint does not store all others of their run again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import polars as pl
 
+from midstream.engine.core.batches import selected
+from midstream.engine.state.code_index import Index
 from midstream.engine.state.key_order import KeyOrder
-from midstream.engine.state.table_runs import Index, TableRun, compacted, numbers_of
+from midstream.engine.state.table_runs import TableRun, Values, codes_of, compacted, numbers_of, stable_order
 from midstream.engine.state.table_state import TableMark, TableState
 from midstream.engine.state.tombstones import Int64s
 
 
 class OrderedTable(TableState):
     """A table that is searched for the keys of a `KeyOrder`, whose codes are sorted already."""
+
+    _by_code: ClassVar[bool] = False
+    """Whether merged runs are in the order of the codes of their keys; otherwise rows stay in the order of their addition."""
 
     def located(self, order: KeyOrder, *, once: bool = False) -> list[tuple[TableRun, Int64s, Int64s]]:
         """Return the runs that have rows of the keys, where, and the numbers of their keys.
@@ -50,32 +55,53 @@ class OrderedTable(TableState):
         """Add rows at the end. `numbers`: those of their keys, in ascending order; `columns`: the other ones."""
         if not len(numbers):
             return
-        added = self._conforming(order.keys_of(numbers).hstack(columns).select(self._empty.columns))
+        added = self._conforming(selected(pl.DataFrame([*order.keys_of(numbers), *columns]), self._empty.columns))
         index = None if order.meet else Index.of(order.codes[numbers], np.arange(len(numbers)))
-        self._hold([*compacted(self._table_runs()), TableRun(added, index)])
+        self._hold([*compacted(self._table_runs(), by_code=self._by_code), TableRun(added, index)])
 
 
 class FoundRows(NamedTuple):
     """The rows of those keys of a `KeyOrder` that have one."""
 
-    numbers: Int64s
-    """The number of the key of each row."""
-    rows: pl.DataFrame
-    """The rows, without their keys."""
     places: Sequence[tuple[TableRun, Int64s, Int64s]]
     """The runs that have the rows, where, and the numbers of their keys."""
+    empty: pl.DataFrame
+    """The columns of the rows, without their keys."""
+
+    @property
+    def numbers(self) -> Int64s:
+        """The number of the key of each row."""
+        return np.concatenate([np.empty(0, np.int64), *(numbers for _, _, numbers in self.places)])
+
+    @property
+    def rows(self) -> pl.DataFrame:
+        """The rows, without their keys."""
+        frames = [run.rows_at(positions, self.empty.columns) for run, positions, _ in self.places]
+        return pl.concat(frames, rechunk=False) if frames else self.empty
+
+    def columns(self) -> Mapping[str, Values] | None:
+        """Return the columns of the rows as arrays; None if one of them has others than numbers or times, or nulls."""
+        names = self.empty.columns
+        parts = [[each] for each in map(numbers_of, self.empty) if each is not None]
+        if len(parts) < len(names):
+            return None
+        for run, positions, _ in self.places:
+            found = run.numbers_at(positions, names)
+            if found is None:
+                return None
+            for part, values in zip(parts, found, strict=True):
+                part.append(values)
+        return {name: np.concatenate(part) for name, part in zip(names, parts, strict=True)}
 
 
 class RowPerKey(OrderedTable):
-    """Rows are added by `replace` alone."""
+    """Rows are added by `replace` alone. Runs that have been merged or restored are in the order of the codes of their keys."""
+
+    _by_code = True
 
     def find(self, order: KeyOrder) -> FoundRows:
         """Return the rows of the keys, which are replaced next."""
-        places = self.located(order, once=True)
-        if not places:
-            return FoundRows(np.empty(0, np.int64), self._empty.select(self._values), places)
-        rows = pl.concat([run.rows_at(positions, self._values) for run, positions, _ in places], rechunk=False)
-        return FoundRows(np.concatenate([numbers for _, _, numbers in places]), rows, places)
+        return FoundRows(self.located(order, once=True), selected(self._empty, self._values))
 
     @property
     def _values(self) -> list[str]:
@@ -84,7 +110,7 @@ class RowPerKey(OrderedTable):
 
     def replace(self, order: KeyOrder, found: FoundRows, rows: pl.DataFrame) -> None:
         """Replace the rows that were found. `rows`: one for each key, in the order of their numbers, without their keys."""
-        assert rows.schema == self._empty.select(self._values).schema, rows.schema
+        assert rows.schema == selected(self._empty, self._values).schema, rows.schema
         values = {column.name: numbers_of(column) for column in rows}
         numeric = {name: of for name, of in values.items() if of is not None}
         touched = {id(run): (positions, numbers) for run, positions, numbers in found.places}
@@ -102,7 +128,11 @@ class RowPerKey(OrderedTable):
                 runs.append(held.tidied())
         self._hold(runs)
         moved = np.flatnonzero(is_moved)
-        self.append_of(order, moved, rows[moved].get_columns())
+        self.append_of(order, moved, [column.gather(moved) for column in rows] if len(moved) else [])
+
+    def _hold_restored(self, whole: pl.DataFrame) -> None:
+        codes, _ = codes_of(whole.select(self._layout.keys))
+        super()._hold_restored(whole[stable_order(codes)])
 
     # ---- for the operator ----
 

@@ -6,14 +6,15 @@ The index of a run is built at its first search, and kept when runs are merged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from midstream.engine.state.code_index import Index
 from midstream.engine.state.columnar import Columns, FrameRun
-from midstream.engine.state.tombstones import Bools, Int64s, TombstonedRun, UInt64s, found_in
+from midstream.engine.state.tombstones import Bools, Int64s, TombstonedRun, UInt64s
 
 Values: TypeAlias = npt.NDArray[Any]
 
@@ -41,19 +42,6 @@ _NUMBERS: Final = frozenset(
     )
 )
 _INSTANTS: Final = (pl.Date, pl.Datetime, pl.Duration, pl.Time)
-
-
-class Index(NamedTuple):
-    """The codes of the keys of a run, sorted, and the position of the row of each."""
-
-    codes: UInt64s
-    rows: Int64s
-    is_distinct: bool
-    """Whether no two rows have one code."""
-
-    @classmethod
-    def of(cls, codes: UInt64s, rows: Int64s) -> Index:
-        return cls(codes, rows, not (codes[1:] == codes[:-1]).any())
 
 
 class TableRun(TombstonedRun):
@@ -106,8 +94,9 @@ class TableRun(TombstonedRun):
     def columns(self) -> Columns:
         if self._values is not None:
             return ()
-        codes, rows = (None, None) if self._index is None else self._index[:2]
-        return self._frame, self.groups, codes, rows
+        if self._index is None:
+            return self._frame, self.groups, None, None
+        return self._frame, self.groups, self._index.codes, self._index.rows
 
     def move(self, columns: Columns) -> None:
         *columns_of_all, codes, rows = columns
@@ -131,6 +120,13 @@ class TableRun(TombstonedRun):
                 columns.append(column.gather(positions))
         return pl.DataFrame(columns)
 
+    def numbers_at(self, positions: Int64s, names: Sequence[str]) -> list[Values] | None:
+        """Return columns of some rows; None if one of them has others than numbers or times, or nulls."""
+        values: dict[str, Values] = self._values or {}
+        columns = [values[name] if name in values else numbers_of(self._frame.get_column(name)) for name in names]
+        known = [column for column in columns if column is not None]
+        return [column[positions] for column in known] if len(known) == len(columns) else None
+
     def positions(self, codes: UInt64s, keys: Sequence[str]) -> Int64s:
         """Return the positions, in order, of all live rows whose keys have one of these codes, sorted and distinct."""
         return np.sort(self.located(codes, keys)[0])
@@ -143,8 +139,7 @@ class TableRun(TombstonedRun):
             own, _ = codes_of(self._frame.select(keys))
             order = stable_order(own)
             self._index = Index.of(own[order], order)
-        at, numbers = found_in(self._index.codes, codes, is_distinct=self._index.is_distinct)
-        positions = self._index.rows[at]
+        positions, numbers = self._index.find(codes)
         if self.there is None:
             return positions, numbers
         is_live = self.there[positions]
@@ -239,8 +234,12 @@ class TableRun(TombstonedRun):
         return Index(self._index.codes[live], rows, self._index.is_distinct)
 
 
-def merged(runs: Sequence[TableRun]) -> TableRun:
-    """Return one run with the live rows of several, which follow each other."""
+def merged(runs: Sequence[TableRun], *, by_code: bool = False) -> TableRun:
+    """Return one run with the live rows of several, which follow each other.
+
+    `by_code`: with the rows in the order of their codes, if these are known. Then the rows of a sorted batch of keys are
+    read and written in the order in which they lie in memory.
+    """
     frame = pl.concat([run.living.frame for run in runs], rechunk=True)
     indexes = [run.living_index() for run in runs]
     known = [index for index in indexes if index is not None]
@@ -252,12 +251,14 @@ def merged(runs: Sequence[TableRun]) -> TableRun:
     codes = np.concatenate([index.codes for index in known])
     rows = np.concatenate([index.rows + start for index, start in zip(known, starts, strict=False)])
     order = codes.argsort(kind="stable")  # takes little longer than a copy, since there are few places out of order
+    if by_code:
+        return TableRun(frame[rows[order]], Index.of(codes[order], np.arange(len(rows))))
     return TableRun(frame, Index.of(codes[order], rows[order]))
 
 
-def compacted(runs: Sequence[TableRun]) -> list[TableRun]:
+def compacted(runs: Sequence[TableRun], *, by_code: bool = False) -> list[TableRun]:
     """Merge short runs if there are many, until each is more than twice as long as the next; long ones are then rarely
-    merged.
+    merged. `by_code`: as for `merged`.
     """
     if sum(run.rows < RUN_ROWS for run in runs) <= RUNS_MAX:
         return list(runs)
@@ -270,7 +271,7 @@ def compacted(runs: Sequence[TableRun]) -> list[TableRun]:
         else:
             together.append([run])
             rows = run.rows
-    return [group[0] if len(group) == 1 else merged(group[::-1]) for group in reversed(together)]
+    return [group[0] if len(group) == 1 else merged(group[::-1], by_code=by_code) for group in reversed(together)]
 
 
 def run_frames(frames: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
@@ -292,9 +293,8 @@ def codes_of(keys: pl.DataFrame) -> tuple[UInt64s, bool]:
     if keys.width == 1:
         column = keys.to_series()
         if column.dtype.is_integer() or column.dtype in _INSTANTS:
-            whole = column.to_physical()
-            signed = whole.reinterpret(signed=True) if whole.dtype == pl.UInt64 else whole.cast(pl.Int64)
-            return signed.to_numpy().view(np.uint64), True
+            whole = physical(column).to_numpy()
+            return whole.astype(np.int64, copy=False).view(np.uint64), True
     return keys.hash_rows(0).to_numpy(), False
 
 
@@ -315,7 +315,13 @@ def stable_order(codes: UInt64s) -> Int64s:
 
 def numbers_of(column: pl.Series) -> Values | None:
     """Return the values of a column of numbers or times; None if it has others, or nulls."""
-    if column.null_count() or column.dtype.is_decimal():
+    if column.null_count():
         return None
-    physical = column.to_physical()
-    return physical.to_numpy() if physical.dtype in _NUMBERS else None
+    if column.dtype not in _NUMBERS and not column.dtype.is_temporal():
+        return None
+    return physical(column).to_numpy()
+
+
+def physical(column: pl.Series) -> pl.Series:
+    """Return a column of numbers as it is, which polars would take some 50 µs to find out, and one of times as integers."""
+    return column if column.dtype in _NUMBERS else column.to_physical()

@@ -50,7 +50,7 @@ from midstream.runtime.network.message_channel import RECEIVE_BUFFER_BYTES, Mess
 from midstream.runtime.network.tls import tls_of
 from midstream.runtime.network.transport import DIAL_TIMEOUT_S, REDIAL_S, TcpTransport
 from midstream.runtime.process.open_file_limit import SLOT_DESCRIPTORS, allow
-from midstream.runtime.process.slot_memory import keep_freed_memory, memory_limit
+from midstream.runtime.process.slot_memory import collect_rarely, collect_recent, keep_freed_memory, memory_limit
 from midstream.runtime.process.slot_output import SlotOutput
 from midstream.runtime.process.slot_provider import SlotLaunch
 from midstream.runtime.process.thread_limits import limit_threads
@@ -230,6 +230,7 @@ class _SlotProcess:
             HeartbeatThread,  # after the threads of the libraries that it imports are limited
         )
 
+        collect_rarely()
         self._beating = HeartbeatThread(self._loop, welcome.heartbeat_interval_s, self._channel.send_aside)
         if self._capture is not None:
             self._capture.begin(self._send_log, self._loop.post, self._machine.current_operator)
@@ -245,6 +246,7 @@ class _SlotProcess:
             self._lost(f"it has been silent for {silent_s:.1f} s")
             return
         self._report()
+        collect_recent()
         assert self._transport is not None
         self._transport.check_answers(self._welcome.heartbeat_timeout_s)
         self._loop.call_later(self._welcome.heartbeat_interval_s, self._beat)

@@ -1,13 +1,18 @@
-"""The memory of a slot process: its limit, and what its allocator keeps of freed memory.
+"""The memory of a slot process: its limit, what its allocator keeps of freed memory, and how often garbage is collected.
 
 Batches and numpy's temporaries are megabytes that live for milliseconds. By default glibc returns such memory to the
 kernel at once and gets it back page by page, which took about a seventh of the processor time of `python -m midstream_lab bench
 window`.
+
+Python collects garbage whenever 700 more objects have been made than freed. That is less than a call of `map_async` for
+each of 100 rows, whose objects live as long as their calls do, and are examined again and again: a third of the processor
+time of `python -m midstream_lab bench lookup`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import resource
@@ -21,6 +26,19 @@ KEPT_BYTES: Final = 64 * 2**20
 """The memory that may lie free at the end of the heap."""
 IN_HEAP_BYTES_MAX: Final = 32 * 2**20
 """Larger allocations are never kept; glibc accepts no higher value."""
+GARBAGE_OBJECTS: Final = 10_000
+"""How many more objects are made than freed before garbage is collected between two heartbeats."""
+
+
+def collect_rarely() -> None:
+    """Collect garbage rarely in this process; `collect_recent` collects it from time to time."""
+    gc.freeze()  # modules are never garbage
+    gc.set_threshold(GARBAGE_OBJECTS, 10, 10)
+
+
+def collect_recent() -> None:
+    """Collect recent garbage. It may be few objects, but hold batches of rows."""
+    gc.collect(1)
 
 
 def keep_freed_memory() -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import from_polars
+from midstream.engine.core.batches import from_polars, selected
 from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.event_time_column import Int64s, TimeColumn
 from midstream.engine.operators.functions.batch_functions import (
@@ -20,13 +20,13 @@ from midstream.engine.operators.functions.batch_functions import (
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.on_time_functions import OnTimeFunctionOperator
 from midstream.engine.operators.windows.aggregates import AnyAggregate
-from midstream.engine.operators.windows.prefix_scan import Segments
+from midstream.engine.operators.windows.prefix_scan import Segments, folded_onto, typed
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import native_units
 from midstream.engine.operators.windows.window_specs import LATE
 from midstream.engine.state.key_order import KeyOrder
-from midstream.engine.state.ordered_tables import RowPerKey
-from midstream.engine.state.table_runs import LAST_TICK
+from midstream.engine.state.ordered_tables import FoundRows, RowPerKey
+from midstream.engine.state.table_runs import LAST_TICK, numbers_of
 
 UNTIL: Final = "__until"
 """The column with the last time at which a row of the key still continues its aggregates."""
@@ -90,24 +90,53 @@ class _RunningAggregate(KeyedBatchFunction):
     def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
         aggregation = self._aggregation
         frame = aggregation.prepare(rows)
-        keys = KeyOrder(frame.select(aggregation.keys))
+        keys = KeyOrder(selected(frame, aggregation.keys))
         known = self.parts.find(keys)
+        parts = self._folded(keys, known, frame)
+        return self._results(self._scanned(keys, known, frame) if parts is None else parts, rows)
+
+    def _folded(self, keys: KeyOrder, known: FoundRows, frame: pl.DataFrame) -> pl.DataFrame | None:
+        """Return what the keys have come to after each row, and keep what they have after the last one.
+
+        Returns None if that takes more than folding columns of numbers.
+        """
+        folds = None if self._ttl is not None else self._aggregation.folds
+        before = None if folds is None else known.columns()
+        if folds is None or before is None:
+            return None
+        columns = {name: numbers_of(each.of_rows(frame)) for name, each in folds.items()}
+        if any(column is None for column in columns.values()):
+            return None
+        segments = Segments(keys.is_first)
+        firsts = segments.starts[known.numbers]
+        kept, made = list[pl.Series](), list[pl.Series]()
+        for part in known.empty:
+            column = columns[part.name]
+            assert column is not None
+            after = folded_onto(folds[part.name].kind, before[part.name], firsts, column[keys.rows], segments)
+            kept.append(typed(part, after[segments.last]))
+            made.append(typed(part, keys.by_row(after)))
+        self.parts.replace(keys, known, pl.DataFrame(kept))
+        return pl.DataFrame(made)
+
+    def _scanned(self, keys: KeyOrder, known: FoundRows, frame: pl.DataFrame) -> pl.DataFrame:
+        """Do what `_folded` does, for all aggregates."""
+        aggregation, before, row_parts = self._aggregation, known.rows, self._aggregation.row_parts(frame)
         layout = _Layout(np.diff(keys.starts, append=frame.height), known.numbers, keys.rows)
-        row_parts = aggregation.row_parts(frame)
-        parts = pl.concat([known.rows.select(row_parts.columns), row_parts], rechunk=True)[layout.source]
+        parts = pl.concat([before.select(row_parts.columns), row_parts], rechunk=True)[layout.source]
         is_first, until = layout.is_first, None
         if self._ttl is not None:
-            is_first, until = self._lives(layout, known.rows, frame)
+            is_first, until = self._lives(layout, before, frame)
         parts = self._accumulated(aggregation.prefixes(parts, Segments(is_first)), layout, is_first, frame, keys.rows)
         last = parts[layout.last]
         self.parts.replace(keys, known, last if until is None else last.with_columns(until.gather(layout.last)))
-        return self._results(parts[layout.row_positions], rows)
+        return parts[layout.row_positions]
 
     def _results(self, parts: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         aggregation = self._aggregation
         computed = [name for name in aggregation.schema.names if name not in aggregation.bounds]
-        made = aggregation.finish(rows.select(aggregation.keys).hstack(parts))
-        return made[computed].hstack(rows.select(aggregation.bounds))
+        made = aggregation.finish(pl.DataFrame([*selected(rows, aggregation.keys), *parts]))
+        return pl.DataFrame([*selected(made, computed), *selected(rows, aggregation.bounds)])
 
     def _lives(
         self, layout: _Layout, known: pl.DataFrame, frame: pl.DataFrame

@@ -59,6 +59,15 @@ class DenseGroupBy:
         # a sum of nothing is a zero of the type that polars sums to: durations and integers of 8 bits among them
         return wide.fill_null(strategy="zero") if self.kind == "sum" else wide
 
+    def of_rows(self, frame: pl.DataFrame) -> pl.Series:
+        """Return what `of_row` computes, in a fraction of the time if the column has no nulls."""
+        column = None if self.column is None else frame.get_column(self.column)
+        if column is not None and column.null_count():
+            return frame.select(self.of_row).to_series()
+        if column is None or self.kind == "count":
+            return pl.Series(np.ones(frame.height, np.int64))
+        return column if self.widened is None else column.cast(self.widened)
+
     def of_parts(self, part: str) -> DenseGroupBy:
         """Return what merges parts that are in the column `part`."""
         return DenseGroupBy("sum" if self.kind == "count" else self.kind, part, is_estimate=self.is_estimate)

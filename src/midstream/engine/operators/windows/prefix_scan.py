@@ -7,6 +7,7 @@ where batches are cut. What has no scan of its own is merged in log2(n) rounds, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -42,6 +43,31 @@ class Segments:
         self.starts = np.flatnonzero(is_first)
         self.lengths = np.diff(self.starts, append=len(is_first))
         self.is_first = is_first
+        self._long: list[slice] = []
+        """The segments that are accumulated alone."""
+        self._rounds: list[Int64s] = []
+        """The second rows of all others that have one, their third rows, and so on."""
+        self._divide()
+
+    def _divide(self) -> None:
+        starts, lengths = self.starts, self.lengths
+        is_long = lengths > ROUNDS
+        if is_long.any():
+            ends = starts + lengths
+            self._long = list(map(slice, starts[is_long].tolist(), ends[is_long].tolist()))
+            starts, lengths = starts[~is_long], lengths[~is_long]
+        for step in range(1, ROUNDS):
+            left = np.flatnonzero(lengths > step)
+            if not len(left):
+                break
+            starts, lengths = starts[left], lengths[left]
+            self._rounds.append(starts + step)
+
+    @cached_property
+    def last(self) -> Int64s:
+        """The last row of each segment."""
+        last: Int64s = self.starts + self.lengths - 1
+        return last
 
     def accumulate(self, ufunc: np.ufunc, values: Values) -> Values:
         """Return the left fold of each row's segment up to that row."""
@@ -50,16 +76,9 @@ class Segments:
 
     def _accumulate(self, ufunc: np.ufunc, values: Values) -> Values:
         found = values.copy()
-        is_long = self.lengths > ROUNDS
-        for start, length in zip(self.starts[is_long].tolist(), self.lengths[is_long].tolist(), strict=True):
-            found[start : start + length] = ufunc.accumulate(values[start : start + length])
-        starts, lengths = self.starts[~is_long], self.lengths[~is_long]
-        for step in range(1, ROUNDS):
-            left = lengths > step
-            starts, lengths = starts[left], lengths[left]
-            if not len(starts):
-                break
-            at = starts + step
+        for rows in self._long:
+            found[rows] = ufunc.accumulate(values[rows])
+        for at in self._rounds:
             found[at] = ufunc(found[at - 1], found[at])
         return found
 
@@ -102,6 +121,14 @@ def scan(
     return segments.merged(parts.select(names), merge).get_columns()
 
 
+def folded_onto(kind: str, before: Values, firsts: Int64s, values: Values, segments: Segments) -> Values:
+    """Return the prefixes of `values`, where `before` comes before these first rows of segments. Changes `values`."""
+    ufunc = _UFUNCS[kind][values.dtype.kind == "f"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        values[firsts] = ufunc(before, values[firsts])
+    return segments.accumulate(ufunc, values)
+
+
 def _distinct(values: pl.Series, counts: pl.Series, segments: Segments) -> tuple[pl.Series, pl.Series]:
     """Return lists of the distinct values up to the last row of each segment, empty in other rows, and numbers for all."""
     numbers = np.repeat(np.arange(len(segments.starts)), segments.lengths)
@@ -111,7 +138,7 @@ def _distinct(values: pl.Series, counts: pl.Series, segments: Segments) -> tuple
     added = np.bincount(new.get_column("row").to_numpy(), minlength=len(values))
     found = pl.Series(counts.name, segments.accumulate(np.add, added.astype(np.int64)), counts.dtype)
     lists = new.group_by("segment").agg("value")
-    last = pl.DataFrame({"segment": np.arange(len(segments.starts)), "row": segments.starts + segments.lengths - 1})
+    last = pl.DataFrame({"segment": np.arange(len(segments.starts)), "row": segments.last})
     placed = pl.DataFrame({"row": np.arange(len(values))}).join(
         last.join(lists, on="segment"), on="row", how="left", maintain_order="left"
     )
@@ -127,13 +154,13 @@ def _folded(each: DenseGroupBy, column: pl.Series, segments: Segments) -> pl.Ser
     of_integers, of_floats = _UFUNCS[each.kind]
     ufunc = of_floats if physical.dtype.is_float() else of_integers
     if not column.null_count():
-        return _series(column, segments.accumulate(ufunc, physical.to_numpy()))
+        return typed(column, segments.accumulate(ufunc, physical.to_numpy()))
     # Only an extreme has nulls, at rows that do not count: each has the extreme of the values before it.
     there = column.is_not_null().to_numpy()
     neutral = np.nan if physical.dtype.is_float() else _neutral(each.kind, physical.dtype)
     values = segments.accumulate(ufunc, physical.fill_null(neutral).to_numpy())
     any_there = segments.accumulate(np.logical_or, there)
-    return pl.select(pl.when(pl.Series(any_there)).then(_series(column, values))).to_series().alias(column.name)
+    return pl.select(pl.when(pl.Series(any_there)).then(typed(column, values))).to_series().alias(column.name)
 
 
 def _neutral(kind: str, dtype: Any) -> int:
@@ -141,8 +168,10 @@ def _neutral(kind: str, dtype: Any) -> int:
     return int(pl.select(bound).item())
 
 
-def _series(column: pl.Series, values: Values) -> pl.Series:
-    return pl.Series(column.name, values, column.to_physical().dtype).cast(column.dtype)
+def typed(column: pl.Series, values: Values) -> pl.Series:
+    """Return a column with the name and the type of `column`, which has the physical type of `values`."""
+    made = pl.Series(column.name, values)
+    return made if made.dtype == column.dtype else made.cast(column.dtype)
 
 
 def _chosen(by: pl.Series, segments: Segments, pick: Pick) -> Int64s:

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import canonical_schema
+from midstream.engine.core.batches import canonical_schema, selected
 from midstream.engine.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.engine.operators.base import OperatorContext
 from midstream.engine.operators.elementwise import check_of_many_rows, check_row_by_row
@@ -336,12 +336,12 @@ class WindowAggregation:
             if not alone:
                 reduced.extend(expr for expr in self._partial if expr.meta.output_name() in self._parts_of[output])
         # of nothing but literals, `select` would make one row, however many the frame has
-        parts = frame.with_columns(by_row).select(expr.meta.output_name() for expr in by_row)
+        parts = selected(frame.with_columns(by_row), (expr.meta.output_name() for expr in by_row))
         if reduced:
             numbered = frame.with_row_index(_ROW)
             others = self._guard(lambda: self._grouped(numbered, (_ROW,), reduced)).drop(_ROW)
             parts = parts.hstack(others) if by_row else others
-        return parts.select(name for names in self._parts_of.values() for name in names)
+        return selected(parts, (name for names in self._parts_of.values() for name in names))
 
     def prefixes(self, parts: pl.DataFrame, segments: Segments) -> pl.DataFrame:
         """Return, for each part, the merge of it with all parts before it in its segment; not for accumulators."""
@@ -354,6 +354,11 @@ class WindowAggregation:
             merge = self._of_output(output, self._merge)
             found.extend(self._guard(partial(scan, aggregate, names, parts, segments, merge)))
         return pl.DataFrame(found)
+
+    @property
+    def folds(self) -> Mapping[str, DenseGroupBy] | None:
+        """The folds by column of a part; None if some columns are no folds."""
+        return self._folds if len(self._folds) == len(self._partial) else None
 
     def accumulators(self) -> Iterator[tuple[str, AccumulatorAggregate]]:
         """Yield the accumulators, each with its column of a part."""
