@@ -15,7 +15,7 @@ import pytest
 
 from machine import limit_s
 from midstream.engine.state.columns_on_disk import on_disk
-from midstream.runtime.storage.local_disk import LocalDirectories, local_directories, open_local_disk
+from midstream.runtime.storage.local_disk import LocalDirectories, local_directories
 
 KILLED = """
 import os, signal, sys
@@ -93,12 +93,18 @@ def test_spark_names_the_directories_and_otherwise_the_system_does() -> None:
         assert local_directories(nothing) == [tempfile.gettempdir()]
 
 
-def test_a_directory_in_memory_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_directory_in_memory_is_reported_once_it_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/vda / ext4 rw 0 0\ntmpfs {tmp_path}/shm tmpfs rw 0 0\n", encoding="utf-8")
     (tmp_path / "shm").mkdir()
-    open_local_disk({"SPARK_LOCAL_DIRS": str(tmp_path)}, mounts)
+    disk = LocalDirectories([str(tmp_path), f"{tmp_path}/shm/x"], mounts)
+
+    def write(file: IO[bytes]) -> None:
+        file.write(b"x")
+
+    disk.map(write)
     assert caplog.messages == []
-    open_local_disk({"SPARK_LOCAL_DIRS": f"{tmp_path},{tmp_path}/shm/x"}, mounts)
+    for _ in range(4):
+        disk.map(write)
     (message,) = caplog.messages
     assert f"{tmp_path}/shm/x lies in memory (tmpfs)" in message and "spark.local.dir" in message

@@ -57,7 +57,7 @@ def test_chunks_carry_the_key_groups_of_their_rows_and_keep_the_order_of_parts()
     log = PartLog(merge)
     for number, keys in enumerate((range(3), range(OWN_CHUNK_ROWS), range(2))):
         log.append(part(keys, number))
-    chunks = snapshot_runs([(7, log.runs)], layout, CountingIds())()
+    chunks = snapshot_runs([(7, log.runs)], layout, CountingIds()).beside()()
     assert [chunk.table.num_rows for chunk in chunks] == [3, OWN_CHUNK_ROWS, 2]
     for chunk in chunks:
         key_rows = chunk.table.select(["k"]).combine_chunks().to_batches()[0]
@@ -79,7 +79,7 @@ def test_small_frames_of_many_logs_share_one_table_that_distinguishes_them() -> 
         for keys in (range(number % 3), range(number, number + 4)):
             log.append(part(keys, number))
         logs.append((1000 * number - 7000, log.runs))
-    (chunk,) = snapshot_runs(logs, layout, CountingIds())()
+    (chunk,) = snapshot_runs(logs, layout, CountingIds()).beside()()
     assert chunk.table.schema.types[:2] == [pa.int32(), pa.timestamp("ms")]
     assert chunk.table.select(SCHEMA.names).to_pylist() == [
         row for _, runs in logs for run in runs for row in run.frame.to_dicts()
@@ -92,5 +92,5 @@ def test_small_frames_of_many_logs_share_one_table_that_distinguishes_them() -> 
     apart = [group for _, runs in logs for run in runs for group in layout.groups_of(run).tolist()]
     assert apart == groups
     logs[0][1][1].groups = None  # known of all frames but one
-    (again,) = snapshot_runs(logs, layout, CountingIds())()
+    (again,) = snapshot_runs(logs, layout, CountingIds()).beside()()
     assert again.table.equals(chunk.table)

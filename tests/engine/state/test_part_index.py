@@ -123,7 +123,7 @@ class Beside:
         for frames, expected in self.stored:
             assert found(frames) == expected, "what a snapshot refers to has changed"
         self.stored.append(([run.frame for run in living], merged(self.parts)))
-        self.snapshots.append((snapshot_runs([(0, self.index.runs)], self.layout, self.ids), merged(self.parts)))
+        self.snapshots.append((snapshot_runs([(0, self.index.runs)], self.layout, self.ids).beside(), merged(self.parts)))
 
     def check_snapshots(self) -> None:
         """They are written late, and hold what was there when they were taken. One id stands for one content."""
@@ -184,9 +184,9 @@ def test_a_snapshot_that_is_written_when_parts_have_gone_leaves_the_key_groups_o
     index = SessionIndex(["k"], "end", merge)
     index.append(frame_of([(f"first {at}", 1, (at,)) for at in range(3)]))
     index.append(frame_of([(f"second {at}", 5, (at,)) for at in range(20)]))
-    write = snapshot_runs([(0, index.runs)], layout, ids)
+    write = snapshot_runs([(0, index.runs)], layout, ids).beside()
     index.remove_ended(1)
     write()
-    (chunk,) = snapshot_runs([(0, index.runs)], layout, ids)()
+    (chunk,) = snapshot_runs([(0, index.runs)], layout, ids).beside()()
     keys = pa.record_batch([chunk.table.column("k").combine_chunks()], ["k"])
     assert chunk.table.column(KEY_GROUP).to_pylist() == key_groups(keys, ("k",), 16).tolist()

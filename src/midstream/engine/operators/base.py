@@ -224,6 +224,8 @@ class Operator(ABC):
     """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
     keeps_rows: bool = False
     """True: for each batch, the operator emits one batch with a row for each input row, or for some of them, in order."""
+    holds_entries: bool = False
+    """True: it holds state of its keys as Python objects, up to `OperatorContext.entry_bytes`."""
     watermark_delay_us: int = 0
     """By how much a row that the operator emits may be earlier than a watermark that it was given before: each watermark
     is forwarded as one that much earlier, except the one at the end of the stream."""

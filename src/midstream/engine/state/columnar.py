@@ -7,7 +7,8 @@ positions in it (see `engine.state.tombstones`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -33,6 +34,10 @@ Columns: TypeAlias = tuple[pl.DataFrame | npt.NDArray[Any] | None, ...]
 """A frame, and arrays with a value for each of its rows or None, in a fixed order. None of them ever changes."""
 Ordered = tuple[pl.DataFrame, Int32s]
 """Rows sorted by key group, and the key group of each row."""
+
+
+def nothing_stored(chunk_id: str) -> None:
+    return None
 
 
 class FrameRun:
@@ -68,6 +73,9 @@ class FrameRun:
 
 
 class Vector(Protocol):
+    @property
+    def chunk_id(self) -> str: ...
+
     def chunk(self) -> Chunk:
         """Return the positions of removed rows. It is called on the I/O pool."""
         ...
@@ -189,10 +197,8 @@ class StateLayout:
         return groups
 
 
-def snapshot_runs(
-    logs: Sequence[tuple[int, Sequence[FrameRun]]], layout: StateLayout, ids: Ids
-) -> Callable[[], tuple[Chunk, ...]]:
-    """Return a function that turns the runs of all logs into chunks on the I/O pool.
+def snapshot_runs(logs: Sequence[tuple[int, Sequence[FrameRun]]], layout: StateLayout, ids: Ids) -> PlannedChunks:
+    """Plan the chunks for the runs of all logs.
 
     Each log comes with its number (any number if there is only one log). The parts of a log stay in order: a shared
     chunk ends where one of its logs has a chunk of its own. A chunk of its own has all rows of its run, and deletion
@@ -214,15 +220,35 @@ def snapshot_runs(
             planned.append(_Planned(run.chunk_id, [(number, run)], run.deletion_vectors(ids)))
     if shared:
         planned.append(_Planned(ids.new_id(), shared))
-    return lambda: tuple(
-        Chunk(chunk_id, layout.table(runs), tuple(vector.chunk() for vector in removed))
-        for chunk_id, runs, removed in planned
-    )
+    return PlannedChunks(planned, layout)
 
 
 class _Planned(NamedTuple):
-    """A chunk that is made on the I/O pool."""
-
     chunk_id: str
     runs: list[tuple[int, FrameRun]]
     removed: Sequence[Vector] = ()
+
+
+class PlannedChunks:
+    """Chunks that are made on the I/O pool."""
+
+    def __init__(self, planned: Sequence[_Planned], layout: StateLayout) -> None:
+        self._planned = planned
+        self._layout = layout
+
+    def beside(self, stored_bytes: Callable[[str], int | None] = nothing_stored) -> Callable[[], tuple[Chunk, ...]]:
+        """Return a function that makes the chunks which `stored_bytes` does not know now, and refers to the others."""
+        ids = [each.chunk_id for each in self._planned]
+        ids += [vector.chunk_id for each in self._planned for vector in each.removed]
+        known = frozenset(chunk_id for chunk_id in ids if stored_bytes(chunk_id) is not None)
+        return partial(self._made, known)
+
+    def _made(self, known: Collection[str]) -> tuple[Chunk, ...]:
+        return tuple(
+            Chunk(
+                chunk_id,
+                None if chunk_id in known else self._layout.table(runs),
+                tuple(Chunk(each.chunk_id) if each.chunk_id in known else each.chunk() for each in removed),
+            )
+            for chunk_id, runs, removed in self._planned
+        )

@@ -79,13 +79,16 @@ class SpilledRows(TableState):
         self._hold([])
         self._revive(rows)
 
-    def chunks(self, ids: Ids) -> Callable[[], tuple[Chunk, ...]] | None:
+    def chunks(self, ids: Ids, stored_bytes: Callable[[str], int | None]) -> Callable[[], tuple[Chunk, ...]] | None:
         """Return a function that makes chunks of all rows on the I/O pool; None if there are none."""
-        chunks = self.snapshot(_SpilledIds(ids), self._where)
+        chunks = self.snapshot(_SpilledIds(ids), self._where, stored_bytes)
         if chunks is None:
             return None
         encoding = self._encoding
-        return lambda: tuple(Chunk(chunk.id, encoding.nested(chunk.stored), chunk.removed) for chunk in chunks())
+        return lambda: tuple(
+            Chunk(chunk.id, None if chunk.made is None else encoding.nested(chunk.made), chunk.removed)
+            for chunk in chunks()
+        )
 
     def has_columns_of(self, chunk: Chunk) -> bool:
         """Whether a chunk of such rows has the columns that they have now: entries may have begun to expire."""

@@ -20,7 +20,7 @@ from midstream.engine.core.batches import empty_batch, frame_schema, from_polars
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.interfaces import Ids
 from midstream.engine.core.schemas import SchemaLike, as_schema, field_defaults
-from midstream.engine.state.columnar import FrameRun, StateLayout, snapshot_runs
+from midstream.engine.state.columnar import FrameRun, PlannedChunks, StateLayout, nothing_stored, snapshot_runs
 from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, StoredForm, check_columns
 from midstream.engine.state.state_upgrade import migrated_rows, upgrade_at_restore
@@ -40,7 +40,7 @@ class TableMark(NamedTuple):
     runs: list[TableRun]
     living: list[tuple[Bools | None, int]]
     whole: pl.DataFrame | None
-    frozen: Callable[[], tuple[Chunk, ...]] | None
+    planned: PlannedChunks | None
 
 
 class TableState(DeclaredState):
@@ -94,8 +94,8 @@ class TableState(DeclaredState):
         """Whether polars has exactly the types of the schema, not finer ones."""
         self._whole: pl.DataFrame | None
         """All rows in one frame; None until it is first requested."""
-        self._frozen: Callable[[], tuple[Chunk, ...]] | None
-        """The result of the last snapshot, which is reused until a row changes."""
+        self._planned: PlannedChunks | None
+        """The chunks of the last snapshot, which are the same until a row changes."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -260,7 +260,7 @@ class TableState(DeclaredState):
         return cast("list[TableRun]", self._bound_runs())
 
     def _hold(self, runs: Sequence[FrameRun], whole: pl.DataFrame | None = None) -> None:
-        self._runs, self._whole, self._frozen = list(runs), whole, None
+        self._runs, self._whole, self._planned = list(runs), whole, None
 
     def _bound_runs(self) -> list[FrameRun]:
         if self._runs is None:
@@ -296,14 +296,14 @@ class TableState(DeclaredState):
     def mark(self) -> TableMark:
         """Return what the table holds now, for `roll_back`."""
         runs = self._table_runs()
-        return TableMark(list(runs), [(run.there, run.rows) for run in runs], self._whole, self._frozen)
+        return TableMark(list(runs), [(run.there, run.rows) for run in runs], self._whole, self._planned)
 
     def roll_back(self, mark: TableMark) -> None:
         """Undo all changes since `mark`."""
         for run, (there, rows) in zip(mark.runs, mark.living, strict=True):
             if run.there is not there:
                 run.put_back(there, rows)
-        self._runs, self._whole, self._frozen = list(mark.runs), mark.whole, mark.frozen
+        self._runs, self._whole, self._planned = list(mark.runs), mark.whole, mark.planned
 
     def type_text(self) -> str:
         return ", ".join(f"{field.name} {field.type}" for field in self.schema)
@@ -337,25 +337,28 @@ class TableState(DeclaredState):
         state._hold([])
         return state
 
-    def snapshot(self, ids: Ids, where: str) -> Callable[[], tuple[Chunk, ...]] | None:
+    def snapshot(
+        self, ids: Ids, where: str, stored_bytes: Callable[[str], int | None] = nothing_stored
+    ) -> Callable[[], tuple[Chunk, ...]] | None:
         """Return a function that makes chunks of all rows on the I/O pool; None if there are none.
 
-        It raises JobError for a row whose key belongs to another subtask.
+        It raises JobError for a row whose key belongs to another subtask. `stored_bytes`: as of OperatorContext.
         """
         runs, layout, owned = self._bound_runs(), self._layout, self._key_groups
         if not runs:
             return None
-        if self._frozen is None:
-            chunks = snapshot_runs([(0, runs)], layout, ids)
+        if self._planned is None:
+            self._planned = snapshot_runs([(0, runs)], layout, ids)
+        chunks = self._planned.beside(stored_bytes)
 
-            def owned_chunks() -> tuple[Chunk, ...]:
-                made = chunks()
-                for chunk in made:
+        def owned_chunks() -> tuple[Chunk, ...]:
+            made = chunks()
+            for chunk in made:
+                if chunk.made is not None:
                     _check_owner(chunk, layout.keys, owned, f"{where}: state {self.name!r}")
-                return made
+            return made
 
-            self._frozen = owned_chunks
-        return self._frozen
+        return owned_chunks
 
     def restore(self, chunks: Sequence[Chunk], where: str) -> None:
         """Restore such chunks, of one old subtask or several. Raises StorageError if they have other columns."""

@@ -72,3 +72,5 @@ class TaskServices:
     schedule: Callable[[Task], None]
     """Schedules a step of a task."""
     resources: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    entry_bytes: int | None = None
+    """See OperatorContext."""

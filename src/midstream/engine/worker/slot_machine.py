@@ -119,6 +119,8 @@ class SlotMachine:
         """The task whose operators are being opened."""
         self._config: JobConfig
         """The settings of the current attempt."""
+        self._has_entries = False
+        """Whether operators of the current attempt hold Python objects, which may take half of the state's memory."""
         self._state_memory: StateMemory | None = None
         """The memory of the state of the current attempt, once it runs."""
 
@@ -279,6 +281,7 @@ class SlotMachine:
             source_reads=self._source_reads,
             schedule=self._scheduler.schedule,
             resources=self._services.resources,
+            entry_bytes=self._entry_bytes(deploy, config, loaded),
         )
         self._config = config
         self._deployment = Deployment(self.slot_id, deploy, loaded, services)
@@ -287,6 +290,16 @@ class SlotMachine:
             self._opening = task
             task.open(loaded.restored[ref])
         self._opening = None
+
+    def _entry_bytes(self, deploy: m.Deploy, config: JobConfig, loaded: Loaded) -> int | None:
+        """Return the bytes that each operator may hold as Python objects: they share half of the state's memory."""
+        vertices = [graph.vertices[ref.vertex] for ref, graph in loaded.graphs.items()]
+        sharing = sum(spec.operator.holds_entries for vertex in vertices for spec in vertex.operators)
+        self._has_entries = sharing > 0
+        if self._services.local_disk is None or not self._has_entries:
+            return None
+        limit_bytes = state_bytes_max(config, self._services.memory_limit_bytes, len({*deploy.slots}))
+        return None if limit_bytes is None else limit_bytes // 2 // sharing
 
     def _not_opened(self, error: BaseException) -> None:
         self.failure = error
@@ -312,6 +325,8 @@ class SlotMachine:
         own = [peer.host for peer in peers if peer.slot == self.slot_id]
         slots = sum(peer.host in own for peer in peers) or 1
         limit_bytes = state_bytes_max(self._config, services.memory_limit_bytes, slots)
+        if limit_bytes is not None and self._has_entries:
+            limit_bytes //= 2
         self._state_memory = StateMemory(
             self._state_runs, limit_bytes, services.local_disk, services.clock, services.executor
         )

@@ -120,6 +120,7 @@ class TaskOperators:
                 splits=splits,
                 is_bounded=self._is_bounded,
                 resources=services.resources,
+                entry_bytes=services.entry_bytes,
             )
             if not spec.operator.keeps_splits:
                 splits = None

@@ -57,7 +57,7 @@ from midstream.runtime.process.thread_limits import limit_threads
 from midstream.runtime.process.unpacked_modules import UnpackedModules
 from midstream.runtime.random_ids import RandomIds
 from midstream.runtime.storage.file_storage import FileStorage
-from midstream.runtime.storage.local_disk import open_local_disk
+from midstream.runtime.storage.local_disk import LocalDirectories, local_directories
 
 if TYPE_CHECKING:
     from midstream.engine.worker.slot_machine import SlotMachine
@@ -220,7 +220,7 @@ class _SlotProcess:
                 open_calls=ConcurrentCalls(self._loop).open,
                 unpickle=self._modules.unpickle,
                 resources=self._resources,
-                local_disk=open_local_disk(os.environ),
+                local_disk=LocalDirectories(local_directories(os.environ)),
                 memory_limit_bytes=self._memory_limit_bytes,
             )
         )

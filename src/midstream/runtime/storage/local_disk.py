@@ -24,9 +24,11 @@ class LocalDirectories:
 
     file_bytes_min: Final = FILE_BYTES_MIN
 
-    def __init__(self, directories: Sequence[str]) -> None:
+    def __init__(self, directories: Sequence[str], mounts: Path = Path("/proc/self/mounts")) -> None:
         self._directories = tuple(directories)
         self._turns = itertools.cycle(self._directories)
+        self._mounts = mounts
+        self._used: set[str] = set()
 
     @property
     def place(self) -> str:
@@ -34,6 +36,9 @@ class LocalDirectories:
 
     def map(self, write: Callable[[IO[bytes]], None]) -> memoryview:
         directory = next(self._turns)
+        if directory not in self._used:
+            self._used.add(directory)
+            self._check(directory)
         Path(directory).mkdir(parents=True, exist_ok=True)  # whoever cleans up old files may have removed it
         descriptor, name = tempfile.mkstemp(prefix="midstream-state-", dir=directory)
         with os.fdopen(descriptor, "w+b") as file:
@@ -42,6 +47,16 @@ class LocalDirectories:
             file.flush()
             return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
 
+    def _check(self, directory: str) -> None:
+        """Log a warning if the directory lies in memory: what is moved there saves none."""
+        kind = _filesystem(Path(directory), self._mounts)
+        if kind in IN_MEMORY:
+            _log.warning(
+                "the local directory %s lies in memory (%s), so state that is moved there saves none; name a directory on "
+                "a disk in spark.local.dir or SPARK_LOCAL_DIRS, or TMPDIR without Spark",
+                *(directory, kind),
+            )
+
 
 def local_directories(environment: Mapping[str, str]) -> list[str]:
     """Return where a process may write files for itself: the directories that Spark sets for its Python workers, TMPDIR
@@ -49,20 +64,6 @@ def local_directories(environment: Mapping[str, str]) -> list[str]:
     """
     listed = [each.strip() for each in environment.get("SPARK_LOCAL_DIRS", "").split(",")]
     return [each for each in listed if each] or [tempfile.gettempdir()]
-
-
-def open_local_disk(environment: Mapping[str, str], mounts: Path = Path("/proc/self/mounts")) -> LocalDirectories:
-    """Open the local directories. Logs a warning if one of them lies in memory: what is moved there saves none."""
-    directories = local_directories(environment)
-    for directory in directories:
-        kind = _filesystem(Path(directory), mounts)
-        if kind in IN_MEMORY:
-            _log.warning(
-                "the local directory %s lies in memory (%s), so state that is moved there saves none; name a directory on "
-                "a disk in spark.local.dir or SPARK_LOCAL_DIRS, or TMPDIR without Spark",
-                *(directory, kind),
-            )
-    return LocalDirectories(directories)
 
 
 def _filesystem(directory: Path, mounts: Path) -> str:

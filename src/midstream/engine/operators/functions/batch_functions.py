@@ -286,9 +286,10 @@ class BatchFunctionOperator(FunctionOperator):
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         """Take references now; key groups and tables are computed later."""
-        ids, where = self._runtime.ids, self._where
+        ids, stored_bytes, where = self._runtime.ids, self._runtime.stored_bytes, self._where
         now = NOTHING if self._failed[0] is None else self._failed[0].snapshot(ids.new_id)
-        frozen = {name: chunks for name, state in self._states.items() if (chunks := state.snapshot(ids, where))}
+        snapshots = {name: state.snapshot(ids, where, stored_bytes) for name, state in self._states.items()}
+        frozen = {name: chunks for name, chunks in snapshots.items() if chunks is not None}
         if not frozen:
             return now
         return Snapshot(

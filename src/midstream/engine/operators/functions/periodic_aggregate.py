@@ -146,7 +146,7 @@ class PeriodicAggregateOperator(PaneWindowOperator):
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         windows, totals = (
             super().snapshot(checkpoint_id),
-            self._totals.snapshot(self._context.ids, self._aggregation.where),
+            self._totals.snapshot(self._context.ids, self._aggregation.where, self._context.stored_bytes),
         )
         if totals is None:
             return windows

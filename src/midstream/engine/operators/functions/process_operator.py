@@ -38,6 +38,7 @@ from midstream.engine.operators.row_conversion import (
 )
 from midstream.engine.operators.row_functions import rows_apart
 from midstream.engine.state.changelog import Changelog, ChangelogSnapshot
+from midstream.engine.state.columnar import FrameRun
 from midstream.engine.state.expiring_states import bound_state, plain_entry
 from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
 from midstream.engine.state.keyed_states import KeyScope, State
@@ -71,6 +72,7 @@ class ProcessOperator(FunctionOperator):
         self.side_outputs = {
             tag: canonical_schema(side) for tag, side in (*side_outputs.items(), *policy.side_outputs.items())
         }
+        self.holds_entries = bool(self._key_fields)
         self.keeps_splits = len(ports) == 1 and not self._key_fields
         self._check_keys()
         self._check_states()
@@ -147,6 +149,9 @@ class ProcessOperator(FunctionOperator):
             self._side_output,
         )
         self._open_function()
+
+    def state_runs(self) -> Iterable[FrameRun]:
+        return self._spill.runs()
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if self._failed[0] is not None:
@@ -420,7 +425,7 @@ class ProcessOperator(FunctionOperator):
         of_states = [(state, state.snapshot(new_id, stored_bytes)) for state in self._states.values()]
         of_timers = [(name, queue.log.snapshot(new_id, stored_bytes)) for name, queue in self._queues().items()]
         now = NOTHING if self._failed[0] is None else self._failed[0].snapshot(new_id)
-        spilled = self._spill.chunks(self._runtime.ids)
+        spilled = self._spill.chunks(self._runtime.ids, stored_bytes)
         if not spilled and not any(part for _, part in (*of_states, *of_timers)):
             return now
         own, where = self.own, self._where

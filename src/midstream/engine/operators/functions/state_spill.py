@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from midstream.engine.core.interfaces import Ids
 from midstream.engine.operators.base import OperatorContext
+from midstream.engine.state.columnar import FrameRun
 from midstream.engine.state.heap_snapshot import KeyEncoding
 from midstream.engine.state.keyed_states import State
 from midstream.engine.state.safe_pickle import OwnCode
@@ -70,13 +71,18 @@ class StateSpill:
             if spilled.has_rows:
                 spilled.fetch(keys)
 
+    def runs(self) -> Iterator[FrameRun]:
+        """Yield the runs that spilled rows lie in."""
+        for spilled in self._spilled.values():
+            yield from spilled.held_runs()
+
     def fetch_all(self) -> None:
         for spilled in self._spilled.values():
             spilled.fetch_all()
 
-    def chunks(self, ids: Ids) -> dict[str, Callable[[], tuple[Chunk, ...]]]:
+    def chunks(self, ids: Ids, stored_bytes: Callable[[str], int | None]) -> dict[str, Callable[[], tuple[Chunk, ...]]]:
         """Return functions that make chunks of what is spilled, by part."""
-        found = {name: spilled.chunks(ids) for name, spilled in self._spilled.items()}
+        found = {name: spilled.chunks(ids, stored_bytes) for name, spilled in self._spilled.items()}
         return {name: chunks for name, chunks in found.items() if chunks is not None}
 
     def settle(self, rows: int | None = None) -> None:

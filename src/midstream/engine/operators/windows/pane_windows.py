@@ -298,7 +298,9 @@ class PaneWindowOperator(WindowOperator):
     # ---- snapshot ----
 
     def _snapshot_chunks(self) -> Callable[[], tuple[Chunk, ...]]:
-        return snapshot_runs([(pane, self._logs[pane].runs) for pane in self._starts], self._layout, self._context.ids)
+        return snapshot_runs(
+            [(pane, self._logs[pane].runs) for pane in self._starts], self._layout, self._context.ids
+        ).beside(self._context.stored_bytes)
 
     def _restore_table(self, table: pa.Table) -> None:
         panes = table.column(PANE).combine_chunks().cast(pa.int64()).to_numpy()

@@ -269,7 +269,9 @@ class SessionWindowOperator(WindowOperator):
     # ---- snapshot ----
 
     def _snapshot_chunks(self) -> Callable[[], tuple[Chunk, ...]]:
-        return snapshot_runs([(0, self._parts.runs)], self._layout, self._context.ids)
+        return snapshot_runs([(0, self._parts.runs)], self._layout, self._context.ids).beside(
+            self._context.stored_bytes
+        )
 
     def _restore_table(self, table: pa.Table) -> None:
         frame = self._frame_of(table)
