@@ -224,8 +224,6 @@ class Operator(ABC):
     """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
     keeps_rows: bool = False
     """True: for each batch, the operator emits one batch with a row for each input row, or for some of them, in order."""
-    holds_entries: bool = False
-    """True: it holds state of its keys as Python objects, up to `OperatorContext.entry_bytes`."""
     watermark_delay_us: int = 0
     """By how much a row that the operator emits may be earlier than a watermark that it was given before: each watermark
     is forwarded as one that much earlier, except the one at the end of the stream."""
@@ -235,6 +233,11 @@ class Operator(ABC):
     """Rows for which the user's function failed, and which it was configured to drop or to emit apart."""
     user_metrics: UserMetrics | None = None
     """The metrics of the user's function, once it is open."""
+
+    @property
+    def holds_entries(self) -> bool:
+        """Whether it holds state of keys as Python objects, which take up to `OperatorContext.entry_bytes`."""
+        return False
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         """Return the settings on which the operator's state depends, with their values, for each part ("" for all of

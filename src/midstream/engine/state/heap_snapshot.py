@@ -75,7 +75,7 @@ class KeyEncoding:
 
     @property
     def flat_fields(self) -> list[pa.Field[Any]]:
-        """The columns of keys in a table that has a column for each: `key`, or `key_0`, `key_1` and so on."""
+        """The columns of keys in a table that has a column for each; of several they have numbers for names."""
         if len(self._fields) == 1:
             return [pa.field("key", self._fields[0].type)]
         return [pa.field(f"key_{i}", field.type) for i, field in enumerate(self._fields)]

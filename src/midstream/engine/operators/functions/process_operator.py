@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import count, repeat
-from operator import itemgetter
 from types import GeneratorType
 from typing import Any
 
@@ -20,6 +20,7 @@ from midstream.engine.core.python_values import kind_of
 from midstream.engine.operators.bad_records import TALLY
 from midstream.engine.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.failed_rows import FAIL, ErrorPolicy, FailedRows
+from midstream.engine.operators.functions.entry_restore import restore_entries, restore_timers
 from midstream.engine.operators.functions.function_operator import FunctionOperator, Port
 from midstream.engine.operators.functions.process_context import Context, ContextTimers
 from midstream.engine.operators.functions.row_rollback import RowRollback
@@ -39,12 +40,12 @@ from midstream.engine.operators.row_conversion import (
 from midstream.engine.operators.row_functions import rows_apart
 from midstream.engine.state.changelog import Changelog, ChangelogSnapshot
 from midstream.engine.state.columnar import FrameRun
+from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.expiring_states import bound_state, plain_entry
-from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, state_table, timer_rows, timers_table
+from midstream.engine.state.heap_snapshot import KeyEncoding, state_table, timers_table
 from midstream.engine.state.keyed_states import KeyScope, State
-from midstream.engine.state.spilled_state import SPILLED_ID
+from midstream.engine.state.safe_pickle import OwnCode
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
-from midstream.engine.state.state_upgrade import upgrade_at_restore
 from midstream.engine.state.timers import TimerQueue
 
 TIMERS_PER_SLICE = 16_384
@@ -72,10 +73,11 @@ class ProcessOperator(FunctionOperator):
         self.side_outputs = {
             tag: canonical_schema(side) for tag, side in (*side_outputs.items(), *policy.side_outputs.items())
         }
-        self.holds_entries = bool(self._key_fields)
         self.keeps_splits = len(ports) == 1 and not self._key_fields
         self._check_keys()
-        self._check_states()
+        has_time = any(time is not None for time in self._times)
+        for state_name, state in self._declared().items():
+            _check_state(state_name, state, f"{self._where}: ", bool(self._key_fields), has_time, self._ports)
         # The following attributes are set when the operator opens.
         self._states: dict[str, State] = {}
         self._scope = KeyScope()
@@ -100,29 +102,6 @@ class ProcessOperator(FunctionOperator):
                 raise SchemaError(
                     f"{self._where}: key column {field.name!r} is {field.type}; Python datetimes have no nanoseconds: cast it to "
                     "microseconds or int64"
-                )
-
-    def _check_states(self) -> None:
-        for name, state in self._declared().items():
-            if not isinstance(state, State):
-                raise JobError(
-                    f"{self._where}: {type(state).__name__} {name!r} is for functions on batches "
-                    "(process_batches()); a function on single rows has ValueState, ListState and MapState"
-                )
-            if state.is_keyed and not self._key_fields:
-                raise JobError(
-                    f"{self._where}: {type(state).__name__} {name!r} needs a key, but the stream has none; call "
-                    "key_by() first (by a column with one value for a state of the whole stream: "
-                    "with_columns(all=pl.lit(0)).key_by('all'))"
-                )
-            if state.ttl is not None and state.ttl.by == "event_time" and all(time is None for time in self._times):
-                raise SchemaError(
-                    f"{self._where}: {type(state).__name__} {name!r} has a ttl by event time, and the stream has none; "
-                    f"call with_watermarks(), or declare ttl=StateTtl({state.ttl.duration!r}, by='clock')"
-                )
-            if not state.is_keyed and not any(port.broadcast for port in self._ports):
-                raise JobError(
-                    f"{self._where}: BroadcastState {name!r} needs a broadcast input; use connect_broadcast()"
                 )
 
     # ---- life ----
@@ -150,6 +129,10 @@ class ProcessOperator(FunctionOperator):
         )
         self._open_function()
 
+    @property
+    def holds_entries(self) -> bool:
+        return bool(self._key_fields)
+
     def state_runs(self) -> Iterable[FrameRun]:
         return self._spill.runs()
 
@@ -160,47 +143,14 @@ class ProcessOperator(FunctionOperator):
         expected = {state.part_name: state for state in self._states.values()}
         timers = {name: queue for name, queue in self._queues().items() if name in parts}
         for name, queue in timers.items():
-            self._restore_timers(name, queue, parts[name])
+            restore_timers(name, queue, parts[name], self._encoding, self._spill)
         for name in (name for name in parts if name not in timers):
             state = expected.get(name)
             if state is None:
                 raise self._undeclared(name)
-            self._restore_state(state, parts[name])
+            restore_entries(state, parts[name], encoding_of(state, self._encoding), self.own, self._where, self._spill)
         self._expiry.restored()
         self._arm()
-
-    def _restore_timers(self, name: str, queue: TimerQueue, part: StatePart) -> None:
-        spilled = self._spill.of(name)
-        for chunk, is_spilled in _spilled_last(part.chunks):
-            if is_spilled:
-                self._spill.settle()
-            if is_spilled and spilled is not None and spilled.has_columns_of(chunk):
-                spilled.restore_chunk(chunk)
-                continue
-            named, rows = timer_rows(chunk.table, self._encoding)
-            queue.forget(named)
-            queue.restore(rows)
-            if not is_spilled:
-                queue.log.restored(chunk.id, named, len(named))
-
-    def _restore_state(self, state: State, part: StatePart) -> None:
-        """Restore the chunks of a state. If they are converted, the next checkpoint stores all of it again."""
-        encoding = self._encoding_of(state)
-        upgrade = None if part.stored is None else upgrade_at_restore(state, part.stored, self._where)
-        spilled = self._spill.of(state.part_name)
-        for chunk, is_spilled in _spilled_last(part.chunks):
-            if is_spilled:
-                self._spill.settle()
-            if is_spilled and spilled is not None and upgrade is None and spilled.has_columns_of(chunk):
-                spilled.restore_chunk(chunk)
-                continue
-            keys, found = state_rows(state, chunk.table, encoding, self.own, self._where, upgrade)
-            state.forget(keys)
-            state.restore(found)
-            if is_spilled:
-                state.log.changed.update((key, state.entries()[key]) for key in dict.fromkeys(keys))
-            elif upgrade is None:
-                state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
 
     def close(self) -> None:
         self._disarm()
@@ -421,33 +371,16 @@ class ProcessOperator(FunctionOperator):
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         """Take references now and make tables later; engine.state.keyed_states explains why that is safe."""
-        new_id, stored_bytes, encoding = self._runtime.ids.new_id, self._runtime.stored_bytes, self._encoding
+        new_id, stored_bytes = self._runtime.ids.new_id, self._runtime.stored_bytes
         of_states = [(state, state.snapshot(new_id, stored_bytes)) for state in self._states.values()]
         of_timers = [(name, queue.log.snapshot(new_id, stored_bytes)) for name, queue in self._queues().items()]
         now = NOTHING if self._failed[0] is None else self._failed[0].snapshot(new_id)
         spilled = self._spill.chunks(self._runtime.ids, stored_bytes)
         if not spilled and not any(part for _, part in (*of_states, *of_timers)):
             return now
-        own, where = self.own, self._where
-
-        def later() -> SnapshotResult:
-            parts = {}
-            for state, part in of_states:
-                chunks: tuple[Chunk, ...] = ()
-                if part is not None:
-                    chunks = _chunks(part, state_table(state, part, self._encoding_of(state), own, where))
-                if state.part_name in spilled:
-                    chunks += spilled[state.part_name]()
-                rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
-                parts[state.part_name] = StatePart(rule, chunks)
-            for name, part in of_timers:
-                chunks = () if part is None else _chunks(part, timers_table(part, encoding))
-                if name in spilled:
-                    chunks += spilled[name]()
-                parts[name] = StatePart(Redistribute.KEYED, chunks)
-            return SnapshotResult({name: part for name, part in parts.items() if part.chunks})
-
-        return Snapshot(now.now, later)
+        return Snapshot(
+            now.now, partial(_stored_parts, of_states, of_timers, spilled, self._encoding, self.own, self._where)
+        )
 
     def _queues(self) -> dict[str, TimerQueue]:
         """Return the timer queues, by the name of their state part."""
@@ -479,9 +412,6 @@ class ProcessOperator(FunctionOperator):
         )
         return event, processing
 
-    def _encoding_of(self, state: State) -> KeyEncoding:
-        return self._encoding if state.is_keyed else KeyEncoding((), 1)
-
     # ---- errors ----
 
     def _user_error(
@@ -491,11 +421,58 @@ class ProcessOperator(FunctionOperator):
         return super()._user_error(f"{what}{key}", error, at)
 
 
-def _spilled_last(chunks: Sequence[Chunk]) -> list[tuple[Chunk, bool]]:
-    """Return the chunks with whether their rows were spilled. Those were no objects, which come first: what is left of them
-    in other chunks is superseded.
-    """
-    return sorted(((chunk, chunk.id.startswith(SPILLED_ID)) for chunk in chunks), key=itemgetter(1))
+def _check_state(
+    name: str, state: DeclaredState, where: str, is_keyed: bool, has_event_time: bool, ports: Sequence[Port]
+) -> None:
+    """Raise JobError or SchemaError for a state that the function cannot have."""
+    if not isinstance(state, State):
+        raise JobError(
+            f"{where}{type(state).__name__} {name!r} is for functions on batches "
+            "(process_batches()); a function on single rows has ValueState, ListState and MapState"
+        )
+    if state.is_keyed and not is_keyed:
+        raise JobError(
+            f"{where}{type(state).__name__} {name!r} needs a key, but the stream has none; call "
+            "key_by() first (by a column with one value for a state of the whole stream: "
+            "with_columns(all=pl.lit(0)).key_by('all'))"
+        )
+    if state.ttl is not None and state.ttl.by == "event_time" and not has_event_time:
+        raise SchemaError(
+            f"{where}{type(state).__name__} {name!r} has a ttl by event time, and the stream has none; "
+            f"call with_watermarks(), or declare ttl=StateTtl({state.ttl.duration!r}, by='clock')"
+        )
+    if not state.is_keyed and not any(port.broadcast for port in ports):
+        raise JobError(f"{where}BroadcastState {name!r} needs a broadcast input; use connect_broadcast()")
+
+
+def encoding_of(state: State, encoding: KeyEncoding) -> KeyEncoding:
+    return encoding if state.is_keyed else KeyEncoding((), 1)
+
+
+def _stored_parts(
+    of_states: Sequence[tuple[State, ChangelogSnapshot | None]],
+    of_timers: Sequence[tuple[str, ChangelogSnapshot | None]],
+    spilled: Mapping[str, Callable[[], tuple[Chunk, ...]]],
+    encoding: KeyEncoding,
+    own: OwnCode,
+    where: str,
+) -> SnapshotResult:
+    """Make the parts of a snapshot: chunks of objects, and after them those of what is spilled. On the I/O pool."""
+    parts = {}
+    for state, taken in of_states:
+        chunks: tuple[Chunk, ...] = ()
+        if taken is not None:
+            chunks = _chunks(taken, state_table(state, taken, encoding_of(state, encoding), own, where))
+        if state.part_name in spilled:
+            chunks += spilled[state.part_name]()
+        rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
+        parts[state.part_name] = StatePart(rule, chunks)
+    for name, taken in of_timers:
+        chunks = () if taken is None else _chunks(taken, timers_table(taken, encoding))
+        if name in spilled:
+            chunks += spilled[name]()
+        parts[name] = StatePart(Redistribute.KEYED, chunks)
+    return SnapshotResult({name: part for name, part in parts.items() if part.chunks})
 
 
 def _chunks(taken: ChangelogSnapshot, table: pa.Table) -> tuple[Chunk, ...]:
