@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice, pairwise
 from typing import Final
 
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 from midstream.engine.core.arrow_types import is_list_array, to_list
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.key_groups import key_groups
-from midstream.engine.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.engine.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult, never_stored
 from midstream.engine.operators.windows.pane_windows import PANE
 from midstream.engine.operators.windows.window_combiner import ROWS
 from midstream.engine.operators.windows.window_factory import LATE
@@ -117,7 +118,7 @@ class Window(Around):
         self._out = out
         self._context = context
         self._reference = self._new_reference(context.key_groups)
-        super().open(context, self)
+        super().open(replace(context, stored_bytes=never_stored), self)  # it checks the tables of all chunks
 
     def _new_reference(self, key_groups: range) -> WindowReference:
         return WindowReference(self._kind, self._allowed_us, key_groups)
