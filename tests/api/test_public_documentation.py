@@ -56,6 +56,7 @@ NOT_FOR_USERS = {
         midstream.engine.state.keyed_states.State.begin_row
         midstream.engine.state.keyed_states.State.roll_back
         midstream.engine.state.table_state.TableState.check_keys
+        midstream.engine.state.table_state.TableState.held_runs
         midstream.engine.state.table_state.TableState.pop_until_tick
         midstream.engine.state.table_state.TableState.restore_upgraded
         midstream.engine.state.table_state.TableState.mark

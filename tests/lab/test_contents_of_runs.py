@@ -19,7 +19,7 @@ import pytest
 
 from midstream.engine.checkpoint import channel_state, savepoint
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator, metadata_builder
-from midstream.engine.operators.functions import process_operator
+from midstream.engine.operators.functions import entry_restore
 from midstream.engine.operators.key_group_watermarks import KeyGroupWatermarks
 from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.operators.windows import session_windows
@@ -118,7 +118,7 @@ def held_without_text() -> Patches:
         keys, rows = original(*arguments)
         return keys, ((key, name, [{**row, "text": ""} for row in value]) for key, name, value in rows)
 
-    return [(process_operator, "state_rows", state_rows)]
+    return [(entry_restore, "state_rows", state_rows)]
 
 
 def table_with_another_time() -> Patches:

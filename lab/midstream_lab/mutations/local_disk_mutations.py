@@ -9,12 +9,15 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
+from midstream.engine.core.batches import to_polars
 from midstream.engine.core.interfaces import LocalDisk
 from midstream.engine.state import columns_on_disk
 from midstream.engine.state.columnar import Columns
 from midstream.engine.state.session_index import IndexedRun
+from midstream.engine.state.spilled_state import SpilledRows, SpilledTimers
 from midstream.engine.state.table_runs import TableRun
 from midstream.engine.worker import state_memory
+from midstream_lab.jobs.expiring import EXPIRING
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import Scenario, draw
@@ -79,8 +82,9 @@ def rows_for_codes() -> Replacements:
     def move(self: Any, columns: Columns) -> None:
         original(self, columns)
         if self._index is not None:
-            codes, rows, is_distinct = self._index
-            self._index = type(self._index)(rows.view(np.uint64), codes.view(np.int64) % self.height, is_distinct)
+            index = self._index
+            codes = index.codes.view(np.int64) % self.height
+            self._index = type(index)(index.rows.view(np.uint64), codes, index.is_distinct)
 
     return [(TableRun, "move", move)]
 
@@ -96,10 +100,54 @@ def hashes_of_before() -> Replacements:
     return [(IndexedRun, "move", move)]
 
 
+def spilled(seed: int) -> Scenario:
+    """Entries and timers of process functions are rows while slots die and the job is rescaled."""
+    topology = ("typed", "clocks", EXPIRING)[seed % 3]
+    drawn = draw(seed, topology=topology, parallelism=2, rescale_to=3, faults=("kill_slot",), rows=150)
+    return replace(drawn, interval_s=0.002, key_groups=16, on_disk=True)
+
+
+def fetched_entries_stay_rows() -> Replacements:
+    """What a batch fetches is not removed from the rows."""
+
+    def fetch(self: Any, keys: Any) -> None:
+        missing = list(dict.fromkeys(self._missing(keys)))
+        if missing:
+            self._revive(self.lookup(to_polars(self._encoding.flat_batch(missing))))
+
+    return [(SpilledRows, "fetch", fetch)]
+
+
+def spilled_rows_are_not_stored() -> Replacements:
+    """A checkpoint lacks what is spilled."""
+    return [(SpilledRows, "chunks", lambda *_: None)]
+
+
+def spilled_timers_wait() -> Replacements:
+    """Spilled timers are not known to be due before they are fetched with their keys."""
+    return [(SpilledTimers, "_note_first", lambda self: None)]
+
+
+def some_due_timers_are_dropped() -> Replacements:
+    """Of several runs with spilled timers that are due, those of the first are restored."""
+    original = SpilledTimers._revive
+
+    def revive(self: Any, rows: pl.DataFrame) -> None:
+        original(self, rows.head(max(1, rows.height - 1)))
+
+    return [(SpilledTimers, "_revive", revive)]
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "columns_of_another_run": Mutation("a run on disk has the rows of another one", columns_of_another_run, on_disk),
     "last_row_is_not_written": Mutation("a run on disk lacks its last row", last_row_is_not_written, on_disk),
     "removed_rows_return": Mutation("removed rows are back when their run is moved", removed_rows_return, on_disk),
     "rows_for_codes": Mutation("the index of a table on disk is exchanged", rows_for_codes, on_disk),
     "hashes_of_before": Mutation("the hashes of sessions on disk are in another order", hashes_of_before, on_disk),
+    "fetched_entries_stay_rows": Mutation("an entry is an object and a row", fetched_entries_stay_rows, spilled),
+    "spilled_rows_are_not_stored": Mutation("a checkpoint lacks spilled rows", spilled_rows_are_not_stored, spilled),
+    "spilled_timers_wait": Mutation("spilled timers are late", spilled_timers_wait, spilled),
+    "some_due_timers_are_dropped": Mutation(
+        "one of the spilled timers is dropped", some_due_timers_are_dropped, spilled
+    ),
 }

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from midstream.engine.checkpoint import redistribute_channel_state, redistribute_state
 from midstream.engine.checkpoint.edge_identity import EdgeIdentity, edge_identities
-from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.functions import process_operator
 from midstream.engine.state.heap_snapshot import state_rows
 from midstream.engine.state.state_upgrade import upgrade_at_restore
 from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
@@ -53,15 +53,15 @@ def finished_is_fed() -> Replacements:
 def converted_chunks_are_referred_to() -> Replacements:
     """The next checkpoint refers to the old chunks, with the old types, of a state that was converted."""
 
-    def restore_state(self: Any, state: Any, part: Any) -> None:
+    def restore_entries(state: Any, part: Any, encoding: Any, own: Any, *_: Any) -> None:
         upgrade = None if part.stored is None else upgrade_at_restore(state, part.stored, "mutation")
         for chunk in part.chunks:
-            keys, found = state_rows(state, chunk.table, self._encoding_of(state), self.own, "mutation", upgrade)
+            keys, found = state_rows(state, chunk.table, encoding, own, "mutation", upgrade)
             state.forget(keys)
             state.restore(found)
             state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
 
-    return [(ProcessOperator, "_restore_state", restore_state)]
+    return [(process_operator, "restore_entries", restore_entries)]
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {

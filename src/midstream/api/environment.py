@@ -84,8 +84,8 @@ class Environment(Hinted):
     `retained_checkpoints`: how many completed checkpoints are kept at least.
     `restart`: `no_restart()`, `fixed_restarts(…)` or `exponential_restarts(…)`; the default restarts until the same
     failure has occurred ten times in a row without a checkpoint in between.
-    `state_memory`: how much state in columns (tables, joins, duplicates, aggregates, windows) each slot holds in memory;
-    what is above lies on its local disk. "auto" is half of the memory that the slot may use; "unlimited" moves nothing.
+    `state_memory`: how much state each slot holds in memory; what is above lies on its local disk, but for values of
+    process functions that have no type. "auto" is half of the memory that the slot may use; "unlimited" moves nothing.
     `tls`: whether connections between driver, slots and commands are encrypted. "auto" encrypts them unless all
     processes run on this machine; "on" and "off" apply everywhere. A directory: with the certificate in its files
     tls.crt, tls.key and ca.crt, which every machine has, in place of one that each start of the job makes.

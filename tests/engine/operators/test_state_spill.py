@@ -76,6 +76,8 @@ class Everything(KeyedProcessFunction):
                 ctx.timers.event_time(at + timedelta(seconds=n))
             case "lists":
                 return [list(self.items), list(self.lists), len(self.items), dict(self.nested)]
+            case "look":
+                return self.number.value, self.highest.value, self.forever.value, len(self.pages), len(self.items)
         return self.number.value, self.things.value, self.highest.value, dict(self.pages), self.pickled.value
 
     def on_timer(self, time: datetime, ctx: Any) -> Any:
@@ -90,8 +92,8 @@ def operator() -> ProcessOperator:
     return made
 
 
-DOINGS = ["set", "change", "append", "empty", "clear", "timer", "lists"]
-ROWS = st.lists(st.tuples(st.integers(0, 12), st.sampled_from(DOINGS), st.integers(0, 3)), max_size=12)
+DOINGS = ["set", "look", "change", "append", "empty", "clear", "timer", "lists"]
+ROWS = st.lists(st.tuples(st.integers(0, 20), st.sampled_from(DOINGS), st.integers(0, 3)), max_size=30)
 STEP = st.one_of(ROWS, st.sampled_from(["watermark", "snapshot", "restore 1", "restore 3", "restore 2 in memory"]))
 
 
@@ -160,7 +162,7 @@ def batch_of(rows: list[tuple[int, str, int]], at: datetime) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"k": k, "at": at, "do": do, "n": n} for k, do, n in rows], ROW)
 
 
-@given(st.lists(STEP, max_size=25), st.sampled_from([0, 1, 700, 3_000, 10_000]))
+@given(st.lists(STEP, min_size=5, max_size=25), st.sampled_from([0, 1_000, 5_000, 15_000]))
 @settings(max_examples=examples(150), deadline=None)
 def test_a_function_sees_what_it_sees_when_all_is_in_memory(steps: list[Any], entry_bytes: int):
     plain, spilling = Subtasks(None), Subtasks(entry_bytes)
@@ -378,3 +380,17 @@ def test_a_timer_at_the_end_of_time_fires_once_at_the_end():
     world.process(batch_of([(3, "set", 0)], START))
     world.advance(MAX_WATERMARK_US)
     assert [row["k"] for row in world.out.rows()] == [3, 2, 1, 3]
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_what_is_fetched_and_not_changed_is_in_the_next_checkpoint(in_memory: bool):
+    spilling = Subtasks(60_000)
+    spilling.process(batch_of([(k, "set", k) for k in range(200)], START))
+    entries = spilling.worlds[0].operator._states["number"].entries()  # type: ignore[attr-defined]
+    assert len(entries) < 200
+    spilled = [k for k in range(200) if k not in entries][:5]
+    spilling.snapshot()
+    spilling.process(batch_of([(k, "look", 0) for k in spilled], START))
+    assert all(k in entries for k in spilled)
+    spilling.restore(1, in_memory=in_memory)
+    assert spilling.contents()["number"] == {k: k for k in range(200)}

@@ -123,7 +123,9 @@ class Beside:
         for frames, expected in self.stored:
             assert found(frames) == expected, "what a snapshot refers to has changed"
         self.stored.append(([run.frame for run in living], merged(self.parts)))
-        self.snapshots.append((snapshot_runs([(0, self.index.runs)], self.layout, self.ids).beside(), merged(self.parts)))
+        self.snapshots.append(
+            (snapshot_runs([(0, self.index.runs)], self.layout, self.ids).beside(), merged(self.parts))
+        )
 
     def check_snapshots(self) -> None:
         """They are written late, and hold what was there when they were taken. One id stands for one content."""
