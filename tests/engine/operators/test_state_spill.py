@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from operator_world import Parts, World, restored
 from effort import examples
 from in_memory import CountingIds
 from key_samples import is_of_python, key_samples
+from machine import limit_s
 from midstream import KeyedProcessFunction, ListState, MapState, ReducingState, StorageError, ValueState
 from midstream.engine.core.batches import canonical_schema, conform
 from midstream.engine.core.elements import MAX_WATERMARK_US
@@ -27,6 +29,7 @@ from midstream.engine.operators.functions.state_spill import EntrySize, size_of
 from midstream.engine.state import spilled_state
 from midstream.engine.state.spilled_state import SPILLED_ID
 from midstream.engine.state.state_parts import Chunk, StatePart
+from midstream.engine.state.timers import STRETCH_BITS, TimerQueue
 from process_operators import process_operator
 
 START = datetime(2024, 1, 1)
@@ -394,3 +397,14 @@ def test_what_is_fetched_and_not_changed_is_in_the_next_checkpoint(in_memory: bo
     assert all(k in entries for k in spilled)
     spilling.restore(1, in_memory=in_memory)
     assert spilling.contents()["number"] == {k: k for k in range(200)}
+
+
+def test_timers_far_apart_are_spilled_in_time_that_follows_from_their_number():
+    queue = TimerQueue()
+    for number in range(50_000):
+        queue.add(number << STRETCH_BITS, number)
+    began = time.thread_time()
+    popped = [timer for _ in range(5) for timer in queue.pop_late(10_000)]
+    assert time.thread_time() - began < limit_s(2)
+    assert sorted(popped) == [(number << STRETCH_BITS, number) for number in range(50_000)]
+    assert len(queue) == 0 and queue.pop(MAX_WATERMARK_US) is None

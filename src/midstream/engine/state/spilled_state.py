@@ -2,7 +2,7 @@
 
 An entry of a keyed state, or a timer, is either an object or a row here. Since rows come in batches, what the keys of a
 batch have is fetched at once before the function sees the first row. What exceeds the limit is spilled once a batch is
-processed: the entries that have been objects for longest, and the timers that are due last.
+processed: the entries that have been objects for longest, and timers that are due late.
 
 A checkpoint has these rows as chunks that follow those of the objects, in the same columns, so that whatever reads the
 state needs no difference: a later chunk supersedes earlier ones for its keys.
@@ -193,7 +193,7 @@ class SpilledTimers(SpilledRows):
 
     def spill(self, number: int) -> int:
         """Make rows of about so many timers, and return how many there were."""
-        timers = self._queue.pop_last(number)
+        timers = self._queue.pop_late(number)
         if timers:
             keys = self._encoding.flat_batch([key for _, key in timers])
             times = pa.array([time_us for time_us, _ in timers], pa.int64())

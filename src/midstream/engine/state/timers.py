@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
@@ -142,20 +143,23 @@ class TimerQueue:
 
     @property
     def closed_timers(self) -> int:
-        """At least how many timers `pop_last` could remove."""
+        """About how many timers `pop_late` could remove."""
         return max(0, len(self._live) - len(self._heap))
 
-    def pop_last(self, number: int) -> list[TimerRow]:
-        """Remove and return about so many of the timers that are due last; none of those that may be due soon."""
+    def pop_late(self, number: int) -> list[TimerRow]:
+        """Remove and return about so many timers of the stretches that began to be used last, which as a rule are those
+        that are due last; none of those that may be due now.
+        """
         popped: list[TimerRow] = []
-        while len(popped) < number:
-            stretch = max((each for each in self._closed if each < LAST_STRETCH), default=None)
-            if stretch is None:
+        for stretch in list(islice(reversed(self._closed), number)):
+            if len(popped) >= number:
                 break
+            if stretch == LAST_STRETCH:
+                continue
             entries = self._closed[stretch]
-            last = entries[-(number - len(popped)) :]
-            popped += [(time_us, key) for time_us, at, key in last if self._live.get((time_us, key)) == at]
-            del entries[-len(last) :]
+            late = entries[-(number - len(popped)) :]
+            popped += [(time_us, key) for time_us, at, key in late if self._live.get((time_us, key)) == at]
+            del entries[-len(late) :]
             if not entries:
                 del self._closed[stretch]
                 self._dead.pop(stretch, None)
