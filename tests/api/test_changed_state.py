@@ -239,7 +239,7 @@ def drawn_contents(draw: Any, keys: Any, kind: pa.DataType, map_key: pa.DataType
     }
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(60))
 @given(data=st.data(), which=st.sampled_from(sorted(KEYS)), kind=HELD, map_key=MAP_KEYS)
 def test_a_job_finds_what_the_tables_had(
     data: Any, which: str, kind: pa.DataType, map_key: pa.DataType, tmp_path_factory: Any

@@ -41,9 +41,9 @@ from midstream.engine.state.expiring_states import CHECK_KEYS, ExpiringState, bo
 from midstream.engine.state.keyed_states import KeyScope
 
 
-@pytest.fixture(scope="module", params=["in memory", "spilled"], autouse=True)
+@pytest.fixture(scope="module", params=["in memory", pytest.param("spilled", marks=pytest.mark.turns(3))], autouse=True)
 def place(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test runs twice: with all entries and timers in memory, and with all of them spilled between batches."""
+    """Each test may run twice: with all entries and timers in memory, and with all of them spilled between batches."""
 
     def spilling(states: Any, queues: Any, encoding: Any, own: Any, where: Any, context: OperatorContext) -> StateSpill:
         return StateSpill(states, queues, encoding, own, where, dataclasses.replace(context, entry_bytes=0))
