@@ -134,7 +134,7 @@ def opened(
             call_later=None,  # type: ignore[arg-type]
             fail=None,  # type: ignore[arg-type]
             stored_bytes=stored_bytes,
-            entry_bytes=entry_bytes,
+            entry_bytes=lambda: entry_bytes,
         ),
         out,
     )

@@ -74,7 +74,7 @@ def measure(count: int, state_memory: str, has_table: bool) -> dict[str, object]
         busy_s = max([busy_s, *map(processor_s, status.slot_pids)])
         in_memory = max([in_memory, *status.slot_state_memory_bytes])
         on_disk = max([on_disk, *status.slot_state_disk_bytes])
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # between two samples of the memory
     job.wait()
     return {
         "state_memory": state_memory,

@@ -80,7 +80,9 @@ def _of_job(status: JobStatus) -> Iterator[Family]:
     yield _gauge("slot_memory_limit_bytes", "Memory limit of that process; a container's limit is shared.", limits)
     in_memory = _by_slot(status.slot_state_memory_bytes, unknown=None)
     on_disk = _by_slot(status.slot_state_disk_bytes, unknown=None)
-    yield _gauge("slot_state_memory_bytes", "State in columns that a slot holds in memory.", in_memory)
+    yield _gauge(
+        "slot_state_memory_bytes", "State in columns, without Python objects, that a slot holds in memory.", in_memory
+    )
     yield _gauge("slot_state_disk_bytes", "State in columns that lies on a slot's local disk.", on_disk)
 
 

@@ -202,7 +202,7 @@ def test_what_was_removed_stays_removed_at_any_parallelism(
 
 
 def bytes_written(keys: int, changes: int, checkpoints: int = 40) -> list[int]:
-    """What each checkpoint writes of a table of which so many random rows are replaced between two of them."""
+    """Return the bytes that each checkpoint of a table writes; between two checkpoints, `changes` random rows are replaced."""
     random, ids, storage = np.random.default_rng(1), CountingIds(), MemoryStorage()
     state = TableState({"k": int, "total": int}).bound("totals", ["k"], range(GROUPS), GROUPS)
     state.append(pl.DataFrame({"k": np.arange(keys), "total": np.zeros(keys, np.int64)}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -36,6 +37,10 @@ START = datetime(2024, 1, 1)
 ROW = canonical_schema(as_schema({"k": int, "at": datetime, "do": str, "n": int}, "rows"))
 SEEN = as_schema({"k": int, "seen": str}, "results")
 MAX_PARALLELISM = 16
+
+
+def limited_to(entry_bytes: int | None) -> Callable[[], int | None]:
+    return lambda: entry_bytes
 
 
 class Everything(KeyedProcessFunction):
@@ -103,7 +108,7 @@ STEP = st.one_of(ROWS, st.sampled_from(["watermark", "snapshot", "restore 1", "r
 class Subtasks:
     def __init__(self, entry_bytes: int | None) -> None:
         self.context: dict[str, Any] = {
-            "entry_bytes": entry_bytes,
+            "entry_bytes": limited_to(entry_bytes),
             "stored_bytes": self.stored_bytes,
             "ids": CountingIds(),
         }
@@ -141,7 +146,7 @@ class Subtasks:
     def restore(self, parallelism: int, *, in_memory: bool) -> None:
         """At one subtask what is stored stays stored; at several, chunks are split."""
         snapshots = self.snapshot()
-        context = self.context | ({"entry_bytes": None} if in_memory else {})
+        context = self.context | ({"entry_bytes": limited_to(None)} if in_memory else {})
         self.worlds = restored(operator, snapshots, parallelism, MAX_PARALLELISM, **context)
 
     def out(self) -> Counter[tuple[int, str]]:
@@ -211,7 +216,7 @@ def counted(batches: list[pa.RecordBatch], keys: list[str], entry_bytes: int | N
         assert isinstance(made, ProcessOperator)
         return made
 
-    context: dict[str, Any] = {"entry_bytes": entry_bytes, "ids": CountingIds()}
+    context: dict[str, Any] = {"entry_bytes": limited_to(entry_bytes), "ids": CountingIds()}
     world, rows = World(make(), max_parallelism=MAX_PARALLELISM, **context), []
     for at, batch in enumerate(batches):
         world.process(batch)
@@ -331,7 +336,15 @@ def test_timers_fire_in_the_order_of_time_wherever_they_are(steps: list[Any], ti
     patch = pytest.MonkeyPatch()
     patch.setattr(spilled_state, "TIMERS_MAX", timers_max)
     context: dict[str, Any] = {"ids": CountingIds()}
-    worlds = [World(fires(), max_parallelism=MAX_PARALLELISM, entry_bytes=limit, **context) for limit in (None, 0)]
+    worlds = [
+        World(
+            fires(),
+            max_parallelism=MAX_PARALLELISM,
+            entry_bytes=limited_to(limit),
+            **context,
+        )
+        for limit in (None, 0)
+    ]
     reached = 0
     for number, step in enumerate([*steps, 1_000]):
         if isinstance(step, list):
@@ -352,14 +365,21 @@ def test_timers_fire_in_the_order_of_time_wherever_they_are(steps: list[Any], ti
             world.out.clear()
         if number % 4 == 3:
             worlds = [
-                restored(fires, [world.snapshot()], 1, MAX_PARALLELISM, entry_bytes=limit, **context)[0]
+                restored(
+                    fires,
+                    [world.snapshot()],
+                    1,
+                    MAX_PARALLELISM,
+                    entry_bytes=limited_to(limit),
+                    **context,
+                )[0]
                 for world, limit in zip(worlds, (None, 0), strict=True)
             ]
     patch.undo()
 
 
 def test_a_spilled_timer_that_is_set_again_fires_once():
-    world = World(fires(), max_parallelism=MAX_PARALLELISM, entry_bytes=0)
+    world = World(fires(), max_parallelism=MAX_PARALLELISM, entry_bytes=limited_to(0))
     world.process(batch_of([(1, "set", 1_000)], START))
     queue = world.operator._queues()["timers:event"]  # type: ignore[attr-defined]
     assert len(queue) == 0
@@ -378,7 +398,7 @@ def test_a_timer_at_the_end_of_time_fires_once_at_the_end():
             return {"k": ctx.key, "seen": ""}
 
     made = process_operator("op", AtTheEnd(), keys=["k"], event_time="at", input_schema=ROW, schema=SEEN)
-    world = World(made, max_parallelism=MAX_PARALLELISM, entry_bytes=0)
+    world = World(made, max_parallelism=MAX_PARALLELISM, entry_bytes=limited_to(0))
     world.process(batch_of([(1, "set", 0), (2, "set", 1), (3, "set", 10_000_000)], START))
     world.process(batch_of([(3, "set", 0)], START))
     world.advance(MAX_WATERMARK_US)
@@ -408,3 +428,25 @@ def test_timers_far_apart_are_spilled_in_time_that_follows_from_their_number():
     assert time.thread_time() - began < limit_s(2)
     assert sorted(popped) == [(number << STRETCH_BITS, number) for number in range(50_000)]
     assert len(queue) == 0 and queue.pop(MAX_WATERMARK_US) is None
+
+
+def test_entries_that_grow_are_measured_again():
+    entries: dict[Any, Any] = {k: [1] for k in range(10)}
+    size = EntrySize(entries)
+    small = size.total
+    for values in entries.values():
+        values.extend(range(10_000))
+    found = [size.total for _ in range(state_spill.MEASURED_EVERY)]
+    assert found[0] == small
+    assert found[-1] > 100 * small
+
+
+def test_a_damaged_checkpoint_with_a_spilled_timer_at_the_end_of_time_ends():
+    world = World(fires(), max_parallelism=MAX_PARALLELISM, entry_bytes=limited_to(0))
+    world.process(batch_of([(1, "set", 1_000)], START))
+    part = world.snapshot()["timers:event"]
+    table = part.chunks[0].table
+    last = table.set_column(2, "time_us", pa.array([MAX_WATERMARK_US], pa.int64()))
+    parts = {"timers:event": StatePart(part.redistribute, (Chunk(part.chunks[0].id, last),))}
+    again = World(fires(), max_parallelism=MAX_PARALLELISM, parts=parts, entry_bytes=limited_to(0))
+    assert len(again.operator._queues()["timers:event"]) == 1  # type: ignore[attr-defined]

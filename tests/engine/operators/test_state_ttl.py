@@ -46,7 +46,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each test may run twice: with all entries and timers in memory, and with all of them spilled between batches."""
 
     def spilling(states: Any, queues: Any, encoding: Any, own: Any, where: Any, context: OperatorContext) -> StateSpill:
-        return StateSpill(states, queues, encoding, own, where, dataclasses.replace(context, entry_bytes=0))
+        return StateSpill(states, queues, encoding, own, where, dataclasses.replace(context, entry_bytes=lambda: 0))
 
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "spilled":

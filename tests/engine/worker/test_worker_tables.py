@@ -34,6 +34,7 @@ from midstream.engine.worker.slot_machine import SLOT_TABLE, SlotEvent, SlotMach
 from midstream.engine.worker.task import LIVE, TASK_TABLE, Step, Task, TaskEvent, TaskState
 from midstream.engine.worker.task_operators import RestoredOperators
 from midstream.runtime.calls_in_turn import CallsInTurn
+from on_disk import MemoryDisk
 from recovering import Steps, task_seams
 from standing_clock import StandingClock
 
@@ -266,7 +267,7 @@ def test_every_state_of_a_task_can_be_reached_and_every_live_one_can_fail_and_be
 class Slot:
     """One slot with one task; nothing answers."""
 
-    def __init__(self, unpickle: Callable[[bytes], Any] = lambda data: graph()) -> None:
+    def __init__(self, unpickle: Callable[[bytes], Any] = lambda data: graph(), **services: Any) -> None:
         self.io = Steps()
         self.sent: list[m.FromSlot] = []
         self.machine = SlotMachine(
@@ -280,13 +281,14 @@ class Slot:
                 make_signal=Event,
                 open_calls=partial(CallsInTurn, self.io),
                 unpickle=unpickle,
+                **services,
             )
         )
         self.machine.handle(m.Welcome(0, 1.0, 10.0))
 
-    def deploy(self, attempt: int = 0, tasks: tuple[TaskId, ...] = (REF,)) -> None:
+    def deploy(self, attempt: int = 0, tasks: tuple[TaskId, ...] = (REF,), slots: tuple[int, ...] = (0,)) -> None:
         config = msgspec.msgpack.encode(JobConfig(name="job"))
-        self.machine.handle(m.Deploy("job", attempt, config, b"graph", (0,), tasks))
+        self.machine.handle(m.Deploy("job", attempt, config, b"graph", slots, tasks))
 
 
 def test_a_slot_goes_from_attempt_to_attempt() -> None:
@@ -401,6 +403,24 @@ def test_a_slot_keeps_nothing_of_an_attempt_that_could_not_be_opened(monkeypatch
     slot.deploy(1, tasks=(REF, TaskId(1, 0)))
     slot.io.run_io()
     assert alive(made[:4]) == 0 and alive(made) == 2
+
+
+@pytest.mark.parametrize(("hosts", "sharing"), [(("a", "b", "c", "d"), 1), (("a", "b", "a", "a"), 3)])
+def test_slots_of_one_machine_share_its_memory(
+    hosts: tuple[str, ...], sharing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python objects and columns get half of it each. Until all slots start, each counts on being one of all of them."""
+    contexts: list[OperatorContext] = []
+    monkeypatch.setattr(Wakes, "open", lambda self, context, out: contexts.append(context))
+    monkeypatch.setattr(Wakes, "holds_entries", property(lambda self: True))
+    slot = Slot(local_disk=MemoryDisk(), memory_limit_bytes=96 * 2**20)
+    slot.deploy(slots=(0, 1, 2, 3))
+    slot.io.run_io()
+    (context,) = contexts
+    assert context.entry_bytes() == 96 * 2**20 // 2 // 4 // 2
+    peers = tuple(m.Peer(number, host, 1) for number, host in enumerate(hosts))
+    slot.machine.handle(m.Start(0, peers))
+    assert context.entry_bytes() == 96 * 2**20 // 2 // sharing // 2
 
 
 def test_every_message_to_a_slot_is_expected_in_some_state() -> None:

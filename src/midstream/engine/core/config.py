@@ -149,7 +149,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     pool_bytes: int = 128 * 2**20
     batch_rows: int = 131_072
     state_memory: int | Literal["auto", "unlimited"] = "auto"
-    """How many bytes of state in columns each slot holds in memory; what is above lies on its local disk. "auto": half
+    """How many bytes of state each slot holds in memory; what is above lies on its local disk. "auto": half
     of the memory that the slot's process may use, divided by the number of the job's slots on that machine.
     """
     slot_timeout_s: float = 60.0

@@ -100,6 +100,10 @@ def no_calls(of_coroutines: bool, threads_max: int, completed: Callable[[Outcome
     raise InvariantError("this operator runs outside of a task, and opens calls")
 
 
+def no_limit() -> None:
+    return None
+
+
 def never_stored(chunk_id: str) -> None:
     return None
 
@@ -149,8 +153,10 @@ class OperatorContext:
     """Returns the size of the chunk with this id if a file of a completed checkpoint holds it, so that a snapshot need
     only refer to it; None otherwise.
     """
-    entry_bytes: int | None = None
-    """How many bytes the entries of a process function's states may take as Python objects; None: any number."""
+    entry_bytes: Callable[[], int | None] = no_limit
+    """Returns how many bytes the entries and timers of a process function may take as Python objects; None: any number.
+    Whether there is a limit never changes.
+    """
     splits: Splits | None = None
     """The splits of the source in this task; None unless every operator in between keeps their rows apart."""
     is_bounded: bool = False

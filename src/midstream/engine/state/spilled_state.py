@@ -10,6 +10,7 @@ state needs no difference: a later chunk supersedes earlier ones for its keys.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar, cast
@@ -50,7 +51,7 @@ class _SpilledIds:
 
 
 class SpilledRows(TableState):
-    """The rows of one state or one kind of timers. `values`: the columns beside the keys."""
+    """The rows of one state, or of one kind of timers. `values`: the columns that are not keys."""
 
     kind = "spilled"
 
@@ -110,9 +111,9 @@ class SpilledRows(TableState):
         if rows.height:
             self._restore_objects(self._encoding.nested(pa.table(from_polars(rows, self.schema, self._where))))
 
+    @abstractmethod
     def _restore_objects(self, table: pa.Table) -> None:
         """Make objects of rows, in the columns that a checkpoint has of them."""
-        raise NotImplementedError
 
     def _add(self, table: pa.Table) -> None:
         """Add rows in the columns that a checkpoint has of them."""
@@ -157,7 +158,7 @@ class SpilledEntries(SpilledRows):
         return list(dict.fromkeys(self._encoding.keys(self._encoding.nested(pa.table(keys)))))
 
     def spill(self, number: int) -> int:
-        """Make rows of so many entries, and return how many there were. Empty collections are dropped."""
+        """Turn up to `number` entries into rows, and return how many. Empty collections are dropped."""
         held = self._state.entries()
         keys = list(islice(held, number))
         taken = ChangelogSnapshot((), "", {key: held[key] for key in keys})
@@ -192,7 +193,7 @@ class SpilledTimers(SpilledRows):
         return bound
 
     def spill(self, number: int) -> int:
-        """Make rows of about so many timers, and return how many there were."""
+        """Turn up to about `number` timers into rows, and return how many."""
         timers = self._queue.pop_late(number)
         if timers:
             keys = self._encoding.flat_batch([key for _, key in timers])
@@ -211,6 +212,10 @@ class SpilledTimers(SpilledRows):
     def append(self, frame: pl.DataFrame) -> None:
         super().append(frame)
         self._note_first()
+
+    def has_columns_of(self, chunk: Chunk) -> bool:
+        """The end of time marks removed rows, so no timer of that time is spilled; a damaged checkpoint may have one."""
+        return super().has_columns_of(chunk) and not (chunk.table.column(_TIME).to_numpy() > LAST_TICK).any()
 
     def restore_chunk(self, chunk: Chunk) -> None:
         super().restore_chunk(chunk)

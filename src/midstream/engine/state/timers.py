@@ -27,7 +27,8 @@ NEVER_US: Final = 1 << 63
 
 
 class TimerQueue:
-    """The timers of one kind, but for those that are spilled: their keys have no timer here. Deletion is lazy: an entry is valid only while `_live` has its number.
+    """The timers of one kind, except those that are spilled. Deletion is lazy: an entry is valid only while `_live` has its
+    number.
 
     A deletion removes the invalid entries of a stretch once they may be more than half of it.
     """
@@ -118,7 +119,7 @@ class TimerQueue:
         return None if self.first_spilled_us == NEVER_US else self.first_spilled_us
 
     def soonest_keys(self, number: int) -> list[Any]:
-        """Return the keys of about so many timers that are due next, in any order, and of a few that are not."""
+        """Return up to `number` keys, in any order: most of them have the timers that are due next."""
         return [key for _, _, key in self._heap[:number]]
 
     def pop(self, until_us: int) -> TimerRow | None:
@@ -147,8 +148,8 @@ class TimerQueue:
         return max(0, len(self._live) - len(self._heap))
 
     def pop_late(self, number: int) -> list[TimerRow]:
-        """Remove and return about so many timers of the stretches that began to be used last, which as a rule are those
-        that are due last; none of those that may be due now.
+        """Remove and return up to about `number` timers of the newest stretches, which as a rule are due last. Timers that
+        may be due now stay.
         """
         popped: list[TimerRow] = []
         for stretch in list(islice(reversed(self._closed), number)):

@@ -18,6 +18,7 @@ from midstream.engine.core.interfaces import (
     Transport,
     WallClockExecutor,
 )
+from midstream.engine.operators.base import no_limit
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.source_reads import SourceReads
 
@@ -72,5 +73,5 @@ class TaskServices:
     schedule: Callable[[Task], None]
     """Schedules a step of a task."""
     resources: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    entry_bytes: int | None = None
+    entry_bytes: Callable[[], int | None] = no_limit
     """See OperatorContext."""

@@ -119,8 +119,10 @@ class SlotMachine:
         """The task whose operators are being opened."""
         self._config: JobConfig
         """The settings of the current attempt."""
-        self._has_entries = False
-        """Whether operators of the current attempt hold Python objects, which may take half of the state's memory."""
+        self._entry_operators = 0
+        """How many operators of the current attempt hold state as Python objects."""
+        self._sharing = 1
+        """How many of the job's slots share the memory of this machine: all, until it is known where they are."""
         self._state_memory: StateMemory | None = None
         """The memory of the state of the current attempt, once it runs."""
 
@@ -263,6 +265,10 @@ class SlotMachine:
         services.executor.submit(partial(load, deploy, config, services.open_storage, unpickle, tables), done)
 
     def _open(self, deploy: m.Deploy, config: JobConfig, loaded: Loaded) -> None:
+        self._config = config
+        vertices = [graph.vertices[ref.vertex] for ref, graph in loaded.graphs.items()]
+        self._entry_operators = sum(spec.operator.holds_entries for vertex in vertices for spec in vertex.operators)
+        self._sharing = len({*deploy.slots})  # which of them share a machine is not known yet
         any_graph = next(iter(loaded.graphs.values()))
         subtasks = sum(vertex.parallelism for vertex in any_graph.vertices)
         services = TaskServices(
@@ -281,9 +287,8 @@ class SlotMachine:
             source_reads=self._source_reads,
             schedule=self._scheduler.schedule,
             resources=self._services.resources,
-            entry_bytes=self._entry_bytes(deploy, config, loaded),
+            entry_bytes=self._entry_bytes,
         )
-        self._config = config
         self._deployment = Deployment(self.slot_id, deploy, loaded, services)
         self.tasks, self.pool = self._deployment.tasks, self._deployment.pool
         for ref, task in self.tasks.items():
@@ -291,15 +296,21 @@ class SlotMachine:
             task.open(loaded.restored[ref])
         self._opening = None
 
-    def _entry_bytes(self, deploy: m.Deploy, config: JobConfig, loaded: Loaded) -> int | None:
-        """Return the bytes that each operator may hold as Python objects: they share half of the state's memory."""
-        vertices = [graph.vertices[ref.vertex] for ref, graph in loaded.graphs.items()]
-        sharing = sum(spec.operator.holds_entries for vertex in vertices for spec in vertex.operators)
-        self._has_entries = sharing > 0
-        if self._services.local_disk is None or not self._has_entries:
-            return None
-        limit_bytes = state_bytes_max(config, self._services.memory_limit_bytes, len({*deploy.slots}))
-        return None if limit_bytes is None else limit_bytes // 2 // sharing
+    def _state_bytes(self) -> tuple[int | None, int | None]:
+        """Return the bytes that state may take in columns, and those that each operator's Python objects may take.
+
+        If there are such operators, they share half of the state's memory.
+        """
+        services = self._services
+        limit_bytes = state_bytes_max(self._config, services.memory_limit_bytes, self._sharing)
+        if limit_bytes is None or services.local_disk is None:
+            return None, None
+        if not self._entry_operators:
+            return limit_bytes, None
+        return limit_bytes // 2, limit_bytes // 2 // self._entry_operators
+
+    def _entry_bytes(self) -> int | None:
+        return self._state_bytes()[1]
 
     def _not_opened(self, error: BaseException) -> None:
         self.failure = error
@@ -323,10 +334,8 @@ class SlotMachine:
         if services.local_disk is None:
             return
         own = [peer.host for peer in peers if peer.slot == self.slot_id]
-        slots = sum(peer.host in own for peer in peers) or 1
-        limit_bytes = state_bytes_max(self._config, services.memory_limit_bytes, slots)
-        if limit_bytes is not None and self._has_entries:
-            limit_bytes //= 2
+        self._sharing = sum(peer.host in own for peer in peers) or 1
+        limit_bytes, _ = self._state_bytes()
         self._state_memory = StateMemory(
             self._state_runs, limit_bytes, services.local_disk, services.clock, services.executor
         )

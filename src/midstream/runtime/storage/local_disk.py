@@ -39,7 +39,7 @@ class LocalDirectories:
         if directory not in self._used:
             self._used.add(directory)
             self._check(directory)
-        Path(directory).mkdir(parents=True, exist_ok=True)  # whoever cleans up old files may have removed it
+        Path(directory).mkdir(parents=True, exist_ok=True)  # a job that cleans up old files may have removed it
         descriptor, name = tempfile.mkstemp(prefix="midstream-state-", dir=directory)
         with os.fdopen(descriptor, "w+b") as file:
             os.unlink(name)

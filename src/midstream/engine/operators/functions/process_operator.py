@@ -52,7 +52,7 @@ TIMERS_PER_SLICE = 16_384
 """The largest number of timers that fire in one slice, however fast they are."""
 
 TIMERS_PER_FETCH = 512
-"""The entries of about so many timers are fetched together."""
+"""The largest number of timers whose entries are fetched together."""
 
 Handler = Callable[[Row, Context], Any]
 

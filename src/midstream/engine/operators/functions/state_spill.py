@@ -22,6 +22,8 @@ SPILL_KEYS: Final = 8_192
 SAMPLE: Final = 32
 """The number of entries, and of items of one entry, that are measured to estimate the size of all."""
 DEPTH_MAX: Final = 4
+MEASURED_EVERY: Final = 128
+"""Entries are measured again after they have been requested this many times: some 1 ms for 128 batches."""
 ENTRY_BYTES: Final = 120
 """What an entry takes besides its key and its value: its places in the dict and in the changes since a checkpoint."""
 TIMER_BYTES: Final = 300
@@ -44,7 +46,7 @@ class StateSpill:
         self._spilled: dict[str, SpilledEntries | SpilledTimers] = {}
         """By the name of the part in a checkpoint."""
         self._sizes: dict[str, EntrySize | TimerSize] = {}
-        if self._limit_bytes is None or not encoding.is_keyed:
+        if self._limit_bytes() is None or not encoding.is_keyed:
             return
         groups = context.key_groups, context.max_parallelism
         for state in states:
@@ -90,8 +92,9 @@ class StateSpill:
 
         `rows`: the number of rows since the last call, which limits how much is spilled now; None: all at once.
         """
-        limit, sizes = self._limit_bytes, dict(self._sizes)
-        if limit is None or not sizes or sum(size.total for size in sizes.values()) <= limit:
+        sizes = dict(self._sizes)
+        limit = self._limit_bytes() if sizes else None
+        if limit is None or sum(size.total for size in sizes.values()) <= limit:
             return
         pieces = len(sizes) + (rows or 0) // (SPILL_KEYS // 2)
         while sizes and (excess := sum(size.total for size in sizes.values()) - limit + limit // 8) > 0:
@@ -111,12 +114,16 @@ class EntrySize:
         self.each = 1
         """The bytes per entry; at least 1."""
         self._measured_at = 0
+        self._requests = 0
 
     @property
     def total(self) -> int:
-        """The bytes of all entries, which are measured again when their number has changed by a quarter."""
+        """The bytes of all entries, which are measured again when their number has changed by a quarter, and from time to
+        time, since entries may grow.
+        """
         number = len(self.entries)
-        if 4 * abs(number - self._measured_at) > self._measured_at:
+        self._requests += 1
+        if 4 * abs(number - self._measured_at) > self._measured_at or self._requests % MEASURED_EVERY == 0:
             self._measured_at = number
             newest = list(islice(reversed(self.entries.items()), SAMPLE))  # type: ignore[call-overload]  # of a dict
             self.each = max(1, sum(ENTRY_BYTES + sum(map(size_of, entry)) for entry in newest) // max(1, len(newest)))
