@@ -271,6 +271,11 @@ class Storage(Protocol):
         ...
 
 
+def no_limit() -> None:
+    """Return that there is no limit."""
+    return
+
+
 class LocalDisk(Protocol):
     """A disk of the slot's machine, for what must not outlive the process. It blocks: call it only on the I/O pool."""
 

@@ -27,6 +27,7 @@ from midstream.engine.core.interfaces import (
     Outcomes,
     Storage,
     Timer,
+    no_limit,
 )
 from midstream.engine.operators.user_metrics import UserMetrics
 from midstream.engine.state.columnar import FrameRun
@@ -98,10 +99,6 @@ def no_submit(work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -
 
 def no_calls(of_coroutines: bool, threads_max: int, completed: Callable[[Outcomes], None]) -> FunctionCalls:
     raise InvariantError("this operator runs outside of a task, and opens calls")
-
-
-def no_limit() -> None:
-    return None
 
 
 def never_stored(chunk_id: str) -> None:

@@ -17,8 +17,8 @@ from midstream.engine.core.interfaces import (
     Storage,
     Transport,
     WallClockExecutor,
+    no_limit,
 )
-from midstream.engine.operators.base import no_limit
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.source_reads import SourceReads
 
