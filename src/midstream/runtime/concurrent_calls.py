@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -22,6 +23,11 @@ CLOSE_WAIT_S: Final = 5.0
 """How long the loop waits for the coroutine that closes a function: the process may end afterwards."""
 CALL: Final = "midstream-call"
 """The name of each call's task: asyncio would make one up."""
+SWITCH_S: Final = 0.0002
+"""How long one of the two threads, the slot's and that of the coroutines, computes while the other one could.
+
+By default Python lets it wait for 5 ms, which every call then takes longer.
+"""
 STUCK_MAX: Final = 256
 """How many cancelled calls of a function may go on in threads of their own before no further call is made."""
 
@@ -39,6 +45,7 @@ class ConcurrentCalls:
         if not of_coroutines:
             return _ThreadCalls(threads_max, outcomes)
         if self._loop is None:
+            sys.setswitchinterval(SWITCH_S)
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="midstream-coroutines", daemon=True).start()
         return _CoroutineCalls(self._loop, outcomes)
