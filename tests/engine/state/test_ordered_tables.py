@@ -18,7 +18,7 @@ from test_table_lookups import GROUPS, KINDS, START
 
 from effort import examples
 from in_memory import CountingIds
-from midstream.engine.state import code_index, columnar, table_runs
+from midstream.engine.state import code_index, columnar, ordered_tables, table_runs
 from midstream.engine.state.columnar import OWN_CHUNK_ROWS
 from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.ordered_tables import RowPerKey
@@ -132,6 +132,7 @@ class Compared:
     runs_max=st.sampled_from([0, 3]),
     own=st.sampled_from([1, 1000]),
     sparse=st.sampled_from([0, 1, 4]),
+    settled=st.sampled_from([0, 2]),
     same_hash=st.booleans(),
     nulls=st.booleans(),
 )
@@ -142,11 +143,14 @@ def test_a_table_has_the_row_of_each_key_that_a_dict_has(
     runs_max: int,
     own: int,
     sparse: int,
+    settled: int,
     same_hash: bool,
     nulls: bool,
 ) -> None:
     with ExitStack() as stack:
         stack.enter_context(patch.object(table_runs, "RUN_ROWS", run_rows))
+        stack.enter_context(patch.object(ordered_tables, "RUN_ROWS", run_rows))
+        stack.enter_context(patch.object(ordered_tables, "SETTLED", settled))
         stack.enter_context(patch.object(table_runs, "RUNS_MAX", runs_max))
         stack.enter_context(patch.object(table_runs, "SPARSE", sparse))
         stack.enter_context(patch.object(table_runs, "RADIX_ROWS_MIN", 2))
@@ -194,6 +198,20 @@ def test_rows_that_all_change_are_overwritten_where_they_are() -> None:
             put(state, np.arange(part, 1000, 4))
         assert sum(chunk.table.num_rows for chunk in state.snapshot(ids, "here")()) == 1000
     assert [run._index for run in state._runs] == indexes
+
+
+def test_short_runs_that_are_searched_often_are_merged_once() -> None:
+    state: Any = RowPerKey({"k": int, "v": int}).bound("rows", ["k"], range(GROUPS), GROUPS)
+    for first in range(4):
+        put(state, np.arange(first, 1000, 4))
+    merged_at = []
+    for step in range(100):
+        before = state._runs
+        put(state, np.arange(step % 10, 1000, 10))
+        if len(state._runs) < len(before):
+            merged_at.append(step)
+    assert len(merged_at) == 1 and 20 < merged_at[0] < 40, merged_at
+    assert [run.rows for run in state._runs] == [1000]
 
 
 @given(st.lists(st.integers(0, 2**64 - 1)), st.sampled_from([1, 2**16, 2**32, 2**48]))

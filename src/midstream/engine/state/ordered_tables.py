@@ -7,7 +7,7 @@ another run, so that a checkpoint does not store all others of their run again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -15,9 +15,23 @@ import polars as pl
 from midstream.engine.core.batches import selected
 from midstream.engine.state.code_index import Index
 from midstream.engine.state.key_order import KeyOrder
-from midstream.engine.state.table_runs import TableRun, Values, codes_of, compacted, numbers_of, stable_order
+from midstream.engine.state.table_runs import (
+    RUN_ROWS,
+    TableRun,
+    Values,
+    codes_of,
+    compacted,
+    merged,
+    numbers_of,
+    stable_order,
+)
 from midstream.engine.state.table_state import TableMark, TableState
 from midstream.engine.state.tombstones import Int64s
+
+SETTLED: Final = 4
+"""Short runs are merged once they have been searched for this many times as many codes as they have rows: less often than
+they are searched, so that checkpoints seldom store their rows again.
+"""
 
 
 class OrderedTable(TableState):
@@ -98,6 +112,8 @@ class RowPerKey(OrderedTable):
     """Rows are added by `replace` alone. Runs that have been merged or restored are in the order of the codes of their keys."""
 
     _by_code = True
+    _searched = 0
+    """How many codes the runs have been searched for since short ones were merged."""
 
     def find(self, order: KeyOrder) -> FoundRows:
         """Return the rows of the keys, which are replaced next."""
@@ -126,9 +142,19 @@ class RowPerKey(OrderedTable):
                     held, is_moved[numbers] = written, False
             if held.rows:
                 runs.append(held.tidied())
-        self._hold(runs)
+        self._hold(self._settled(runs, len(order.codes)))
         moved = np.flatnonzero(is_moved)
         self.append_of(order, moved, [column.gather(moved) for column in rows] if len(moved) else [])
+
+    def _settled(self, runs: list[TableRun], searched: int) -> list[TableRun]:
+        """Merge short runs if they have been searched often. `compacted` does so only when rows of new keys are added."""
+        self._searched += searched
+        short = [run for run in runs if run.rows < RUN_ROWS]
+        rows = sum(run.rows for run in short)
+        if len(short) < 2 or rows > 2 * RUN_ROWS or self._searched < SETTLED * rows:
+            return runs
+        self._searched = 0
+        return [*(run for run in runs if run.rows >= RUN_ROWS), merged(short, by_code=True)]
 
     def _hold_restored(self, whole: pl.DataFrame) -> None:
         codes, _ = codes_of(whole.select(self._layout.keys))
