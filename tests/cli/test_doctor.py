@@ -17,6 +17,7 @@ from midstream.cli.commands.doctor import Check, CheckResult, _Checks
 from midstream.cli.main import main
 from midstream.runtime.process.process_slots import ProcessSlots
 from midstream.runtime.storage.file_storage import FileStorage
+from midstream.runtime.storage.local_disk import DiskProbe
 from midstream.spark.cluster_probe import PACKAGES, ClusterProbe, Found, ProbedSlot, Tried
 from object_store import KEY, SECRET, running_store, use_environment
 
@@ -127,6 +128,25 @@ def test_a_slot_that_hangs_is_an_error() -> None:
     assert check.what == "slots" and "a (192.0.2.1, process 101)" in check.found
 
 
+def test_local_directories_are_named_that_hold_no_state() -> None:
+    good = DiskProbe("/disk", "ext4", 20 * 2**30, 500 * 2**20)
+    slow = DiskProbe("/disk", "ext4", 10 * 2**30, 2 * 2**20)
+    checks = judged(slot("a", 1, Tried({}, "", disks=(good,))), slot("b", 2, Tried({}, "", disks=(slow,))))
+    assert not problems(checks)
+    assert {check.what: check.found for check in checks}["local directories"] == (
+        "at least 10.0 GiB are free for state (/disk), written at 2.0 MiB/s or faster (slowest: /disk on b)"
+    )
+    in_memory, full = DiskProbe("/shm", "tmpfs", 1, 1.0), DiskProbe("/full", "ext4", 0, 0.0, "No space left on device")
+    both = Tried({}, "", disks=(in_memory, full))
+    checks = judged(slot("a", 1, both), slot("a", 2, both))
+    warned = [check for check in checks if check.verdict is CheckResult.WARNING]
+    assert [check.found.split(", so")[0] for check in warned] == [
+        "/shm on a lies in memory (tmpfs)",
+        "/full on a cannot be used: No space left on device",
+    ]
+    assert all("spark.local.dir" in check.change for check in warned) and len(problems(checks)) == 1
+
+
 def settings(master: str, tls: str = "auto", **given: str) -> dict[str, Check]:
     conf = SparkConf(loadDefaults=False, _jvm=None)
     conf.set("spark.decommission.enabled", "true")
@@ -204,7 +224,8 @@ def test_a_job_without_checkpoints_is_warned_of(tmp_path: Path, capsys: pytest.C
     job.write_text(JOB.format(more=""))
     status, answer = run(capsys, str(job))
     assert status == 0
-    assert [check["what"] for check in answer["checks"] if check["verdict"] == "warning"] == ["checkpoints"]
+    warned = [check["what"] for check in answer["checks"] if check["verdict"] == "warning"]
+    assert [what for what in warned if what != "local directories"] == ["checkpoints"]  # TMPDIR may lie in memory
 
 
 def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,7 +176,7 @@ def without_the_last_part(operator: type) -> Patches:
 
 
 def fired_twice() -> Patches:
-    return [(KeyGroupWatermarks, "restore", lambda self, table: None)]
+    return [(KeyGroupWatermarks, "restore", lambda self, part: None)]
 
 
 def no_late_output() -> Patches:

@@ -15,7 +15,7 @@ import pytest
 
 from machine import limit_s
 from midstream.engine.state.columns_on_disk import on_disk
-from midstream.runtime.storage.local_disk import LocalDirectories, local_directories
+from midstream.runtime.storage.local_disk import LocalDirectories, local_directories, probe_directories
 
 KILLED = """
 import os, signal, sys
@@ -108,3 +108,16 @@ def test_a_directory_in_memory_is_reported_once_it_is_used(tmp_path: Path, caplo
         disk.map(write)
     (message,) = caplog.messages
     assert f"{tmp_path}/shm/x lies in memory (tmpfs)" in message and "spark.local.dir" in message
+
+
+def test_directories_are_probed_and_left_as_they_were(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text("/dev/vda / ext4 rw 0 0\n", encoding="utf-8")
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.iterdir())
+    directories = [tmp_path, tmp_path / "new", tmp_path / "file" / "below"]
+    there, new, below = probe_directories({"SPARK_LOCAL_DIRS": ",".join(map(str, directories))}, mounts)
+    for probe in (there, new):
+        assert probe.kind == "ext4" and probe.free_bytes > 0 and probe.bytes_per_s > 0 and not probe.failure
+    assert "Not a directory" in below.failure
+    assert sorted(tmp_path.iterdir()) == before

@@ -25,6 +25,7 @@ from midstream.engine.protocol.messages import FromSlot, TaskFinished
 from midstream.engine.state.columnar import by_group
 from midstream.engine.state.join_index import JoinIndex
 from midstream.engine.state.session_index import IndexedRun, SessionIndex
+from midstream.engine.state.state_parts import StatePart
 from midstream.engine.worker import task
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.scenario import Scenario, draw
@@ -187,8 +188,8 @@ def progress_is_forgotten() -> Replacements:
 def progress_of_the_fastest() -> Replacements:
     """After a restore all key groups are where the furthest was."""
 
-    def restore(self: Any, table: pa.Table) -> None:
-        marks = table.column("watermark").to_numpy()
+    def restore(self: Any, part: StatePart) -> None:
+        marks = part.table().column("watermark").to_numpy()
         self._set(np.full_like(self._marks, marks.max()))
 
     return [(KeyGroupWatermarks, "restore", restore)]

@@ -335,8 +335,8 @@ def progress_of_the_slowest() -> Replacements:
     """After a restore all key groups have come as far as the one furthest behind."""
     original = key_group_watermarks.KeyGroupWatermarks.restore
 
-    def restore(self: Any, table: Any) -> None:
-        original(self, table)
+    def restore(self: Any, part: Any) -> None:
+        original(self, part)
         self._marks[:] = self.lowest
         self.is_even = True
 

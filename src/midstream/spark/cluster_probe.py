@@ -38,6 +38,7 @@ from midstream.runtime.network.ports import Ports, listen
 from midstream.runtime.network.tls import keys_for
 from midstream.runtime.process.slot_provider import SlotProvider
 from midstream.runtime.storage.file_storage import FileStorage
+from midstream.runtime.storage.local_disk import DiskProbe, probe_directories
 from midstream.spark.spark_slots import explain
 
 PACKAGES: Final = ("midstream", "cloudpickle", "msgspec", "numpy", "polars", "psutil", "pyarrow", "pyspark", "xxhash")
@@ -78,6 +79,8 @@ class Tried(msgspec.Struct, frozen=True):
     """Why it could not use the checkpoint storage, or ""."""
     tls: str = ""
     """Why it could not use its certificate, or ""."""
+    disks: tuple[DiskProbe, ...] = ()
+    """What writing to its local directories has shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +257,9 @@ def _examine(request: _Request, _nothing: Iterable[int]) -> Iterator[str]:
                 with ThreadPoolExecutor(CONNECTING_AT_ONCE) as threads:
                     reasons = list(threads.map(_connect, peers))
                 unreachable = {index: reason for index, reason in enumerate(reasons) if reason}
-                driver.sendall(
-                    msgspec.json.encode(Tried(unreachable, _use_storage(request), _use_certificates(request))) + b"\n"
-                )
+                disks = tuple(probe_directories(os.environ))
+                tried = Tried(unreachable, _use_storage(request), _use_certificates(request), disks)
+                driver.sendall(msgspec.json.encode(tried) + b"\n")
                 stream.readline(LINE_BYTES_MAX)  # others may still connect
     return iter(())
 

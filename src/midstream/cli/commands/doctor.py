@@ -30,6 +30,7 @@ from midstream.engine.core.interfaces import Storage
 from midstream.runtime.network.tls import keys_for
 from midstream.runtime.storage.exclusive_create import without_secrets
 from midstream.runtime.storage.file_storage import FileStorage, absolute, is_exclusive
+from midstream.runtime.storage.local_disk import IN_MEMORY, DiskProbe, probe_directories
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -95,6 +96,8 @@ def run_doctor(path: Path | None, overrides: Overrides, json: bool) -> Answer:
     """Check the surroundings, and the job in `path` if given. Not ok (exit status 1) if there is any error."""
     checks = _Checks([])
     _check_this_machine(checks)
+    if overrides.slots == "process":
+        _judge_disks(checks, [("this machine", probe) for probe in probe_directories(os.environ)])
     submission = None if path is None else _load(checks, path, overrides)
     storage = _storage_of(submission, overrides)
     if overrides.slots == "process":
@@ -372,12 +375,38 @@ def _judge(
             checks.ok(
                 f"checkpoint directory {storage}", f"all {len(came)} slots can read what the driver writes, and write"
             )
+    _judge_disks(
+        checks, [(slot.found.name, probe) for slot in came if slot.tried is not None for probe in slot.tried.disks]
+    )
     silent = [slot for slot in came if slot.tried is None]
     if silent:
         checks.fail(
             "slots",
             f"{len(silent)} of {len(came)} did not finish the tests, such as the one on {_location(silent[0])}",
             "storage or network hang there",
+        )
+
+
+def _judge_disks(checks: _Checks, probed: Sequence[tuple[str, DiskProbe]]) -> None:
+    """Judge the local directories of machines, each once; every slot of a machine has probed them."""
+    what, remedy = "local directories", "name a directory on a local disk in spark.local.dir, or TMPDIR without Spark"
+    bad = {(name, probe.directory): probe for name, probe in probed if probe.failure or probe.kind in IN_MEMORY}
+    for (name, directory), probe in list(bad.items())[:NAMED_MAX]:
+        problem = f"cannot be used: {probe.failure}" if probe.failure else f"lies in memory ({probe.kind})"
+        checks.warn(
+            what,
+            f"{directory} on {name} {problem}, so that state above the limit of state_memory stays in memory",
+            remedy,
+        )
+    if len(bad) > NAMED_MAX:
+        checks.warn(what, f"{len(bad) - NAMED_MAX} more cannot be used either", remedy)
+    if probed and not bad:
+        _, least = min(probed, key=lambda each: each[1].free_bytes)
+        where, slowest = min(probed, key=lambda each: each[1].bytes_per_s)
+        checks.ok(
+            what,
+            f"at least {formatting.size(least.free_bytes)} are free for state ({least.directory}), written at "
+            f"{formatting.size(slowest.bytes_per_s)}/s or faster (slowest: {slowest.directory} on {where})",
         )
 
 

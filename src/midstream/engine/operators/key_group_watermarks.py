@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.engine.core.elements import MIN_WATERMARK_US
-from midstream.engine.state.state_parts import KEY_GROUP, check_columns
+from midstream.engine.state.state_parts import KEY_GROUP, StatePart, check_columns
 
 Int32s = npt.NDArray[np.int32]
 _AT_REST: Final = pa.schema([(KEY_GROUP, pa.int32()), ("watermark", pa.int64())])
@@ -68,9 +68,12 @@ class KeyGroupWatermarks:
             return None
         return pa.Table.from_arrays([self._key_groups, pa.array(self._marks)], schema=_AT_REST)
 
-    def restore(self, table: pa.Table) -> None:
-        check_columns(table, dict(zip(_AT_REST.names, _AT_REST.types, strict=True)), "the progress of event time")
-        groups = table.column(KEY_GROUP).to_numpy()
+    def restore(self, part: StatePart) -> None:
+        """Raises StorageError for a part with other columns than `table` has."""
         marks = self._marks.copy()
-        marks[groups - self._owned.start] = table.column("watermark").to_numpy()
+        for chunk in part.chunks:
+            table = chunk.table
+            check_columns(table, dict(zip(_AT_REST.names, _AT_REST.types, strict=True)), "the progress of event time")
+            groups = table.column(KEY_GROUP).to_numpy()
+            marks[groups - self._owned.start] = table.column("watermark").to_numpy()
         self._set(marks)

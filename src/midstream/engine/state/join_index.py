@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.core.errors import StorageError
 from midstream.engine.core.schemas import SchemaLike
 from midstream.engine.state.columnar import Columns, Int32s
 from midstream.engine.state.state_parts import Chunk
@@ -278,5 +279,17 @@ class JoinIndex(TableState):
         return *self._layout.keys, self._event_time
 
     def restore(self, chunks: Sequence[Chunk], where: str) -> None:
+        """Restore such chunks, of one old subtask or several.
+
+        Raises StorageError if they have other columns, or rows of keys that are not of this subtask.
+        """
         rows = pl.concat(self._restored_frames(chunks, where)).sort(self._time_us, maintain_order=True)
         self._hold([self._run(rows.slice(start, RUN_ROWS)) for start in range(0, rows.height, RUN_ROWS)])
+        for run in self._timed():
+            groups = self._layout.groups_of(run)
+            if not self._key_groups.start <= groups.min() <= groups.max() < self._key_groups.stop:
+                raise StorageError(
+                    f"{where}: state {self.name!r} in the checkpoint has rows of the key groups {groups.min()} to "
+                    f"{groups.max()}, and this subtask has {self._key_groups.start} to {self._key_groups.stop - 1}: it is "
+                    "damaged, or midstream has not written it. To go back to an older checkpoint, name it with --from"
+                )

@@ -298,6 +298,8 @@ function drawSlots(status) {
   }
   const memory = (at) => status.slot_memory_bytes[at] ?? 0;
   const apart = new Set(status.slot_hosts).size > 1;
+  const disk = (at) => status.slot_state_disk_bytes[at] ?? 0;
+  const spills = status.slot_state_disk_bytes.some((bytes) => bytes > 0);
   status.slot_pids.forEach((pid, at) => past.add(`slot ${pid}`, status.now_ms, memory(at) || null));
   const all = status.slot_pids.map((pid, at) => at);
   const shown = all.length > SHOWN ? all.sort((a, b) => memory(b) - memory(a) || a - b).slice(0, SHOWN) : all;
@@ -305,8 +307,8 @@ function drawSlots(status) {
     h("p", { class: "small" }, "Slots on one machine, or in one container, share its limit.", status.tls === "off" ? null : " Connections between them are encrypted by TLS."),
     shown.length < status.slot_pids.length ? h("p", { class: "small" }, `The ${SHOWN} of ${status.slot_pids.length} with the most memory.`) : null,
     h("div", { class: "scroll" }, h("table", { class: "wide fit" },
-      h("thead", null, h("tr", null, ["slot", "process", "memory", "limit", "last minutes"].map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", null, shown.map((at) => h("tr", { "data-key": `p${status.slot_pids[at]} ${at}` }, h("th", { scope: "row" }, at), h("td", null, apart ? `${status.slot_pids[at]} on ${status.slot_hosts[at]}` : status.slot_pids[at]), h("td", { class: "n" }, memory(at) ? size(memory(at)) : NOTHING), h("td", { class: "n" }, status.slot_memory_limit_bytes[at] ? size(status.slot_memory_limit_bytes[at]) : NOTHING), h("td", null, past.line(`slot ${status.slot_pids[at]}`, "memory in the last minutes", size))))))));
+      h("thead", null, h("tr", null, ["slot", "process", "memory", "limit", ...(spills ? ["state on disk"] : []), "last minutes"].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", null, shown.map((at) => h("tr", { "data-key": `p${status.slot_pids[at]} ${at}` }, h("th", { scope: "row" }, at), h("td", null, apart ? `${status.slot_pids[at]} on ${status.slot_hosts[at]}` : status.slot_pids[at]), h("td", { class: "n" }, memory(at) ? size(memory(at)) : NOTHING), h("td", { class: "n" }, status.slot_memory_limit_bytes[at] ? size(status.slot_memory_limit_bytes[at]) : NOTHING), spills ? h("td", { class: "n" }, disk(at) ? size(disk(at)) : NOTHING) : null, h("td", null, past.line(`slot ${status.slot_pids[at]}`, "memory in the last minutes", size))))))));
 }
 
 document.addEventListener("click", (event) => {

@@ -6,13 +6,19 @@ import itertools
 import logging
 import mmap
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
+import msgspec
+
 FILE_BYTES_MIN: Final = 2**20
 IN_MEMORY: Final = ("tmpfs", "ramfs")
+PROBE_BYTES: Final = 8 * 2**20
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +70,46 @@ def local_directories(environment: Mapping[str, str]) -> list[str]:
     """
     listed = [each.strip() for each in environment.get("SPARK_LOCAL_DIRS", "").split(",")]
     return [each for each in listed if each] or [tempfile.gettempdir()]
+
+
+class DiskProbe(msgspec.Struct, frozen=True):
+    """What writing to a local directory has shown."""
+
+    directory: str
+    kind: str
+    """The kind of its file system; "" if it is unknown."""
+    free_bytes: int
+    """What a process without special rights may still write there."""
+    bytes_per_s: float
+    """The rate at which data reaches the disk itself."""
+    failure: str = ""
+    """Why it cannot be used, or ""."""
+
+
+def probe_directories(environment: Mapping[str, str], mounts: Path = Path("/proc/self/mounts")) -> list[DiskProbe]:
+    """Write some data into each of the `local_directories`, as state would be written there, and leave nothing."""
+    return [_probe(Path(each), mounts) for each in local_directories(environment)]
+
+
+def _probe(directory: Path, mounts: Path) -> DiskProbe:
+    piece = os.urandom(PROBE_BYTES)
+    existed = directory.exists()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(directory).free
+        with tempfile.TemporaryFile(dir=directory) as file:
+            begun_s = time.perf_counter()
+            file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+            rate = PROBE_BYTES / (time.perf_counter() - begun_s)
+    except OSError as error:
+        return DiskProbe(str(directory), _filesystem(directory, mounts), 0, 0.0, str(error))
+    finally:
+        if not existed:
+            with suppress(OSError):  # there is none, or something else has begun to use it
+                directory.rmdir()
+    return DiskProbe(str(directory), _filesystem(directory, mounts), free_bytes, rate)
 
 
 def _filesystem(directory: Path, mounts: Path) -> str:

@@ -99,4 +99,4 @@ class OnTimeFunctionOperator(BatchFunctionOperator):
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         super().restore({name: part for name, part in parts.items() if name != PROGRESS})
         if PROGRESS in parts:
-            self._fired.restore(parts[PROGRESS].table())
+            self._fired.restore(parts[PROGRESS])

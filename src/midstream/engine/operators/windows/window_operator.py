@@ -299,7 +299,7 @@ class WindowOperator(Operator):
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if PROGRESS in parts:
-            self._fired.restore(parts[PROGRESS].table())
+            self._fired.restore(parts[PROGRESS])
         if PARTS in parts:
             expected = self._state_schema()
             for chunk in parts[PARTS].chunks:
