@@ -260,11 +260,11 @@ def test_a_slot_that_is_short_of_memory_stands_out(browser: Browser, pages: list
 def test_state_on_disk_has_a_column_once_there_is_some(
     browser: Browser, pages: list[PageServer], tabs: list[Tab]
 ) -> None:
-    spilled = msgspec.structs.replace(sample(), slot_pids=(11, 12), slot_state_disk_bytes=(0, 3 * 2**30))
-    tab = of_fake(browser, pages, tabs, FakeJob(spilled))
+    status = msgspec.structs.replace(sample(), slot_pids=(11, 12), slot_state_disk_bytes=(0, 3 * 2**30))
+    tab = of_fake(browser, pages, tabs, FakeJob(status))
     tab.shows("#slots thead", "state on disk")
     tab.shows("#slots tbody tr:last-child", r"3\.0 GiB")
-    tab = of_fake(browser, pages, tabs, FakeJob(sample()))
+    tab = of_fake(browser, pages, tabs, FakeJob(msgspec.structs.replace(status, slot_state_disk_bytes=(0, 0))))
     tab.shows("#slots thead", "memory")
     assert "disk" not in tab.page.locator("#slots thead").inner_text()
 
