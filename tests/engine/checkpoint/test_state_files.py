@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from functools import partial
 from unittest.mock import patch
 
 import msgspec
@@ -80,6 +82,33 @@ def test_chunks_that_are_stored_already_are_not_written_again() -> None:
     assert [chunk.file for chunk in again[0].chunks] == [FILE, later]
     assert len(storage.files[later]) == again[0].chunks[1].length
     assert values(read_parts(storage, again, EVERYTHING, "operator 'x'")) == [10, 20]
+
+
+def test_tables_are_made_as_they_are_written_one_after_the_other() -> None:
+    events: list[str] = []
+
+    class Watched(MemoryStorage):
+        def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+            def watched() -> Iterator[bytes | memoryview]:
+                for piece in parts:
+                    events.append("written")
+                    yield piece
+
+            super().write(path, watched())
+
+    def made(value: int) -> pa.Table:
+        events.append("made")
+        return table([value], [value])
+
+    storage = Watched()
+    chunks = tuple(Chunk(f"c{i}", partial(made, i)) for i in range(3))
+    first = store(storage, {"s": StatePart(Redistribute.KEYED, chunks)})
+    assert events == ["made", "written"] * 3
+    assert values(read_parts(storage, first, EVERYTHING, "here")) == [0, 1, 2]
+    known = {chunk.id: chunk for handle in first for chunk in handle.chunks}
+    events.clear()
+    store_parts(storage, [{"s": StatePart(Redistribute.KEYED, chunks)}], known, state_file(1, 0, 2, 1, 0))
+    assert events == []
 
 
 def test_a_chunk_of_which_only_some_rows_are_ours_gets_another_id_and_is_not_known() -> None:

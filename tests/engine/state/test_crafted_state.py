@@ -16,7 +16,7 @@ from midstream.engine.state.heap_snapshot import KeyEncoding, state_rows, timer_
 from midstream.engine.state.join_index import JoinIndex
 from midstream.engine.state.keyed_states import MapState, State, ValueState
 from midstream.engine.state.safe_pickle import OwnCode
-from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute, StatePart
+from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 
 ENCODING = KeyEncoding([pa.field("k", pa.int64())], 16)
 KEYS = pa.array([1], pa.int64())

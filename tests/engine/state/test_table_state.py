@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from datetime import datetime
+from pathlib import Path
 
 import cloudpickle
 import polars as pl
@@ -11,11 +12,13 @@ import pyarrow as pa
 import pytest
 
 from in_memory import CountingIds
+from midstream.engine.checkpoint.state_files import store_parts
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.state.columnar import OWN_CHUNK_ROWS
-from midstream.engine.state.state_parts import KEY_GROUP
+from midstream.engine.state.state_parts import KEY_GROUP, Redistribute, StatePart
 from midstream.engine.state.table_state import PIECES_MAX, TableState
+from midstream.runtime.storage.file_storage import FileStorage
 
 GROUPS = 16
 SCHEMA = {"k": int, "n": int}
@@ -183,7 +186,7 @@ def test_a_frame_in_many_pieces_is_put_together() -> None:
         assert max(state.frame.n_chunks("all")) <= PIECES_MAX + 1
 
 
-def test_a_row_of_another_subtasks_key_is_an_error_of_the_snapshot() -> None:
+def test_a_row_of_another_subtasks_key_is_an_error_of_the_snapshot(tmp_path: Path) -> None:
     groups = key_groups(pa.record_batch({"k": pa.array(range(100))}), ("k",), GROUPS).tolist()
     mine = [k for k in range(100) if groups[k] < 8]
     foreign = [k for k in range(100) if groups[k] >= 8]
@@ -197,8 +200,10 @@ def test_a_row_of_another_subtasks_key_is_an_error_of_the_snapshot() -> None:
     message = (
         rf"operator 'x': state 'rows' holds 2 rows of keys .* the first with k={foreign[0]}: at another parallelism"
     )
+    part = StatePart(Redistribute.KEYED, snapshot())
     with pytest.raises(JobError, match=message):
-        snapshot()
+        store_parts(FileStorage(str(tmp_path)), [{"rows": part}], {}, "shared/file")
+    assert not any(each.is_file() for each in tmp_path.rglob("*"))
 
 
 def test_tables_of_several_subtasks_come_back_as_one() -> None:

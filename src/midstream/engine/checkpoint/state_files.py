@@ -8,7 +8,7 @@ to write, it goes into the metadata (see `extents`). Everything here is pure or 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -111,19 +111,17 @@ def store_parts(
     `known` maps chunk ids to handles in files that a *completed* checkpoint references. Handles of a checkpoint whose
     outcome is unknown to the task must not be in it: its files may have been deleted. Raises StorageError or OSError.
     """
-    new: dict[str, tuple[pa.Table, ChunkHandle]] = {}
+    new: dict[str, tuple[Chunk, bool]] = {}
     for parts in operators:
         for part in parts.values():
             for chunk in part.chunks:
-                if chunk.id not in known and chunk.id not in new:
-                    new[chunk.id] = chunk.stored, _draft(chunk, part.redistribute)
-                for vector in chunk.removed:
-                    if vector.id not in known and vector.id not in new:
-                        new[vector.id] = vector.stored, ChunkHandle(vector.id, "", 0, 0, 0, vector.stored.num_rows)
-    encoded = ((_encode_table(table),) for table, _ in new.values())
-    written = write_extents(storage, file, encoded, inline_bytes_max)
+                new.setdefault(chunk.id, (chunk, part.redistribute is Redistribute.KEYED))
+                new.update({vector.id: (vector, False) for vector in chunk.removed})
+    drafts: list[ChunkHandle] = []
+    unknown = ((chunk, is_keyed) for chunk, is_keyed in new.values() if chunk.id not in known)
+    written = write_extents(storage, file, _encoded(unknown, drafts), inline_bytes_max)
     handles = dict(known)
-    for (_, draft), extent in zip(new.values(), written.extents, strict=True):
+    for draft, extent in zip(drafts, written.extents, strict=True):
         handles[draft.id] = with_extent(draft, extent)
     return StoredParts(
         tuple(
@@ -143,6 +141,19 @@ def _handle(chunk: Chunk, handles: Mapping[str, ChunkHandle]) -> ChunkHandle:
     return msgspec.structs.replace(handles[chunk.id], removed=removed)
 
 
+def _encoded(chunks: Iterable[tuple[Chunk, bool]], drafts: list[ChunkHandle]) -> Iterator[Sequence[memoryview]]:
+    """Make and encode one table after the other, and add the handles, without a location, to `drafts`.
+
+    The flag of a chunk: whether its rows have key groups.
+    """
+    for chunk, is_keyed in chunks:
+        table = chunk.stored
+        drafts.append(_draft(chunk.id, table, is_keyed))
+        pieces = (_encode_table(table),)
+        del table
+        yield pieces
+
+
 def _encode_table(table: pa.Table) -> memoryview:
     is_large = table.get_total_buffer_size() >= COMPRESS_FROM_BYTES  # at least nbytes, which reads every offset
     compression: Literal["lz4"] | None = "lz4" if is_large and table.nbytes >= COMPRESS_FROM_BYTES else None
@@ -153,16 +164,16 @@ def _encode_table(table: pa.Table) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _draft(chunk: Chunk, redistribute: Redistribute) -> ChunkHandle:
-    """Return the chunk's handle, without a location."""
+def _draft(chunk_id: str, table: pa.Table, is_keyed: bool) -> ChunkHandle:
+    """Return the handle of a chunk, without a location."""
     low, high = -1, -1
-    if redistribute is Redistribute.KEYED:
-        if chunk.stored.schema.get_field_index(KEY_GROUP) < 0:
-            raise InvariantError(f"chunk {chunk.id} of keyed state has no column {KEY_GROUP}")
-        if chunk.stored.num_rows:
-            groups = chunk.stored.column(KEY_GROUP).to_numpy()
+    if is_keyed:
+        if table.schema.get_field_index(KEY_GROUP) < 0:
+            raise InvariantError(f"chunk {chunk_id} of keyed state has no column {KEY_GROUP}")
+        if table.num_rows:
+            groups = table.column(KEY_GROUP).to_numpy()
             low, high = int(groups.min()), int(groups.max())
-    return ChunkHandle(chunk.id, "", 0, 0, 0, chunk.stored.num_rows, low, high)
+    return ChunkHandle(chunk_id, "", 0, 0, 0, table.num_rows, low, high)
 
 
 # ---- reading ---------------------------------------------------------------

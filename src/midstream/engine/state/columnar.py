@@ -237,7 +237,9 @@ class PlannedChunks:
         self._layout = layout
 
     def beside(self, stored_bytes: Callable[[str], int | None] = nothing_stored) -> Callable[[], tuple[Chunk, ...]]:
-        """Return a function that makes the chunks which `stored_bytes` does not know now, and refers to the others."""
+        """Return a function that returns the chunks: those that `stored_bytes` knows now as references, and the others to
+        be made when they are written.
+        """
         ids = [each.chunk_id for each in self._planned]
         ids += [vector.chunk_id for each in self._planned for vector in each.removed]
         known = frozenset(chunk_id for chunk_id in ids if stored_bytes(chunk_id) is not None)
@@ -247,7 +249,7 @@ class PlannedChunks:
         return tuple(
             Chunk(
                 chunk_id,
-                None if chunk_id in known else self._layout.table(runs),
+                None if chunk_id in known else partial(self._layout.table, runs),
                 tuple(Chunk(each.chunk_id) if each.chunk_id in known else each.chunk() for each in removed),
             )
             for chunk_id, runs, removed in self._planned

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
@@ -86,9 +88,12 @@ class SpilledRows(TableState):
         if chunks is None:
             return None
         encoding = self._encoding
+
+        def nested(chunk: Chunk) -> pa.Table:
+            return encoding.nested(chunk.stored)
+
         return lambda: tuple(
-            Chunk(chunk.id, None if chunk.made is None else encoding.nested(chunk.made), chunk.removed)
-            for chunk in chunks()
+            chunk if chunk.made is None else replace(chunk, made=partial(nested, chunk)) for chunk in chunks()
         )
 
     def has_columns_of(self, chunk: Chunk) -> bool:

@@ -8,7 +8,7 @@ called deletion vectors: what a checkpoint writes follows from what has changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -50,7 +50,8 @@ class Chunk:
     """
 
     id: str
-    made: pa.Table | None = None
+    made: pa.Table | Callable[[], pa.Table] | None = None
+    """The table, or a function that makes it, so that a checkpoint has one table at a time in memory."""
     removed: tuple[Chunk, ...] = ()
     """Its deletion vectors; only chunks of keyed state have some."""
 
@@ -59,7 +60,7 @@ class Chunk:
         """All rows, which are stored once. Raises InvariantError if the chunk is only a reference."""
         if self.made is None:
             raise InvariantError(f"chunk {self.id} was released, but no completed checkpoint has it")
-        return self.made
+        return self.made() if callable(self.made) else self.made
 
     @property
     def table(self) -> pa.Table:

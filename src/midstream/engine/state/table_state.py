@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -22,7 +24,7 @@ from midstream.engine.core.interfaces import Ids
 from midstream.engine.core.schemas import SchemaLike, as_schema, field_defaults
 from midstream.engine.state.columnar import FrameRun, PlannedChunks, StateLayout, nothing_stored, snapshot_runs
 from midstream.engine.state.declared_state import DeclaredState
-from midstream.engine.state.state_parts import KEY_GROUP, Chunk, StoredForm, check_columns
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk, StoredForm, check_columns, without_removed
 from midstream.engine.state.state_upgrade import migrated_rows, upgrade_at_restore
 from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted, run_frames
 from midstream.engine.state.tombstones import Bools, Int64s, among, distinct
@@ -342,7 +344,7 @@ class TableState(DeclaredState):
     ) -> Callable[[], tuple[Chunk, ...]] | None:
         """Return a function that makes chunks of all rows on the I/O pool; None if there are none.
 
-        It raises JobError for a row whose key belongs to another subtask. `stored_bytes`: as of OperatorContext.
+        Making a chunk raises JobError for a row whose key belongs to another subtask. `stored_bytes`: as of OperatorContext.
         """
         runs, layout, owned = self._bound_runs(), self._layout, self._key_groups
         if not runs:
@@ -352,11 +354,11 @@ class TableState(DeclaredState):
         chunks = self._planned.beside(stored_bytes)
 
         def owned_chunks() -> tuple[Chunk, ...]:
-            made = chunks()
-            for chunk in made:
-                if chunk.made is not None:
-                    _check_owner(chunk, layout.keys, owned, f"{where}: state {self.name!r}")
-            return made
+            what = f"{where}: state {self.name!r}"
+            return tuple(
+                chunk if chunk.made is None else replace(chunk, made=partial(_owned, chunk, layout.keys, owned, what))
+                for chunk in chunks()
+            )
 
         return owned_chunks
 
@@ -430,15 +432,18 @@ def _foreign(table: pa.Table, owned: range) -> Int64s:
     return np.flatnonzero((groups < owned.start) | (groups >= owned.stop))
 
 
-def _check_owner(chunk: Chunk, keys: Sequence[str], owned: range, where: str) -> None:
-    if not len(_foreign(chunk.stored, owned)):
-        return
-    table = chunk.table
-    foreign = _foreign(table, owned)
+def _owned(chunk: Chunk, keys: Sequence[str], owned: range, where: str) -> pa.Table:
+    """Return all rows of a chunk. Raises JobError if those that have not been removed are not all of this subtask."""
+    table = chunk.stored
+    if not len(_foreign(table, owned)):
+        return table
+    there = without_removed(table, [each.stored for each in chunk.removed], where)
+    foreign = _foreign(there, owned)
     if len(foreign):
         row = int(foreign[0])
-        key = ", ".join(f"{name}={table.column(name)[row].as_py()!r}" for name in keys)
+        key = ", ".join(f"{name}={there.column(name)[row].as_py()!r}" for name in keys)
         raise JobError(
             f"{where} holds {len(foreign)} rows of keys that belong to other subtasks, the first with {key}: at another "
             "parallelism they would be lost or duplicated. Keep a row only under the key that it arrived with"
         )
+    return table
