@@ -14,6 +14,7 @@ from midstream.engine.exchange.element_queue import ElementQueue
 from midstream.engine.exchange.subpartition import Subpartition
 from midstream.engine.graph.idleness import IdleOrigin
 from midstream.engine.operators import key_group_watermarks
+from midstream.engine.state.state_parts import StatePart
 from midstream.engine.worker import operator_chain as chain
 from midstream.engine.worker import task, task_snapshots
 from midstream.engine.worker import watermark_valve as valve
@@ -335,7 +336,7 @@ def progress_of_the_slowest() -> Replacements:
     """After a restore all key groups have come as far as the one furthest behind."""
     original = key_group_watermarks.KeyGroupWatermarks.restore
 
-    def restore(self: Any, part: Any) -> None:
+    def restore(self: Any, part: StatePart) -> None:
         original(self, part)
         self._marks[:] = self.lowest
         self.is_even = True

@@ -24,9 +24,10 @@ CLOSE_WAIT_S: Final = 5.0
 CALL: Final = "midstream-call"
 """The name of each call's task: asyncio would make one up."""
 SWITCH_S: Final = 0.0002
-"""How long one of the two threads, the slot's and that of the coroutines, computes while the other one could.
+"""How long one of the two threads, the slot's and that of the coroutines, computes while the other one waits.
 
-By default Python lets it wait for 5 ms, which every call then takes longer.
+Python's default is 5 ms, by which each call would take longer: `python -m midstream_lab bench lookup --parallelism 1`
+does 18,090 rows/s instead of 17,660.
 """
 STUCK_MAX: Final = 256
 """How many cancelled calls of a function may go on in threads of their own before no further call is made."""
