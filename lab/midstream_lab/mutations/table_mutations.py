@@ -26,9 +26,9 @@ def snapshot_of_before() -> Replacements:
     original = TableState._hold
 
     def hold(self: Any, *arguments: Any) -> None:
-        frozen = vars(self).get("_frozen")
+        planned = vars(self).get("_planned")
         original(self, *arguments)
-        self._frozen = frozen
+        self._planned = planned
 
     return [(TableState, "_hold", hold)]
 
