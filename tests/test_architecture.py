@@ -29,7 +29,7 @@ SUBPACKAGES = {
     "engine": ("core", "state", "operators", "graph", "protocol", "checkpoint", "exchange", "worker", "coordinator"),
     "engine.operators": ("windows", "functions"),
     "engine.coordinator": ("restore", "placement", "checkpoints", "requests"),
-    "connectors": ("common", "memory", "files", "formats", "kafka", "postgres", "delta", "lookup"),
+    "connectors": ("common", "memory", "files", "formats", "kafka", "postgres", "delta", "iceberg", "lookup"),
     "runtime": ("storage", "network", "process", "driver"),
     "testing": ("simulation",),
     "cli": ("commands",),

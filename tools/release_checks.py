@@ -16,6 +16,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 IMPORTS = {
     "postgres": ["psycopg", "midstream.connectors.postgres.postgres_sink"],
     "delta": ["deltalake", "midstream.connectors.delta.delta_sink"],
+    "iceberg": ["pyiceberg", "pyiceberg_core", "midstream.connectors.iceberg.iceberg_sink"],
     "kafka": ["confluent_kafka", "midstream.connectors.kafka.kafka_source"],
     "kafka-avro": ["confluent_kafka.schema_registry", "midstream.connectors.kafka.avro_values"],
     "kafka-protobuf": ["google.protobuf", "midstream.connectors.kafka.protobuf_values"],

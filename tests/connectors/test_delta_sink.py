@@ -288,9 +288,9 @@ def test_a_partition_column_of_each_kind_comes_back(table):
 
 
 def test_many_partitions_do_not_keep_many_files_open(table, monkeypatch):
-    from midstream.connectors.delta import delta_sink as delta
+    from midstream.connectors.files import partitioned_files
 
-    monkeypatch.setattr(delta, "_HELD_BYTES", 1000)
+    monkeypatch.setattr(partitioned_files, "HELD_BYTES", 1000)
     schema = pa.schema([("p", pa.int64()), ("n", pa.int64())])
     sink, loop = new_sink(table, schema, partition_by=["p"]), Loop()
     writer = open_writer(sink, schema, loop)

@@ -10,13 +10,13 @@ import pytest
 from machine import limit_s
 from midstream import ConfigError, Environment
 
-EXTRAS = {"psycopg": "postgres", "deltalake": "delta", "confluent_kafka": "kafka"}
+EXTRAS = {"psycopg": "postgres", "deltalake": "delta", "pyiceberg": "iceberg", "confluent_kafka": "kafka"}
 
 
 def test_modules_are_imported_without_any_extra():
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({list(EXTRAS)!r}))\n"
-        "import midstream, midstream.api.data_stream, midstream.connectors.postgres.postgres_sink, midstream.connectors.delta.delta_sink\n"
+        "import midstream, midstream.api.data_stream, midstream.connectors.postgres.postgres_sink, midstream.connectors.delta.delta_sink, midstream.connectors.iceberg.iceberg_sink\n"
         "import midstream.connectors.kafka.kafka_source, midstream.connectors.kafka.kafka_sink\n"
     )
     done = subprocess.run(
@@ -34,6 +34,8 @@ def test_a_sink_whose_package_is_missing_names_the_command_that_installs_it(pack
             stream.write_postgres("dbname=x", "numbers")
         elif package == "confluent_kafka":
             stream.write_kafka("x:9092", "numbers", guarantee="at_least_once")
+        elif package == "pyiceberg":
+            stream.write_iceberg("lake.numbers", catalog="prod")
         else:
             stream.write_delta(tmp_path / "numbers")
     assert sys.executable in str(error.value)

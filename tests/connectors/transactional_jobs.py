@@ -12,19 +12,27 @@ from typing import Any
 import polars as pl
 import psycopg
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table import Table
 
 from midstream import Environment
 from midstream.connectors.delta import delta_sink
+from midstream.connectors.iceberg import iceberg_sink
 from midstream.connectors.postgres import postgres_sink
+from midstream.engine.core.arrow_types import to_list
 from midstream.runtime.process.process_slots import ProcessSlots
 
 ROWS = 20_000
-COMMITTERS: dict[str, Any] = {"postgres": postgres_sink._PostgresCommitter, "delta": delta_sink._DeltaCommitter}
+COMMITTERS: dict[str, Any] = {
+    "postgres": postgres_sink._PostgresCommitter,
+    "delta": delta_sink._DeltaCommitter,
+    "iceberg": iceberg_sink._IcebergCommitter,
+}
 
 
 @dataclass(frozen=True)
 class Target:
-    """`kind`: postgres or delta; `place`: a connection string, or a directory."""
+    """`kind`: postgres, delta or iceberg; `place`: a connection string, or a directory."""
 
     kind: str
     place: str
@@ -34,12 +42,28 @@ class Target:
         stream = env.generate(lambda i: {"n": i}, count=count, rows_per_s=rows_per_s).uid("numbers").rebalance()
         if self.kind == "postgres":
             stream.write_postgres(self.place, "numbers").uid("out").name("out")
+        elif self.kind == "iceberg":
+            stream.write_iceberg("lake.numbers", catalog=self.catalog(), partition_by=["bucket(2, n)"]).uid("out").name(
+                "out"
+            )
         else:
             stream.write_delta(self.place).uid("out").name("out")
         return env
 
+    def catalog(self) -> dict[str, str]:
+        Path(self.place).mkdir(exist_ok=True)
+        uri, warehouse = f"sqlite:///{self.place}/catalog.db", f"file://{self.place}/warehouse"
+        return {"type": "sql", "uri": uri, "warehouse": warehouse}
+
+    def table(self) -> Table | None:
+        catalog = load_catalog("midstream", **self.catalog())
+        return catalog.load_table("lake.numbers") if catalog.table_exists("lake.numbers") else None
+
     def rows(self) -> list[int]:
         """Committed."""
+        if self.kind == "iceberg":
+            table = self.table()
+            return [] if table is None else sorted(to_list(table.scan().to_arrow()["n"]))
         if self.kind == "delta":
             return sorted(pl.read_delta(self.place)["n"].to_list()) if DeltaTable.is_deltatable(self.place) else []
         with psycopg.connect(self.place) as connection:
@@ -49,6 +73,11 @@ class Target:
 
     def pending(self) -> list[str]:
         """Staged, and not committed."""
+        if self.kind == "iceberg":
+            table = self.table()
+            assert table is not None
+            known = {Path(task.file.file_path).name for task in table.scan().plan_files()}
+            return sorted(path.name for path in Path(self.place).rglob("*.parquet") if path.name not in known)
         if self.kind == "delta":
             known = {Path(file).name for file in DeltaTable(self.place).file_uris()}
             return sorted(path.name for path in Path(self.place).glob("*.parquet") if path.name not in known)
@@ -72,11 +101,11 @@ def after_commit(kind: str, then: Callable[[int], None]) -> Callable[..., None]:
 
 def main(kind: str, place: str, checkpoints: str) -> None:
     def die(checkpoint_id: int) -> None:
-        if checkpoint_id >= 3:
+        if checkpoint_id >= 2:
             os._exit(9)
 
     COMMITTERS[kind].commit = after_commit(kind, die)
-    Target(kind, place).job(Path(checkpoints)).execute(slots=ProcessSlots())
+    Target(kind, place).job(Path(checkpoints), rows_per_s=5_000).execute(slots=ProcessSlots())
 
 
 if __name__ == "__main__":

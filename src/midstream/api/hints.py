@@ -30,7 +30,7 @@ OF_STREAMS: Final = {
     **dict.fromkeys(("toPandas", "to_pandas", "to_polars"), "collect(), whose frame() is what arrived"),
     **dict.fromkeys(("unique", "dropDuplicates", "dropDuplicatesWithinWatermark"), _UNIQUE),
     **dict.fromkeys(("unionAll", "unionByName", "union_all", "concat"), "union(other)"),
-    **dict.fromkeys(("add_sink", "sink_to", "writeStream", "write", "write_csv"), "sink(…), or write_parquet, write_jsonl, write_kafka, write_delta, write_postgres"),
+    **dict.fromkeys(("add_sink", "sink_to", "writeStream", "write", "write_csv"), "sink(…), or write_parquet, write_jsonl, write_kafka, write_delta, write_iceberg, write_postgres"),
     **dict.fromkeys(("window", "windowAll"), "key_by(…).window(…), or window_all(…)"),
     **dict.fromkeys(("shuffle", "repartition"), "rebalance()"),
     "dropna": "filter(pl.col('x').is_not_null())",

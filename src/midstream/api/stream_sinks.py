@@ -21,6 +21,7 @@ from midstream.engine.operators.sink_api import Sink
 from midstream.engine.operators.sink_operator import SinkOperator
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
     from pyspark.sql.datasource import DataSource
 
     from midstream.connectors.kafka.client import OptionValue
@@ -231,6 +232,48 @@ class Writable:
             filesystem=filesystem,
         )
         return self._end("delta", sink)
+
+    @located
+    def write_iceberg(
+        self,
+        table: str,
+        *,
+        catalog: str | Mapping[str, str] | Catalog,
+        partition_by: Sequence[str] = (),
+        append: bool = False,
+        roll_size: Size = "128 MiB",
+        filesystem: pyarrow.fs.FileSystem | None = None,
+    ) -> StreamSink:
+        """Write every row exactly once into an Iceberg table, one snapshot per checkpoint.
+
+        Needs `pip install 'midstream[iceberg]'` for the Python of the driver and of the slots.
+
+        `table`: its identifier in the catalog, such as "lake.orders". A missing table is created, with its namespace. A
+        new job refuses one that has rows, unless `append`.
+        `catalog`: the name of a catalog that pyiceberg is configured with, its properties (`{"type": "rest", "uri": …}`),
+        or a pyiceberg Catalog. Only the driver uses it.
+        `partition_by`: the partitioning of a table that is created: columns, `year(c)`, `month(c)`, `day(c)`, `hour(c)`,
+        `bucket(16, c)`, `truncate(4, c)`; an existing one keeps its own.
+        `append`: add to a table that has rows.
+        `roll_size`: a file is closed when it has about this size, and at every checkpoint.
+        `filesystem`: the pyarrow filesystem with which files are written, by default that of the table's location, with
+        the credentials that the catalog gives.
+
+        Returns a StreamSink. Raises ConfigError for invalid arguments; the table is checked when the job starts.
+
+            orders.write_iceberg("lake.orders", catalog="prod", partition_by=["day(at)"]).uid("orders-table")
+        """
+        from midstream.connectors.iceberg.iceberg_sink import IcebergSink
+
+        sink = IcebergSink(
+            table,
+            catalog=catalog,
+            partition_by=partition_by,
+            append=append,
+            roll_size=roll_size,
+            filesystem=filesystem,
+        )
+        return self._end("iceberg", sink)
 
     @located
     def write_kafka(

@@ -1,4 +1,4 @@
-"""Both ends of a job: sources and sinks for files, memory and Kafka; PostgreSQL and Delta tables as extras.
+"""Both ends of a job: sources and sinks for files, memory and Kafka; PostgreSQL, Delta and Iceberg tables as extras.
 
 The classes of the built-in sources and sinks are imported from here, when they are first used; most jobs use the methods
 of Environment and DataStream instead (`env.read_kafka`, `stream.write_kafka`).
@@ -7,7 +7,7 @@ Owns what a sink has prepared until it is committed, and nothing else. Packages 
 are used (`common.optional_packages`). May import the engine up to `operators`. Discovery, validation and commits run on the driver's I/O
 pool; readers and encoders on a slot's I/O pool; on the loop thread, a writer only appends to a queue.
 
-Folders by system: `files`, `memory`, `kafka`, `postgres`, `delta`; `lookup` (tables of `join_table`), `formats` (Avro, Protobuf) and `common` are for all.
+Folders by system: `files`, `memory`, `kafka`, `postgres`, `delta`, `iceberg`; `lookup` (tables of `join_table`), `formats` (Avro, Protobuf) and `common` are for all.
 """
 
 from importlib import import_module
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from midstream.connectors.delta.delta_sink import DeltaSink as DeltaSink
     from midstream.connectors.files.file_sink import FileSink as FileSink
     from midstream.connectors.files.file_source import FileSource as FileSource
+    from midstream.connectors.iceberg.iceberg_sink import IcebergSink as IcebergSink
     from midstream.connectors.kafka.kafka_sink import KafkaSink as KafkaSink
     from midstream.connectors.kafka.kafka_source import KafkaSource as KafkaSource
     from midstream.connectors.memory.collection_source import CollectionSource as CollectionSource
@@ -31,6 +32,7 @@ _MODULE_OF = {
     "FileSink": "files.file_sink",
     "FileSource": "files.file_source",
     "GeneratorSource": "memory.generator_source",
+    "IcebergSink": "iceberg.iceberg_sink",
     "KafkaSink": "kafka.kafka_sink",
     "KafkaSource": "kafka.kafka_source",
     "PostgresQuery": "postgres.postgres_query",

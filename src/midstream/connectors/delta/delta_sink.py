@@ -21,7 +21,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import xxhash
 
-from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
+from midstream.connectors.common.async_writer import AsyncWriter
 from midstream.connectors.common.filesystem import (
     below,
     delete_if_there,
@@ -43,6 +42,7 @@ from midstream.connectors.common.filesystem import (
     resolve,
 )
 from midstream.connectors.common.optional_packages import require
+from midstream.connectors.common.table_columns import fitted, nullable
 from midstream.connectors.delta.delta_tables import (
     FOLDER_BYTES_MAX,
     check_features,
@@ -51,16 +51,15 @@ from midstream.connectors.delta.delta_tables import (
     delta_schema,
     first_beyond_years,
     first_too_long,
-    fitted,
-    nan_columns,
     parquet_schema,
     partition_folder,
     partition_text,
     schema_of,
     statistics,
 )
-from midstream.connectors.files.rolling_files import OpenFile, RollingFiles, explained, roll_bytes_of
-from midstream.engine.core.batches import conform, first_null, from_polars, to_polars
+from midstream.connectors.files.partitioned_files import Partition, PartitionedPart
+from midstream.connectors.files.rolling_files import OpenFile, explained, roll_bytes_of
+from midstream.engine.core.batches import from_polars, to_polars
 from midstream.engine.core.config import Size
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.core.python_values import shown
@@ -83,10 +82,6 @@ _NAME: Final = re.compile(r"part-\d+-\d+-\d+-[0-9a-f]{16}\.parquet")
 _SUPERSEDED: Final = 2**62
 _TRIES_MAX: Final = 5
 """The number of attempts when other writers' transactions intervene; those that only add files do not count."""
-_HELD_BYTES: Final = 64 * 2**20
-"""The memory for rows of one subtask, over all partitions."""
-_OPEN_MAX: Final = 32
-"""The number of files of one subtask, one per partition, that stay open when memory is short."""
 
 
 class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
@@ -182,7 +177,7 @@ class DeltaSink(Sink):
                 f"({', '.join(self.partition_by)}); leave partition_by out, or name another table"
             )
         there = schema_of(table)
-        self._schema = fitted(schema, there, self._where)
+        self._schema = fitted(schema, made, there, self._where)
         self._described = pa.schema([field for field in there if field.name not in partition_by])
         check_partitioning(partition_by, self._schema, self._where)
         self.partition_by = partition_by
@@ -368,37 +363,27 @@ def _checkpoint_of(mark: int) -> int:
     return mark - _SUPERSEDED if mark >= _SUPERSEDED else mark
 
 
-class _TablePart(AsyncPart):
+class _TablePart(PartitionedPart):
     def __init__(
         self, sink: DeltaSink, context: WriterContext, schema: pa.Schema, next_name: Callable[[], str]
     ) -> None:
-        super().__init__()
+        super().__init__(schema, sink.roll_bytes, f"operator {context.name!r}: {sink._where}")
         self._sink = sink
         self._context = context
-        self._schema = schema
-        self._where = f"operator {context.name!r}: {sink._where}"
         self._next_name = next_name
-        self._kept = pa.schema([field for field in schema if field.name not in sink.partition_by])
-        self._partitions: dict[tuple[object, ...], RollingFiles] = {}
-        self._ended: list[tuple[tuple[object, ...], OpenFile]] = []
-        self._rows = 0
-        self._unbounded: set[str] = set()
-        """Columns with NaN."""
+        self._kept = nullable(pa.schema([field for field in schema if field.name not in sink.partition_by]))
 
-    def _write(self, batch: pa.RecordBatch) -> None:
-        batch = _checked(conform(batch, _nullable(self._schema), self._where), self._schema, self._where)
-        self._unbounded |= nan_columns(batch)
+    def _parts(self, batch: pa.RecordBatch) -> list[tuple[Partition, pa.RecordBatch]]:
+        """Group rows by the values of the partition columns, and drop these columns."""
         self._check_years(batch)
-        with explained(f"{self._where}: cannot write"):
-            for values, rows in self._parts(batch):
-                if values not in self._partitions:
-                    self._check_length(values, batch)
-                    folder = partition_folder(self._partition(values))
-                    self._partitions[values] = RollingFiles(partial(self._new_file, folder), self._sink.roll_bytes)
-                self._partitions[values].write(rows)
-            if sum(files.held_bytes for files in self._partitions.values()) >= _HELD_BYTES:
-                self._flush()
-        self._rows += batch.num_rows
+        names = list(self._sink.partition_by)
+        if not names:
+            return [((), batch)]
+        frames = to_polars(batch).partition_by(names, maintain_order=True, include_key=False, as_dict=True)
+        for values in frames:
+            if values not in self._partitions:
+                self._check_length(values, batch)
+        return [(values, from_polars(frame, self._kept, self._where)) for values, frame in frames.items()]
 
     def _check_years(self, batch: pa.RecordBatch) -> None:
         for name in self._sink.partition_by:
@@ -411,7 +396,7 @@ class _TablePart(AsyncPart):
                     "have only years 1 to 9999; filter such rows out, or partition by something else"
                 )
 
-    def _check_length(self, values: tuple[object, ...], batch: pa.RecordBatch) -> None:
+    def _check_length(self, values: Partition, batch: pa.RecordBatch) -> None:
         name = first_too_long(self._partition(values))
         if name is not None:
             value = values[self._sink.partition_by.index(name)]
@@ -421,40 +406,19 @@ class _TablePart(AsyncPart):
                 f"which would need a folder name of more than {FOLDER_BYTES_MAX} bytes; partition by something shorter"
             )
 
-    def _parts(self, batch: pa.RecordBatch) -> list[tuple[tuple[object, ...], pa.RecordBatch]]:
-        """Group rows by the values of the partition columns, and drop these columns."""
-        names = list(self._sink.partition_by)
-        if not names:
-            return [((), batch)]
-        frames = to_polars(batch).partition_by(names, maintain_order=True, include_key=False, as_dict=True)
-        return [(values, from_polars(frame, _nullable(self._kept), self._where)) for values, frame in frames.items()]
-
-    def _flush(self) -> None:
-        for files in self._partitions.values():
-            files.flush()
-        if len(self._partitions) > _OPEN_MAX:
-            self._end_all()
-
-    def _end_all(self) -> None:
-        for values, files in self._partitions.items():
-            self._ended += [(values, file) for file in files.end()]
-        self._partitions.clear()
-
-    def _partition(self, values: tuple[object, ...]) -> dict[str, str | None]:
+    def _partition(self, values: Partition) -> dict[str, str | None]:
         return dict(zip(self._sink.partition_by, map(partition_text, values), strict=True))
 
-    def _new_file(self, folder: str) -> OpenFile:
-        sink, name = self._sink, f"{folder}{self._next_name()}"
-        return OpenFile(sink.filesystem, sink.directory, name, "parquet", _nullable(self._kept))
+    def _new_file(self, values: Partition) -> OpenFile:
+        sink, name = self._sink, f"{partition_folder(self._partition(values))}{self._next_name()}"
+        return OpenFile(sink.filesystem, sink.directory, name, "parquet", self._kept)
 
-    def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
-        with explained(f"{self._where}: cannot write"):
-            self._end_all()
-            for folder in {above for _, file in self._ended for above in _folders_above(file.name)}:
-                make_durable(self._sink.filesystem, f"{self._sink.directory}/{folder}")
-            return [msgspec.msgpack.encode(self._committable(values, file)) for values, file in self._ended]
+    def _committables(self, ended: Sequence[tuple[Partition, OpenFile]], checkpoint_id: int) -> list[bytes]:
+        for folder in {above for _, file in ended for above in _folders_above(file.name)}:
+            make_durable(self._sink.filesystem, f"{self._sink.directory}/{folder}")
+        return [msgspec.msgpack.encode(self._committable(values, file)) for values, file in ended]
 
-    def _committable(self, values: tuple[object, ...], file: OpenFile) -> WrittenFile:
+    def _committable(self, values: Partition, file: OpenFile) -> WrittenFile:
         context, sink = self._context, self._sink
         assert sink._described is not None, "set together with the schema, without which there is no writer"
         described = statistics(sink.filesystem, f"{sink.directory}/{file.name}", sink._described, self._unbounded)
@@ -468,12 +432,6 @@ class _TablePart(AsyncPart):
             described,
             sink.location,
         )
-
-    def _discard(self) -> None:
-        for files in self._partitions.values():
-            files.discard()
-        for _, file in self._ended:
-            file.discard()
 
 
 class _DeltaCommitter(Committer):
@@ -624,15 +582,3 @@ def _folders_above(name: str) -> Iterator[str]:
     """Yield the folders above a file: for `a/b/c.parquet`, `a` and the table's own, ""; `OpenFile` syncs `a/b`."""
     pieces = name.split("/")[:-1]
     return ("/".join(pieces[:n]) for n in range(len(pieces)))
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(field.name, field.type) for field in schema])
-
-
-def _checked(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """Return `batch`. Raises SchemaError if a column that must have values has a null."""
-    for field, column in zip(schema, batch.columns, strict=True):
-        if not field.nullable and first_null(column) is not None:
-            raise SchemaError(f"{where}: column {field.name!r} must have a value, but it is null in a row")
-    return batch

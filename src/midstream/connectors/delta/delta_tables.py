@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from math import isinf
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet
 
+from midstream.connectors.common.table_columns import has_not_null, stored_leaf, stored_schema, stored_type
 from midstream.engine.core.arrow_types import outside_of_years
 from midstream.engine.core.batches import canonical_type
 from midstream.engine.core.errors import ConfigError, SchemaError
@@ -38,76 +39,17 @@ _STATS_TEXT_MAX: Final = 32
 _LAST_CHARACTER: Final = "\U0010ffff"
 FOLDER_BYTES_MAX: Final = 255
 """The limit on the length of a name in a path on nearly all filesystems."""
-_SIGNED: Final[dict[pa.DataType, pa.DataType]] = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-}
 _PARTITIONING: Final = "text, integers, booleans and dates"
 
 
 def delta_type(kind: pa.DataType) -> pa.DataType | None:
     """Return the canonical Arrow type in which Delta stores `kind`; None if it cannot."""
-    types = pa.types
-    if kind in _SIGNED:
-        return _SIGNED[kind]
-    if types.is_float16(kind):
-        return pa.float32()
-    if types.is_timestamp(kind):
-        return pa.timestamp("us", None if kind.tz is None else "UTC")
-    if types.is_date(kind):
-        return pa.date32()
-    if types.is_large_string(kind) or types.is_string(kind):
-        return pa.large_string()
-    if types.is_large_binary(kind) or types.is_binary(kind) or types.is_fixed_size_binary(kind):
-        return pa.large_binary()
-    if types.is_decimal(kind):
-        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= 38 and kind.scale >= 0 else None
-    if types.is_large_list(kind) or types.is_list(kind):
-        inner = delta_type(kind.value_type)
-        return None if inner is None else pa.large_list(inner)
-    if types.is_struct(kind):
-        fields = []
-        for field in kind:
-            inner = delta_type(field.type)
-            if inner is None:
-                return None
-            fields.append(pa.field(field.name, inner))
-        return pa.struct(fields) if fields else None
-    return kind if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) else None
+    return stored_type(kind, stored_leaf)
 
 
 def delta_schema(schema: pa.Schema, where: str) -> pa.Schema:
     """Return the schema of a table for this stream. Raises SchemaError naming the first column that Delta cannot hold."""
-    fields = []
-    for field in schema:
-        kind = delta_type(field.type)
-        if kind is None:
-            raise SchemaError(
-                f"{where}: column {field.name!r} is {field.type}, which Delta cannot hold; cast it, or leave it out"
-            )
-        fields.append(pa.field(field.name, kind))
-    _check_names(fields, where)
-    return pa.schema(fields)
-
-
-def _check_names(fields: Iterable[pa.Field[Any]], where: str, inside: str = "") -> None:
-    """Raise SchemaError for two columns, or fields of a struct, that Delta takes for the same."""
-    seen: dict[str, str] = {}
-    for field in fields:
-        same, name = seen.get(field.name.lower()), f"{inside}{field.name}"
-        if same is not None:
-            raise SchemaError(
-                f"{where}: columns {same!r} and {name!r} are the same to Delta, which ignores upper and lower case; "
-                "rename one of them, or leave it out with select()"
-            )
-        seen[field.name.lower()] = name
-        kind = field.type
-        while pa.types.is_large_list(kind):
-            kind = kind.value_type
-        if pa.types.is_struct(kind):
-            _check_names(kind, where, f"{name}.")
+    return stored_schema(schema, delta_type, "Delta", where)
 
 
 def schema_of(table: DeltaTable) -> pa.Schema:
@@ -119,52 +61,15 @@ def schema_of(table: DeltaTable) -> pa.Schema:
     found = pa.schema(table.schema().to_arrow())  # type: ignore[arg-type]  # its stub knows no other library's schema
     fields = []
     for field in found:
-        kind = field.type if _has_not_null(field.type) else canonical_type(field.type)
+        kind = field.type if has_not_null(field.type) else canonical_type(field.type)
         fields.append(pa.field(field.name, kind, field.nullable))
     return pa.schema(fields)
-
-
-def _has_not_null(kind: pa.DataType) -> bool:
-    """Whether a field within a nested type must have a value."""
-    inner = [kind.field(i) for i in range(kind.num_fields)]
-    return any(not field.nullable or _has_not_null(field.type) for field in inner)
 
 
 def parquet_schema(filesystem: pyarrow.fs.FileSystem, path: str) -> pa.Schema:
     """Return the schema of a file in canonical types. Nulls were checked when it was written."""
     found = pyarrow.parquet.read_schema(path, filesystem=filesystem)
     return pa.schema([pa.field(field.name, canonical_type(field.type), nullable=False) for field in found])
-
-
-def fitted(stream: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
-    """Return the stream's columns in the table's types. Raises SchemaError for the first that does not fit."""
-    wanted = delta_schema(stream, where)
-    fields = []
-    for field in wanted:
-        index = table.get_field_index(field.name)
-        if index < 0:
-            raise SchemaError(
-                f"{where}: the table has no column {field.name!r}; it has {', '.join(table.names)}. "
-                "Add it there, or leave it out with select()"
-            )
-        there = table.field(index)
-        if _has_not_null(there.type):
-            raise SchemaError(
-                f"{where}: column {field.name!r} is {there.type} in the table, and this sink does not check for nulls "
-                "inside of a column; make its fields nullable there, or leave it out with select()"
-            )
-        if not _fits(field.type, there.type):
-            raise SchemaError(
-                f"{where}: column {field.name!r} is {stream.field(field.name).type} in the stream and {there.type} "
-                "in the table; cast it"
-            )
-        fields.append(there)
-    for there in table:
-        if not there.nullable and there.name not in stream.names:
-            raise SchemaError(
-                f"{where}: column {there.name!r} of the table must have a value, but the stream does not have the column"
-            )
-    return pa.schema(fields)
 
 
 def check_unchanged(files: pa.Schema, table: pa.Schema, where: str) -> None:
@@ -183,13 +88,6 @@ def check_unchanged(files: pa.Schema, table: pa.Schema, where: str) -> None:
             raise SchemaError(
                 f"{where}: column {there.name!r} of the table must have a value now, and files written for it have none"
             )
-
-
-def _fits(kind: pa.DataType, there: pa.DataType) -> bool:
-    """Whether values of `kind` can be cast to `there`; integers that are too large fail when they arrive."""
-    if pa.types.is_integer(kind) and pa.types.is_integer(there):
-        return True
-    return bool(kind == there or (pa.types.is_floating(kind) and there == pa.float64()))
 
 
 def check_partitioning(columns: Sequence[str], schema: pa.Schema, where: str) -> None:
@@ -273,12 +171,6 @@ def partition_folder(partition: Mapping[str, str | None]) -> str:
         for name, value in partition.items()
     ]
     return "".join(pieces)
-
-
-def nan_columns(batch: pa.RecordBatch) -> set[str]:
-    """Return the columns with a NaN, which Parquet's least and greatest values ignore."""
-    floats = [field.name for field in batch.schema if pa.types.is_floating(field.type)]
-    return {name for name in floats if pc.any(pc.is_nan(batch.column(name))).as_py()}
 
 
 def statistics(filesystem: pyarrow.fs.FileSystem, path: str, schema: pa.Schema, unbounded: Collection[str]) -> str:

@@ -1,0 +1,1 @@
+"""Iceberg tables; the extra `midstream[iceberg]`. Begin with `iceberg_sink`."""

@@ -1,0 +1,310 @@
+"""A table in an Iceberg catalog, as its sink sees it: which checkpoints it has, and what would be added or removed.
+
+For the driver only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+
+from midstream.connectors.common.filesystem import below
+from midstream.connectors.files.rolling_files import explained
+from midstream.connectors.iceberg.iceberg_commits import catalog_errors, entries_of
+from midstream.connectors.iceberg.iceberg_tables import ColumnMetrics, decoded_partition, new_schema, new_spec
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
+from midstream.engine.operators.sink_api import CommittedOutput
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+# Keys in the summary of a snapshot.
+JOB: Final = "midstream.job"
+SINK: Final = "midstream.sink"
+CHECKPOINT: Final = "midstream.checkpoint"
+PREVIOUS: Final = "midstream.previous-checkpoint"
+"""The checkpoint before, of the same job and sink; 0 if there is none. Only snapshots that add files have it."""
+ROLLED_BACK: Final = "midstream.rolled-back-to"
+
+_MARK: Final = re.compile(r"(\d+)( superseded)?")
+
+
+class IcebergFile(msgspec.Struct, frozen=True, array_like=True):
+    """A committable. `name` is relative to `directory`, the location of the table's data."""
+
+    job_id: str
+    uid: str
+    table: tuple[str, ...]
+    table_uuid: str
+    directory: str
+    name: str
+    size: int
+    rows: int
+    spec_id: int
+    partition: list[bytes | None]
+    metrics: ColumnMetrics
+
+
+class Mark(NamedTuple):
+    """The newest checkpoint of a job and sink in a table."""
+
+    checkpoint: int
+    is_superseded: bool
+    """Whether another job has resumed from it, so that this one can commit nothing more."""
+
+    def text(self) -> str:
+        return f"{self.checkpoint} superseded" if self.is_superseded else str(self.checkpoint)
+
+
+class CatalogTable:
+    """A table by its identifier. It is loaded anew by each call, since others change it.
+
+    `filesystem`: the one that files are written with, if it is not that of the table's location.
+    """
+
+    def __init__(
+        self,
+        catalog: str | Mapping[str, str] | Catalog,
+        identifier: tuple[str, ...],
+        filesystem: pyarrow.fs.FileSystem | None,
+    ) -> None:
+        self.identifier = identifier
+        self.where = f"IcebergSink on {'.'.join(identifier)}"
+        self._catalog = catalog
+        self._filesystem = filesystem
+
+    def opened(self) -> Table:
+        """Raises ConfigError if there is no such table, StorageError if the catalog does not answer."""
+        catalog = self._connected()
+        with catalog_errors(f"{self.where}: cannot be opened"):
+            return catalog.load_table(self.identifier)
+
+    def opened_or_made(self, columns: pa.Schema, partition_by: Sequence[str]) -> Table:
+        """Return the table, which is made with these columns if it does not exist, with its namespace."""
+        from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError, TableAlreadyExistsError
+
+        catalog = self._connected()
+        with catalog_errors(f"{self.where}: cannot be opened or made"):
+            with suppress(NoSuchTableError):
+                return catalog.load_table(self.identifier)
+            schema = new_schema(columns)
+            spec = new_spec(partition_by, schema, self.where)
+            with suppress(NamespaceAlreadyExistsError):
+                catalog.create_namespace(self.identifier[:-1])
+            with suppress(TableAlreadyExistsError):  # another job that starts now was first
+                return catalog.create_table(self.identifier, schema=schema, partition_spec=spec)
+            return catalog.load_table(self.identifier)
+
+    def at(self, identifier: tuple[str, ...], uuid: str) -> CatalogTable:
+        """Return the table with this UUID: this one, which may have been renamed since, or another one of the catalog.
+
+        Raises ConfigError if there is no such table.
+        """
+        if str(self.opened().metadata.table_uuid) == uuid:
+            return self
+        found = CatalogTable(self._connected(), identifier, self._filesystem)
+        if str(found.opened().metadata.table_uuid) != uuid:
+            raise ConfigError(
+                f"{found.where}: the table was dropped and made again since rows were written for it; they can be "
+                "committed only to the table that they were written for"
+            )
+        return found
+
+    def data_directory(self, table: Table) -> tuple[pyarrow.fs.FileSystem, str]:
+        """Return where the table's data is: the filesystem, and the path in it."""
+        from pyiceberg.io.pyarrow import PyArrowFileIO
+
+        io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
+        scheme, host, path = io.parse_location(data_location(table), io.properties)
+        if self._filesystem is not None:
+            return self._filesystem, path
+        with catalog_errors(f"{self.where}: {table.location()} cannot be written to"):
+            return io.fs_by_scheme(scheme, host), path
+
+    def paths(self, table: Table, files: Sequence[IcebergFile], where: str) -> list[str]:
+        """Return the paths of files. Raises StorageError for one outside of the table's data."""
+        filesystem, directory = self.data_directory(table)
+        allowed = data_location(table)
+        for file in files:
+            if file.directory != allowed:
+                raise StorageError(
+                    f"{where}: the data of the table is in {allowed}, and {file.name} was written to {file.directory}; set "
+                    "the table's property write.data.path back until it is committed"
+                )
+        return [below(filesystem, directory, file.name) for file in files]
+
+    def data_files(self, table: Table, files: Sequence[IcebergFile], where: str) -> list[DataFile]:
+        """Return what a manifest has of these files. Raises StorageError if one does not exist, SchemaError if the table
+        now requires values that it does not have.
+        """
+        paths = self.paths(table, files, where)
+        filesystem, _ = self.data_directory(table)
+        with explained(where):
+            infos = filesystem.get_file_info(paths)
+        metadata = table.metadata
+        found = []
+        for file, info in zip(files, infos, strict=True):
+            if info.type != pyarrow.fs.FileType.File:
+                raise StorageError(
+                    f"{where}: {info.path} with {file.rows} rows is missing; only a job may delete it before it is "
+                    "committed: restore the file, or start from another checkpoint"
+                )
+            _check_required(metadata.schema(), file, where)
+            values = _partition_values(metadata.specs().get(file.spec_id), metadata.schema(), file.partition)
+            if values is None:
+                raise StorageError(
+                    f"{where}: {info.path} has a partition that the table does not have; the checkpoint is corrupt or forged"
+                )
+            found.append(_data_file(file, values))
+        return found
+
+    def marks(self, table: Table, output: CommittedOutput) -> dict[str, Mark]:
+        """Return the mark of each application of `output` that has committed something, or has been superseded."""
+        found = {app: self.mark(table, app) for app in applications(output)}
+        return {app: mark for app, mark in found.items() if mark is not None}
+
+    def mark(self, table: Table, app: str) -> Mark | None:
+        text = table.metadata.properties.get(app)
+        if text is None:
+            return None
+        found = _MARK.fullmatch(text)
+        if found is None:
+            raise StorageError(
+                f"{self.where}: the table's property {app!r} is {text!r}, which no Iceberg sink writes; set it to the "
+                "number of the newest checkpoint that the job has committed"
+            )
+        return Mark(int(found[1]), found[2] is not None)
+
+    def newer_snapshots(
+        self, table: Table, output: CommittedOutput, after: int
+    ) -> tuple[frozenset[int], dict[str, Mark]]:
+        """Return the ids of the snapshots with files of newer checkpoints, and the marks that the applications get when
+        they are removed.
+
+        Raises ConfigError if such snapshots have expired, or if others have rewritten their files.
+        """
+        snapshots = {}
+        for snapshot in table.metadata.snapshots:
+            summary = _summary_of(snapshot)
+            if PREVIOUS in summary:
+                snapshots[application(summary[JOB], summary[SINK]), int(summary[CHECKPOINT])] = snapshot
+        newer, ended = {}, {}
+        marks = self.marks(table, output)
+        for app in applications(output):  # also one that has committed nothing: its first commit may be in progress
+            checkpoint = marks[app].checkpoint if app in marks else 0
+            while checkpoint > after:
+                found = snapshots.get((app, checkpoint))
+                if found is None:
+                    raise ConfigError(
+                        f"{self.where}: the table's history no longer goes back to checkpoint {after}: the snapshot of "
+                        f"checkpoint {checkpoint} has expired"
+                    )
+                newer[found.snapshot_id] = found
+                checkpoint = int(_summary_of(found)[PREVIOUS])
+            ended[app] = Mark(checkpoint, is_superseded=True)
+        if newer:
+            self._check_live(table, newer, after)
+        return frozenset(newer), ended
+
+    def _check_live(self, table: Table, newer: Mapping[int, Snapshot], after: int) -> None:
+        with catalog_errors(f"{self.where}: its files cannot be listed"):
+            live = Counter(entry.snapshot_id for entry in entries_of(table))
+        for snapshot_id, snapshot in newer.items():
+            added = int(_summary_of(snapshot)["added-data-files"])
+            if live[snapshot_id] != added:
+                raise ConfigError(
+                    f"{self.where}: other writers have rewritten or removed files of snapshot {snapshot_id}, which is "
+                    f"newer than checkpoint {after} (it added {added}, and {live[snapshot_id]} are still there); "
+                    "only files that are as they were written can be rolled back"
+                )
+
+    def _connected(self) -> Catalog:
+        from pyiceberg.catalog import Catalog, load_catalog
+
+        if not isinstance(self._catalog, Catalog):
+            with catalog_errors(f"{self.where}: the catalog cannot be opened"):
+                if isinstance(self._catalog, str):
+                    self._catalog = load_catalog(self._catalog)
+                else:
+                    self._catalog = load_catalog("midstream", **self._catalog)
+        return self._catalog
+
+
+def data_location(table: Table) -> str:
+    """Return the URL of the directory with the table's data files."""
+    found = table.metadata.properties.get("write.data.path") or f"{table.location().rstrip('/')}/data"
+    return found.rstrip("/")
+
+
+def has_files(table: Table) -> bool:
+    return next(entries_of(table), None) is not None
+
+
+def applications(output: CommittedOutput) -> list[str]:
+    return [application(job, output.uid) for job in sorted(output.jobs)]
+
+
+def application(job_id: str, uid: str) -> str:
+    """Return the property of a table that has the mark of this job and sink."""
+    return f"midstream/{job_id}/{uid}"
+
+
+def _summary_of(snapshot: Snapshot) -> Mapping[str, str]:
+    return {} if snapshot.summary is None else snapshot.summary.additional_properties
+
+
+def _check_required(schema: Schema, file: IcebergFile, where: str) -> None:
+    """Raise SchemaError if the table now requires values that a file does not have."""
+    for field in schema.fields:
+        is_there = field.field_id in file.metrics.sizes or not field.field_type.is_primitive
+        if field.required and (file.metrics.nulls.get(field.field_id) or not is_there):
+            raise SchemaError(
+                f"{where}: column {field.name!r} of the table must have a value now, and files written for it have none "
+                "in a row; change it back until they are committed"
+            )
+
+
+def _partition_values(spec: PartitionSpec | None, schema: Schema, values: Sequence[bytes | None]) -> list[Any] | None:
+    try:
+        return None if spec is None else decoded_partition(spec, schema, values)
+    except ValueError:
+        return None
+
+
+def _data_file(file: IcebergFile, partition: Sequence[Any]) -> DataFile:
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.typedef import Record
+
+    metrics = file.metrics
+    found = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=f"{file.directory}/{file.name}",
+        file_format=FileFormat.PARQUET,
+        partition=Record(*partition),
+        record_count=file.rows,
+        file_size_in_bytes=file.size,
+        column_sizes=metrics.sizes,
+        value_counts=metrics.values,
+        null_value_counts=metrics.nulls,
+        nan_value_counts={},
+        lower_bounds=metrics.lower,
+        upper_bounds=metrics.upper,
+        key_metadata=None,
+        split_offsets=metrics.offsets,
+        equality_ids=None,
+        sort_order_id=None,
+    )
+    found.spec_id = file.spec_id
+    return found

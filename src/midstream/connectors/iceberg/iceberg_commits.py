@@ -1,0 +1,294 @@
+"""Snapshots of an Iceberg table that add or remove data files: each is one commit of the catalog, tried once.
+
+A commit requires that the table's newest snapshot is the one that it was made for, and every commit of this module makes
+a snapshot, with an id of its own. So of two commits that were made for one snapshot only one succeeds, even if the table
+has been set back in between. pyiceberg's transactions repeat a commit that lost such a race, without looking at what the
+other one did; therefore this module does not use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import pyarrow.fs
+
+from midstream.connectors.common.filesystem import make_durable
+from midstream.engine.core.errors import ConfigError, MidstreamError, StorageError
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Operation, Snapshot
+
+SMALL_MANIFESTS_MAX: Final = 100
+"""So many small manifests become one: a reader opens them all, and each commit adds one."""
+_SMALL_BYTES: Final = 8 * 2**20
+
+
+class LostRaceError(Exception):
+    """Another commit came first. The table is as that one left it."""
+
+
+class CommitUnknownError(Exception):
+    """The catalog did not say whether the commit succeeded. It may still succeed, unless another one comes first."""
+
+
+@contextmanager
+def catalog_errors(where: str) -> Iterator[None]:
+    """Turn what a catalog raises into StorageError; a table that does not exist into ConfigError."""
+    from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NoSuchTableError
+
+    try:
+        yield
+    except (MidstreamError, LostRaceError, CommitUnknownError):
+        raise
+    except CommitFailedException as error:
+        raise LostRaceError(str(error)) from error
+    except CommitStateUnknownException as error:
+        raise CommitUnknownError(str(error)) from error
+    except NoSuchTableError as error:
+        raise ConfigError(f"{where}: the table does not exist in the catalog") from error
+    except Exception as error:  # each catalog raises the errors of its own client library
+        raise StorageError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+class SnapshotCommit:
+    """A snapshot that is being made for a table as it was loaded."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._metadata = table.metadata
+        self._id = table.metadata.new_snapshot_id()
+        self._commit_id = uuid4()
+        self._numbers = count()
+        self._written: list[str] = []
+
+    def append(self, files: Sequence[DataFile], properties: Mapping[str, str], summary: Mapping[str, str]) -> None:
+        """Add data files, perhaps none, and set properties of the table.
+
+        Raises LostRaceError, CommitUnknownError, or what the catalog raises.
+        """
+        from pyiceberg.table.snapshots import Operation
+
+        specs = sorted({file.spec_id for file in files})
+        added = [self._added([file for file in files if file.spec_id == spec_id]) for spec_id in specs]
+        self._commit(Operation.APPEND, [*added, *self._merged(self._live())], files, (), properties, summary)
+
+    def remove(
+        self, is_removed: Callable[[ManifestEntry], bool], properties: Mapping[str, str], summary: Mapping[str, str]
+    ) -> None:
+        """Remove data files, and set properties of the table. Raises as `append` does."""
+        from pyiceberg.table.snapshots import Operation
+
+        manifests, removed = [], []
+        for manifest in self._live():
+            entries = data_entries(self._table, manifest)
+            gone = [entry for entry in entries if is_removed(entry)]
+            if gone:
+                removed += [entry.data_file for entry in gone]
+                manifests.append(self._rewritten(manifest.partition_spec_id, entries, gone))
+            else:
+                manifests.append(manifest)
+        self._commit(Operation.OVERWRITE, manifests, (), removed, properties, summary)
+
+    def _live(self) -> list[ManifestFile]:
+        """Return the manifests of the newest snapshot that list files it has."""
+        newest = self._metadata.current_snapshot()
+        found = [] if newest is None else newest.manifests(self._table.io)
+        return [manifest for manifest in found if manifest.has_added_files() or manifest.has_existing_files()]
+
+    def _added(self, files: Sequence[DataFile]) -> ManifestFile:
+        from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus
+
+        return self._manifest(
+            files[0].spec_id,
+            [
+                ManifestEntry.from_args(
+                    status=ManifestEntryStatus.ADDED,
+                    snapshot_id=self._id,
+                    sequence_number=None,
+                    file_sequence_number=None,
+                    data_file=file,
+                )
+                for file in files
+            ],
+        )
+
+    def _rewritten(
+        self, spec_id: int, entries: Sequence[ManifestEntry], gone: Sequence[ManifestEntry] = ()
+    ) -> ManifestFile:
+        from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus
+
+        removed = {id(entry) for entry in gone}
+        return self._manifest(
+            spec_id,
+            [
+                ManifestEntry.from_args(
+                    status=ManifestEntryStatus.DELETED if id(entry) in removed else ManifestEntryStatus.EXISTING,
+                    snapshot_id=self._id if id(entry) in removed else entry.snapshot_id,
+                    sequence_number=entry.sequence_number,
+                    file_sequence_number=entry.file_sequence_number,
+                    data_file=entry.data_file,
+                )
+                for entry in entries
+            ],
+        )
+
+    def _merged(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
+        """Merge small manifests of data files, once there are many of one partitioning."""
+        from pyiceberg.manifest import ManifestContent
+
+        small: dict[int, list[ManifestFile]] = {}
+        others = []
+        for manifest in manifests:
+            if manifest.content == ManifestContent.DATA and manifest.manifest_length < _SMALL_BYTES:
+                small.setdefault(manifest.partition_spec_id, []).append(manifest)
+            else:
+                others.append(manifest)
+        for spec_id, each in small.items():
+            if len(each) < SMALL_MANIFESTS_MAX:
+                others += each
+            else:
+                entries = [entry for manifest in each for entry in data_entries(self._table, manifest)]
+                others.append(self._rewritten(spec_id, entries))
+        return others
+
+    def _manifest(self, spec_id: int, entries: Sequence[ManifestEntry]) -> ManifestFile:
+        from pyiceberg.manifest import write_manifest
+
+        path = self._new_path(f"{self._commit_id}-m{next(self._numbers)}.avro")
+        with write_manifest(
+            format_version=self._metadata.format_version,
+            spec=self._metadata.specs()[spec_id],
+            schema=self._metadata.schema(),
+            output_file=self._table.io.new_output(path),
+            snapshot_id=self._id,
+            avro_compression="deflate",
+        ) as writer:
+            for entry in entries:
+                writer.add_entry(entry)
+        return writer.to_manifest_file()
+
+    def _new_path(self, name: str) -> str:
+        path = self._table.location_provider().new_metadata_location(name)
+        self._written.append(path)
+        return path
+
+    def _commit(
+        self,
+        operation: Operation,
+        manifests: Sequence[ManifestFile],
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile],
+        properties: Mapping[str, str],
+        summary: Mapping[str, str],
+    ) -> None:
+        from pyiceberg.manifest import write_manifest_list
+        from pyiceberg.table.snapshots import Snapshot
+
+        metadata, parent = self._metadata, self._metadata.current_snapshot()
+        parent_id = None if parent is None else parent.snapshot_id
+        number = metadata.next_sequence_number()
+        path = self._new_path(f"snap-{self._id}-0-{self._commit_id}.avro")
+        with write_manifest_list(
+            format_version=metadata.format_version,
+            output_file=self._table.io.new_output(path),
+            snapshot_id=self._id,
+            parent_snapshot_id=parent_id,
+            sequence_number=number,
+            avro_compression="deflate",
+        ) as writer:
+            writer.add_manifests(list(manifests))
+        for each in self._written:
+            _make_durable(each)
+        snapshot = Snapshot.model_validate(
+            {
+                "snapshot-id": self._id,
+                "parent-snapshot-id": parent_id,
+                "sequence-number": number,
+                "manifest-list": path,
+                "summary": self._summary(operation, added, removed, summary, parent),
+                "schema-id": metadata.current_schema_id,
+            }
+        )
+        self._replace_newest(parent_id, snapshot, properties)
+
+    def _replace_newest(self, parent_id: int | None, snapshot: Snapshot, properties: Mapping[str, str]) -> None:
+        """Commit, if `parent_id` is still the newest snapshot."""
+        from pyiceberg.exceptions import CommitFailedException
+        from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+        from pyiceberg.table.update import (
+            AddSnapshotUpdate,
+            AssertRefSnapshotId,
+            AssertTableUUID,
+            SetPropertiesUpdate,
+            SetSnapshotRefUpdate,
+        )
+
+        head = {"ref-name": MAIN_BRANCH, "snapshot-id": self._id, "type": SnapshotRefType.BRANCH}
+        updates = (
+            AddSnapshotUpdate(snapshot=snapshot),
+            SetSnapshotRefUpdate.model_validate(head),
+            SetPropertiesUpdate(updates=dict(properties)),
+        )
+        required = (
+            AssertTableUUID(uuid=self._metadata.table_uuid),
+            AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": parent_id}),
+        )
+        try:
+            done = self._table.catalog.commit_table(self._table, required, updates)
+        except CommitFailedException:  # any other error leaves open whether these files belong to the table
+            for each in self._written:
+                with suppress(OSError):
+                    self._table.io.delete(each)
+            raise
+        _make_durable(done.metadata_location)
+
+    def _summary(
+        self,
+        operation: Operation,
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile],
+        summary: Mapping[str, str],
+        parent: Snapshot | None,
+    ) -> Any:
+        from pyiceberg.table.snapshots import SnapshotSummaryCollector, Summary, update_snapshot_summaries
+
+        metadata, collector = self._metadata, SnapshotSummaryCollector()
+        schema, specs = metadata.schema(), metadata.specs()
+        for file in added:
+            collector.add_file(file, schema, specs[file.spec_id])
+        for file in removed:
+            collector.remove_file(file, schema, specs[file.spec_id])
+        before = None if parent is None else parent.summary
+        return update_snapshot_summaries(Summary(operation=operation, **collector.build(), **summary), before)
+
+
+def _make_durable(location: str) -> None:
+    """Sync a local file to disk, which pyiceberg leaves to the operating system."""
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+    scheme, _, path = PyArrowFileIO.parse_location(location)
+    if scheme == "file":
+        make_durable(pyarrow.fs.LocalFileSystem(), path)
+        make_durable(pyarrow.fs.LocalFileSystem(), path.rpartition("/")[0])
+
+
+def data_entries(table: Table, manifest: ManifestFile) -> list[ManifestEntry]:
+    """Return the entries of data files that a manifest has, without those that are removed."""
+    from pyiceberg.manifest import ManifestContent
+
+    if manifest.content != ManifestContent.DATA:
+        return []
+    return list(manifest.fetch_manifest_entry(table.io, discard_deleted=True))
+
+
+def entries_of(table: Table) -> Iterator[ManifestEntry]:
+    """Yield the entries of all data files of the table."""
+    newest = table.metadata.current_snapshot()
+    for manifest in () if newest is None else newest.manifests(table.io):
+        yield from data_entries(table, manifest)

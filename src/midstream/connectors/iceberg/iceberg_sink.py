@@ -1,0 +1,450 @@
+"""Rows into an Iceberg table, exactly once: subtasks write data files, and the committer adds them in a snapshot.
+
+    <table>/data/part-<attempt>-<subtask>-<n>-<token>.parquet    invisible to readers until a snapshot has it
+    property `midstream/<job>/<uid>`                             the newest checkpoint of that job and sink in the table
+
+Each commit is one snapshot with the files of a checkpoint, and sets the property of its job and sink. The summary of the
+snapshot has the same, but snapshots expire, while properties stay. A committer that lost a race against another commit,
+or does not know whether its own succeeded, loads the table again and looks at the property before it decides.
+
+A committable names the table, by its identifier and its UUID, to which its file belongs, and is committed there even if
+the sink now writes to another one. It comes from a checkpoint, so it is not trusted: it can only name files in their
+table's data directory whose names have the form that such a sink gives them.
+
+A job that resumes from another's checkpoint adds `superseded` to the other's property: afterwards the other job can
+commit nothing more, even if it has not yet learned that it is over.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+import xxhash
+
+from midstream.connectors.common.async_writer import AsyncWriter
+from midstream.connectors.common.filesystem import delete_if_there
+from midstream.connectors.common.optional_packages import require
+from midstream.connectors.common.table_columns import fitted, nullable
+from midstream.connectors.files.partitioned_files import Partition, PartitionedPart
+from midstream.connectors.files.rolling_files import OpenFile, explained, roll_bytes_of
+from midstream.connectors.iceberg.iceberg_catalog import (
+    CHECKPOINT,
+    JOB,
+    PREVIOUS,
+    ROLLED_BACK,
+    SINK,
+    CatalogTable,
+    Mark,
+    IcebergFile,
+    application,
+    data_location,
+    has_files,
+)
+from midstream.connectors.iceberg.iceberg_commits import (
+    CommitUnknownError,
+    LostRaceError,
+    SnapshotCommit,
+    catalog_errors,
+)
+from midstream.connectors.iceberg.iceberg_tables import (
+    Partitioner,
+    check_supported,
+    column_metrics,
+    columns_of,
+    iceberg_schema,
+    new_spec,
+    parquet_columns,
+    same_partitioning,
+    spec_text,
+)
+from midstream.engine.core.batches import from_polars, to_polars
+from midstream.engine.core.config import Size
+from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
+from midstream.engine.operators.sink_api import (
+    CommittedOutput,
+    Committer,
+    CommitterContext,
+    Sink,
+    SinkWriter,
+    WriterContext,
+    decoded,
+)
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+_NAME: Final = re.compile(r"part-\d+-\d+-\d+-[0-9a-f]{16}\.parquet")
+_TRIES_MAX: Final = 20
+"""The number of attempts when other writers commit first."""
+_PAUSE_S: Final = 0.05
+_PAUSE_MAX_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class TableTarget:
+    """What a slot needs to know about the table in order to write files for it."""
+
+    identifier: tuple[str, ...]
+    uuid: str
+    location: str
+    """The location of the table's data, as a URL."""
+    filesystem: pyarrow.fs.FileSystem
+    directory: str
+    """The location of the table's data, as a path in `filesystem`."""
+    columns: pa.Schema
+    """The stream's columns in the table's types; required ones are not nullable."""
+    file_columns: pa.Schema
+    """The columns of the files, with the ids of fields."""
+    schema: str
+    """The table's schema, as JSON."""
+    spec: str
+    """The table's partitioning, as JSON."""
+    properties: Mapping[str, str]
+
+
+class IcebergSink(Sink):
+    """Writes every row once into an Iceberg table.
+
+    Rows appear, in one snapshot of the table, when the checkpoint that covers them completes. Files of killed attempts
+    are in no snapshot; the removal of orphan files deletes them, like those of any other writer. Other writers, compaction and
+    the expiration of snapshots may run at the same time.
+
+    `table`: its identifier in the catalog, such as "lake.orders". A missing table is created, its namespace too. A fresh
+    job needs a table without rows, unless `append`.
+    `catalog`: the name of a catalog that pyiceberg is configured with, or its properties (`{"type": "rest", "uri": …}`),
+    or a pyiceberg Catalog. Only the driver uses it.
+    `partition_by`: the partitioning of a table that is created: columns, or transforms such as "day(at)" and
+    "bucket(16, user)"; an existing one keeps its own.
+    `append`: add to a table that has rows.
+    `roll_size`: a file is closed when it reaches about this size, and with every checkpoint.
+    `filesystem`: the pyarrow filesystem that files are written with, by default that of the table's location with the
+    catalog's credentials.
+
+    Raises ConfigError for invalid arguments; the table is checked when the job starts.
+
+        orders.sink(IcebergSink("lake.orders", catalog="prod", partition_by=["day(at)"])).uid("orders-table")
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        catalog: str | Mapping[str, str] | Catalog,
+        partition_by: Sequence[str] = (),
+        append: bool = False,
+        roll_size: Size = "128 MiB",
+        filesystem: pyarrow.fs.FileSystem | None = None,
+    ) -> None:
+        require("pyiceberg", "iceberg", "IcebergSink")
+        if isinstance(partition_by, str):
+            raise ConfigError(
+                f"IcebergSink: partition_by={partition_by!r} is a string; give a list: [{partition_by!r}]"
+            )
+        if not isinstance(table, str) or len(table.split(".")) < 2 or not all(table.split(".")):
+            raise ConfigError(f"IcebergSink: {table!r} is not the identifier of a table, such as 'lake.orders'")
+        self.roll_bytes = roll_bytes_of(roll_size)
+        self.partition_by = tuple(partition_by)
+        self.append = append
+        self._table: CatalogTable | None = CatalogTable(catalog, tuple(table.split(".")), filesystem)
+        """None on the slots."""
+        self._target: TableTarget | None = None
+        """Set by `validate`."""
+        self._where = self._table.where
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_table": None}
+
+    def validate(self, schema: pa.Schema, restoring: bool) -> None:
+        """Check the stream against the table, which is created if it does not exist.
+
+        Raises SchemaError for columns that do not fit, ConfigError for a table that is in use or has an unsupported
+        format, StorageError if the catalog or the table cannot be reached or created.
+        """
+        if len(schema) == 0:
+            raise SchemaError(f"{self._where}: the stream has no columns to write")
+        stored, there = iceberg_schema(schema, self._where), self._on_driver()
+        table = there.opened_or_made(stored, self.partition_by)
+        check_supported(table, self._where)
+        found, spec = table.metadata.schema(), table.metadata.spec()
+        if self.partition_by and not same_partitioning(new_spec(self.partition_by, found, self._where), spec):
+            raise ConfigError(
+                f"{self._where}: the table is partitioned by ({spec_text(spec, found)}), not by "
+                f"({', '.join(self.partition_by)}); leave partition_by out, or name another table"
+            )
+        columns = fitted(schema, stored, columns_of(found), self._where)
+        with catalog_errors(f"{self._where}: its files cannot be listed"):
+            is_in_use = not (restoring or self.append) and has_files(table)
+        if is_in_use:
+            raise ConfigError(
+                f"{self._where}: the table is not empty; name another one, resume from a checkpoint, or add to the "
+                "table with append=True"
+            )
+        filesystem, directory = there.data_directory(table)
+        self._target = TableTarget(
+            there.identifier,
+            str(table.metadata.table_uuid),
+            data_location(table),
+            filesystem,
+            directory,
+            columns,
+            parquet_columns(found, columns.names),
+            found.model_dump_json(),
+            spec.model_dump_json(),
+            dict(table.metadata.properties),
+        )
+
+    def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        """Raise StorageError if files of these were deleted before their commit, ConfigError if they are elsewhere."""
+        _IcebergCommitter(self._on_driver(), "", None).check(checkpoint_id, committables)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        if self._target is None:
+            raise InvariantError(f"{self._where}: was shipped before it was validated")
+        require("pyiceberg", "iceberg", "IcebergSink")
+        target, numbers = self._target, count()
+        origin = f"{context.job_id}/{context.uid}/{context.attempt}/{context.subtask}"
+        token = xxhash.xxh3_64_hexdigest(origin.encode())
+
+        def next_name() -> str:
+            return f"part-{context.attempt:04d}-{context.subtask:04d}-{next(numbers):06d}-{token}.parquet"
+
+        where = f"operator {context.name!r}: {self._where}"
+        return AsyncWriter(context, lambda: _IcebergPart(target, context, self.roll_bytes, next_name, where))
+
+    def committer(self, context: CommitterContext) -> _IcebergCommitter:
+        return _IcebergCommitter(self._on_driver(), context.job_id, context)
+
+    def newest_committed(self, output: CommittedOutput) -> int:
+        there = self._on_driver()
+        newest = [mark.checkpoint for mark in there.marks(there.opened(), output).values()]
+        for checkpoint_id, committable in output.held:
+            for _, _, identifier, uuid in _grouped([committable]):
+                try:
+                    other = there.at(identifier, uuid)
+                except ConfigError:
+                    newest.append(checkpoint_id)  # it may have been committed there
+                    continue
+                if other is not there:
+                    newest += [mark.checkpoint for mark in other.marks(other.opened(), output).values()]
+        return max(newest, default=0)
+
+    def check_rollback(self, output: CommittedOutput, after: int) -> None:
+        """Raise ConfigError if rows are in another table, if other writers have rewritten the files of newer checkpoints,
+        or if their snapshots have expired.
+        """
+        there = self._on_driver()
+        for checkpoint_id, committable in output.held:
+            for _, _, identifier, uuid in _grouped([committable]):
+                if there.at(identifier, uuid) is not there:
+                    raise ConfigError(
+                        f"{self._where}: rows of checkpoint {checkpoint_id} were written to {'.'.join(identifier)}, and the "
+                        "sink now writes to another table; roll back with the sink as it was"
+                    )
+        there.newer_snapshots(there.opened(), output, after)
+
+    def roll_back(self, output: CommittedOutput, after: int, kept: Sequence[bytes]) -> None:
+        """Remove the files of newer checkpoints and mark these jobs as unable to commit more, in one snapshot."""
+        there = self._on_driver()
+
+        def attempt(table: Table) -> None:
+            newer, ended = there.newer_snapshots(table, output, after)
+            if ended == there.marks(table, output):
+                return
+            properties = {app: mark.text() for app, mark in ended.items()}
+            summary = {SINK: output.uid, ROLLED_BACK: str(after)}
+            if newer:
+                SnapshotCommit(table).remove(lambda entry: entry.snapshot_id in newer, properties, summary)
+            else:
+                SnapshotCommit(table).append((), properties, summary)
+
+        _repeated(there, attempt, f"{self._where}: cannot roll back", lambda pause_s: None)
+
+    def _on_driver(self) -> CatalogTable:
+        if self._table is None:
+            raise InvariantError(f"{self._where}: the catalog is used by the driver only")
+        return self._table
+
+
+class _IcebergPart(PartitionedPart):
+    def __init__(
+        self, target: TableTarget, context: WriterContext, roll_bytes: int, next_name: Callable[[], str], where: str
+    ) -> None:
+        super().__init__(target.columns, roll_bytes, where)
+        self._target = target
+        self._context = context
+        self._next_name = next_name
+        self._partitioner: Partitioner | None = None
+
+    def _partition(self) -> Partitioner:
+        if self._partitioner is None:  # made on the I/O pool: to import pyiceberg takes its time
+            self._partitioner = Partitioner.of(self._target.spec, self._target.schema, self._where)
+        return self._partitioner
+
+    def _parts(self, batch: pa.RecordBatch) -> list[tuple[Partition, pa.RecordBatch]]:
+        values = self._partition().values(batch)
+        if not values:
+            return [((), batch)]
+        names = [f"partition {n}" for n in range(len(values))]
+        frame = to_polars(batch)
+        by = to_polars(pa.RecordBatch.from_arrays(values, names)).rename(lambda name: f"{name} of {id(self)}")
+        frames = frame.hstack(by).partition_by(by.columns, maintain_order=True, include_key=False, as_dict=True)
+        columns = nullable(self._schema)
+        return [(key, from_polars(rows, columns, self._where)) for key, rows in frames.items()]
+
+    def _new_file(self, values: Partition) -> OpenFile:
+        target = self._target
+        return OpenFile(target.filesystem, target.directory, self._next_name(), "parquet", target.file_columns)
+
+    def _committables(self, ended: Sequence[tuple[Partition, OpenFile]], checkpoint_id: int) -> list[bytes]:
+        target, context, partitioner = self._target, self._context, self._partition()
+        schema = partitioner.schema.select(*target.columns.names)
+        return [
+            msgspec.msgpack.encode(
+                IcebergFile(
+                    context.job_id,
+                    context.uid,
+                    target.identifier,
+                    target.uuid,
+                    target.location,
+                    file.name,
+                    file.size,
+                    file.rows,
+                    partitioner.spec.spec_id,
+                    partitioner.encoded(values),
+                    column_metrics(
+                        target.filesystem,
+                        f"{target.directory}/{file.name}",
+                        schema,
+                        target.properties,
+                        self._unbounded,
+                    ),
+                )
+            )
+            for values, file in ended
+        ]
+
+
+def _repeated(there: CatalogTable, attempt: Callable[[Table], None], where: str, wait: Callable[[float], None]) -> None:
+    """Try a commit to the table as it is, again and again while other commits come first."""
+    last: LostRaceError | CommitUnknownError | None = None
+    for tries in range(_TRIES_MAX):
+        if last is not None:
+            wait(min(_PAUSE_S * 2**tries, _PAUSE_MAX_S) * random.uniform(0.5, 1))
+        try:
+            with catalog_errors(where):
+                attempt(there.opened())
+            return
+        except (LostRaceError, CommitUnknownError) as error:
+            last = error
+    reason = (
+        "other writers keep committing first" if isinstance(last, LostRaceError) else "the catalog does not confirm it"
+    )
+    raise StorageError(f"{where}: {reason}: {last}") from last
+
+
+class _IcebergCommitter(Committer):
+    def __init__(self, there: CatalogTable, job_id: str, context: CommitterContext | None) -> None:
+        self._there = there
+        self._job_id = job_id
+        self._context = context
+        self._elsewhere: dict[str, CatalogTable] = {}
+        """Tables by their UUIDs."""
+
+    def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        for (job_id, uid, identifier, uuid), files in _grouped(committables).items():
+            there = self._at(identifier, uuid)
+            where = f"{there.where}: cannot commit checkpoint {checkpoint_id}"
+            superseding = job_id != self._job_id
+            attempt = _CheckpointCommit(there, uuid, job_id, uid, superseding, checkpoint_id, files, where)
+            _repeated(there, attempt, where, self._wait)
+
+    def check(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        for (job_id, uid, identifier, uuid), files in _grouped(committables).items():
+            there = self._at(identifier, uuid)
+            where = f"{there.where}: cannot commit checkpoint {checkpoint_id}"
+            table = there.opened()
+            mark = there.mark(table, application(job_id, uid))
+            if mark is None or mark.checkpoint < checkpoint_id:
+                with catalog_errors(where):
+                    there.data_files(table, files, where)
+
+    def abort(self, committables: Sequence[bytes]) -> None:
+        for (_, _, identifier, uuid), files in _grouped(committables).items():
+            there = self._at(identifier, uuid)
+            where = f"{there.where}: cannot clean up"
+            table = there.opened()
+            filesystem, _ = there.data_directory(table)
+            with explained(where):
+                for path in there.paths(table, files, where):
+                    delete_if_there(filesystem, path)
+
+    def _at(self, identifier: tuple[str, ...], uuid: str) -> CatalogTable:
+        if uuid not in self._elsewhere:
+            self._elsewhere[uuid] = self._there.at(identifier, uuid)
+        return self._elsewhere[uuid]
+
+    def _wait(self, pause_s: float) -> None:
+        if self._context is not None and self._context.stopped.wait(pause_s):
+            raise StorageError(f"{self._there.where}: the commit was given up, since the attempt is over")
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckpointCommit:
+    """One attempt to commit the files of a checkpoint, unless that has been done."""
+
+    there: CatalogTable
+    uuid: str
+    job_id: str
+    uid: str
+    superseding: bool
+    checkpoint_id: int
+    files: Sequence[IcebergFile]
+    where: str
+
+    def __call__(self, table: Table) -> None:
+        if str(table.metadata.table_uuid) != self.uuid:
+            raise ConfigError(
+                f"{self.where}: the table was dropped and made again since rows were written for it; they can be committed "
+                "only to the table that they were written for"
+            )
+        app = application(self.job_id, self.uid)
+        newest, is_superseded = self.there.mark(table, app) or (-1, False)
+        if self.checkpoint_id <= newest and (is_superseded or not self.superseding):
+            return
+        if is_superseded and not self.superseding:
+            raise ConfigError(
+                f"{self.where}: another job has resumed from checkpoint {newest} of this one in the meantime; it writes the "
+                "rows after that checkpoint, so this job must not be started again"
+            )
+        files: list[DataFile] = []
+        summary = {JOB: self.job_id, SINK: self.uid, CHECKPOINT: str(self.checkpoint_id)}
+        if self.checkpoint_id > newest:
+            check_supported(table, self.where)
+            files = self.there.data_files(table, self.files, self.where)
+            summary[PREVIOUS] = str(max(newest, 0))
+        mark = Mark(max(newest, self.checkpoint_id), self.superseding)
+        SnapshotCommit(table).append(files, {app: mark.text()}, summary)
+
+
+def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, tuple[str, ...], str], list[IcebergFile]]:
+    """Group committables by job, uid and table. Raises StorageError for what no Iceberg sink has written."""
+    groups: defaultdict[tuple[str, str, tuple[str, ...], str], list[IcebergFile]] = defaultdict(list)
+    for committable in committables:
+        file = decoded(committable, IcebergFile, "an Iceberg sink", "IcebergSink")
+        if not _NAME.fullmatch(file.name):
+            raise StorageError(
+                f"IcebergSink: no Iceberg sink writes a file {file.name!r}; the checkpoint is corrupt or forged"
+            )
+        groups[file.job_id, file.uid, file.table, file.table_uuid].append(file)
+    return groups

@@ -1,0 +1,704 @@
+"""The Iceberg sink: what readers of the table see at each step, and what is refused before any of them."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.transforms import DayTransform
+from pyiceberg.types import LongType, NestedField, StringType, StructType
+
+from committers import committer_of
+from midstream.connectors.iceberg import iceberg_commits, iceberg_sink
+from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
+from midstream.connectors.iceberg.iceberg_sink import IcebergSink
+from midstream.engine.core.arrow_types import schema_of, to_list
+from midstream.engine.core.errors import ConfigError, InvariantError, MidstreamError, SchemaError, StorageError
+from midstream.engine.operators.sink_api import CommittedOutput
+
+NAME = "lake.numbers"
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    return load_catalog("midstream", **properties)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iceberg_sink, "_PAUSE_S", 0.0)
+
+
+def new_sink(
+    catalog: Catalog, schema: pa.Schema = SCHEMA, table: str = NAME, *, restoring: bool = False, **options: Any
+) -> IcebergSink:
+    sink = IcebergSink(table, catalog=catalog, **options)
+    sink.validate(schema, restoring=restoring)
+    return sink
+
+
+def opened(catalog: Catalog, name: str = NAME) -> Table:
+    return catalog.load_table(name)
+
+
+def newest(catalog: Catalog) -> Snapshot:
+    found = opened(catalog).current_snapshot()
+    assert found is not None
+    return found
+
+
+def summary(catalog: Catalog) -> Mapping[str, str]:
+    found = newest(catalog).summary
+    return {} if found is None else found.additional_properties
+
+
+def numbers(catalog: Catalog, name: str = NAME) -> list[int]:
+    return sorted(to_list(opened(catalog, name).scan().to_arrow()["n"]))
+
+
+def snapshots(catalog: Catalog) -> int:
+    return len(opened(catalog).metadata.snapshots)
+
+
+def data_files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "warehouse").rglob("*.parquet"))
+
+
+def refusal_of(sink: IcebergSink, rows: pa.RecordBatch) -> MidstreamError:
+    loop = Loop()
+    writer = open_writer(sink, rows.schema, loop)
+    writer.write(rows)
+    loop.run()
+    (error,) = loop.failures
+    assert isinstance(error, MidstreamError)
+    return error
+
+
+# ---- exactly once -----------------------------------------------------------
+
+
+def test_rows_are_in_the_table_after_the_commit_and_not_before(catalog, tmp_path):
+    sink = new_sink(catalog)
+    committables = written(sink, batch(1, 2, 3)) + written(sink, batch(4, 5), subtask=1)
+    assert numbers(catalog) == []
+    assert len(data_files(tmp_path)) == 2
+    committer_of(sink, "job-a").commit(1, committables)
+    assert numbers(catalog) == [1, 2, 3, 4, 5]
+    assert snapshots(catalog) == 1, "one snapshot for all subtasks"
+    found = summary(catalog)
+    assert (found["total-records"], found["total-data-files"], found["midstream.checkpoint"]) == ("5", "2", "1")
+
+
+def test_committing_twice_changes_nothing_whoever_does_it(catalog):
+    sink = new_sink(catalog)
+    committables = written(sink, batch(1, 2))
+    committer = committer_of(sink, "job-a")
+    for _ in range(3):
+        committer.commit(1, committables)
+    committer_of(sink, "job-a").commit(1, committables)
+    assert snapshots(catalog) == 1
+    for job in ("job-b", "job-c", "job-a"):
+        committer_of(sink, job).commit(1, committables)
+        assert numbers(catalog) == [1, 2]
+    assert snapshots(catalog) == 2, "that another job has resumed is noted once"
+
+
+def test_two_that_commit_the_same_at_once_agree_on_one(catalog, monkeypatch):
+    """The second one has loaded the table before the first has committed."""
+    sink = new_sink(catalog)
+    first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
+    one, other = committer_of(sink, "job-a"), committer_of(new_sink(catalog, restoring=True), "job-a")
+    one.commit(1, first)
+    stale, real = opened(catalog), CatalogTable.opened
+    one.commit(2, second)
+    answers = [stale]
+    monkeypatch.setattr(CatalogTable, "opened", lambda self: answers.pop() if answers else real(self))
+    other.commit(2, second)
+    assert (numbers(catalog), snapshots(catalog), answers) == ([1, 2], 2, [])
+
+
+def test_a_stale_commit_fails_although_the_table_was_set_back_in_between(catalog, monkeypatch):
+    sink = new_sink(catalog)
+    committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
+    stale, real = opened(catalog), CatalogTable.opened
+    second = written(sink, batch(2), 2, subtask=1)
+    committer_of(sink, "job-a").commit(2, second)
+    sink.roll_back(CommittedOutput("out", frozenset({"job-a"})), 1, ())
+    answers = [stale]
+    monkeypatch.setattr(CatalogTable, "opened", lambda self: answers.pop() if answers else real(self))
+    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 1 of this one"):
+        committer_of(sink, "job-a").commit(2, second)
+    assert numbers(catalog) == [1]
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_commit_of_which_no_answer_comes_is_decided_by_what_the_table_has(catalog, monkeypatch, lands):
+    sink = new_sink(catalog)
+    committables, real, calls = written(sink, batch(1, 2)), catalog.commit_table, []
+
+    def commit_table(*arguments: Any) -> Any:
+        calls.append(lands)
+        if len(calls) > 1:
+            return real(*arguments)
+        if lands:
+            real(*arguments)
+        raise CommitStateUnknownException("502 Bad Gateway")
+
+    monkeypatch.setattr(catalog, "commit_table", commit_table)
+    committer_of(sink, "job-a").commit(1, committables)
+    assert (numbers(catalog), snapshots(catalog)) == ([1, 2], 1)
+    assert len(calls) == (1 if lands else 2)
+
+
+def test_a_commit_that_lost_leaves_no_file_of_metadata(catalog, tmp_path, monkeypatch):
+    sink = new_sink(catalog)
+    committables, real, lost = written(sink, batch(1)), catalog.commit_table, []
+
+    def commit_table(*arguments: Any) -> Any:
+        if len(lost) < 3:
+            lost.append(1)
+            raise CommitFailedException("Table has been updated by another process")
+        return real(*arguments)
+
+    monkeypatch.setattr(catalog, "commit_table", commit_table)
+    committer_of(sink, "job-a").commit(1, committables)
+    assert numbers(catalog) == [1]
+    assert len(list((tmp_path / "warehouse").rglob("*.avro"))) == 2, "a manifest and a manifest list"
+
+
+def test_other_writers_that_always_come_first_are_named(catalog, monkeypatch):
+    sink = new_sink(catalog)
+
+    def commit_table(*_: Any) -> Any:
+        raise CommitFailedException("branch main has changed")
+
+    monkeypatch.setattr(catalog, "commit_table", commit_table)
+    with pytest.raises(
+        StorageError, match="checkpoint 1: other writers keep committing first: branch main has changed"
+    ):
+        committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
+
+
+def test_commits_of_several_jobs_and_of_other_writers_do_not_disturb_each_other(catalog):
+    sink = new_sink(catalog)
+    one, other = committer_of(sink, "job-a"), committer_of(sink, "job-b")
+    one.commit(1, written(sink, batch(1)))
+    opened(catalog).append(pa.table({"n": pa.array([100], pa.int64())}))
+    other.commit(1, written(sink, batch(2), job_id="job-b"))
+    opened(catalog).delete("n == 100")
+    one.commit(2, written(sink, batch(3), 2, subtask=1))
+    everything = opened(catalog).scan().to_arrow()
+    opened(catalog).overwrite(everything)  # compaction
+    one.commit(3, written(sink, batch(4), 3, subtask=2))
+    assert numbers(catalog) == [1, 2, 3, 4]
+    assert summary(catalog)["total-records"] == "4"
+
+
+def test_expired_snapshots_do_not_make_a_commit_repeat(catalog):
+    sink = new_sink(catalog)
+    committables = written(sink, batch(1))
+    committer_of(sink, "job-a").commit(1, committables)
+    opened(catalog).append(pa.table({"n": pa.array([100], pa.int64())}))
+    oldest = opened(catalog).metadata.snapshots[0].snapshot_id
+    opened(catalog).maintenance.expire_snapshots().by_id(oldest).commit()
+    committer_of(sink, "job-a").commit(1, committables)
+    assert numbers(catalog) == [1, 100]
+
+
+def test_a_job_that_another_has_gone_on_from_commits_nothing_more(catalog):
+    sink = new_sink(catalog)
+    zombie = committer_of(sink, "job-a")
+    first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
+    zombie.commit(1, first)
+    committer_of(sink, "job-b").commit(1, first)
+    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 1 of this one"):
+        zombie.commit(2, second)
+    assert numbers(catalog) == [1]
+
+
+def test_all_that_a_restored_checkpoint_holds_of_several_is_committed(catalog):
+    sink = new_sink(catalog)
+    held = [written(sink, batch(n), n, subtask=n) for n in (1, 2, 3)]
+    committer_of(sink, "job-a").commit(1, held[0])
+    for job in ("job-b", "job-c"):
+        committer = committer_of(sink, job)
+        for checkpoint_id, committables in enumerate(held, 1):
+            committer.commit(checkpoint_id, committables)
+        assert numbers(catalog) == [1, 2, 3]
+
+
+def test_many_small_manifests_become_one(catalog, monkeypatch):
+    monkeypatch.setattr(iceberg_commits, "SMALL_MANIFESTS_MAX", 5)
+    sink = new_sink(catalog)
+    committer = committer_of(sink, "job-a")
+    for n in range(1, 13):
+        committer.commit(n, written(sink, batch(n), n, attempt=n))
+        assert len(newest(catalog).manifests(opened(catalog).io)) <= 5
+    assert numbers(catalog) == list(range(1, 13))
+    assert len(pl.scan_iceberg(opened(catalog)).collect()) == 12
+
+
+# ---- a table that is another one now ----------------------------------------
+
+
+def test_what_was_written_for_another_table_is_committed_there(catalog):
+    old = new_sink(catalog, pa.schema([("n", pa.int64()), ("p", pa.int64())]), partition_by=["p"])
+    committables = written(old, pa.record_batch({"n": [1, 2], "p": [0, 1]}))
+    moved = new_sink(catalog, table="lake.elsewhere")
+    committer = committer_of(moved, "job-b")
+    for _ in range(2):
+        moved.check_committables(1, committables)
+        committer.commit(1, committables)
+    committer.commit(2, written(moved, batch(3), 2, job_id="job-b"))
+    assert (numbers(catalog), numbers(catalog, "lake.elsewhere")) == ([1, 2], [3])
+
+
+def test_a_table_that_was_renamed_gets_what_waits_for_it(catalog):
+    sink = new_sink(catalog)
+    committables = written(sink, batch(1))
+    catalog.rename_table(NAME, "lake.renamed")
+    moved = new_sink(catalog, table="lake.renamed", restoring=True)
+    moved.check_committables(1, committables)
+    committer_of(moved, "job-b").commit(1, committables)
+    assert numbers(catalog, "lake.renamed") == [1]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_table_that_was_dropped_gets_nothing_of_what_was_written_for_it(catalog, again):
+    sink = new_sink(catalog)
+    committables = written(sink, batch(1))
+    running = committer_of(sink, "job-a")
+    catalog.drop_table(NAME)
+    said = "was dropped and made again" if again else "the table does not exist in the catalog"
+    other = IcebergSink(NAME, catalog=catalog)
+    if again:
+        other = new_sink(catalog)
+    for act in (
+        lambda: running.commit(1, committables),
+        lambda: committer_of(other, "job-b").commit(1, committables),
+        lambda: other.check_committables(1, committables),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            act()
+    if again:
+        assert numbers(catalog) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "../victim"},
+        {"name": "victim"},
+        {"name": "/etc/passwd"},
+        {"name": "../part-0000-0000-000000-0123456789abcdef.parquet"},
+        {"directory": "file:///tmp"},
+        {"partition": [b"\x00"]},
+        {"spec_id": 7},
+    ],
+)
+def test_a_checkpoint_cannot_have_any_other_file_added_or_deleted(catalog, tmp_path, changes):
+    sink = new_sink(catalog)
+    (committable,) = written(sink, batch(1))
+    crafted = msgspec.structs.replace(msgspec.msgpack.decode(committable, type=IcebergFile), **changes)
+    committer = committer_of(sink, "job-b")
+    before = sorted(tmp_path.rglob("*"))
+    acts: list[Callable[..., Any]] = [sink.check_committables, committer.commit]
+    if "name" in changes or "directory" in changes:
+        acts.append(lambda _, what: committer.abort(what))
+    for act in acts:
+        with pytest.raises(StorageError, match=r"is corrupt or forged|set the table's property write.data.path back"):
+            act(1, [msgspec.msgpack.encode(crafted)])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_another_kind_of_sink_has_prepared_is_refused(catalog):
+    with pytest.raises(StorageError, match="not prepared by an Iceberg sink"):
+        new_sink(catalog).check_committables(1, [msgspec.msgpack.encode(["id", b"rows"])])
+
+
+# ---- what is left -----------------------------------------------------------
+
+
+def test_an_aborted_checkpoint_leaves_no_file(catalog, tmp_path):
+    sink = new_sink(catalog)
+    committables = written(sink, batch(1))
+    for _ in range(2):
+        committer_of(sink, "job-a").abort(committables)
+    assert data_files(tmp_path) == []
+    with pytest.raises(StorageError, match="with 1 rows is missing; only a job may delete it"):
+        committer_of(sink, "job-a").commit(1, committables)
+    assert numbers(catalog) == []
+
+
+def test_closing_deletes_what_was_not_prepared(catalog, tmp_path):
+    sink, loop = new_sink(catalog, roll_size=1), Loop()
+    writer = open_writer(sink, SCHEMA, loop)
+    writer.write(pa.record_batch({"n": pa.array(range(200_000))}))
+    loop.run()
+    assert len(data_files(tmp_path)) == 1
+    writer.write(batch(1))
+    writer.close()
+    loop.run()
+    assert (data_files(tmp_path), loop.failures) == ([], [])
+
+
+# ---- rolling back -----------------------------------------------------------
+
+
+def with_commits(catalog: Catalog, jobs: dict[str, Any]) -> IcebergSink:
+    sink = new_sink(catalog, restoring=True)
+    for job_id, checkpoints in jobs.items():
+        for n in checkpoints:
+            committer_of(sink, job_id).commit(n, written(sink, batch(n), n, job_id=job_id, attempt=n))
+    return sink
+
+
+def test_a_table_rolls_back_what_was_committed_after_a_checkpoint(catalog):
+    sink = with_commits(catalog, {"a": range(1, 6), "b": (6, 7)})
+    output = CommittedOutput("out", frozenset("ab"))
+    assert sink.newest_committed(output) == 7
+    sink.check_rollback(output, 6)
+    sink.roll_back(output, 6, ())
+    assert (numbers(catalog), sink.newest_committed(output)) == ([1, 2, 3, 4, 5, 6], 6)
+    count = snapshots(catalog)
+    sink.roll_back(output, 6, ())
+    assert snapshots(catalog) == count, "once is enough"
+    opened(catalog).append(pa.table({"n": pa.array([100], pa.int64())}))
+    sink.roll_back(output, 2, ())
+    assert (numbers(catalog), sink.newest_committed(output)) == ([1, 2, 100], 2), "rows of others stay"
+    committer_of(sink, "c").commit(8, written(sink, batch(8), 8, job_id="c"))
+    assert numbers(catalog) == [1, 2, 8, 100]
+    output = CommittedOutput("out", frozenset("abc"))
+    sink.check_rollback(output, 0)
+    sink.roll_back(output, 0, ())
+    assert numbers(catalog) == [100]
+    assert summary(catalog)["total-records"] == "1"
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (3, 3), (0, 0)])
+def test_after_that_a_driver_that_wakes_up_commits_nothing_more(catalog, before, after):
+    """Not even if nothing newer was committed yet, or nothing at all."""
+    sink = with_commits(catalog, {"a": range(1, before + 1)})
+    late = written(sink, batch(4), 4, job_id="a", attempt=9)
+    output = CommittedOutput("out", frozenset("a"))
+    sink.check_rollback(output, after)
+    sink.roll_back(output, after, ())
+    with pytest.raises(ConfigError, match=f"another job has resumed from checkpoint {after} of this one"):
+        committer_of(sink, "a").commit(4, late)
+    assert numbers(catalog) == list(range(1, after + 1))
+
+
+def test_files_that_others_have_rewritten_are_not_rolled_back(catalog):
+    sink, output = with_commits(catalog, {"a": range(1, 4)}), CommittedOutput("out", frozenset("a"))
+    opened(catalog).overwrite(opened(catalog).scan().to_arrow())  # compaction
+    for act in (sink.check_rollback, lambda out, after: sink.roll_back(out, after, ())):
+        with pytest.raises(
+            ConfigError, match=r"other writers have rewritten .*newer than checkpoint 2 \(it added 1, and 0"
+        ):
+            act(output, 2)
+    assert numbers(catalog) == [1, 2, 3]
+    sink.check_rollback(output, 3)
+
+
+def test_a_history_that_no_longer_goes_back_so_far_says_so(catalog):
+    sink, output = with_commits(catalog, {"a": range(1, 5)}), CommittedOutput("out", frozenset("a"))
+    oldest = [snapshot.snapshot_id for snapshot in opened(catalog).metadata.snapshots[:3]]
+    opened(catalog).maintenance.expire_snapshots().by_ids(oldest).commit()
+    with pytest.raises(
+        ConfigError, match=r"history no longer goes back to checkpoint 1: the snapshot of checkpoint 3 has expired"
+    ):
+        sink.check_rollback(output, 1)
+    sink.check_rollback(output, 4)
+
+
+def test_output_in_another_table_is_newer_too_and_is_not_rolled_back(catalog):
+    old = new_sink(catalog)
+    committables = written(old, batch(1), 5)
+    committer_of(old, "job-a").commit(5, committables)
+    now = new_sink(catalog, table="lake.elsewhere")
+    output = CommittedOutput("out", frozenset({"job-a"}), ((5, committables[0]),))
+    assert now.newest_committed(output) == 5
+    with pytest.raises(ConfigError, match=r"rows of checkpoint 5 were written to lake\.numbers"):
+        now.check_rollback(output, 4)
+
+
+# ---- partitions, types, statistics ------------------------------------------
+
+VISITS = schema_of(
+    [("who", pa.large_string()), ("at", pa.timestamp("us", "UTC")), ("day", pa.date32()), ("n", pa.int64())]
+)
+
+
+def visit(n: int, who: str | None = "ann") -> dict[str, Any]:
+    return {"who": who, "at": datetime(2024, 1, 1 + n % 3, n % 24, tzinfo=UTC), "day": date(2024, 1, 1 + n % 2), "n": n}
+
+
+@pytest.mark.parametrize(
+    ("by", "said", "files"),
+    [
+        (["who"], "who", 4),
+        (["day(at)", "who"], "day(at), who", 12),
+        (["days(at)"], "day(at)", 3),
+        (["hour(at)"], "hour(at)", 20),
+        (["month(at)", "year(day)"], "month(at), year(day)", 1),
+        (["bucket(4, who)"], "bucket[4](who)", None),
+        (["truncate(10, n)"], "truncate[10](n)", 2),
+        (["day", "bucket(2, n)"], "day, bucket[2](n)", 4),
+        (["at"], "at", 20),
+    ],
+)
+def test_rows_are_kept_by_partition(catalog, tmp_path, by, said, files):
+    rows = pa.RecordBatch.from_pylist([visit(n, ["a/b=c", "é ?", None, ""][n % 4]) for n in range(20)], VISITS)
+    sink = new_sink(catalog, VISITS, partition_by=by)
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
+    assert pl.scan_iceberg(opened(catalog)).sort("n").collect().rows() == [tuple(r.values()) for r in rows.to_pylist()]
+    if files is not None:
+        assert len(data_files(tmp_path)) == files
+    for n in range(20):  # planning by partition and by bounds finds each row
+        assert opened(catalog).scan(f"n == {n}").to_arrow()["n"].to_pylist() == [n]
+        at = rows.to_pylist()[n]["at"].isoformat()
+        assert n in opened(catalog).scan(f"at == '{at}'").to_arrow()["n"].to_pylist()
+    assert sorted(to_list(opened(catalog).scan("who == 'a/b=c'").to_arrow()["n"])) == [0, 4, 8, 12, 16]
+    with pytest.raises(ConfigError, match=re.escape(f"the table is partitioned by ({said})")):
+        new_sink(catalog, VISITS, append=True, partition_by=["bucket(99, who)"])
+    again = new_sink(catalog, VISITS, append=True, partition_by=by)
+    committer_of(again, "job-b").commit(1, written(again, rows, job_id="job-b"))
+    assert len(opened(catalog).scan().to_arrow()) == 40
+
+
+def test_files_of_an_older_partitioning_are_committed_with_it(catalog):
+    sink = new_sink(catalog, VISITS, partition_by=["who"])
+    old = written(sink, pa.RecordBatch.from_pylist([visit(1), visit(2, "bob")], VISITS))
+    with opened(catalog).update_spec() as update:
+        update.remove_field("who")
+        update.add_field("at", DayTransform(), "at_day")
+    committer_of(sink, "job-a").commit(1, old)
+    now = new_sink(catalog, VISITS, restoring=True)
+    new = written(now, pa.RecordBatch.from_pylist([visit(3), visit(4)], VISITS), 2, subtask=1)
+    old = written(sink, pa.RecordBatch.from_pylist([visit(5)], VISITS), 2, subtask=2)
+    committer_of(now, "job-a").commit(2, [*new, *old])
+    assert numbers(catalog) == [1, 2, 3, 4, 5]
+    assert opened(catalog).scan("who == 'bob'").to_arrow()["n"].to_pylist() == [2]
+    assert sorted({file.file.spec_id for file in opened(catalog).scan().plan_files()}) == [0, 1]
+
+
+def test_values_of_all_types_come_back_as_they_were(catalog):
+    moment = datetime(2024, 2, 29, 23, 59, 59, 123456)
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "flag": pa.array([True, None]),
+            "small": pa.array([255, None], pa.uint8()),
+            "huge": pa.array([2**64 - 1, None], pa.uint64()),
+            "n": pa.array([2**63 - 1, None], pa.int64()),
+            "real": pa.array([float("nan"), None]),
+            "money": pa.array([Decimal("-1.230"), None], pa.decimal128(30, 3)),
+            "words": pa.array(["é\n\0", None], pa.large_string()),
+            "raw": pa.array([b"\x00\xff", None], pa.large_binary()),
+            "day": pa.array([date(1, 1, 1), None]),
+            "clock": pa.array([time(23, 59, 59, 1), None], pa.time64("us")),
+            "local": pa.array([moment, None], pa.timestamp("us")),
+            "moment": pa.array([moment.replace(tzinfo=UTC), None], pa.timestamp("ns", "Europe/Berlin")),
+            "texts": pa.array([["a", None, ""], None], pa.large_list(pa.large_string())),
+            "inner": pa.array(
+                [{"x": 1, "y": ["z"]}, None], pa.struct([("x", pa.uint32()), ("y", pa.large_list(pa.large_string()))])
+            ),
+        }
+    )
+    sink = new_sink(catalog, rows.schema)
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
+    expected = rows.to_pylist()
+    expected[0]["huge"] = Decimal(2**64 - 1)
+    expected[0]["moment"] = moment.replace(tzinfo=UTC)
+    got = opened(catalog).scan().to_arrow().to_pylist()
+    assert str(got[0].pop("real")) == str(expected[0].pop("real")) == "nan"
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1.0, float("nan")]),
+        pa.array([float("nan"), None]),
+        pa.array(["a" * 5000, ""], pa.large_string()),
+        pa.array(["\U0010ffff" * 20, ""], pa.large_string()),
+        pa.array([0, 253_402_300_800_000_000], pa.timestamp("us", "UTC")),
+        pa.array([0, -(2**31)], pa.date32()),
+        pa.array([Decimal(10) ** 34, None], pa.decimal128(38, 3)),
+    ],
+    ids=["NaN", "NaN alone", "long text", "last characters", "the year 10000", "before the year 1", "decimal"],
+)
+def test_bounds_never_hide_a_row(catalog, column):
+    rows = pa.record_batch({"n": pa.array([1, 2]), "x": column})
+    sink = new_sink(catalog, rows.schema)
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
+    got = opened(catalog).scan("n == 2", selected_fields=("n",)).to_arrow()
+    assert got["n"].to_pylist() == [2]
+    (task,) = opened(catalog).scan().plan_files()
+    x = opened(catalog).schema().find_field("x").field_id
+    if pa.types.is_floating(column.type):
+        assert x not in task.file.upper_bounds
+    assert task.file.null_value_counts[x] == column.null_count
+
+
+def test_columns_that_the_stream_lacks_are_null_to_readers(catalog):
+    catalog.create_namespace("lake")
+    day = NestedField(3, "more", StringType(), required=False)
+    inner = NestedField(4, "inner", StructType(NestedField(5, "y", LongType(), required=False)), required=False)
+    schema = Schema(NestedField(2, "n", LongType(), required=True), day, inner)
+    spec = PartitionSpec(PartitionField(3, 1000, iceberg_identity(), "more"))
+    catalog.create_table(NAME, schema, partition_spec=spec)
+    sink = new_sink(catalog)
+    committer_of(sink, "job-a").commit(1, written(sink, batch(1, 2)))
+    assert opened(catalog).scan("more is null").to_arrow().to_pylist() == [
+        {"n": 1, "more": None, "inner": None},
+        {"n": 2, "more": None, "inner": None},
+    ]
+    assert len(opened(catalog).scan("more is not null").to_arrow()) == 0
+    refused = refusal_of(sink, pa.record_batch({"n": pa.array([1, None], pa.int64())}))
+    assert "column 'n' must have a value, but it is null in a row" in str(refused)
+
+
+def iceberg_identity() -> Any:
+    from pyiceberg.transforms import IdentityTransform
+
+    return IdentityTransform()
+
+
+def test_files_have_the_ids_of_fields_and_survive_a_rename_and_a_new_column(catalog, tmp_path):
+    sink = new_sink(catalog, schema_of([("n", pa.int64()), ("who", pa.large_string())]))
+    committables = written(sink, pa.record_batch({"n": [1], "who": ["ann"]}))
+    with opened(catalog).update_schema() as update:
+        update.rename_column("who", "name")
+    with opened(catalog).update_schema() as update:
+        update.add_column("who", LongType())
+    committer_of(sink, "job-a").commit(1, committables)
+    assert opened(catalog).scan().to_arrow().to_pylist() == [{"n": 1, "name": "ann", "who": None}]
+    (path,) = data_files(tmp_path)
+    assert [field.metadata for field in pq.read_schema(path)] == [{b"PARQUET:field_id": n} for n in (b"1", b"2")]
+
+
+# ---- refused ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stream", "said"),
+    [
+        ({"n": pa.duration("us")}, r"column 'n' is duration\[us\], which Iceberg cannot hold"),
+        ({"n": pa.large_string()}, "column 'n' is large_string in the stream and int64 in the table"),
+        ({"m": pa.int64()}, "the table has no column 'm'; it has n"),
+        ({"n": pa.int64(), "N": pa.int64()}, "columns 'n' and 'N' are the same to Iceberg"),
+        ({}, "the stream has no columns to write"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused_before_anything_runs(catalog, stream, said):
+    new_sink(catalog)
+    with pytest.raises(SchemaError, match=said):
+        new_sink(catalog, schema_of(list(stream.items())))
+
+
+def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(catalog):
+    sink = new_sink(catalog)
+    committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
+    with pytest.raises(ConfigError, match="the table is not empty; name another one"):
+        new_sink(catalog)
+    new_sink(catalog, append=True)
+    new_sink(catalog, restoring=True)
+    opened(catalog).delete("n == 1")
+    new_sink(catalog)
+
+
+@pytest.mark.parametrize(
+    ("by", "error", "said"),
+    [
+        (["weeks(at)"], ConfigError, r"partition_by has 'weeks\(at\)'; give a column, year\(c\)"),
+        (["bucket(who)"], ConfigError, r"partition_by has 'bucket\(who\)'; give"),
+        (["bucket(0, who)"], ConfigError, r"partition_by has 'bucket\(0, who\)'; give"),
+        (["day(who)"], SchemaError, r"partition_by has 'day\(who\)', and column 'who' is string"),
+        (["day(when)"], SchemaError, "the stream has no column 'when'; it has who, at, day, n"),
+        (["nope"], SchemaError, "the stream has no column 'nope'"),
+        (["who", "who"], ConfigError, "partition_by names 'who' twice"),
+    ],
+)
+def test_partitioning_that_iceberg_does_not_know_is_refused(catalog, by, error, said):
+    with pytest.raises(error, match=said):
+        new_sink(catalog, VISITS, partition_by=by)
+    assert not catalog.table_exists(NAME)
+
+
+@pytest.mark.parametrize("table", ["numbers", "", "lake.", ".numbers", "lake..numbers", 7])
+def test_what_is_no_identifier_is_refused(catalog, table):
+    with pytest.raises(ConfigError, match=r"is not the identifier of a table, such as 'lake\.orders'"):
+        IcebergSink(table, catalog=catalog)
+
+
+def test_a_catalog_that_is_not_there_is_named(tmp_path):
+    sink = IcebergSink(NAME, catalog={"type": "sql", "uri": f"sqlite:///{tmp_path}/no/such/catalog.db"})
+    with pytest.raises(StorageError, match=r"IcebergSink on lake.numbers: .*unable to open database file"):
+        sink.validate(SCHEMA, restoring=False)
+    with pytest.raises(StorageError, match="the catalog cannot be opened"):
+        IcebergSink(NAME, catalog={"type": "no such type"}).validate(SCHEMA, restoring=False)
+
+
+def test_a_column_that_was_made_required_since_is_not_given_a_file_with_nulls(catalog):
+    sink = new_sink(catalog)
+    with_null = written(sink, pa.record_batch({"n": pa.array([1, None], pa.int64())}))
+    without = written(sink, batch(3), subtask=1)
+    with opened(catalog).update_schema(allow_incompatible_changes=True) as update:
+        update.update_column("n", required=True)
+    with pytest.raises(SchemaError, match="column 'n' of the table must have a value now"):
+        committer_of(sink, "job-a").commit(1, with_null)
+    committer_of(sink, "job-a").commit(1, without)
+    assert numbers(catalog) == [3]
+
+
+def test_a_property_that_no_sink_writes_is_not_guessed_at(catalog):
+    sink = new_sink(catalog)
+    with opened(catalog).transaction() as change:
+        change.set_properties({"midstream/job-a/out": "seven"})
+    with pytest.raises(StorageError, match="property 'midstream/job-a/out' is 'seven', which no Iceberg sink writes"):
+        committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
+
+
+def test_the_catalog_does_not_travel(catalog):
+    sink = new_sink(catalog)
+    assert b"sqlite" not in pickle.dumps(sink)
+    assert pickle.loads(pickle.dumps(sink))._table is None
+
+
+def test_a_sink_that_was_not_validated_is_a_bug(catalog):
+    with pytest.raises(InvariantError, match="was shipped before it was validated"):
+        open_writer(IcebergSink(NAME, catalog=catalog), SCHEMA, Loop())
+
+
+def test_many_partitions_do_not_keep_many_files_open(catalog, monkeypatch):
+    from midstream.connectors.files import partitioned_files
+
+    monkeypatch.setattr(partitioned_files, "HELD_BYTES", 1000)
+    schema = pa.schema([("p", pa.int64()), ("n", pa.int64())])
+    sink, loop = new_sink(catalog, schema, partition_by=["p"]), Loop()
+    writer = open_writer(sink, schema, loop)
+    for turn in range(3):
+        writer.write(pa.RecordBatch.from_pylist([{"p": p, "n": turn} for p in range(50)], schema))
+        loop.run()
+    assert loop.failures == []
+    committer_of(sink, "job-a").commit(1, prepared(writer, 1))
+    got = opened(catalog).scan().to_arrow().to_pylist()
+    assert sorted((row["p"], row["n"]) for row in got) == [(p, turn) for p in range(50) for turn in range(3)]
