@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
+from iceberg_rest import rest_catalog
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -702,3 +704,69 @@ def test_many_partitions_do_not_keep_many_files_open(catalog, monkeypatch):
     committer_of(sink, "job-a").commit(1, prepared(writer, 1))
     got = opened(catalog).scan().to_arrow().to_pylist()
     assert sorted((row["p"], row["n"]) for row in got) == [(p, turn) for p in range(50) for turn in range(3)]
+
+
+# ---- catalogs behind HTTP, and several at once ------------------------------
+
+
+@pytest.mark.parametrize("status", [200, 500, 502, 504])
+def test_a_rest_catalog_whose_answers_are_lost_gets_each_row_once(catalog, status):
+    """The commit is applied, and then the answer is lost, for each second commit."""
+    with rest_catalog(catalog) as (server, url):
+        server.before_answer = lambda: status if status != 200 and server.commits % 2 else None
+        properties = {"type": "rest", "uri": url}
+        sink = IcebergSink(NAME, catalog=properties, partition_by=["bucket(2, n)"])
+        sink.validate(SCHEMA, restoring=False)
+        committer = committer_of(sink, "job-a")
+        for n in range(1, 5):
+            committer.commit(n, written(sink, batch(n, n + 100), n, attempt=n))
+        sink.roll_back(CommittedOutput("out", frozenset({"job-a"})), 3, ())
+        assert server.commits == 5
+    assert numbers(catalog) == [1, 2, 3, 101, 102, 103]
+
+
+def test_a_catalog_that_does_not_answer_is_named_after_a_limit(catalog, monkeypatch):
+    sink = new_sink(catalog)
+    committables, wait = written(sink, batch(1)), threading.Event()
+    monkeypatch.setattr(iceberg_commits, "ANSWER_S", 0.2)
+    monkeypatch.setattr(iceberg_sink, "_TRIES_MAX", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "commit_table", lambda *_: wait.wait())
+        with pytest.raises(
+            StorageError, match=r"the catalog does not confirm it: the catalog has not answered for 0\.2 s"
+        ):
+            committer_of(sink, "job-a").commit(1, committables)
+        patch.setattr(catalog, "load_table", lambda *_: wait.wait())
+        with pytest.raises(StorageError, match=r"on lake\.numbers: the catalog has not answered for 0\.2 s"):
+            committer_of(sink, "job-a").commit(1, committables)
+    wait.set()
+    monkeypatch.setattr(iceberg_commits, "ANSWER_S", 60)
+    committer_of(sink, "job-a").commit(1, committables)
+    assert numbers(catalog) == [1]
+
+
+def test_committers_that_race_add_each_file_once(catalog):
+    """Two drivers of one job, and another job, commit the same checkpoints at the same time, while a reader appends."""
+    sink = new_sink(catalog)
+    ours = {n: written(sink, batch(n), n, attempt=n) for n in range(1, 5)}
+    theirs = {n: written(sink, batch(100 + n), n, attempt=n, job_id="job-b") for n in range(1, 5)}
+    failures: list[BaseException] = []
+
+    def commit(job_id: str, held: Mapping[int, list[bytes]]) -> None:
+        try:
+            mine = committer_of(new_sink(catalog, restoring=True), job_id)
+            for n, committables in held.items():
+                mine.commit(n, committables)
+        except Exception as error:  # noqa: BLE001 - shown by the test
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=commit, args=each) for each in (("job-a", ours), ("job-a", ours), ("job-b", theirs))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert numbers(catalog) == [1, 2, 3, 4, 101, 102, 103, 104]
+    assert snapshots(catalog) == 8

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pyarrow.fs
 
 from midstream.connectors.common.filesystem import below
 from midstream.connectors.files.rolling_files import explained
-from midstream.connectors.iceberg.iceberg_commits import catalog_errors, entries_of
+from midstream.connectors.iceberg.iceberg_commits import CommitUnknownError, answered, catalog_errors, entries_of
 from midstream.connectors.iceberg.iceberg_tables import ColumnMetrics, decoded_partition, new_schema, new_spec
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
+
+T = TypeVar("T")
 
 # Keys in the summary of a snapshot.
 JOB: Final = "midstream.job"
@@ -89,7 +91,7 @@ class CatalogTable:
         """Raises ConfigError if there is no such table, StorageError if the catalog does not answer."""
         catalog = self._connected()
         with catalog_errors(f"{self.where}: cannot be opened"):
-            return catalog.load_table(self.identifier)
+            return self._answered(lambda: catalog.load_table(self.identifier))
 
     def opened_or_made(self, columns: pa.Schema, partition_by: Sequence[str]) -> Table:
         """Return the table, which is made with these columns if it does not exist, with its namespace."""
@@ -98,14 +100,14 @@ class CatalogTable:
         catalog = self._connected()
         with catalog_errors(f"{self.where}: cannot be opened or made"):
             with suppress(NoSuchTableError):
-                return catalog.load_table(self.identifier)
+                return self._answered(lambda: catalog.load_table(self.identifier))
             schema = new_schema(columns)
             spec = new_spec(partition_by, schema, self.where)
             with suppress(NamespaceAlreadyExistsError):
-                catalog.create_namespace(self.identifier[:-1])
+                self._answered(lambda: catalog.create_namespace(self.identifier[:-1]))
             with suppress(TableAlreadyExistsError):  # another job that starts now was first
-                return catalog.create_table(self.identifier, schema=schema, partition_spec=spec)
-            return catalog.load_table(self.identifier)
+                return self._answered(lambda: catalog.create_table(self.identifier, schema, partition_spec=spec))
+            return self._answered(lambda: catalog.load_table(self.identifier))
 
     def at(self, identifier: tuple[str, ...], uuid: str) -> CatalogTable:
         """Return the table with this UUID: this one, which may have been renamed since, or another one of the catalog.
@@ -235,11 +237,18 @@ class CatalogTable:
 
         if not isinstance(self._catalog, Catalog):
             with catalog_errors(f"{self.where}: the catalog cannot be opened"):
-                if isinstance(self._catalog, str):
-                    self._catalog = load_catalog(self._catalog)
-                else:
-                    self._catalog = load_catalog("midstream", **self._catalog)
+                name, properties = ("midstream", self._catalog)
+                if isinstance(properties, str):
+                    name, properties = properties, {}
+                self._catalog = self._answered(lambda: load_catalog(name, **properties))
         return self._catalog
+
+    def _answered(self, work: Callable[[], T]) -> T:
+        """Return what a call returns that changes nothing, or may be repeated. Raises StorageError if it is not answered."""
+        try:
+            return answered(work)
+        except CommitUnknownError as error:
+            raise StorageError(f"{self.where}: {error}") from error
 
 
 def data_location(table: Table) -> str:

@@ -8,10 +8,12 @@ other one did; therefore this module does not use them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import uuid4
 
 import pyarrow.fs
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Operation, Snapshot
 
+T = TypeVar("T")
+
+ANSWER_S: float = 60
+"""The time within which a catalog has to answer."""
 SMALL_MANIFESTS_MAX: Final = 100
 """So many small manifests become one: a reader opens them all, and each commit adds one."""
 _SMALL_BYTES: Final = 8 * 2**20
@@ -34,7 +40,7 @@ class LostRaceError(Exception):
 
 
 class CommitUnknownError(Exception):
-    """The catalog did not say whether the commit succeeded. It may still succeed, unless another one comes first."""
+    """The catalog did not say what became of a call. A commit may still succeed, unless another one comes first."""
 
 
 @contextmanager
@@ -54,6 +60,28 @@ def catalog_errors(where: str) -> Iterator[None]:
         raise ConfigError(f"{where}: the table does not exist in the catalog") from error
     except Exception as error:  # each catalog raises the errors of its own client library
         raise StorageError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def answered(work: Callable[[], T]) -> T:
+    """Return what a call of the catalog returns. Raises CommitUnknownError if it does not answer: clients of catalogs wait
+    without a limit.
+    """
+    outcome: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def call() -> None:
+        try:
+            outcome.put((work(), None))
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            outcome.put((None, error))
+
+    threading.Thread(target=call, name="iceberg-catalog", daemon=True).start()
+    try:
+        found, error = outcome.get(timeout=ANSWER_S)
+    except Empty:
+        raise CommitUnknownError(f"the catalog has not answered for {ANSWER_S:g} s") from None
+    if error is not None:
+        raise error
+    return cast("T", found)
 
 
 class SnapshotCommit:
@@ -240,7 +268,7 @@ class SnapshotCommit:
             AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": parent_id}),
         )
         try:
-            done = self._table.catalog.commit_table(self._table, required, updates)
+            done = answered(lambda: self._table.catalog.commit_table(self._table, required, updates))
         except CommitFailedException:  # any other error leaves open whether these files belong to the table
             for each in self._written:
                 with suppress(OSError):
