@@ -365,3 +365,12 @@ def test_types_without_python_values_are_refused() -> None:
         converter_of(pa.struct([("a", pa.int8()), ("a", pa.int8())]))
     with pytest.raises(SchemaError, match="the keys of a dict cannot be"):
         converter_of(pa.map_(pa.list_(pa.int8()), pa.int8()))
+
+
+def test_a_map_whose_keys_no_dict_can_have_is_named() -> None:
+    for key in ([1], {"a": 1}):
+        column = pa.array([None, [(key, 1)]], pa.map_(pa.array([key]).type, pa.int64()))
+        with pytest.raises(ValueError, match="a map whose keys are lists or structs, as no dict has"):
+            to_python(column)
+        row, why = first_without_python(column)
+        assert row == 1 and "as no dict has" in why

@@ -303,6 +303,8 @@ def to_python(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> list[Any]:
     except KeyError as error:
         twice = _KEY_TWICE.search(str(error))
         raise ValueError(f"a map that has {twice[1] if twice else 'a key'} twice as a key, as no dict can") from error
+    except TypeError as error:
+        raise ValueError(f"a map whose keys are lists or structs, as no dict has: {error}") from error
     return values
 
 

@@ -18,7 +18,7 @@ from midstream.engine.core.batches import (
     to_polars,
 )
 from midstream.engine.core.errors import SchemaError
-from midstream.engine.operators.row_conversion import USER_ERRORS
+from midstream.engine.operators.row_conversion import USER_ERRORS, user_error
 
 EXPRESSION_ERRORS: Final = (*USER_ERRORS, pl.exceptions.PanicException)
 """The exceptions that evaluating an expression can raise; a polars panic is not an Exception, and would be mistaken for
@@ -86,6 +86,10 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
     except pl.exceptions.PanicException as error:
         text = ", ".join(map(str, exprs))
         raise SchemaError(f"{where}: polars panics when it evaluates {text}: {str(error).splitlines()[0]}") from error
+    except SchemaError:  # of a type that rows cannot have
+        raise
+    except USER_ERRORS as error:
+        raise user_error(where, "a function in an expression, called without rows for its type,", error) from error
     for expr in exprs:
         if is_plain_column(expr):
             index = made.get_field_index(expr.meta.output_name())

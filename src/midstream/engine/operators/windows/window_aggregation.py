@@ -263,7 +263,9 @@ class WindowAggregation:
                     f"{merged.schema[changed[0]]} in merge; both must be the same"
                 )
             results = computed_schema(merged.select(self._finish), self.where)
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        except MidstreamError:
+            raise
+        except EXPRESSION_ERRORS as error:
             raise SchemaError(f"{self.where}: the aggregates do not fit the columns: {error}") from error
         keys = [self.input_schema.field(key) for key in self.keys]
         bounds = [pa.field(name, self.time.kind) for name in self.bounds]
