@@ -374,3 +374,11 @@ def test_a_map_whose_keys_no_dict_can_have_is_named() -> None:
             to_python(column)
         row, why = first_without_python(column)
         assert row == 1 and "as no dict has" in why
+
+
+@pytest.mark.parametrize("zone", ["utc", "Z", "Mars/Olympus"])
+def test_a_zone_that_python_does_not_have_is_named(zone: str) -> None:
+    column = pa.array([None, 1], pa.timestamp("us", zone))
+    for each in (column, pa.array([None, [1]], pa.list_(column.type))):
+        row, why = first_without_python(each)
+        assert row == 1 and "Python has no time zone of the name in " in why and zone in why

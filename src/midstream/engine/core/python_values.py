@@ -314,6 +314,8 @@ def first_without_python(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> tuple[
         try:
             to_python(column.slice(row, 1))
         except (ValueError, OverflowError) as error:
+            if "zoneinfo" in str(error):  # pyarrow names the modules that it has searched
+                return row, f"Python has no time zone of the name in {column.type}; use one such as UTC or Europe/Paris"
             return row, str(error)
     raise InvariantError(f"each value of a column of {column.type} has a Python form, but the column has none")
 

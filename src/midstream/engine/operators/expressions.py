@@ -77,7 +77,9 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
     except pl.exceptions.ColumnNotFoundError as error:
         first = str(error).splitlines()[0]
         quoted = re.search(r'"([^"]+)"', first)  # unable to find column "x"; …
-        name = quoted.group(1) if quoted else first
+        if quoted is None:  # cannot get the 7-th column
+            raise SchemaError(f"{where}: {first}") from error
+        name = quoted.group(1)
         raise SchemaError(
             f"{where}: column {name!r} is not in the stream's schema ({', '.join(schema.names) or 'no columns'})"
         ) from error
