@@ -143,18 +143,16 @@ def test_the_first_map_with_a_key_twice_is_found(
     maps: list[list[tuple[str, int | None]] | None], first: int, nested: str, keys: str
 ) -> None:
     """polars keeps one entry of each key, where it keeps rows at all."""
-    kind: pa.DataType = pa.large_string()
-    column: pa.Array[Any] = pa.array(maps, pa.map_(kind, pa.int64()))
+    column: Any = pa.array(maps, pa.map_(pa.large_string(), pa.int64()))
     if keys == "structs":
-        kind = pa.struct([("x", pa.large_string())])
-        entries = [None if each is None else [({"x": key}, value) for key, value in each] for each in maps]
-        column = pa.array(entries, pa.map_(kind, pa.int64()))
+        structs = [None if each is None else [({"x": key}, value) for key, value in each] for each in maps]
+        column = pa.array(structs, pa.map_(pa.struct([("x", pa.large_string())]), pa.int64()))
     if nested == "struct":
         column = pa.StructArray.from_arrays([column, column], names=["a", "b"])
     elif nested == "list":
         column = pa.LargeListArray.from_arrays(pa.array(range(len(maps) + 1), pa.int64()), column)
     elif nested == "map":
-        ends = pa.array(range(len(maps) + 1), pa.int32())
+        ends: Any = pa.array(range(len(maps) + 1), pa.int32())
         column = pa.MapArray.from_arrays(ends, pa.array(range(len(maps)), pa.int64()), column)
     batch = pa.record_batch({"n": pa.array(range(len(maps)), pa.int64()), "t": column}).slice(first)
     wrong = []

@@ -368,8 +368,8 @@ def test_types_without_python_values_are_refused() -> None:
 
 
 def test_a_map_whose_keys_no_dict_can_have_is_named() -> None:
-    for key in ([1], {"a": 1}):
-        column = pa.array([None, [(key, 1)]], pa.map_(pa.array([key]).type, pa.int64()))
+    for keys in (pa.array([[1]]), pa.StructArray.from_arrays([pa.array([1])], ["a"])):
+        column: Any = pa.array([None, [(keys[0].as_py(), 1)]], pa.map_(keys.type, pa.int64()))
         with pytest.raises(ValueError, match="a map whose keys are lists or structs, as no dict has"):
             to_python(column)
         row, why = first_without_python(column)

@@ -41,6 +41,8 @@ class Fahrenheit(pa.ExtensionType):
 
 
 CATEGORIES = pa.array(["a", "b"]).dictionary_encode()
+ENDS: Any = pa.array([0, 1, 2], pa.int32())
+SORTED: Any = pa.map_(pa.int64(), pa.int64(), keys_sorted=True)  # type: ignore[call-overload]  # the stub has another name
 UNHELD = {
     "a type of the program": pa.ExtensionArray.from_storage(Fahrenheit(), pa.array([1, None], pa.int64())),
     "list of a type of the program": pa.ListArray.from_arrays(
@@ -76,10 +78,10 @@ HELD = {
     "fixed-size list of text that is a category": pa.FixedSizeListArray.from_arrays(CATEGORIES, 1),
     "fixed-size list of days": pa.array([[date(2024, 1, 1)], None], pa.list_(pa.date64(), 1)),
     "map of days": pa.array([[(1, date(2024, 1, 1))], None], pa.map_(pa.int64(), pa.date64())),
-    "map of categories": pa.MapArray.from_arrays([0, 1, 2], CATEGORIES, CATEGORIES),
+    "map of categories": pa.MapArray.from_arrays(ENDS, CATEGORIES, CATEGORIES),
     "map of small decimals": pa.array([[(1, Decimal("1.5"))], None], pa.map_(pa.int64(), pa.decimal32(5, 2))),
     "map of views": pa.array([[("a", "b")], None], pa.map_(pa.string_view(), pa.string_view())),
-    "map with sorted keys": pa.array([[(1, 2)], None], pa.map_(pa.int64(), pa.int64(), keys_sorted=True)),
+    "map with sorted keys": pa.array([[(1, 2)], None], SORTED),
     "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16, None], pa.binary(16))),
     "json": pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a":1}', None])),
     "list of json": pa.ListArray.from_arrays(

@@ -2,7 +2,8 @@
 
 A cast is between types of one kind: integers, floats (integers fit into floats that hold them exactly), decimals,
 strings, bytes, dates, times of day, durations, timestamps that both have a zone or both have none, and lists, structs
-and maps of those. Of an extension type, it is of what is stored. Within a kind it is checked value by value. Nothing is parsed, rounded, cut, or mistaken for another
+and maps of those. Of an extension type of Arrow itself, it is of what
+is stored. Within a kind it is checked value by value. Nothing is parsed, rounded, cut, or mistaken for another
 kind; the fields of a struct must be the same, in any order.
 """
 
@@ -22,6 +23,7 @@ from midstream.engine.core.arrow_types import (
     MapArray,
     MapType,
     fixed_size_lists,
+    is_arrows_extension,
     is_bytes,
     is_list,
     is_list_array,
@@ -50,7 +52,7 @@ def _cast(column: pa.Array[Any], kind: pa.DataType, path: str) -> pa.Array[Any]:
         return column
     if isinstance(column, pa.DictionaryArray):
         return _cast(column.dictionary_decode(), kind, path)
-    if isinstance(column, pa.ExtensionArray):
+    if isinstance(column, pa.ExtensionArray) and is_arrows_extension(given):
         return _cast(column.storage, kind, path)
     if pa.types.is_null(given):
         return nulls(len(column), kind)
