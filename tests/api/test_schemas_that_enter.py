@@ -38,6 +38,7 @@ WHY = {
     "NUL": "has a NUL in its name",
     "two fields": "struct with more than one field 'x'",
     "NUL in a field": "has a NUL in its name",
+    "lists of size 0": "lists that never have a value",
     "too deep": f"nested more than {DEPTH_MAX} deep|too deeply nested",
 }
 STRUCT_TWICE = pa.struct([pa.field("x", pa.int64()), pa.field("x", pa.int64())])
@@ -48,6 +49,7 @@ BAD: dict[str, pa.Schema] = {
     "NUL": schema_of([("b", pa.int64()), (NUL, pa.int64())]),
     "two fields": schema_of([("b", pa.map_(pa.string(), pa.large_list(STRUCT_TWICE)))]),
     "NUL in a field": schema_of([("b", pa.large_list(pa.struct([(NUL, pa.int64())])))]),
+    "lists of size 0": schema_of([("b", pa.struct([("x", pa.list_(pa.int64(), 0))]))]),
     "too deep": schema_of([("b", deep(DEPTH_MAX + 1))]),
 }
 GOOD = schema_of([("a", pa.int64()), ("A", pa.int64()), ("é b", pa.struct([("", pa.int64())])), ("d", deep(DEPTH_MAX))])

@@ -130,6 +130,42 @@ def test_the_first_time_beyond_the_day_is_found(
     )
 
 
+MAPS = st.none() | st.lists(st.tuples(st.sampled_from(["a", "b", "", "c"]), st.none() | st.integers(0, 1)), max_size=3)
+
+
+@given(
+    maps=st.lists(MAPS, max_size=6),
+    first=st.integers(0, 3),
+    nested=st.sampled_from(["", "struct", "list", "map"]),
+    keys=st.sampled_from(["text", "structs"]),
+)
+def test_the_first_map_with_a_key_twice_is_found(
+    maps: list[list[tuple[str, int | None]] | None], first: int, nested: str, keys: str
+) -> None:
+    """polars keeps one entry of each key, where it keeps rows at all."""
+    column: Any = pa.array(maps, pa.map_(pa.large_string(), pa.int64()))
+    if keys == "structs":
+        structs = [None if each is None else [({"x": key}, value) for key, value in each] for each in maps]
+        column = pa.array(structs, pa.map_(pa.struct([("x", pa.large_string())]), pa.int64()))
+    if nested == "struct":
+        column = pa.StructArray.from_arrays([column, column], names=["a", "b"])
+    elif nested == "list":
+        column = pa.LargeListArray.from_arrays(pa.array(range(len(maps) + 1), pa.int64()), column)
+    elif nested == "map":
+        ends: Any = pa.array(range(len(maps) + 1), pa.int32())
+        column = pa.MapArray.from_arrays(ends, pa.array(range(len(maps)), pa.int64()), column)
+    batch = pa.record_batch({"n": pa.array(range(len(maps)), pa.int64()), "t": column}).slice(first)
+    wrong = []
+    for row, entries in enumerate(maps[first:]):
+        names = [key for key, _ in entries or ()]
+        again = next((key for at, key in enumerate(names) if key in names[:at]), None)
+        if again is not None:
+            text = repr(again if keys == "text" else {"x": again})
+            wrong.append((row, f"column 't' has a map with the key {text} twice; "))
+    found = invalid_value(batch)
+    assert _first_invalid(batch, wrong), found
+
+
 def _is_utf8(text: bytes | None) -> bool:
     try:
         (text or b"").decode()

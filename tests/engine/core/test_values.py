@@ -365,3 +365,20 @@ def test_types_without_python_values_are_refused() -> None:
         converter_of(pa.struct([("a", pa.int8()), ("a", pa.int8())]))
     with pytest.raises(SchemaError, match="the keys of a dict cannot be"):
         converter_of(pa.map_(pa.list_(pa.int8()), pa.int8()))
+
+
+def test_a_map_whose_keys_no_dict_can_have_is_named() -> None:
+    for keys in (pa.array([[1]]), pa.StructArray.from_arrays([pa.array([1])], ["a"])):
+        column: Any = pa.array([None, [(keys[0].as_py(), 1)]], pa.map_(keys.type, pa.int64()))
+        with pytest.raises(ValueError, match="a map whose keys are lists or structs, as no dict has"):
+            to_python(column)
+        row, why = first_without_python(column)
+        assert row == 1 and "as no dict has" in why
+
+
+@pytest.mark.parametrize("zone", ["utc", "Z", "Mars/Olympus"])
+def test_a_zone_that_python_does_not_have_is_named(zone: str) -> None:
+    column = pa.array([None, 1], pa.timestamp("us", zone))
+    for each in (column, pa.array([None, [1]], pa.list_(column.type))):
+        row, why = first_without_python(each)
+        assert row == 1 and "Python has no time zone of the name in " in why and zone in why

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -40,6 +40,9 @@ class Fahrenheit(pa.ExtensionType):
         return cls()
 
 
+CATEGORIES = pa.array(["a", "b"]).dictionary_encode()
+ENDS: Any = pa.array([0, 1, 2], pa.int32())
+SORTED: Any = pa.map_(pa.int64(), pa.int64(), keys_sorted=True)  # type: ignore[call-overload]  # the stub has another name
 UNHELD = {
     "a type of the program": pa.ExtensionArray.from_storage(Fahrenheit(), pa.array([1, None], pa.int64())),
     "list of a type of the program": pa.ListArray.from_arrays(
@@ -72,6 +75,21 @@ HELD = {
     "dictionary": pa.array(["a", None]).dictionary_encode(),
     "struct": pa.array([{"at": timedelta(1)}, None], pa.struct([("at", pa.duration("s"))])),
     "list": pa.array([["a", "b"], None], pa.list_(pa.string())),
+    "fixed-size list of text that is a category": pa.FixedSizeListArray.from_arrays(CATEGORIES, 1),
+    "fixed-size list of days": pa.array([[date(2024, 1, 1)], None], pa.list_(pa.date64(), 1)),
+    "map of days": pa.array([[(1, date(2024, 1, 1))], None], pa.map_(pa.int64(), pa.date64())),
+    "map of categories": pa.MapArray.from_arrays(ENDS, CATEGORIES, CATEGORIES),
+    "map of small decimals": pa.array([[(1, Decimal("1.5"))], None], pa.map_(pa.int64(), pa.decimal32(5, 2))),
+    "map of views": pa.array([[("a", "b")], None], pa.map_(pa.string_view(), pa.string_view())),
+    "map with sorted keys": pa.array([[(1, 2)], None], SORTED),
+    "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16, None], pa.binary(16))),
+    "json": pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a":1}', None])),
+    "list of json": pa.ListArray.from_arrays(
+        [0, 1, 2], pa.ExtensionArray.from_storage(pa.json_(), pa.array(["1", None]))
+    ),
+    "tensor": pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int32(), [2]), pa.array([[1, 2], None], pa.list_(pa.int32(), 2))
+    ),
     "float": pa.array([float("inf"), None]),
 }
 

@@ -416,11 +416,12 @@ CODE = pl.col("a").cast(pl.String).cast(pl.Categorical).to_physical().cast(pl.In
         ({"partial": CODE.max()}, "partial: .* depends on more than its rows: .*numbers of categories"),
         ({"partial": pl.col("a").sample(1).sum()}, "partial: .* depends on more than its rows: it is random"),
         ({"merge": pl.col("odd:sum").shuffle().first()}, "merge: .* depends on more than its rows: it is random"),
+        ({"partial": 1}, "partial returns a dict of names with expressions, .* this one has 1"),
+        ({"merge": "sum"}, "merge returns a dict of names with expressions, .* this one has 'sum'"),
+        ({"finish": 1}, "finish returns an expression, .* this one has 1"),
     ],
 )
-def test_an_aggregate_is_refused_whose_result_depends_on_more_than_its_rows(
-    odd: dict[str, pl.Expr], message: str
-) -> None:
+def test_an_aggregate_is_refused_whose_result_depends_on_more_than_its_rows(odd: dict[str, Any], message: str) -> None:
     def make(aggregate: Aggregate) -> None:
         timed = SCHEMA.append(pa.field("at", pa.timestamp("us")))
         aggregates = {"odd": aggregate}

@@ -408,3 +408,21 @@ def _comparable(value: Any) -> Any:
     if abs(value) < 1e-12:  # a covariance of 0 may be computed as less than the rounding of its terms
         return 0.0
     return "NaN" if math.isnan(value) else float(f"{value:.12g}")
+
+
+@pytest.mark.parametrize("kind", [pa.time64("us"), pa.time32("s"), pa.date32(), pa.timestamp("ms"), pa.duration("us")])
+@pytest.mark.parametrize("cut", [1, 4])
+def test_an_extreme_of_times_is_null_as_long_as_they_are(kind: pa.DataType, cut: int) -> None:
+    values = pa.array(
+        [None, 3, None, 1], pa.int32() if pa.types.is_time32(kind) or pa.types.is_date(kind) else pa.int64()
+    )
+    batch = pa.record_batch({"k": pa.array([1, 1, 1, 1]), "v": values.view(kind)})
+    aggregates = {"low": Min("v"), "high": Max("v")}
+    world = World(
+        running_aggregate_operator("o", keys=["k"], event_time=None, aggregates=aggregates, schema=batch.schema)
+    )
+    for first in range(0, 4, cut):
+        world.process(batch.slice(first, cut))
+    none, three, _, one = batch.column("v").to_pylist()
+    found = [(row["low"], row["high"]) for row in world.out.rows()]
+    assert found == [(none, none), (three, three), (three, three), (one, three)]

@@ -212,8 +212,23 @@ def test_what_an_expression_cannot_be_is_reported_on_the_driver() -> None:
         ProjectOperator("s", [pl.col("n").sum()], SCHEMA, keep=False)
     with pytest.raises(SchemaError, match="column 'x' is not in the stream's schema"):
         ProjectOperator("s", [pl.col("n", "x") + 1], SCHEMA, keep=True)
+    with pytest.raises(SchemaError, match=r"operator 's': cannot get the 7-th column when schema has 2 columns"):
+        ProjectOperator("s", [pl.nth(7)], SCHEMA, keep=False)
     with pytest.raises(JobError, match="is not a polars expression"):
         ProjectOperator("w", ["n"], SCHEMA, keep=True)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("expr", "message"),
+    [
+        (pl.col("s").map_batches(lambda column: column + 1, return_dtype=pl.Int64), "TypeError: cannot do arithmetic"),
+        (pl.col("s").name.map(lambda name: None), "TypeError: 'None' is not an instance of 'str'"),
+    ],
+)
+def test_a_function_in_an_expression_that_fails_without_rows_is_named(expr: pl.Expr, message: str) -> None:
+    where = f"operator 'p': a function in an expression, called without rows for its type, raised {message}"
+    with pytest.raises(JobError, match=re.escape(where)):
+        ProjectOperator("p", [expr], SCHEMA, keep=False)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -71,6 +72,50 @@ def is_map_array(column: pa.Array[Any]) -> TypeIs[MapArray]:
 def is_struct_array(column: pa.Array[Any]) -> TypeIs[pa.StructArray]:
     """Whether the column holds structs."""
     return pa.types.is_struct(column.type)
+
+
+def is_arrows_extension(kind: pa.DataType) -> TypeIs[lib.BaseExtensionType]:
+    """Whether this is an extension type of Arrow itself, such as UUID or JSON, and not one that a program defines."""
+    return isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.ExtensionType)
+
+
+def maps_in(column: pa.Array[Any]) -> Iterator[MapArray]:
+    """Yield all columns of maps that the column is or contains, the outer before the inner."""
+    if is_map_array(column):
+        yield column
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        for entries in (column.keys, column.items):
+            yield from maps_in(entries[first:last])
+    elif is_struct_array(column):
+        for part in column.flatten():
+            yield from maps_in(part)
+    elif is_list_array(column):
+        yield from maps_in(column.flatten())
+
+
+def key_twice(column: pa.Array[Any]) -> str | None:
+    """Return the text of the first key that a map in the column has twice, if there is one."""
+    return next((key for each in maps_in(column) if (key := _key_twice(each)) is not None), None)
+
+
+def _key_twice(column: MapArray) -> str | None:
+    ends = column.offsets.to_numpy()
+    lengths = np.where(np.asarray(column.is_null()), 0, ends[1:] - ends[:-1])
+    if not len(lengths) or lengths.max() < 2:
+        return None
+    numbers = np.repeat(np.arange(len(lengths)), lengths)
+    at = np.arange(len(numbers)) + np.repeat(ends[:-1] - (lengths.cumsum() - lengths), lengths)
+    keys = column.keys.take(pa.array(at))
+    if pa.types.is_nested(keys.type):  # which pyarrow does not compare
+        codes = np.unique([repr(key) for key in keys.to_pylist()], return_inverse=True)[1]
+    else:
+        codes = keys.dictionary_encode().indices.to_numpy()
+    places = numbers * (codes.max() + 1) + codes
+    _, firsts = np.unique(places, return_index=True)
+    if len(firsts) == len(places):
+        return None
+    again = np.setdiff1d(np.arange(len(places)), firsts)[0]
+    return repr(keys[int(again)].as_py())
 
 
 def leaves(column: pa.Array[Any]) -> Iterator[pa.Array[Any]]:

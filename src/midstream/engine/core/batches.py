@@ -1,8 +1,8 @@
 """Record batches: canonical types, conversion to and from polars, concatenation, size.
 
 The canonical form of a schema is the one that polars returns without copying: large strings, large binaries, large
-lists, no unit of seconds. Sources convert once; everything downstream may rely on it. Times of day keep their unit,
-since polars has them in nanoseconds only.
+lists, no unit of seconds, and what Arrow stores of its own extension types, such as text for JSON. Sources convert
+once; everything downstream may rely on it. Times of day keep their unit, since polars has them in nanoseconds only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.lib import concat_batches
 
-from midstream.engine.core.arrow_types import TICKS_PER_S, is_list_of_any_length, is_text, leaves
+from midstream.engine.core.arrow_types import (
+    TICKS_PER_S,
+    is_arrows_extension,
+    is_list_of_any_length,
+    is_text,
+    key_twice,
+    leaves,
+)
 from midstream.engine.core.casts import CastRefused, cast_exactly
 from midstream.engine.core.errors import SchemaError
 
@@ -28,12 +35,18 @@ SMALL_BYTES: Final = 4096
 def canonical_type(kind: pa.DataType, *, keeps_seconds: bool = False) -> pa.DataType:
     """`keeps_seconds`: for types as they were declared, whose unit says what a number or a fraction in text means."""
     inner = partial(canonical_type, keeps_seconds=keeps_seconds)
+    if is_arrows_extension(kind):
+        return inner(kind.storage_type)
     if is_text(kind):
         return pa.large_string()
     if pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
         return pa.large_binary()
     if is_list_of_any_length(kind):
         return pa.large_list(inner(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(inner(kind.value_type), int(kind.list_size))
+    if pa.types.is_map(kind):  # without the mark that its keys are sorted, which no array of maps keeps
+        return pa.map_(inner(kind.key_type), inner(kind.item_type))
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(f.name, inner(f.type)) for f in kind])
     if pa.types.is_dictionary(kind):
@@ -86,15 +99,18 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
 def invalid_value(batch: pa.RecordBatch) -> tuple[int, str] | None:
     """Return the row of the first value that its type does not have, and what is wrong with it, if there is one.
 
-    Arrow, and so Parquet, checks neither the bytes of a text nor the range of a time of day nor the digits of a decimal. polars relies on them: for
-    bytes that are not UTF-8 it returns wrong characters, or reads memory that it does not own. Python and polars take
-    24:00 as 00:00.
+    Arrow, and so Parquet, checks neither the bytes of a text nor the range of a time of day nor the digits of a decimal
+    nor the keys of a map. polars relies on them: for bytes that are not UTF-8 it returns wrong characters, or reads
+    memory that it does not own, and it drops all entries of a key but one. Python and polars take 24:00 as 00:00.
     """
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         is_flat = column.type.num_fields == 0
-        if _is_valid(column) if is_flat else all(map(_is_valid, leaves(column))):
+        if _is_valid(column) if is_flat else all(map(_is_valid, leaves(column))) and key_twice(column) is None:
             continue
         for row in range(len(column)):
+            twice = key_twice(column.slice(row, 1))
+            if twice is not None:
+                return row, f"column {name!r} has a map with the key {twice} twice; leave one of its entries out"
             for values in leaves(column.slice(row, 1)):
                 for each in (values.slice(at, 1) for at in range(len(values))):
                     if not _is_valid(each):

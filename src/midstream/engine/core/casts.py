@@ -2,7 +2,8 @@
 
 A cast is between types of one kind: integers, floats (integers fit into floats that hold them exactly), decimals,
 strings, bytes, dates, times of day, durations, timestamps that both have a zone or both have none, and lists, structs
-and maps of those. Within a kind it is checked value by value. Nothing is parsed, rounded, cut, or mistaken for another
+and maps of those. Of an extension type of Arrow itself, it is of what
+is stored. Within a kind it is checked value by value. Nothing is parsed, rounded, cut, or mistaken for another
 kind; the fields of a struct must be the same, in any order.
 """
 
@@ -22,6 +23,7 @@ from midstream.engine.core.arrow_types import (
     MapArray,
     MapType,
     fixed_size_lists,
+    is_arrows_extension,
     is_bytes,
     is_list,
     is_list_array,
@@ -50,6 +52,8 @@ def _cast(column: pa.Array[Any], kind: pa.DataType, path: str) -> pa.Array[Any]:
         return column
     if isinstance(column, pa.DictionaryArray):
         return _cast(column.dictionary_decode(), kind, path)
+    if isinstance(column, pa.ExtensionArray) and is_arrows_extension(given):
+        return _cast(column.storage, kind, path)
     if pa.types.is_null(given):
         return nulls(len(column), kind)
     if is_struct_array(column) and pa.types.is_struct(kind):
@@ -127,11 +131,14 @@ def _cast_map(column: MapArray, kind: MapType, path: str) -> pa.Array[Any]:
     ends = column.offsets.to_numpy()
     lengths = np.where(np.asarray(column.is_null()), 0, ends[1:] - ends[:-1])  # there may be entries below null maps
     offsets = np.concatenate([[0], lengths.cumsum()])
-    positions = pa.array(np.arange(offsets[-1]) + np.repeat(ends[:-1] - offsets[:-1], lengths))
+    keys, items = column.keys[ends[0] : ends[-1]], column.items[ends[0] : ends[-1]]
+    if len(keys) > offsets[-1]:  # not otherwise: pyarrow cannot take all types
+        positions = pa.array(np.arange(offsets[-1]) + np.repeat(ends[:-1] - ends[0] - offsets[:-1], lengths))
+        keys, items = keys.take(positions), items.take(positions)
     return maps(
         pa.array(offsets, pa.int32()),
-        _cast(column.keys.take(positions), kind.key_type, f"{path}[keys]"),
-        _cast(column.items.take(positions), kind.item_type, f"{path}[values]"),
+        _cast(keys, kind.key_type, f"{path}[keys]"),
+        _cast(items, kind.item_type, f"{path}[values]"),
         kind,
         _mask(column),
     )

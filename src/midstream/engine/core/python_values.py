@@ -303,6 +303,8 @@ def to_python(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> list[Any]:
     except KeyError as error:
         twice = _KEY_TWICE.search(str(error))
         raise ValueError(f"a map that has {twice[1] if twice else 'a key'} twice as a key, as no dict can") from error
+    except TypeError as error:
+        raise ValueError(f"a map whose keys are lists or structs, as no dict has: {error}") from error
     return values
 
 
@@ -312,6 +314,8 @@ def first_without_python(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> tuple[
         try:
             to_python(column.slice(row, 1))
         except (ValueError, OverflowError) as error:
+            if "zoneinfo" in str(error):  # pyarrow names the modules that it has searched
+                return row, f"Python has no time zone of the name in {column.type}; use one such as UTC or Europe/Paris"
             return row, str(error)
     raise InvariantError(f"each value of a column of {column.type} has a Python form, but the column has none")
 

@@ -84,7 +84,8 @@ def check_schema(schema: pa.Schema, where: str) -> None:
     """Check the columns of rows that enter a job: as declared or found, of a source, or of what an operator emits.
 
     Raises SchemaError naming `where` if there is no column, if a name is empty, occurs twice, or contains a NUL, at
-    which libraries written in C cut it, or if a column is nested too deep or contains a dictionary with an order.
+    which libraries written in C cut it, or if a column is nested too deep or contains a dictionary with an order or
+    lists of size 0.
     """
     check_distinct(schema.names, where)
     for field in schema:
@@ -96,7 +97,7 @@ def check_schema(schema: pa.Schema, where: str) -> None:
             kind, depth = pending.pop()
             if depth > DEPTH_MAX:
                 raise SchemaError(f"{where}: column {field.name!r} is nested more than {DEPTH_MAX} deep")
-            _check_has_no_order(kind, f"{where}: column {field.name!r}")
+            _check_is_kept(kind, f"{where}: column {field.name!r}")
             inner = [kind.field(index) for index in range(kind.num_fields)]
             if pa.types.is_struct(kind):
                 names = [each.name for each in inner]
@@ -110,8 +111,14 @@ def check_schema(schema: pa.Schema, where: str) -> None:
             pending += [(each.type, depth + 1) for each in inner]
 
 
-def _check_has_no_order(kind: pa.DataType, what: str) -> None:
-    """Raise SchemaError for a dictionary whose values have an order of their own: rows of a job hold its texts only."""
+def _check_is_kept(kind: pa.DataType, what: str) -> None:
+    """Raise SchemaError for a dictionary whose values have an order of their own, since rows of a job hold its texts only,
+    and for lists of exactly no values, on which pyarrow and polars end the process or panic.
+    """
+    if pa.types.is_fixed_size_list(kind) and not kind.list_size:
+        raise SchemaError(
+            f"{what} is {kind}, lists that never have a value; declare a list without a size, or leave it out"
+        )
     if pa.types.is_dictionary(kind) and kind.ordered:
         raise SchemaError(
             f"{what} is an ordered dictionary, such as a polars Enum, whose order rows of a job cannot hold; cast the data to "
@@ -155,14 +162,14 @@ def as_type(kind: TypeLike, where: str) -> pa.DataType:
 def _declared_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.DataType:
     """Return the same as `as_type`, but seconds as declared. `within`: the dataclasses and TypedDicts of which it is part."""
     if isinstance(kind, pa.DataType):
-        return _without_order(kind, where)
+        return _kept_type(kind, where)
     if isinstance(kind, type) and kind in _PYTHON_TYPES:
         return _PYTHON_TYPES[kind]
     if isinstance(kind, pl.DataType) or (isinstance(kind, type) and issubclass(kind, pl.DataType)):
         if kind in (pl.Object, pl.Unknown):
             raise SchemaError(f"{where}: the polars type {kind} has no Arrow form")
         try:
-            return _without_order(to_arrow(pl.DataFrame(schema={"value": kind})).schema.types[0], where)
+            return _kept_type(to_arrow(pl.DataFrame(schema={"value": kind})).schema.types[0], where)
         except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
             raise SchemaError(f"{where}: the polars type {kind} has no Arrow form: {error}") from error
     if _is_record(kind):
@@ -191,12 +198,12 @@ def _declared_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) ->
     )
 
 
-def _without_order(kind: pa.DataType, where: str) -> pa.DataType:
-    """Return the type that a declared Arrow type means. Raises SchemaError for a dictionary with an order."""
+def _kept_type(kind: pa.DataType, where: str) -> pa.DataType:
+    """Return the type that a declared Arrow type means. Raises SchemaError for one that rows cannot keep."""
     pending = [kind]
     while pending:
         each = pending.pop()
-        _check_has_no_order(each, where)
+        _check_is_kept(each, where)
         pending += [each.field(index).type for index in range(each.num_fields)]
     return canonical_type(kind, keeps_seconds=True)
 

@@ -18,7 +18,7 @@ from midstream.engine.core.batches import (
     to_polars,
 )
 from midstream.engine.core.errors import SchemaError
-from midstream.engine.operators.row_conversion import USER_ERRORS
+from midstream.engine.operators.row_conversion import USER_ERRORS, user_error
 
 EXPRESSION_ERRORS: Final = (*USER_ERRORS, pl.exceptions.PanicException)
 """The exceptions that evaluating an expression can raise; a polars panic is not an Exception, and would be mistaken for
@@ -77,7 +77,9 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
     except pl.exceptions.ColumnNotFoundError as error:
         first = str(error).splitlines()[0]
         quoted = re.search(r'"([^"]+)"', first)  # unable to find column "x"; …
-        name = quoted.group(1) if quoted else first
+        if quoted is None:  # cannot get the 7-th column
+            raise SchemaError(f"{where}: {first}") from error
+        name = quoted.group(1)
         raise SchemaError(
             f"{where}: column {name!r} is not in the stream's schema ({', '.join(schema.names) or 'no columns'})"
         ) from error
@@ -86,6 +88,10 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
     except pl.exceptions.PanicException as error:
         text = ", ".join(map(str, exprs))
         raise SchemaError(f"{where}: polars panics when it evaluates {text}: {str(error).splitlines()[0]}") from error
+    except SchemaError:  # of a type that rows cannot have
+        raise
+    except USER_ERRORS as error:
+        raise user_error(where, "a function in an expression, called without rows for its type,", error) from error
     for expr in exprs:
         if is_plain_column(expr):
             index = made.get_field_index(expr.meta.output_name())

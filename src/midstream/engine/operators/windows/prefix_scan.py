@@ -160,7 +160,9 @@ def _folded(each: DenseGroupBy, column: pl.Series, segments: Segments) -> pl.Ser
     neutral = np.nan if physical.dtype.is_float() else _neutral(each.kind, physical.dtype)
     values = segments.accumulate(ufunc, physical.fill_null(neutral).to_numpy())
     any_there = segments.accumulate(np.logical_or, there)
-    return pl.select(pl.when(pl.Series(any_there)).then(typed(column, values))).to_series().alias(column.name)
+    # before the cast: the neutral value is no time of day
+    found = pl.select(pl.when(pl.Series(any_there)).then(pl.Series(values))).to_series()
+    return found.cast(column.dtype).alias(column.name)
 
 
 def _neutral(kind: str, dtype: Any) -> int:

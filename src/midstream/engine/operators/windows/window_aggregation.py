@@ -231,8 +231,8 @@ class WindowAggregation:
             return pl.col(name(part))
 
         part: Columns = column
-        parts = dict(aggregate.partial(self._time_of(output)))
-        merge = dict(aggregate.merge(part))
+        parts = self._named(output, "partial", aggregate.partial(self._time_of(output)))
+        merge = self._named(output, "merge", aggregate.merge(part))
         if parts.keys() != merge.keys():
             raise JobError(
                 f"{self.where}: aggregate {output!r}: partial returns {sorted(parts)}, merge returns "
@@ -245,11 +245,25 @@ class WindowAggregation:
         self._parts_of[output] = [name(key) for key in parts]
         self._partial.extend(expr.alias(name(key)) for key, expr in parts.items())
         self._merge.extend(merge[key].alias(name(key)) for key in parts)
-        self._finish.append(aggregate.finish(part).alias(output))
+        [finish] = self._named(output, "finish", {output: aggregate.finish(part)}).values()
+        self._finish.append(finish.alias(output))
         self._folds.update({name(key): each for key, each in folds_of(aggregate).items()})
         overflow = aggregate.overflow(part)
         if overflow is not None:
             self._overflow.append((output, overflow))
+
+    def _named(self, output: str, step: str, made: object) -> dict[str, pl.Expr]:
+        """Return the expressions of a step of an aggregate. Raises JobError if the user's class returned something else."""
+        wrong = made
+        if isinstance(made, Mapping):
+            wrong = next((each for each in made.values() if not isinstance(each, pl.Expr)), None)
+            if wrong is None:
+                return dict(made)
+        what = "an expression" if step == "finish" else "a dict of names with expressions"
+        raise JobError(
+            f"{self.where}: aggregate {output!r}: {step} returns {what}, of polars, such as pl.col('x').sum(); "
+            f"this one has {wrong!r:.200}"
+        )
 
     def _schemas(self) -> tuple[pa.Schema, pa.Schema]:
         frame = self.prepare(self._empty_frame())
@@ -263,7 +277,9 @@ class WindowAggregation:
                     f"{merged.schema[changed[0]]} in merge; both must be the same"
                 )
             results = computed_schema(merged.select(self._finish), self.where)
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        except MidstreamError:
+            raise
+        except EXPRESSION_ERRORS as error:
             raise SchemaError(f"{self.where}: the aggregates do not fit the columns: {error}") from error
         keys = [self.input_schema.field(key) for key in self.keys]
         bounds = [pa.field(name, self.time.kind) for name in self.bounds]
