@@ -211,7 +211,9 @@ def test_state_of_which_one_subtask_has_other_columns_is_not_shown(other: str) -
         ).parts[0]
     ]
     state = StoredState("op", "op", "table:rows", Redistribute.KEYED, tuple(handles), "n", 128)
-    with pytest.raises(StorageError, match="chk-1: state 'table:rows' of operator 'op': the columns of one subtask are"):
+    with pytest.raises(
+        StorageError, match="chk-1: state 'table:rows' of operator 'op': the columns of one subtask are"
+    ):
         list(frames_of(storage, state, "chk-1"))
 
 
