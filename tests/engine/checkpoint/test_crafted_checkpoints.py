@@ -217,6 +217,15 @@ def test_state_of_which_one_subtask_has_other_columns_is_not_shown(other: str) -
         list(frames_of(storage, state, "chk-1"))
 
 
+def test_state_without_columns_is_not_shown() -> None:
+    part = StatePart(Redistribute.SPLIT, (Chunk("c", pa.table({"x": [1]}).select([])),))
+    storage = MemoryStorage()
+    handles = store_parts(storage, [{"splits": part}], {}, state_file(1, 1, 1, 0, 0)).parts[0]
+    state = StoredState("op", "op", "splits", Redistribute.SPLIT, handles, "", 128)
+    with pytest.raises(StorageError, match="chk-1: state 'splits' of operator 'op': a chunk has no columns"):
+        list(frames_of(storage, state, "chk-1"))
+
+
 @pytest.mark.parametrize("name", COLUMNS)
 def test_rows_in_flight_with_a_right_checksum_are_read_whole_or_refused(name: str) -> None:
     if name == "dictionary":

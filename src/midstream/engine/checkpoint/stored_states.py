@@ -148,6 +148,8 @@ def frame_of(chunks: Sequence[Chunk], state: StoredState, where: str) -> pl.Data
     for number, chunk in enumerate(chunks):
         table = chunk.table.select([name for name in chunk.table.column_names if name != KEY_GROUP])
         check_held_by_polars(table.schema, where)
+        if not table.num_columns:
+            raise StorageError(f"{where}: a chunk has no columns: it is damaged, or midstream has not written it")
         frame = to_polars(table)
         if is_heap:
             times = [name for name in WRITTEN_COLUMNS if frame.schema.get(name) == pl.Int64]
