@@ -74,8 +74,8 @@ class _OpenWindows(TableState):
         counts = held.get_column(COUNT)
         if held.drop(COUNT).is_duplicated().any() or not counts.is_between(1, self._rows - 1).all():
             raise StorageError(
-                f"{where}: the state in the checkpoint has several windows of a key, or one of which {counts.min()} to "
-                f"{counts.max()} of {self._rows} rows have come: it is damaged, or midstream has not written it. To go back "
+                f"{where}: the state in the checkpoint has several windows of a key, or one of which {counts.min()!r} to "
+                f"{counts.max()!r} of {self._rows} rows have come: it is damaged, or midstream has not written it. To go back "
                 "to an older checkpoint, name it with --from"
             )
 
