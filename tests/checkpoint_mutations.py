@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -83,8 +84,9 @@ class Mutant:
 
     def write(self, directory: Path) -> None:
         for path, data in {**self.files, "chk-1/_metadata": self.metadata_file(VERSION)}.items():
-            (directory / path).parent.mkdir(exist_ok=True)
-            (directory / path).write_bytes(data)
+            with suppress(OSError):  # of a name that no file can have
+                (directory / path).parent.mkdir(exist_ok=True)
+                (directory / path).write_bytes(data)
 
     def metadata_file(self, version: int) -> bytes:
         payload = msgspec.msgpack.encode(self.metadata)

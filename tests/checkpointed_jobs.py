@@ -30,6 +30,7 @@ from midstream import (
     TableState,
     ValueState,
     WatermarkStrategy,
+    count,
     session,
     sliding,
     tumbling,
@@ -136,6 +137,14 @@ def windows(env: Environment) -> None:
     keyed.window(session("15 s")).aggregate(n=Count(), f=First("name")).uid("sessions").collect()
 
 
+def aggregates(env: Environment) -> None:
+    keyed = _rows(env, "rows").key_by("k")
+    keyed.aggregate(n=Count(), s=Sum("x"), f=First("name"), m=Mean("x"), ttl="1 min").uid("running").collect()
+    keyed.top(2, by="x", every="20 s").uid("first").collect()
+    keyed.window(tumbling("30 s")).top(2, by="x").uid("first_of_windows").collect()
+    keyed.window(count(3)).aggregate(n=Count(), s=Sum("x"), f=First("name")).uid("counted").collect()
+
+
 def functions(env: Environment) -> None:
     _rows(env, "rows").key_by("k", "name").process(Everything(), {"k": int, "n": int}).uid("everything").collect()
 
@@ -160,5 +169,5 @@ def broadcasts(env: Environment) -> None:
 
 
 JOBS: dict[str, Callable[[Environment], None]] = {
-    each.__name__: each for each in (windows, functions, tables, joins, broadcasts)
+    each.__name__: each for each in (windows, aggregates, functions, tables, joins, broadcasts)
 }

@@ -1,6 +1,6 @@
 """Tries mutated checkpoints, in a process that is limited: `python tests/mutated_checkpoints.py FIRST STOP [SECONDS]`.
 
-Each is inspected and restored. Afterwards there must be a result, or an error that midstream raises on purpose: no other
+Each is inspected, its state is read, and it is restored. Afterwards there must be a result, or an error that midstream raises on purpose: no other
 exception, no signal, no loop without an end, and no more memory than a small checkpoint accounts for.
 """
 
@@ -26,7 +26,7 @@ import checkpointed_jobs
 from checkpoint_mutations import Mutant, mutate
 from checkpointed_jobs import JOBS, MORE, ROWS
 from in_memory import MemoryStorage
-from midstream import Environment, MidstreamError
+from midstream import Environment, MidstreamError, read_state
 from midstream.cli.commands.inspect_checkpoint import inspect_checkpoint
 from midstream.cli.output import print_answer
 from midstream.engine.checkpoint.channel_state import Captured, store_channels
@@ -49,6 +49,7 @@ from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 from midstream.engine.worker.source_reader import SPLITS, SPLITS_SCHEMA
 from midstream.inprocess.in_process_job import JobSnapshot
 from midstream.runtime.storage.file_storage import FileStorage
+from midstream.runtime.storage.stored_checkpoint import open_checkpoint
 from midstream.testing import job
 
 MEMORY_BYTES = 768 * 2**20
@@ -155,6 +156,7 @@ class Trials:
         with tempfile.TemporaryDirectory() as directory:
             mutant.write(Path(directory))
             wrong = [*self._try("inspect", self.inspect, directory, random.random() < 0.5)]
+            wrong += self._try("state", self.state, directory)
             parallelism = random.choice((1, 2, 2, 2, 3))
             if base.is_restored:
                 wrong += self._try("restore", self.restore, base, directory, parallelism, random.random() < 0.3)
@@ -176,6 +178,11 @@ class Trials:
 
     def inspect(self, directory: str, json: bool) -> None:
         print_answer(inspect_checkpoint(directory), json, io.StringIO())
+
+    def state(self, directory: str) -> None:
+        """Read every state; the first that is refused is the result."""
+        for state in open_checkpoint(directory).states:
+            read_state(directory, state.uid, state.name).collect()
 
     def restore(self, base: Base, directory: str, parallelism: int, copies: bool) -> None:
         storage: Any = FileStorage(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import polars as pl
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from midstream.connectors.files.file_source import FileSource
 from midstream.connectors.memory.collection_source import from_rows
 from midstream.connectors.memory.generator_source import GeneratorSource
-from midstream.engine.core.errors import ConfigError
-from midstream.engine.operators.source_api import DiscoveryContext, Source, Split
+from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.engine.operators.sink_api import decoded
+from midstream.engine.operators.source_api import DiscoveryContext, Source, Split, decoded_splits
 
 CONTEXT = DiscoveryContext("in", 1, None)
 WRITTEN_BY_ANOTHER = "was written by another kind of source .*give this one a new uid"
@@ -37,6 +39,17 @@ def test_splits_of_another_source_are_refused(tmp_path):
         generator().open_split(of_files)
     with pytest.raises(ConfigError, match=f"CollectionSource: .*{WRITTEN_BY_ANOTHER}"):
         from_rows([{"n": 1}]).open_split(of_files)
+
+
+def test_texts_that_are_not_utf8_are_refused(tmp_path):
+    split = first_split(files(tmp_path))
+    with pytest.raises(ConfigError, match=WRITTEN_BY_ANOTHER):
+        files(tmp_path).open_split(Split("a", split.payload.replace(b"a.parquet", b"\xff" * 9)))
+    damaged = msgspec.msgpack.encode(Split("abcd", b"")).replace(b"abcd", b"\xff" * 4)
+    with pytest.raises(StorageError, match="in: the splits in the checkpoint are damaged"):
+        decoded_splits([damaged], "in")
+    with pytest.raises(StorageError, match="in: what the checkpoint has to commit was not prepared by a file sink"):
+        decoded(damaged, Split, "a file sink", "in")
 
 
 def test_a_position_of_another_source_is_refused(tmp_path):

@@ -117,7 +117,9 @@ def test_a_record_is_bounded_and_holds_no_secret(home: Path) -> None:
     assert history.find("a").status.failures[0].details.endswith("x last")
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b'{"pid": 1}', b"\xff\xfe", b"[1]", b'{"status": null}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b'{"pid": 1}', b"\xff\xfe", b'{"seen": "\xff"}', b"[1]", b'{"status": null}']
+)
 def test_what_cannot_be_read_is_counted_and_left_alone(home: Path, data: bytes) -> None:
     kept(of("a", "finished"))
     (home / "history" / "other.json").write_bytes(data)

@@ -59,6 +59,8 @@ def test_files_of_dead_jobs_go_away() -> None:
     job_registry.announce(msgspec.structs.replace(entry, job_id="its process is gone", pid=child.pid))
     job_registry.announce(msgspec.structs.replace(entry, job_id="its number is used again", process_started="a boot 7"))
     (job_registry.home() / "jobs" / "garbage.json").write_bytes(b"{")
+    damaged = msgspec.json.encode(msgspec.structs.replace(entry, pid=child.pid)).replace(b"job-1", b"job-\xff")
+    (job_registry.home() / "jobs" / "damaged.json").write_bytes(damaged)
     assert job_registry.list_jobs() == [entry]
     assert [path.name for path in (job_registry.home() / "jobs").glob("*.json")] == ["job-1.json"]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 
 from midstream.engine.checkpoint import state_files
@@ -13,6 +14,7 @@ from midstream.engine.checkpoint.state_files import location_of
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.state import table_runs
 from midstream.engine.state.code_index import Index
+from midstream.engine.state.columnar import FrameRun
 from midstream.engine.state.state_parts import Chunk
 from midstream.engine.state.table_runs import TableRun
 from midstream.engine.state.table_state import TableState
@@ -47,6 +49,24 @@ def upsert_adds() -> Replacements:
 def removed_rows_are_stored() -> Replacements:
     """A snapshot holds rows that were removed since their run was made."""
     return [(TableRun, "living", property(lambda run: run))]
+
+
+class _UntilWritten(FrameRun):
+    """The live rows of a run, whichever they are when they are read."""
+
+    def __init__(self, run: TombstonedRun) -> None:
+        self._run = run
+        self.rows, self.chunk_id, self.groups = run.rows, None, None
+
+    @property
+    def frame(self) -> pl.DataFrame:  # type: ignore[override]  # it is never assigned
+        run = self._run
+        return run.frame if run.there is None else run.frame.filter(pl.Series(run.there))
+
+
+def rows_removed_until_written() -> Replacements:
+    """A run changes between the snapshot and the moment at which it is written: rows removed meanwhile are not stored."""
+    return [(TombstonedRun, "living", property(_UntilWritten))]
 
 
 def removals_are_not_restored() -> Replacements:
@@ -144,6 +164,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "upsert_adds": Mutation("rows that are replaced stay", upsert_adds, targeted.in_tables),
     "removed_rows_are_stored": Mutation(
         "rows that were removed from a table are stored", removed_rows_are_stored, targeted.in_tables
+    ),
+    "rows_removed_until_written": Mutation(
+        "rows that are removed after a snapshot are not in it", rows_removed_until_written, targeted.in_tables
     ),
     "removals_are_not_restored": Mutation(
         "a restore has rows that were removed after they were stored", removals_are_not_restored, targeted.in_tables

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from midstream.engine.core.errors import ClusterError, ConfigError, JobError, assert_never
+from midstream.engine.core.errors import UNDECODABLE, ClusterError, ConfigError, JobError, assert_never
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.engine.protocol.live_rows import GetRows, LiveRows
 from midstream.engine.protocol.messages import (
@@ -233,7 +233,7 @@ class RemoteClient:
             )
         try:
             return msgspec.json.decode(body, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise JobError(f"{page} is not the page of a job, or of another version of midstream: {error}") from error
 
 

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from midstream.engine.core.errors import ConfigError, assert_never
+from midstream.engine.core.errors import UNDECODABLE, ConfigError, assert_never
 from midstream.engine.core.interfaces import Mail
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.engine.protocol.live_rows import GetRows
@@ -325,7 +325,7 @@ class Site:
         _check_json(request, "a request for rows")
         try:
             look = _rows_requests.decode(request.body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise Refusal(400, f"the request for rows is invalid: {error}") from error
         if len(self._rows) >= ROWS_OPEN_MAX:
             raise Refusal(429, f"{ROWS_OPEN_MAX} requests for rows are not answered yet")
@@ -344,7 +344,7 @@ class Site:
         try:
             action = _actions.decode(request.body)
             job_request = _request_of(action)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ConfigError) as error:
+        except (*UNDECODABLE, ConfigError) as error:
             raise Refusal(400, f"the action is invalid: {error}") from error
         if sum(known.state == "waiting" for known in self._actions.values()) >= ACTIONS_OPEN_MAX:
             raise Refusal(429, f"{ACTIONS_OPEN_MAX} actions are not answered yet")

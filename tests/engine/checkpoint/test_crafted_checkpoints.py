@@ -15,11 +15,12 @@ from checkpoint_samples import metadata_of, pipeline
 from in_memory import MemoryStorage
 from midstream.engine.checkpoint.channel_state import read_segment
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, SourcePosition, decode_metadata, encode_metadata
-from midstream.engine.checkpoint.state_files import read_parts
+from midstream.engine.checkpoint.state_files import read_parts, state_file, store_parts
+from midstream.engine.checkpoint.stored_states import StoredState, frames_of
 from midstream.engine.core.batch_framing import prefix
 from midstream.engine.core.errors import StorageError
 from midstream.engine.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
-from midstream.engine.state.state_parts import KEY_GROUP
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute, StatePart
 
 replace = msgspec.structs.replace
 CHUNK = ChunkHandle("c", "shared/f", 0, 10, 7, 3)
@@ -190,6 +191,39 @@ def test_state_of_keys_has_the_key_groups_that_the_metadata_says_and_no_other_st
     with pytest.raises(StorageError, match="operator 'x'") as refused:
         read_parts(MemoryStorage(), (PartHandle("rows", rule, (chunk,)),), range(128), "operator 'x'")
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("other", ["rows", "n"])
+def test_state_of_which_one_subtask_has_other_columns_is_not_shown(other: str) -> None:
+    tables = [
+        pa.table({KEY_GROUP: pa.array([1], pa.int32()), "n": [1], "x": ["a"]}),
+        pa.table({KEY_GROUP: pa.array([2], pa.int32()), other: [1.5], "x": ["b"]}),
+    ]
+    storage = MemoryStorage()
+    handles = [
+        handle
+        for number, table in enumerate(tables)
+        for handle in store_parts(
+            storage,
+            [{"table:rows": StatePart(Redistribute.KEYED, (Chunk(f"c{number}", table),))}],
+            {},
+            state_file(1, 1, 1, 0, number),
+        ).parts[0]
+    ]
+    state = StoredState("op", "op", "table:rows", Redistribute.KEYED, tuple(handles), "n", 128)
+    with pytest.raises(
+        StorageError, match="chk-1: state 'table:rows' of operator 'op': the columns of one subtask are"
+    ):
+        list(frames_of(storage, state, "chk-1"))
+
+
+def test_state_without_columns_is_not_shown() -> None:
+    part = StatePart(Redistribute.SPLIT, (Chunk("c", pa.table({"x": [1]}).select([])),))
+    storage = MemoryStorage()
+    handles = store_parts(storage, [{"splits": part}], {}, state_file(1, 1, 1, 0, 0)).parts[0]
+    state = StoredState("op", "op", "splits", Redistribute.SPLIT, handles, "", 128)
+    with pytest.raises(StorageError, match="chk-1: state 'splits' of operator 'op': a chunk has no columns"):
+        list(frames_of(storage, state, "chk-1"))
 
 
 @pytest.mark.parametrize("name", COLUMNS)

@@ -14,13 +14,15 @@ from test_running_aggregates import Joined, Spread
 
 from effort import examples
 from midstream import Environment, WatermarkStrategy, testing, tumbling
-from midstream.engine.core.errors import ConfigError, JobError
+from midstream.engine.core.errors import ConfigError, JobError, StorageError
 from midstream.engine.core.key_groups import key_groups, subtask_of
 from midstream.engine.operators.event_time_column import TimeColumn
+from midstream.engine.operators.functions import count_windows
 from midstream.engine.operators.functions.count_windows import count_window_operator
 from midstream.engine.operators.windows.aggregates import Count, First, Last, Sum
 from midstream.engine.operators.windows.value_lists import Collect
 from midstream.engine.operators.windows.window_factory import CountWindow, count
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 
 AGGREGATES: dict[str, Any] = {
     "n": Count(),
@@ -161,3 +163,14 @@ def test_windows_of_time_follow_windows_by_count() -> None:
     hours = pairs.key_by("k").window(tumbling("1 h")).aggregate(n=Count(), total=Sum("total"))
     assert [(row["n"], row["total"]) for row in testing.run(hours).rows] == [(3, 15)]
     assert CountWindow(2) == count(2)
+
+
+@pytest.mark.parametrize(("keys", "counts"), [([1, 1], [1, 1]), ([1, 2], [1, 3]), ([1, 2], [0, 1]), ([1, 2], [-9, 1])])
+def test_a_checkpoint_with_windows_that_cannot_be_open_is_refused(keys: list[int], counts: list[int]) -> None:
+    open_windows = count_windows._OpenWindows(pa.schema([("k", pa.int64()), (count_windows.COUNT, pa.int64())]), 3)
+    bound = open_windows.bound("parts", ["k"], range(16), 16)
+    chunk = Chunk("c", pa.table({KEY_GROUP: pa.array([0, 0], pa.int32()), "k": keys, count_windows.COUNT: counts}))
+    with pytest.raises(
+        StorageError, match="operator 'w': the state in the checkpoint has several windows of a key, or"
+    ):
+        bound.restore([chunk], "operator 'w'")

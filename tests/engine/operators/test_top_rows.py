@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import World
-from test_windows_interrupted import SCHEMA, Plan, check, keys, ms, small_slices, steps  # noqa: F401 - a fixture
+from test_windows_interrupted import SCHEMA, Plan, batch_of, check, keys, ms, small_slices, steps  # noqa: F401 - a fixture
 from window_oracle import Oracle, SessionOracle, SlidingOracle, Window
 
 from effort import examples
 from midstream.engine.core.elements import MAX_WATERMARK_US
-from midstream.engine.core.errors import ConfigError, SchemaError
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.windows.window_factory import WINDOW_END, WINDOW_START, Session, Sliding, top_operator
+from midstream.engine.state.state_parts import Chunk, StatePart
 
 TUMBLING = Sliding(10_000, 10_000, 0)
 
@@ -233,3 +234,23 @@ def test_wrong_arguments_are_refused() -> None:
         top(of_keys=("k", "rank"), schema=SCHEMA.append(pa.field("rank", pa.int64())))
     with pytest.raises(SchemaError, match=r"operator 'top': by='l' is .*: such values have no order"):
         top(by=("l",), schema=SCHEMA.append(pa.field("l", pa.list_(pa.int64()))))
+
+
+@pytest.mark.parametrize("shape", [TUMBLING, Session(10_000)])
+@pytest.mark.parametrize("list_of_times", [[], None, [0, 1]])
+def test_a_checkpoint_with_rows_that_lack_some_columns_is_refused(
+    shape: Sliding | Session, list_of_times: list[int] | None
+) -> None:
+    before = World(top(shape))
+    before.process(batch_of([(1, 1, 5)]))
+    parts = before.snapshot()
+    [chunk] = parts["parts"].chunks
+    name = "__rows:t"
+    at = chunk.table.schema.get_field_index(name)
+    column = pa.array([list_of_times], chunk.table.schema.field(at).type)
+    crafted = Chunk("c", chunk.table.set_column(at, name, column))
+    parts = {**parts, "parts": StatePart(parts["parts"].redistribute, (crafted,))}
+    with pytest.raises(
+        StorageError, match="operator 'top': the state in the checkpoint has rows of which some columns"
+    ):
+        World(top(shape), parts=parts)

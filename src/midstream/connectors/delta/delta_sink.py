@@ -61,7 +61,7 @@ from midstream.connectors.files.partitioned_files import Partition, PartitionedP
 from midstream.connectors.files.rolling_files import OpenFile, explained, roll_bytes_of
 from midstream.engine.core.batches import from_polars, to_polars
 from midstream.engine.core.config import Size
-from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
+from midstream.engine.core.errors import UNDECODABLE, ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.core.python_values import shown
 from midstream.engine.operators.sink_api import (
     CommittedOutput,
@@ -284,7 +284,7 @@ class DeltaSink(Sink):
                     f"{self._where}: the table's log no longer goes back to checkpoint {after}: version {version} is "
                     "no longer in it"
                 ) from None
-            except (OSError, msgspec.MsgspecError) as error:
+            except (OSError, *UNDECODABLE) as error:
                 raise StorageError(f"{path}: cannot be read: {error}") from error
             kinds = {kind for action in actions for kind in action}
             ours = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] in applications]

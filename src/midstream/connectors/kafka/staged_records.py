@@ -19,7 +19,7 @@ import xxhash
 
 from midstream.connectors.kafka.client import NO_PARTITION, Record, as_headers
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_table
-from midstream.engine.core.errors import StorageError
+from midstream.engine.core.errors import UNDECODABLE, StorageError
 from midstream.engine.core.interfaces import Storage
 
 VERSION: Final = 1
@@ -71,7 +71,7 @@ def decode(committable: bytes) -> StagedRecords:
     """
     try:
         staged = msgspec.json.decode(committable, type=StagedRecords)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise StorageError(
             f"KafkaSink: what the checkpoint has to commit was not prepared by a Kafka sink: {error}"
         ) from error

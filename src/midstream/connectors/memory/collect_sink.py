@@ -13,7 +13,7 @@ import xxhash
 
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_table
 from midstream.engine.core.batches import batch_bytes, check_held_by_polars, to_polars
-from midstream.engine.core.errors import ConfigError, JobError, SchemaError, StorageError
+from midstream.engine.core.errors import UNDECODABLE, ConfigError, JobError, SchemaError, StorageError
 from midstream.engine.core.python_values import first_without_python, to_python
 from midstream.engine.operators.sink_api import (
     CommittedOutput,
@@ -196,7 +196,7 @@ class _CollectCommitter(Committer):
             try:
                 found = msgspec.msgpack.decode(committable, type=CollectedRows)
                 batches = read_table(found.rows).to_batches()
-            except (msgspec.MsgspecError, *NOT_ARROW) as error:
+            except (*UNDECODABLE, *NOT_ARROW) as error:
                 raise StorageError(
                     f"checkpoint {checkpoint_id}: what collect() stored in it is damaged: {error}"
                 ) from error

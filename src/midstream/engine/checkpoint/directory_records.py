@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 import xxhash
 
-from midstream.engine.core.errors import StorageError
+from midstream.engine.core.errors import UNDECODABLE, StorageError
 
 
 class JobDescriptor(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ def unsealed(data: bytes, kind: type[_Record], path: str) -> _Record:
         raise StorageError(f"{path}: the checksum is wrong: the file is damaged. {_REMEDIES[kind]}")
     try:
         return msgspec.json.decode(match[1] + b"}", type=kind)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise StorageError(f"{path}: not what midstream writes there: {error}. {_REMEDIES[kind]}") from error
 
 

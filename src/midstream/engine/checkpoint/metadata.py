@@ -17,7 +17,7 @@ import msgspec
 import xxhash
 
 from midstream.engine.checkpoint.metadata_checks import first_problem
-from midstream.engine.core.errors import StorageError
+from midstream.engine.core.errors import UNDECODABLE, StorageError
 from midstream.engine.graph.job_graph import Edge, JobGraph
 from midstream.engine.operators.base import Operator
 from midstream.engine.protocol.messages import ChannelState, OperatorSnapshot
@@ -238,7 +238,7 @@ def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
     try:
         metadata = _decode(payload)
         sources = tuple(map(_unpacked, metadata.sources))
-    except (msgspec.MsgspecError, zlib.error, ValueError) as error:
+    except (*UNDECODABLE, zlib.error, ValueError) as error:
         raise StorageError(f"{where}: the checksum is correct but the content is invalid: {error}") from error
     problem = first_problem(metadata)
     if problem is not None:

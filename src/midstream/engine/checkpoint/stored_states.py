@@ -107,12 +107,19 @@ def frames_of(storage: Storage, state: StoredState, where: str) -> Iterator[pl.D
 
     Raises StorageError for a file that is missing or damaged, SchemaError for a type that polars does not have.
     """
-    columns = empty_frame_of(storage, state, where).columns
+    schema = empty_frame_of(storage, state, where).schema
+    columns = schema.names()
     for handle in state.handles:
         frame = _frame(storage, state, handle, where)
-        if len(frame.columns) < len(columns):  # from before the state had a time to live
+        if frame.columns == columns[:-1]:  # from before the state had a time to live
             frame = frame.with_columns(pl.lit(None, pl.Datetime("us", "UTC")).alias(columns[-1]))
-        yield frame.select(columns)
+        rows = frame.select(name for name in columns if name in frame.columns)
+        if rows.schema != schema:
+            raise StorageError(
+                f"{_where(state, where)}: the columns of one subtask are {frame.schema}, and those of another {schema}: it "
+                "is damaged, or midstream has not written it"
+            )
+        yield rows
 
 
 def empty_frame_of(storage: Storage, state: StoredState, where: str) -> pl.DataFrame:
@@ -123,8 +130,12 @@ def empty_frame_of(storage: Storage, state: StoredState, where: str) -> pl.DataF
 
 
 def _frame(storage: Storage, state: StoredState, handle: PartHandle, where: str) -> pl.DataFrame:
-    where = f"{where}: state {state.part!r} of operator {state.uid!r}"
+    where = _where(state, where)
     return frame_of(read_parts(storage, [handle], range(state.max_parallelism), where)[state.part].chunks, state, where)
+
+
+def _where(state: StoredState, where: str) -> str:
+    return f"{where}: state {state.part!r} of operator {state.uid!r}"
 
 
 def frame_of(chunks: Sequence[Chunk], state: StoredState, where: str) -> pl.DataFrame:
@@ -137,6 +148,8 @@ def frame_of(chunks: Sequence[Chunk], state: StoredState, where: str) -> pl.Data
     for number, chunk in enumerate(chunks):
         table = chunk.table.select([name for name in chunk.table.column_names if name != KEY_GROUP])
         check_held_by_polars(table.schema, where)
+        if not table.num_columns:
+            raise StorageError(f"{where}: a chunk has no columns: it is damaged, or midstream has not written it")
         frame = to_polars(table)
         if is_heap:
             times = [name for name in WRITTEN_COLUMNS if frame.schema.get(name) == pl.Int64]

@@ -73,6 +73,6 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(data: bytes | memoryview) -> Event:
-    """Decode an event. Raises `msgspec.ValidationError` for bytes that are not an event."""
+    """Decode an event. Raises one of UNDECODABLE for bytes that are not an event."""
     event: Event = _decoder.decode(data)
     return event

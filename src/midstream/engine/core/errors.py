@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Final, NoReturn
+
+import msgspec
+
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not an encoded value of the expected type: texts in them need not be UTF-8."""
 
 
 class MidstreamError(Exception):

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-import msgspec
-
 from midstream.engine.core.batch_framing import prefix
 from midstream.engine.core.elements import decode_event, encode_event
-from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.errors import UNDECODABLE, InvariantError
 from midstream.engine.core.ids import ChannelId
 from midstream.engine.core.interfaces import DataConnection
 from midstream.engine.exchange.batch_lease import LeasedBatch
@@ -187,7 +185,7 @@ class PeerLink:
         elif kind == FrameKind.EVENT:
             try:
                 event = decode_event(payload)
-            except msgspec.DecodeError as error:
+            except UNDECODABLE as error:
                 raise InvariantError(f"slot {self.peer} sends a malformed event to {channel}: {error}") from error
             receiver.receive_event(sequence, event, inside=value == 1)
         else:

@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 import msgspec
 import pyarrow as pa
 
-from midstream.engine.core.errors import ConfigError, InvariantError, StorageError
+from midstream.engine.core.errors import UNDECODABLE, ConfigError, InvariantError, StorageError
 from midstream.engine.core.interfaces import Executor, Signal, Storage
 from midstream.engine.operators.user_metrics import UserMetrics
 from midstream.engine.state.safe_pickle import OwnCode
@@ -388,5 +388,5 @@ def decoded(data: bytes, kind: type[T], who: str, where: str) -> T:
     """
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise StorageError(f"{where}: what the checkpoint has to commit was not prepared by {who}: {error}") from error

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.engine.core.batches import conform
-from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.engine.core.errors import UNDECODABLE, ConfigError, StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.operators.bad_records import BadRecords
 from midstream.engine.state.safe_pickle import OwnCode
@@ -376,7 +376,7 @@ def decoded_splits(encoded: Iterable[bytes], where: str) -> list[Split]:
     """Decode splits of a checkpoint. Raises StorageError for what no source has stored."""
     try:
         splits = list(map(_decode_split, encoded))
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise StorageError(f"{where}: the splits in the checkpoint are damaged: {error}") from error
     for split in splits:
         if split.offset < 0:
@@ -393,7 +393,7 @@ def decoded(data: bytes, kind: type[T], where: str) -> T:
     """
     try:
         return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise ConfigError(
             f"{where}: the position to resume from was written by another kind of source ({error}); use the source "
             "that the checkpoint was made with, or give this one a new uid to read it from the beginning"

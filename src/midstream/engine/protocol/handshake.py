@@ -28,7 +28,7 @@ from typing import Final
 
 import msgspec
 
-from midstream.engine.core.errors import ClusterError
+from midstream.engine.core.errors import UNDECODABLE, ClusterError
 from midstream.engine.protocol.framing import ProtocolViolation, frame
 
 MAGIC: Final = b"MDSTREAM"
@@ -157,7 +157,7 @@ class Acceptor:
             raise ProtocolViolation("handshake: the peer does not have the job's secret")
         try:
             self.identity = _identity_decoder.decode(claimed)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise ProtocolViolation(f"handshake: the identity is invalid: {error}") from error
         self.refusal = self._refusal(self.identity)
         refusal = self.refusal.encode()[:REFUSAL_BYTES_MAX]

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from midstream.engine.core.errors import ClusterError
+from midstream.engine.core.errors import UNDECODABLE, ClusterError
 from midstream.engine.protocol.framing import (
     CONTROL_FRAME_BYTES_MAX,
     LENGTH_BYTES,
@@ -113,7 +113,7 @@ class Client:
             raise ProtocolViolation(f"a frame of type {received[0]:#x} where a reply was expected")
         try:
             return _decoder.decode(received[1:])
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise ProtocolViolation(f"an invalid reply: {error}") from error
 
     def close(self) -> None:

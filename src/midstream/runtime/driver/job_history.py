@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from midstream.engine.core.errors import JobError, StorageError
+from midstream.engine.core.errors import UNDECODABLE, JobError, StorageError
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.runtime.driver import job_registry
 
@@ -120,7 +120,7 @@ def records() -> tuple[list[JobRecord], int]:
             found.append(msgspec.json.decode(path.read_bytes(), type=JobRecord))
         except FileNotFoundError:
             continue  # it was deleted just now, to make room for another
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNDECODABLE):
             unreadable += 1
     return sorted(found, key=lambda record: (-record.status.started_ms, record.status.job_id)), unreadable
 

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 import psutil
 
-from midstream.engine.core.errors import JobError, StorageError
+from midstream.engine.core.errors import UNDECODABLE, JobError, StorageError
 from midstream.runtime.network.tls import JobKeys
 
 
@@ -121,7 +121,7 @@ def list_jobs() -> list[JobEntry]:
             continue  # it ended just now, or is not ours to read
         try:
             entry = msgspec.json.decode(data, type=JobEntry)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             if not _may_live(data):
                 withdraw(path)
             continue
@@ -186,6 +186,6 @@ def _may_live(data: bytes) -> bool:
     """Whether an entry that another version of midstream has written may be that of a living process."""
     try:
         pid = msgspec.json.decode(data, type=_OfSomeVersion).pid
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return False
     return 0 < pid < 2**31 and bool(psutil.pid_exists(pid))

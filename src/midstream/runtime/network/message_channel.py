@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from midstream.engine.core.errors import ClusterError
+from midstream.engine.core.errors import UNDECODABLE, ClusterError
 from midstream.engine.protocol.framing import CONTROL_FRAME_BYTES_MAX, MESSAGE, ProtocolViolation, frame
 from midstream.runtime.network.connection import Connection
 
@@ -137,7 +137,7 @@ class MessageChannel(Generic[In]):
             raise ProtocolViolation(f"a frame of type {frame[0]:#x} on a control connection")
         try:
             message = self._decoder.decode(frame[1:])
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise ProtocolViolation(f"an invalid control message: {error}") from error
         self._received(message)
 

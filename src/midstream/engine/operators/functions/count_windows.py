@@ -9,6 +9,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.batches import from_polars
+from midstream.engine.core.errors import StorageError
 from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.batch_functions import (
@@ -21,6 +22,7 @@ from midstream.engine.operators.windows.aggregates import AnyAggregate
 from midstream.engine.operators.windows.dense_groupby import DenseGroupBy
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_specs import END, START, WINDOW_END, WINDOW_START, CountWindow
+from midstream.engine.state.state_parts import Chunk
 from midstream.engine.state.table_state import TableState
 
 COUNT: Final = "__count"
@@ -57,6 +59,25 @@ def count_window_operator(
     aggregation = WindowAggregation(name, keys, event_time, aggregates, schema, bounds)
     aggregation.check_expressions()
     return CountWindowOperator(name, aggregation, event_time, window)
+
+
+class _OpenWindows(TableState):
+    """A row for each key: what it has of its window, which is not complete."""
+
+    def __init__(self, schema: pa.Schema, rows: int) -> None:
+        super().__init__(schema)
+        self._rows = rows
+
+    def restore(self, chunks: Sequence[Chunk], where: str) -> None:
+        super().restore(chunks, where)
+        held = self.frame.select(*self._layout.keys, COUNT)
+        counts = held.get_column(COUNT)
+        if held.drop(COUNT).is_duplicated().any() or not counts.is_between(1, self._rows - 1).all():
+            raise StorageError(
+                f"{where}: the state in the checkpoint has several windows of a key, or one of which {counts.min()!r} to "
+                f"{counts.max()!r} of {self._rows} rows have come: it is damaged, or midstream has not written it. To go back "
+                "to an older checkpoint, name it with --from"
+            )
 
 
 class _CountWindows(KeyedBatchFunction):
@@ -98,7 +119,7 @@ def _function(aggregation: WindowAggregation, rows: int) -> _CountWindows:
     added = [pa.field(name, pa.int64()) for name in (COUNT, START, END)]
 
     class CountWindows(_CountWindows):
-        parts = TableState(pa.schema([*aggregation.part_schema, *added]))
+        parts = _OpenWindows(pa.schema([*aggregation.part_schema, *added]), rows)
 
     return CountWindows(aggregation, rows)
 

@@ -162,3 +162,4 @@ class PeriodicAggregateOperator(PaneWindowOperator):
         super().restore({name: part for name, part in parts.items() if name != own})
         if own in parts:
             self._totals.restore(parts[own].chunks, self._aggregation.where)
+            self._aggregation.check_restored(self._totals.frame)

@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.batches import canonical_schema, check_held_by_polars
-from midstream.engine.core.errors import ConfigError, SchemaError
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.row_conversion import require_columns
 from midstream.engine.operators.windows.aggregates import Aggregate, Columns
@@ -159,6 +159,15 @@ class TopAggregation(WindowAggregation):
         is_changed = total.get_column(_IS_NEW).list.any()
         total = total.drop(_IS_NEW)
         return total, total.filter(is_changed)
+
+    def check_restored(self, parts: pl.DataFrame) -> None:
+        lengths = parts.select(pl.col(*self._lists).list.len().fill_null(0))
+        first = lengths.get_column(lengths.columns[0])
+        if (first == 0).any() or any(not (lengths.get_column(name) == first).all() for name in lengths.columns[1:]):
+            raise StorageError(
+                f"{self.where}: the state in the checkpoint has rows of which some columns are missing: it is damaged, or "
+                "midstream has not written it. To go back to an older checkpoint, name it with --from"
+            )
 
     def finish(self, merged: pl.DataFrame) -> pl.DataFrame:
         ranks = pl.int_ranges(1, pl.col(next(iter(self._lists))).list.len() + 1).alias(RANK)

@@ -334,6 +334,9 @@ class WindowAggregation:
         merged = self._guard(lambda: self._grouped(frame, by, [*_expressions(also), *self._merge]))
         return merged.drop(_NOT_SORTED) if _NOT_SORTED in by else merged
 
+    def check_restored(self, parts: pl.DataFrame) -> None:
+        """Check that parts of a checkpoint can be merged. Raises StorageError."""
+
     def _folded(self, frame: pl.DataFrame, by: Sequence[str], folds: Mapping[str, DenseGroupBy]) -> pl.DataFrame | None:
         """Return what polars would compute, in another order, or None if polars has to."""
         if len(self._folds) < len(self._partial) or not self.keys:

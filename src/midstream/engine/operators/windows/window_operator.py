@@ -317,7 +317,9 @@ class WindowOperator(Operator):
                 self._restore_table(chunk.table)
 
     def _frame_of(self, table: pa.Table) -> pl.DataFrame:
-        return to_polars(table.select(self._layout.schema.names))
+        frame = to_polars(table.select(self._layout.schema.names))
+        self._aggregation.check_restored(frame)
+        return frame
 
 
 def native_units(time_us: int, time: EventTime, what: str) -> int:
