@@ -249,6 +249,7 @@ def test_all_that_a_restored_checkpoint_holds_of_several_is_committed(catalog):
 
 def test_many_small_manifests_become_one(catalog, monkeypatch):
     monkeypatch.setattr(iceberg_commits, "SMALL_MANIFESTS_MAX", 5)
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     sink = new_sink(catalog)
     committer = committer_of(sink, "job-a")
     for n in range(1, 13):
@@ -471,10 +472,11 @@ def test_rows_are_kept_by_partition(catalog, tmp_path, by, said, files):
     rows = pa.RecordBatch.from_pylist([visit(n, ["a/b=c", "é ?", None, ""][n % 4]) for n in range(20)], VISITS)
     sink = new_sink(catalog, VISITS, partition_by=by)
     committer_of(sink, "job-a").commit(1, written(sink, rows))
-    assert pl.scan_iceberg(opened(catalog)).sort("n").collect().rows() == [tuple(r.values()) for r in rows.to_pylist()]
+    got = opened(catalog).scan().to_arrow().sort_by("n")
+    assert got.to_pylist() == rows.to_pylist()
     if files is not None:
         assert len(data_files(tmp_path)) == files
-    for n in range(20):  # planning by partition and by bounds finds each row
+    for n in (0, 3, 10, 19):  # planning by partition and by bounds finds each row
         assert opened(catalog).scan(f"n == {n}").to_arrow()["n"].to_pylist() == [n]
         at = rows.to_pylist()[n]["at"].isoformat()
         assert n in opened(catalog).scan(f"at == '{at}'").to_arrow()["n"].to_pylist()
