@@ -33,7 +33,7 @@ EXAMPLES = {
         "Look into the state, and set it right",
     ],
     "sources.md": ["Sources", "A source of your own"],
-    "sinks.md": ["Sinks", "Delta", "A sink of your own"],
+    "sinks.md": ["Sinks", "Delta", "Iceberg", "A sink of your own"],
 }
 """The headings of each page's blocks."""
 
