@@ -1,7 +1,7 @@
 """What one subtask puts into a table, and what the commit costs. Needs a database with nothing in it that matters.
 
 python benchmarks/sinks.py 'host=127.0.0.1 dbname=test user=me'      PostgreSQL: add, and replace by key
-python benchmarks/sinks.py                                           Delta, in a temporary directory
+python benchmarks/sinks.py                                           Delta and Iceberg, in a temporary directory
 python benchmarks/sinks.py kafka HOST:PORT TOPIC                     Kafka, exactly once and at least once, into a topic that exists
 """
 
@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.connectors.delta.delta_sink import DeltaSink
+from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.connectors.kafka.kafka_sink import KafkaSink
 from midstream.connectors.postgres.postgres_sink import PostgresSink
 from midstream.engine.core.interfaces import Done, Storage, Timer
@@ -87,3 +88,7 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory() as directory:
             measure("delta", DeltaSink(f"{directory}/table"), made)
+            catalog = {"type": "sql", "uri": f"sqlite:///{directory}/catalog", "warehouse": f"file://{directory}"}
+            for by in ([], ["bucket(16, who)"], ["hour(at)"]):
+                table = f"lake.table_{len(by) and by[0][:4]}"
+                measure("iceberg", IcebergSink(table, catalog=catalog, partition_by=by), made)
