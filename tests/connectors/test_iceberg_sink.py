@@ -446,12 +446,24 @@ def test_output_in_another_table_is_newer_too_and_is_not_rolled_back(catalog):
 # ---- partitions, types, statistics ------------------------------------------
 
 VISITS = schema_of(
-    [("who", pa.large_string()), ("at", pa.timestamp("us", "UTC")), ("day", pa.date32()), ("n", pa.int64())]
+    [
+        ("who", pa.large_string()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("day", pa.date32()),
+        ("n", pa.int64()),
+        ("raw", pa.large_binary()),
+    ]
 )
 
 
 def visit(n: int, who: str | None = "ann") -> dict[str, Any]:
-    return {"who": who, "at": datetime(2024, 1, 1 + n % 3, n % 24, tzinfo=UTC), "day": date(2024, 1, 1 + n % 2), "n": n}
+    return {
+        "who": who,
+        "at": datetime(2024, 1, 1 + n % 3, n % 24, tzinfo=UTC),
+        "day": date(2024, 1, 1 + n % 2),
+        "n": n,
+        "raw": bytes([n % 3] * 4),
+    }
 
 
 @pytest.mark.parametrize(
@@ -466,6 +478,7 @@ def visit(n: int, who: str | None = "ann") -> dict[str, Any]:
         (["truncate(10, n)"], "truncate[10](n)", 2),
         (["day", "bucket(2, n)"], "day, bucket[2](n)", 4),
         (["at"], "at", 20),
+        (["truncate(1, raw)"], "truncate[1](raw)", 3),
     ],
 )
 def test_rows_are_kept_by_partition(catalog, tmp_path, by, said, files):
@@ -636,7 +649,7 @@ def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(catalog):
         (["bucket(who)"], ConfigError, r"partition_by has 'bucket\(who\)'; give"),
         (["bucket(0, who)"], ConfigError, r"partition_by has 'bucket\(0, who\)'; give"),
         (["day(who)"], SchemaError, r"partition_by has 'day\(who\)', and column 'who' is string"),
-        (["day(when)"], SchemaError, "the stream has no column 'when'; it has who, at, day, n"),
+        (["day(when)"], SchemaError, "the stream has no column 'when'; it has who, at, day, n, raw"),
         (["nope"], SchemaError, "the stream has no column 'nope'"),
         (["who", "who"], ConfigError, "partition_by names 'who' twice"),
     ],

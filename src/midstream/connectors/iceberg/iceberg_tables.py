@@ -206,7 +206,10 @@ class Partitioner:
             if index < 0:  # the stream lacks the column, so it is null
                 found.append(pa.nulls(batch.num_rows))
                 continue
-            made = field.transform.pyarrow_transform(source.field_type)(batch.column(index))
+            column = batch.column(index)
+            if pa.types.is_large_binary(column.type):  # which truncate does not know
+                column = column.cast(pa.binary())
+            made = field.transform.pyarrow_transform(source.field_type)(column)
             found.append(made.view(_TICKS[made.type.id]) if made.type.id in _TICKS else made)
         return found
 
