@@ -40,7 +40,7 @@ class Fahrenheit(pa.ExtensionType):
         return cls()
 
 
-CATEGORIES = pa.array(["a", "b"]).dictionary_encode()
+CATEGORIES: Any = pa.array(["a", "b"]).dictionary_encode()
 ENDS: Any = pa.array([0, 1, 2], pa.int32())
 SORTED: Any = pa.map_(pa.int64(), pa.int64(), keys_sorted=True)  # type: ignore[call-overload]  # the stub has another name
 UNHELD = {
