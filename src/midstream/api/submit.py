@@ -19,6 +19,7 @@ from midstream.engine.core.config import Duration, JobConfig
 from midstream.engine.core.errors import ClusterError, ConfigError, JobError, MidstreamError
 from midstream.engine.core.job_pickle import pickled, unpickled_apart
 from midstream.engine.exchange.pool_minimum import check_pool
+from midstream.engine.graph.drift_groups import drifts_without_splits
 from midstream.engine.graph.graph_builder import build_job_graph, warnings_of
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.graph.logical_graph import LogicalGraph, Node
@@ -131,6 +132,7 @@ def submission(
         check_can_create(config.checkpoint_dir)
     graph = build_job_graph(logical, config)
     _check_output_can_appear(graph, config)
+    _check_drifts(graph, logical)
     for warning in warnings_of(graph):
         _log.warning("job %s: %s", config.name, warning)
     plan = JobPlan(
@@ -228,6 +230,16 @@ def _check_parallelism(graph: JobGraph) -> None:
     sinks = [(spec.sink, vertex.parallelism) for vertex in graph.vertices for spec in vertex.operators if spec.sink]
     for i, (sink, subtasks) in enumerate(sinks):
         sink.check_parallelism(subtasks, sinks[:i] + sinks[i + 1 :])
+
+
+def _check_drifts(graph: JobGraph, logical: LogicalGraph) -> None:
+    """Raises JobError if an operator limits the drift of splits that it does not see."""
+    for operator in drifts_without_splits(graph):
+        node = next(node for node in logical.nodes if node.operator is operator)
+        raise JobError(
+            f"{node.label}: drift= keeps the splits of a source in step, and rows of several splits arrive here mixed. Call "
+            "with_watermarks() directly after the source, before the stream divides, or leave drift out"
+        )
 
 
 def _check_output_can_appear(graph: JobGraph, config: JobConfig) -> None:

@@ -122,6 +122,8 @@ class Reader:
         self.rows: list[int] = []
         self.bad: list[int] = []
         self.requests = 0
+        self.progress: list[tuple[int, int]] = []
+        """The event time of the slowest split, and the number of assigned splits, in each report."""
         self.failures: list[BaseException] = []
         self.world = world
         self.driver = SourceReader(
@@ -131,6 +133,7 @@ class Reader:
             emit=lambda batch: self.rows.extend(to_list(batch.column("n"))),
             emit_bad=lambda rows: self.bad.extend(to_list(rows.column("position"))),
             request_split=self._requested,
+            report_progress=lambda lowest_us, splits: self.progress.append((lowest_us, splits)),
             wake=lambda: None,
             fail=self.failures.append,
         )

@@ -35,6 +35,7 @@ from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
 from midstream.engine.coordinator.placement.slot_pool import PYTHON, SlotPool, other_python
+from midstream.engine.coordinator.placement.source_drift import SourceDrift
 from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
 from midstream.engine.coordinator.recent_events import RecentEvents
 from midstream.engine.coordinator.requests.client_requests import ClientRequests
@@ -99,6 +100,7 @@ class Coordinator:
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage)
         self.cleanup = CheckpointCleanup(self._effects)
         self.sources = SplitAssignment(self._effects, plan.graph)
+        self.drift = SourceDrift(self._effects, self.sources, plan.graph)
         self.commits = CommitQueue(
             self._effects, plan, DriverCommitters(plan, stopped), self.slots, EligibleSlots(self)
         )
@@ -136,6 +138,7 @@ class Coordinator:
         self.slots.check()
         self.checkpoints.check()
         self.commits.check()
+        self.drift.check()
         if self.phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING):
             assert self.attempt is not None, self.phase
             assert self.attempt.all_finished or self.slots.live.keys() >= set(self.attempt.slots), self.phase
@@ -348,6 +351,8 @@ class Coordinator:
                 self.checkpoints.decline(message)
             case m.RequestSplit(_, ref):
                 self.sources.request(ref)
+            case m.SourceProgress():
+                self.drift.report(message)
             case _:
                 assert_never(message)
 
@@ -356,6 +361,7 @@ class Coordinator:
     def _step(self) -> bool:
         """Advance the job if it can; True if it advanced, and may be able to advance again."""
         self.commits.advance()
+        self.drift.advance()
         match self.phase:
             case Phase.RUNNING:  # first, because the job is nearly always in this phase
                 return self._step_running()
@@ -444,6 +450,7 @@ class Coordinator:
             return False
         self.sources.deployed(self.attempt)
         self.attempts.start()
+        self.drift.started(self.attempt)
         self._transition(PhaseEvent.ANSWERED)
         if self.requests.draining:
             self._stop_sources()
@@ -570,6 +577,7 @@ class Coordinator:
         self.slots.resize(plan.graph.slots)
         self.checkpoints.rescale(plan)
         self.sources.rescale(plan.graph)
+        self.drift.rescale(plan.graph)
 
     def _cancel_attempt(self, why: str) -> None:
         pending = self.checkpoints.pending

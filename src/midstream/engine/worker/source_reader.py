@@ -24,7 +24,7 @@ from midstream.engine.core.batches import invalid_value
 from midstream.engine.core.errors import DataError, InvariantError
 from midstream.engine.core.interfaces import Done, Failed, Timer
 from midstream.engine.operators.bad_records import TALLY, BadRecordCount, BadRecords
-from midstream.engine.operators.base import Splits
+from midstream.engine.operators.base import Splits, SplitTimes
 from midstream.engine.operators.source_api import (
     Source,
     Split,
@@ -34,6 +34,7 @@ from midstream.engine.operators.source_api import (
     decoded_splits,
 )
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
+from midstream.engine.worker.drift_limit import DriftLimit
 from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.source_rate import SourceRate
 
@@ -142,6 +143,7 @@ class SourceReader(Splits):
         emit: Callable[[pa.RecordBatch], None],
         emit_bad: Callable[[pa.RecordBatch], None],
         request_split: Callable[[], None],
+        report_progress: Callable[[int, int], None],
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -151,6 +153,7 @@ class SourceReader(Splits):
         self._emit_bad = emit_bad
         self.tally = BadRecordCount(source.bad_records_max)
         self._request_split = request_split
+        self._report_progress = report_progress
         self._wake = wake
         self._fail = fail
         self._splits_per_reader = checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
@@ -168,6 +171,8 @@ class SourceReader(Splits):
         may not have found any yet. Other subtasks may still request splits when it is True."""
         self._emitting: tuple[_OpenSplit, int] | None = None
         """The split whose batch the chain processes, and the batch's rows. A failure of the chain does not reset it."""
+        self._limit: DriftLimit | None = None
+        """Which splits are held back; None if they may be any distance apart."""
         self._listeners: list[Callable[[], None]] = []
         self._changed = True
         """Whether the listeners have to be called before anything else is emitted."""
@@ -185,6 +190,9 @@ class SourceReader(Splits):
             self._request_state = _MAY_REQUEST
         self._all_assigned = is_last
         self._add(_decoder.decode(encoded))
+        if self._limit is not None:
+            self._limit.assigned()
+            self._update_limit(self._limit)
         self._wake()
 
     def splits_assigned(self, none_waits: bool) -> None:
@@ -207,8 +215,20 @@ class SourceReader(Splits):
         self._request_state = _STOPPED
         self._wake()
 
+    def set_ceiling(self, ceiling_us: int) -> None:
+        """From now on, no split is read whose event time is above this."""
+        if self._limit is not None:
+            self._limit.ceiling_us = ceiling_us
+            self._wake()
+
     def step(self) -> ReadProgress:
         """Emit at most one batch. Splits take turns."""
+        progress = self._step()
+        if self._limit is not None:
+            self._update_limit(self._limit)
+        return progress
+
+    def _step(self) -> ReadProgress:
         if self._request_state is _STOPPED:
             return ReadProgress.ENDED
         if len(self._splits) < self._splits_per_reader and self._request_state is _MAY_REQUEST:
@@ -222,6 +242,9 @@ class SourceReader(Splits):
             return ReadProgress.WAITING
         for _ in range(len(self._splits)):
             open_split = self._splits[0]
+            if self._limit is not None and open_split.state is not _AT_END and self._limit.holds(open_split.number):
+                self._splits.rotate(-1)
+                continue
             prefetched = self._next_batch(open_split)
             if prefetched is None and open_split.state is _AT_END:
                 self._splits.popleft()
@@ -296,6 +319,32 @@ class SourceReader(Splits):
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
+
+    def limit_drift(self, times: SplitTimes, drift_us: int) -> None:
+        self._limit = DriftLimit(times, drift_us, self._report_progress)
+
+    @property
+    def _waited_for(self) -> Iterator[int]:
+        """The splits whose next rows others may have to wait for: not those that were empty when they were last read."""
+        if self._request_state is not _STOPPED:
+            for open_split in self._splits:
+                if not open_split.rest_s:
+                    yield open_split.number
+
+    def _update_limit(self, limit: DriftLimit) -> None:
+        limit.update(self._waited_for)
+
+    @property
+    def held_back(self) -> int:
+        """How many splits are not read at present because they are too far ahead."""
+        if self._limit is None:
+            return 0
+        return sum(each.state is not _AT_END and self._limit.holds(each.number) for each in self._splits)
+
+    def check(self) -> None:
+        """Check what must hold between two steps."""
+        if self._limit is not None:
+            self._limit.check(self._waited_for)
 
     def _notify_listeners(self) -> bool:
         """Call the listeners. Returns whether there are any: they may have emitted a watermark."""
@@ -384,7 +433,10 @@ class SourceReader(Splits):
                 self._let_rest(open_split, prefetched.offset)
             else:
                 open_split.state = _AT_END if prefetched is None else _PREFETCHED
-                open_split.prefetched, open_split.rest_s = prefetched, 0.0
+                had_rested, open_split.rest_s = open_split.rest_s > 0, 0.0
+                open_split.prefetched = prefetched
+                if had_rested and self._limit is not None:
+                    self._update_limit(self._limit)
                 self._wake()
 
         self._services.source_reads.submit(work, done)
@@ -398,8 +450,11 @@ class SourceReader(Splits):
             raise InvariantError(f"split {open_split.split.id} rests, and has rows that were read ahead")
         open_split.quiet_until_s = self._services.clock.monotonic_s()
         open_split.split = msgspec.structs.replace(open_split.split, offset=offset)
+        had_rows = not open_split.rest_s
         open_split.rest_s = min(max(2 * open_split.rest_s, REST_S_MIN), REST_S_MAX)
         open_split.state = _RESTING
+        if had_rows and self._limit is not None:
+            self._update_limit(self._limit)
         open_split.rest_timer = self._services.executor.call_later(
             open_split.rest_s, partial(self._prefetch, open_split)
         )

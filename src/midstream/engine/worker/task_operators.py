@@ -89,6 +89,9 @@ class TaskOperators:
                 emit=self.chain.outputs[0].emit,
                 emit_bad=lambda rows: self.outputs.emit(rows, BAD_RECORDS),
                 request_split=lambda: services.send(m.RequestSplit(services.attempt, self._ref)),
+                report_progress=lambda lowest_us, splits: services.send(
+                    m.SourceProgress(services.attempt, self._ref, lowest_us, splits)
+                ),
                 wake=self._wake,
                 fail=self._fail,
             )

@@ -285,6 +285,21 @@ class SplitAssignment:
             ref = TaskId(state.vertex, subtask)
             self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref))
 
+    # ---- for the limit of the drift ----
+
+    def has_discovered(self, vertex: int) -> bool:
+        """Whether the splits of this source are known, or nothing more will be discovered."""
+        state = self._by_vertex[vertex]
+        return state.position is not None or state.exhausted or not self._discovers
+
+    def has_backlog(self, vertex: int) -> bool:
+        """Whether event time of this source stands still, as some of its splits are still to be assigned."""
+        return self._discovers and self._by_vertex[vertex].beginnings > 0
+
+    def assigned_to(self, ref: TaskId) -> int:
+        """Return how many splits the subtask was assigned in this attempt."""
+        return self._by_vertex[ref.vertex].assigned[ref]
+
     # ---- checkpoints ----
 
     def snapshot(self) -> tuple[SourcePosition, ...]:
