@@ -44,7 +44,9 @@ _FROM_TASKS: Final = "|".join(
     if name not in ("Register", "SlotStatus", "InCall", "CommitDone", "CommitFailed")
 )
 _COMMITS: Final = "CommitDone|CommitFailed"
-_AFTER_START: Final = "TaskRunning|TaskEndOfData|TaskFinished|TaskFailed|CheckpointAck|CheckpointDecline|RequestSplit|SourceProgress"
+_AFTER_START: Final = (
+    "TaskRunning|TaskEndOfData|TaskFinished|TaskFailed|CheckpointAck|CheckpointDecline|RequestSplit|SourceProgress"
+)
 _REQUESTS: Final = (*classes_of(m.ClientRequest), "CancelRequested")
 _TIMERS: Final = "|".join(name for name in COORDINATOR_EVENTS if name.startswith("timer") and name != "timer end")
 _IO_LATER: Final = "|".join(

@@ -8,16 +8,18 @@ about, and which reports the coordinator had when it computed each ceiling.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 from unittest.mock import patch
 
 from midstream.engine.coordinator.placement import source_drift
+from midstream.engine.coordinator.placement.attempt import TaskPhase
 from midstream.engine.coordinator.placement.source_drift import SourceDrift
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.ids import TaskId
+from midstream.engine.graph.drift_groups import drift_groups
 from midstream.engine.protocol.messages import DriftCeiling, SourceProgress
 from midstream.engine.worker.drift_limit import STEPS
 from midstream.engine.worker.source_reader import SourceReader, SplitRequestState
@@ -91,7 +93,7 @@ class DriftChecker:
 
     # ---- in the slots ----
 
-    def opened(self, operators: TaskOperators) -> None:
+    def opened(self, operators: TaskOperators, *_: object) -> None:
         source = operators.source
         if source is None or source._limit is None:
             return
@@ -113,7 +115,7 @@ class DriftChecker:
         if operators.source is not None:
             self._readers.pop(operators.source, None)
 
-    def arrives(self, source: SourceReader) -> None:
+    def arrives(self, source: SourceReader, *_: object) -> None:
         """Find what the ceiling that arrives was computed from: ceilings arrive in the order of sending."""
         reader = self._readers.get(source)
         if reader is not None:
@@ -162,7 +164,7 @@ class DriftChecker:
             limit, known, least_us = source._limit, reader.known, MAX_WATERMARK_US
             if limit is None or source._request_state in _NO_MORE or known is None:
                 continue
-            for other in self._others(reader, known):
+            for other in self._others(reader, known) if reader.ref.vertex not in known.backlogs else ():
                 least_us = min([least_us, *map(other.progress_us, other.waited_for)])
             for each in source._splits:
                 progress_us = reader.progress_us(each.number)
@@ -183,7 +185,7 @@ class DriftChecker:
     def received(self, drift: SourceDrift, report: SourceProgress) -> None:
         self._received.setdefault(drift, Counter())[report.task] += 1
 
-    def started(self, drift: SourceDrift) -> None:
+    def started(self, drift: SourceDrift, *_: object) -> None:
         self._received[drift] = Counter()
 
     @contextmanager
@@ -198,11 +200,19 @@ class DriftChecker:
         assert drift is not None
         coordinator = owner_of(drift)
         attempt_id = coordinator.plan.job_id, coordinator.checkpoints.epoch, attempt
-        group = next(group for group in drift._groups if any(source.vertex == vertex for source in group))
+        [group] = [g for g in drift_groups(coordinator.plan.graph) if any(source.vertex == vertex for source in g)]
         vertices = frozenset(source.vertex for source in group)
-        states = drift._sources._by_vertex
-        backlogs = frozenset(each for each in vertices if states[each].beginnings and drift._sources._discovers)
+        splits = coordinator.sources
+        states = {each: splits._by_vertex[each] for each in vertices}
+        backlogs = frozenset(each for each in vertices if states[each].beginnings and splits._discovers)
         known = _Known(Counter(self._received.get(drift, ())), vertices, backlogs)
+        for each in vertices - backlogs if ceiling_us != MIN_WATERMARK_US and vertex not in backlogs else ():
+            if states[each].position is None and splits._discovers and not states[each].exhausted:
+                self._world.bug(f"a ceiling is {ceiling_us}, and the splits of vertex {each} are not known")
+            for ref, phase in coordinator.attempt.phases.items():
+                is_awaited = ref.vertex == each and phase in (TaskPhase.DEPLOYING, TaskPhase.RUNNING)
+                if is_awaited and not known.reports[ref]:
+                    self._world.bug(f"a ceiling is {ceiling_us}, and {ref} has not reported how far it is")
         self._sent.setdefault((attempt_id, vertex), []).append(known)
         return DriftCeiling(attempt, vertex, ceiling_us)
 
@@ -210,45 +220,45 @@ class DriftChecker:
 @contextmanager
 def drift_is_checked(checker: DriftChecker) -> Iterator[None]:
     """Apply the rules within the block."""
-
-    def after(owner: type, name: str, then: Any) -> Any:
-        original = getattr(owner, name)
-
-        def call(self: Any, *arguments: Any, **named: Any) -> Any:
-            result = original(self, *arguments, **named)
-            then(self, *arguments)
-            return result
-
-        return patch.object(owner, name, call)
-
-    def before(owner: type, name: str, first: Any) -> Any:
-        original = getattr(owner, name)
-
-        def call(self: Any, *arguments: Any, **named: Any) -> Any:
-            first(self, *arguments)
-            return original(self, *arguments, **named)
-
-        return patch.object(owner, name, call)
-
-    advance = SourceDrift.advance
+    advance, rest, emit = SourceDrift.advance, SourceReader._let_rest, SourceReader._emit_timed
 
     def computed(self: SourceDrift) -> None:
         with checker.computing(self):
             advance(self)
 
+    def rested(self: SourceReader, open_split: Any, offset: int) -> None:
+        checker.rests(self, open_split.number)
+        rest(self, open_split, offset)
+        checker.check_held()
+
+    def emitted(self: SourceReader, open_split: Any, batch: Any) -> None:
+        checker.emits(self, open_split.number)
+        emit(self, open_split, batch)
+        checker.check_held()
+
     with ExitStack() as stack:
         for each in (
-            after(TaskOperators, "open", lambda self, *_: checker.opened(self)),
-            after(TaskOperators, "close", lambda self, *_: checker.closed(self)),
-            before(SourceReader, "set_ceiling", lambda self, *_: checker.arrives(self)),
-            before(SourceReader, "_let_rest", lambda self, split, *_: checker.rests(self, split.number)),
-            before(SourceReader, "_emit_timed", lambda self, split, *_: checker.emits(self, split.number)),
-            after(SourceReader, "_emit_timed", lambda *_: checker.check_held()),
-            after(SourceReader, "_let_rest", lambda *_: checker.check_held()),
-            after(SourceDrift, "report", checker.received),
-            after(SourceDrift, "started", lambda self, *_: checker.started(self)),
+            _followed(TaskOperators, "open", checker.opened),
+            _followed(TaskOperators, "close", checker.closed),
+            _followed(SourceReader, "set_ceiling", checker.arrives),
+            _followed(SourceDrift, "report", checker.received),
+            _followed(SourceDrift, "started", checker.started),
+            patch.object(SourceReader, "_let_rest", rested),
+            patch.object(SourceReader, "_emit_timed", emitted),
             patch.object(SourceDrift, "advance", computed),
             patch.object(source_drift, "DriftCeiling", checker.ceiling),
         ):
             stack.enter_context(each)
         yield
+
+
+def _followed(owner: type, name: str, then: Callable[..., None]) -> Any:
+    """Return a patch that calls `then` with the same arguments after each call of a method."""
+    original = getattr(owner, name)
+
+    def call(*arguments: Any) -> Any:
+        result = original(*arguments)
+        then(*arguments)
+        return result
+
+    return patch.object(owner, name, call)

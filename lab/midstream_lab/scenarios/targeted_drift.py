@@ -25,7 +25,7 @@ def in_step_with_lulls(seed: int) -> Scenario:
     random = Random(f"in step with lulls {seed}")
     drawn = draw(seed, topology=("splits", "full_join")[seed % 2], parallelism=2, faults=())
     drawn = replace(drawn, shape=_idle(drawn.shape), has_lulls=True, splits=4, readers=2, rounds=1, rescaled=None)
-    return replace(_paced(drawn), drift_us=random.choice((3_000, 10_000)), blocking=True)
+    return replace(_paced(drawn), drift_us=random.choice((3_000, 10_000)), blocking=True, rows=50, interval_s=0.05)
 
 
 def _paced(scenario: Scenario) -> Scenario:

@@ -90,7 +90,9 @@ class SourceDrift:
         if not self._sources.has_discovered(source.vertex):
             return MIN_WATERMARK_US
         refs = (TaskId(source.vertex, subtask) for subtask in range(source.parallelism))
-        return min((self._reported_us(ref) for ref in refs if attempt.phases[ref] not in _AT_END), default=MAX_WATERMARK_US)
+        return min(
+            (self._reported_us(ref) for ref in refs if attempt.phases[ref] not in _AT_END), default=MAX_WATERMARK_US
+        )
 
     def _reported_us(self, ref: TaskId) -> int:
         report = self._reports.get(ref)
