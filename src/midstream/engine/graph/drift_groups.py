@@ -19,7 +19,13 @@ class LimitedSource:
 
     vertex: int
     parallelism: int
-    drift_us: int
+    operator: TimestampsOperator
+    """The operator that makes its event time, and limits the drift."""
+
+    @property
+    def drift_us(self) -> int:
+        assert self.operator.strategy.drift_us is not None
+        return self.operator.strategy.drift_us
 
 
 def drift_groups(graph: JobGraph) -> tuple[tuple[LimitedSource, ...], ...]:
@@ -30,9 +36,9 @@ def drift_groups(graph: JobGraph) -> tuple[tuple[LimitedSource, ...], ...]:
         part = [kept if each == joined else each for each in part]
     groups: dict[int, list[LimitedSource]] = {}
     for vertex in graph.vertices:
-        drift_us = _drift_us(vertex)
-        if drift_us is not None:
-            source = LimitedSource(vertex.id, vertex.parallelism, drift_us)
+        limits = [operator for operator in _with_splits(vertex) if operator.strategy.drift_us is not None]
+        if limits:  # of several in one task the last one counts, as in `limit_drift`
+            source = LimitedSource(vertex.id, vertex.parallelism, limits[-1])
             groups.setdefault(part[vertex.id], []).append(source)
     return tuple(map(tuple, groups.values()))
 
@@ -41,16 +47,11 @@ def drifts_without_splits(graph: JobGraph) -> Iterator[TimestampsOperator]:
     """Yield the operators with a drift that do not see the splits of a source."""
     for vertex in graph.vertices:
         seen = list(_with_splits(vertex))
-        for operator in (spec.operator for spec in vertex.operators):
-            is_limit = isinstance(operator, TimestampsOperator) and operator.strategy.drift_us is not None
-            if is_limit and operator not in seen:
-                yield operator
-
-
-def _drift_us(vertex: Vertex) -> int | None:
-    """Return the drift of a source: of several in its task, that of the last operator, as in `limit_drift`."""
-    drifts_us = [operator.strategy.drift_us for operator in _with_splits(vertex)]
-    return next((drift_us for drift_us in reversed(drifts_us) if drift_us is not None), None)
+        for spec in vertex.operators:
+            operator = spec.operator
+            if isinstance(operator, TimestampsOperator) and operator.strategy.drift_us is not None:
+                if operator not in seen:
+                    yield operator
 
 
 def _with_splits(vertex: Vertex) -> Iterator[TimestampsOperator]:
