@@ -141,7 +141,6 @@ class Run:
         self.world = World(scenario.seed, scenario.tempo, keep_trace=keep_trace)
         self.outside = Outside(self.world)
         self.outside.row_us = scenario.row_us
-        self.outside.drift_us = scenario.drift_us
         self._disks: dict[str, Disk] = {}
         self._on_disk: dict[str, DirectoryChecker] = {}
         """The rules for each checkpoint directory, by its root."""
@@ -299,7 +298,7 @@ class Run:
 
     def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: StartedJob) -> JobPlan:
         s = self.scenario
-        original = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
+        original = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups, s.drift_us)
         graph = changed(original, shape, self.outside, s.seed, version, generators=s.new_generators)
         buffers = least_buffers(graph) // 2 if s.is_scant else least_buffers(graph) + s.pool_buffers
         config = JobConfig(

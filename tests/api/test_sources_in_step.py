@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midstream import ConfigError, Count, DataStream, Environment, JobError, Tuning, WatermarkStrategy, testing, tumbling
+from midstream import (
+    ConfigError,
+    Count,
+    DataStream,
+    Environment,
+    JobError,
+    Tuning,
+    WatermarkStrategy,
+    testing,
+    tumbling,
+)
 from midstream.engine.core.config import Duration
 from midstream.runtime.process.process_slots import ProcessSlots
 
@@ -68,7 +78,10 @@ def _with_a_source_further_out_of_order(env: Environment) -> DataStream:
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (_after_a_rebalance, r"test_sources_in_step.py:\d+.* arrive here mixed. Call with_watermarks\(\) directly after"),
+        (
+            _after_a_rebalance,
+            r"test_sources_in_step.py:\d+.* arrive here mixed. Call with_watermarks\(\) directly after",
+        ),
         (_after_a_second_reader, r"before the stream divides, or leave drift out"),
         (
             _with_a_source_further_out_of_order,
@@ -109,7 +122,13 @@ def largest_state(directory: Path, drift: Duration | None) -> int:
     )
     fast = env.generate(wide_rows_of, count=ROWS, splits=1).with_watermarks("at", strategy)
     slow = env.generate(rows_of, count=ROWS, splits=1, rows_per_s=3_000).with_watermarks("at", strategy)
-    pairs = fast.join(slow, on="k", within=("-5 s", 0)).key_by("k").window(tumbling("10 min")).aggregate(n=Count()).collect()
+    pairs = (
+        fast.join(slow, on="k", within=("-5 s", 0))
+        .key_by("k")
+        .window(tumbling("10 min"))
+        .aggregate(n=Count())
+        .collect()
+    )
     status = env.execute(slots=ProcessSlots())
     assert sum(row["n"] for row in pairs.rows()) == ROWS
     return max(size.bytes for size in status.state_growth)

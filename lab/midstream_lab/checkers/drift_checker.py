@@ -22,7 +22,7 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.graph.drift_groups import drift_groups
 from midstream.engine.protocol.messages import DriftCeiling, SourceProgress
 from midstream.engine.worker.drift_limit import STEPS
-from midstream.engine.worker.source_reader import SourceReader, SplitRequestState
+from midstream.engine.worker.source_reader import EMPTY_REST_S, SourceReader, SplitRequestState
 from midstream.engine.worker.task_operators import TaskOperators
 from midstream.simulation.world import World
 from midstream_lab.mutations.mutation import owner_of
@@ -64,7 +64,7 @@ class _Reader:
         """The splits that may have rows, as the source has it itself."""
         if self.source._request_state in _NO_MORE:
             return []
-        return [each.number for each in self.source._splits if not each.rest_s]
+        return [each.number for each in self.source._splits if each.rest_s < EMPTY_REST_S]
 
     def progress_us(self, split: int) -> int:
         progress: int = self.source._limit._times.progress_us(split)
@@ -83,6 +83,7 @@ class DriftChecker:
         self._readers: dict[SourceReader, _Reader] = {}
         self._sent: dict[tuple[_AttemptId, int], list[_Known]] = {}
         """What each of the ceilings was computed from that the subtasks of a source were sent."""
+        self._drifts: dict[_AttemptId, SourceDrift] = {}
         self._received: dict[SourceDrift, Counter[TaskId]] = {}
         self._now: SourceDrift | None = None
         """The part of a coordinator that computes ceilings."""
@@ -95,7 +96,7 @@ class DriftChecker:
 
     def opened(self, operators: TaskOperators, *_: object) -> None:
         source = operators.source
-        if source is None or source._limit is None:
+        if source is None or source._limit._times is None:
             return
         services = operators._services
         reader = self._readers[source] = _Reader(
@@ -121,16 +122,18 @@ class DriftChecker:
         if reader is not None:
             reader.known = self._sent[reader.attempt, reader.ref.vertex][reader.ceilings]
             reader.ceilings += 1
+            self.check_held()
 
     def rests(self, source: SourceReader, split: int) -> None:
-        """The source has found no rows of the split: nobody waits for it any more."""
-        if source in self._readers:
-            self._readers[source].first_report.pop(split, None)
+        """The source has found no rows of the split: perhaps nobody waits for it any more."""
+        reader = self._readers.get(source)
+        if reader is not None and split not in reader.waited_for:
+            reader.first_report.pop(split, None)
 
     def emits(self, source: SourceReader, split: int) -> None:
         """Check that a split that is read now is not too far ahead of any other of which the coordinator knew."""
         reader = self._readers.get(source)
-        if reader is None or source._limit is None:
+        if reader is None:
             return
         progress_us, known = reader.progress_us(split), reader.known
         where = f"{reader.ref} reads split {split} at {progress_us}"
@@ -162,10 +165,13 @@ class DriftChecker:
         could_be_read = set()
         for source, reader in self._readers.items():
             limit, known, least_us = source._limit, reader.known, MAX_WATERMARK_US
-            if limit is None or source._request_state in _NO_MORE or known is None:
+            if source._request_state in _NO_MORE or known is None:
                 continue
-            for other in self._others(reader, known) if reader.ref.vertex not in known.backlogs else ():
-                least_us = min([least_us, *map(other.progress_us, other.waited_for)])
+            backlogs = _backlogs(self._drifts[reader.attempt], known.group)
+            for other in self._readers.values():
+                is_counted = other.attempt == reader.attempt and other.ref.vertex in known.group - backlogs
+                if is_counted and reader.ref.vertex not in backlogs:
+                    least_us = min([least_us, *map(other.progress_us, other.waited_for)])
             for each in source._splits:
                 progress_us = reader.progress_us(each.number)
                 if progress_us > limit.ceiling_us:
@@ -185,7 +191,7 @@ class DriftChecker:
     def received(self, drift: SourceDrift, report: SourceProgress) -> None:
         self._received.setdefault(drift, Counter())[report.task] += 1
 
-    def started(self, drift: SourceDrift, *_: object) -> None:
+    def deployed(self, drift: SourceDrift, *_: object) -> None:
         self._received[drift] = Counter()
 
     @contextmanager
@@ -198,37 +204,53 @@ class DriftChecker:
         """Make the message with a ceiling."""
         drift = self._now
         assert drift is not None
-        coordinator = owner_of(drift)
-        attempt_id = coordinator.plan.job_id, coordinator.checkpoints.epoch, attempt
+        coordinator, attempt_id = owner_of(drift), _attempt_id(drift, attempt)
+        self._drifts[attempt_id] = drift
         [group] = [g for g in drift_groups(coordinator.plan.graph) if any(source.vertex == vertex for source in g)]
         vertices = frozenset(source.vertex for source in group)
         splits = coordinator.sources
         states = {each: splits._by_vertex[each] for each in vertices}
-        backlogs = frozenset(each for each in vertices if states[each].beginnings and splits._discovers)
+        backlogs = _backlogs(drift, vertices)
         known = _Known(Counter(self._received.get(drift, ())), vertices, backlogs)
         for each in vertices - backlogs if ceiling_us != MIN_WATERMARK_US and vertex not in backlogs else ():
             if states[each].position is None and splits._discovers and not states[each].exhausted:
                 self._world.bug(f"a ceiling is {ceiling_us}, and the splits of vertex {each} are not known")
             for ref, phase in coordinator.attempt.phases.items():
-                is_awaited = ref.vertex == each and phase in (TaskPhase.DEPLOYING, TaskPhase.RUNNING)
-                if is_awaited and not known.reports[ref]:
+                has_finished = phase is TaskPhase.FINISHED or ref in coordinator.attempt.finished_on_restore
+                if ref.vertex == each and not has_finished and not known.reports[ref]:
                     self._world.bug(f"a ceiling is {ceiling_us}, and {ref} has not reported how far it is")
         self._sent.setdefault((attempt_id, vertex), []).append(known)
         return DriftCeiling(attempt, vertex, ceiling_us)
 
 
+def _attempt_id(drift: SourceDrift, attempt: int) -> _AttemptId:
+    coordinator = owner_of(drift)
+    return coordinator.plan.job_id, coordinator.checkpoints.epoch, attempt
+
+
+def _backlogs(drift: SourceDrift, vertices: frozenset[int]) -> frozenset[int]:
+    """Return the sources that have splits which wait to be assigned."""
+    splits = owner_of(drift).sources
+    return frozenset(each for each in vertices if splits._discovers and splits._by_vertex[each].beginnings)
+
+
 @contextmanager
 def drift_is_checked(checker: DriftChecker) -> Iterator[None]:
     """Apply the rules within the block."""
-    advance, rest, emit = SourceDrift.advance, SourceReader._let_rest, SourceReader._emit_timed
+    report, advance = SourceDrift.report, SourceDrift.advance
+    rest, emit = SourceReader._let_rest, SourceReader._emit_timed
+
+    def reported(self: SourceDrift, message: SourceProgress) -> None:
+        checker.received(self, message)
+        report(self, message)
 
     def computed(self: SourceDrift) -> None:
         with checker.computing(self):
             advance(self)
 
     def rested(self: SourceReader, open_split: Any, offset: int) -> None:
-        checker.rests(self, open_split.number)
         rest(self, open_split, offset)
+        checker.rests(self, open_split.number)
         checker.check_held()
 
     def emitted(self: SourceReader, open_split: Any, batch: Any) -> None:
@@ -241,10 +263,10 @@ def drift_is_checked(checker: DriftChecker) -> Iterator[None]:
             _followed(TaskOperators, "open", checker.opened),
             _followed(TaskOperators, "close", checker.closed),
             _followed(SourceReader, "set_ceiling", checker.arrives),
-            _followed(SourceDrift, "report", checker.received),
-            _followed(SourceDrift, "started", checker.started),
+            _followed(SourceDrift, "deployed", checker.deployed),
             patch.object(SourceReader, "_let_rest", rested),
             patch.object(SourceReader, "_emit_timed", emitted),
+            patch.object(SourceDrift, "report", reported),
             patch.object(SourceDrift, "advance", computed),
             patch.object(source_drift, "DriftCeiling", checker.ceiling),
         ):

@@ -6,7 +6,6 @@ Which rows are late depends on the order of everything; the places where each ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
@@ -86,7 +85,7 @@ class Timestamps(TimestampsOperator):
     """
 
     def __init__(self, uid: str, kind: str, outside: Outside) -> None:
-        super().__init__(uid, "ts", replace(STRATEGIES[kind], drift_us=outside.drift_us), SCHEMA)
+        super().__init__(uid, "ts", STRATEGIES[kind], SCHEMA)
         self.splits_end = False
         """Whether the splits of the source in the same task end."""
         self._outside = outside

@@ -31,37 +31,45 @@ def each_source_alone() -> Replacements:
 def fastest_subtask_counts() -> Replacements:
     """The ceiling follows from the subtask of a source that is furthest ahead."""
 
-    def lowest_us(self: Any, source: Any, attempt: Any) -> int:
+    def lowest_us(self: Any, source: Any) -> int:
         refs = [TaskId(source.vertex, subtask) for subtask in range(source.parallelism)]
-        reported = [self._reported_us(ref) for ref in refs if attempt.phases[ref] not in source_drift._AT_END]
+        reported = [self._reported_us(ref) for ref in refs if ref not in self._finished]
         return max([mark for mark in reported if mark != MAX_WATERMARK_US], default=MAX_WATERMARK_US)
 
     return [(SourceDrift, "_lowest_us", lowest_us)]
 
 
 def finished_subtask_counts() -> Replacements:
-    """The reports of subtasks that have ended are waited for."""
-    return [(source_drift, "_AT_END", ())]
+    """The reports of subtasks that had finished in the checkpoint are waited for."""
+    original = SourceDrift.deployed
+
+    def deployed(self: Any, attempt: Any) -> None:
+        original(self, attempt)
+        self._finished = frozenset()
+
+    return [(SourceDrift, "deployed", deployed)]
 
 
 def ceilings_of_the_last_attempt() -> Replacements:
     """A ceiling is only sent if it differs from that of the attempt before."""
 
-    def started(self: Any, attempt: Any) -> None:
+    def deployed(self: Any, attempt: Any) -> None:
         self._attempt = attempt
+        self._finished = frozenset(attempt.finished_on_restore)
         self._reports.clear()
 
-    return [(SourceDrift, "started", started)]
+    return [(SourceDrift, "deployed", deployed)]
 
 
 def reports_of_the_last_attempt() -> Replacements:
     """Subtasks are where they were in the attempt before, until they report."""
 
-    def started(self: Any, attempt: Any) -> None:
+    def deployed(self: Any, attempt: Any) -> None:
         self._attempt = attempt
+        self._finished = frozenset(attempt.finished_on_restore)
         self._ceilings_us.clear()
 
-    return [(SourceDrift, "started", started)]
+    return [(SourceDrift, "deployed", deployed)]
 
 
 def backlog_is_in_step() -> Replacements:
@@ -105,9 +113,9 @@ def empty_split_is_not_reported() -> Replacements:
     original = SourceReader._let_rest
 
     def let_rest(self: Any, open_split: Any, offset: int) -> None:
-        limit, self._limit = self._limit, None
+        times, self._limit._times = self._limit._times, None
         original(self, open_split, offset)
-        self._limit = limit
+        self._limit._times = times
 
     return [(SourceReader, "_let_rest", let_rest)]
 
@@ -117,9 +125,9 @@ def slower_split_is_not_reported() -> Replacements:
     original = DriftLimit.update
 
     def update(self: Any, splits: Iterable[int]) -> None:
-        known = list(splits)
-        lowest_us = min(map(self._times.progress_us, known), default=MAX_WATERMARK_US)
-        if self._reported is None or lowest_us >= self._reported[0]:
+        known, times = list(splits), self._times
+        lowest_us = min(map(times.progress_us, known), default=MAX_WATERMARK_US) if times is not None else 0
+        if times is None or self._reported is None or self._reported[0] <= lowest_us:
             original(self, known)
 
     return [(DriftLimit, "update", update), (DriftLimit, "check", lambda self, splits: None)]

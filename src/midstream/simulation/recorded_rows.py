@@ -123,8 +123,6 @@ class Outside:
         """The version of each chunk that checkpoints hold of such tables, by the chunk's id."""
         self.row_us = 0
         """The time that user functions take for a row; slow batches are processed in slices."""
-        self.drift_us: int | None = None
-        """How far the splits of sources with event time may be apart in it; None: any distance."""
         self.counted: dict[str, set[int]] = {}
         """The numbers that each counting operator has assigned to rows, in any attempt; see `numbered`."""
         self.safe: dict[int, set[tuple[bytes | None, frozenset[tuple[str, int]]]]] = {}

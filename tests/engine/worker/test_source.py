@@ -21,6 +21,7 @@ from midstream.engine.core.interfaces import Done, Failed, Mail
 from midstream.engine.operators.bad_records import TALLY, BadRecords
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.engine.state.state_parts import StatePart
+from midstream.engine.worker.drift_limit import DriftLimit
 from midstream.engine.worker.source_reader import REST_S_MAX, REST_S_MIN, SPLITS, ReadProgress, SourceReader, splits_of
 from recovering import task_seams
 from scarce_cores import Machine
@@ -134,7 +135,7 @@ class Reader:
             emit=lambda batch: self.rows.extend(to_list(batch.column("n"))),
             emit_bad=lambda rows: self.bad.extend(to_list(rows.column("position"))),
             request_split=self._requested,
-            report_progress=lambda lowest_us, splits: self.progress.append((lowest_us, splits)),
+            limit=DriftLimit(lambda lowest_us, splits: self.progress.append((lowest_us, splits))),
             wake=lambda: None,
             fail=self.failures.append,
         )

@@ -35,7 +35,6 @@ from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
 from midstream.engine.coordinator.placement.slot_pool import PYTHON, SlotPool, other_python
-from midstream.engine.coordinator.placement.source_drift import SourceDrift
 from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
 from midstream.engine.coordinator.recent_events import RecentEvents
 from midstream.engine.coordinator.requests.client_requests import ClientRequests
@@ -100,7 +99,6 @@ class Coordinator:
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage)
         self.cleanup = CheckpointCleanup(self._effects)
         self.sources = SplitAssignment(self._effects, plan.graph)
-        self.drift = SourceDrift(self._effects, self.sources, plan.graph)
         self.commits = CommitQueue(
             self._effects, plan, DriverCommitters(plan, stopped), self.slots, EligibleSlots(self)
         )
@@ -135,10 +133,8 @@ class Coordinator:
 
     def check(self) -> None:
         """Assert everything that must hold between two events."""
-        self.slots.check()
-        self.checkpoints.check()
-        self.commits.check()
-        self.drift.check()
+        for part in (self.slots, self.checkpoints, self.commits, self.sources.drift):
+            part.check()
         if self.phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING):
             assert self.attempt is not None, self.phase
             assert self.attempt.all_finished or self.slots.live.keys() >= set(self.attempt.slots), self.phase
@@ -349,10 +345,8 @@ class Coordinator:
                 self.checkpoints.task_finished(ref)
             case m.CheckpointDecline():
                 self.checkpoints.decline(message)
-            case m.RequestSplit(_, ref):
-                self.sources.request(ref)
-            case m.SourceProgress():
-                self.drift.report(message)
+            case m.RequestSplit() | m.SourceProgress():
+                self.sources.handle(message)
             case _:
                 assert_never(message)
 
@@ -361,7 +355,6 @@ class Coordinator:
     def _step(self) -> bool:
         """Advance the job if it can; True if it advanced, and may be able to advance again."""
         self.commits.advance()
-        self.drift.advance()
         match self.phase:
             case Phase.RUNNING:  # first, because the job is nearly always in this phase
                 return self._step_running()
@@ -450,7 +443,6 @@ class Coordinator:
             return False
         self.sources.deployed(self.attempt)
         self.attempts.start()
-        self.drift.started(self.attempt)
         self._transition(PhaseEvent.ANSWERED)
         if self.requests.draining:
             self._stop_sources()
@@ -577,7 +569,6 @@ class Coordinator:
         self.slots.resize(plan.graph.slots)
         self.checkpoints.rescale(plan)
         self.sources.rescale(plan.graph)
-        self.drift.rescale(plan.graph)
 
     def _cancel_attempt(self, why: str) -> None:
         pending = self.checkpoints.pending

@@ -138,7 +138,6 @@ def subscribe(coordinator: Coordinator, notifications: Notifications) -> None:
         (coordinator.requests.attempt_over, "a stop is cancelled before its checkpoint fails, which is not the reason"),
         (coordinator.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
         (coordinator.commits.abort_kept, "what finished tasks have prepared is cleaned up, and will be prepared again"),
-        (coordinator.drift.attempt_over, "sources that are cancelled are not kept in step"),
         (coordinator.checkpoints.check_epochs, "perhaps it failed because another coordinator has taken over"),
         (coordinator.attempts.cancel, "slots receive Cancel after all other messages about the attempt"),
         (coordinator.slots.gather, "missing ones are requested meanwhile"),
@@ -151,7 +150,6 @@ def subscribe(coordinator: Coordinator, notifications: Notifications) -> None:
         (coordinator.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
         (coordinator.rescaling.job_ended, "the client is answered"),
         (coordinator.sources.end, "nothing more is discovered"),
-        (coordinator.drift.attempt_over, "sources that are released are not kept in step"),
         (coordinator.commits.job_ended, "nothing is retried, and slots are not waited for: they are released next"),
         (coordinator.slots.release, "last: all other messages to them are sent before"),
     )

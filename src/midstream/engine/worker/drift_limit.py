@@ -4,8 +4,9 @@ The coordinator sets the ceiling (`coordinator.placement.source_drift`): the eve
 subtasks and sources that are kept in step, plus the drift. A split above it is not read, which is all that a hold does:
 barriers, assignments and the end of the job do not depend on it.
 
-Only splits that may have rows count. A split that its source has found empty does not, whatever its strategy says about
-idleness: nothing would be gained by waiting for it. Before its first row a split is as far as the event time of the
+Only splits that may have rows count. A split that its source has found empty several times in a row does not, whatever its
+strategy says about idleness: nothing would be gained by waiting for it. It counts again with its next rows. Before its
+first row a split is as far as the event time of the
 subtask, since it cannot move that back.
 
 A change is reported as soon as it matters: immediately if the slowest split is further back than reported, and otherwise
@@ -27,43 +28,50 @@ cost a quarter of the drift, and limit the messages to `STEPS` while event time 
 
 
 class DriftLimit:
-    """The limit of one source subtask.
+    """The limit of one source subtask. There is none before `begin`.
 
-    `times`: how far each split is. `report`: sends the lowest event time of the splits that count, and the number of
-    splits that were assigned in this attempt.
+    `report`: sends the lowest event time of the splits that count, and the number of splits that were assigned in this
+    attempt.
     """
 
-    def __init__(self, times: SplitTimes, drift_us: int, report: Callable[[int, int], None]) -> None:
-        self._times = times
-        self._step_us = max(1, drift_us // STEPS)
+    def __init__(self, report: Callable[[int, int], None]) -> None:
         self._report = report
+        self._times: SplitTimes | None = None
+        self._step_us = 1
         self.ceiling_us = MIN_WATERMARK_US
         """Until the coordinator has set it, each split is read up to its first rows."""
         self._assigned = 0
         self._reported: tuple[int, int] | None = None
 
-    def holds(self, split: int) -> bool:
-        return self._times.progress_us(split) > self.ceiling_us
+    def begin(self, times: SplitTimes, drift_us: int) -> None:
+        """Keep the splits in step. `times`: how far each of them is."""
+        self._times, self._step_us = times, max(1, drift_us // STEPS)
 
-    def assigned(self) -> None:
-        """Count a split that was assigned in this attempt, even if it never has rows: the report shows that it is known."""
+    def holds(self, split: int) -> bool:
+        """Whether a split is too far ahead to be read."""
+        return self._times is not None and self._times.progress_us(split) > self.ceiling_us
+
+    def assigned(self, splits: Iterable[int]) -> None:
+        """Count a split that was assigned in this attempt. The report shows that it is known, even if it has no rows."""
         self._assigned += 1
+        self.update(splits)
 
     def update(self, splits: Iterable[int]) -> None:
         """Report how far the slowest of these splits is, if that is due: the open ones that may have rows."""
+        if self._times is None:
+            return
         lowest_us = min(map(self._times.progress_us, splits), default=MAX_WATERMARK_US)
-        if self._is_due(lowest_us):
+        if (
+            self._reported is None
+            or self._reported[1] != self._assigned
+            or is_moved(self._reported[0], lowest_us, self._step_us)
+        ):
             self._reported = lowest_us, self._assigned
             self._report(lowest_us, self._assigned)
 
-    def _is_due(self, lowest_us: int) -> bool:
-        if self._reported is None or self._reported[1] != self._assigned:
-            return True
-        return is_moved(self._reported[0], lowest_us, self._step_us)
-
     def check(self, splits: Iterable[int]) -> None:
         """Assert that what was reported is not ahead of these splits."""
-        if self._reported is not None:
+        if self._times is not None and self._reported is not None:
             lowest_us = min(map(self._times.progress_us, splits), default=MAX_WATERMARK_US)
             assert self._reported[0] <= lowest_us and self._reported[1] == self._assigned, (self._reported, lowest_us)
 

@@ -45,6 +45,10 @@ REST_S_MIN = 0.004
 """How long a split without rows rests before it is read again. The time doubles, up to REST_S_MAX, with each empty
 read."""
 REST_S_MAX = 0.05
+EMPTY_REST_S = 0.016
+"""A split that rests this long, after its third read without rows, does not count as one that may have rows: splits that
+are kept in step do not wait for it. Counting it out with each empty read would cost messages for each row of a slow source.
+"""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
 
@@ -143,7 +147,7 @@ class SourceReader(Splits):
         emit: Callable[[pa.RecordBatch], None],
         emit_bad: Callable[[pa.RecordBatch], None],
         request_split: Callable[[], None],
-        report_progress: Callable[[int, int], None],
+        limit: DriftLimit,
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -153,7 +157,7 @@ class SourceReader(Splits):
         self._emit_bad = emit_bad
         self.tally = BadRecordCount(source.bad_records_max)
         self._request_split = request_split
-        self._report_progress = report_progress
+        self._limit = limit
         self._wake = wake
         self._fail = fail
         self._splits_per_reader = checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
@@ -171,8 +175,6 @@ class SourceReader(Splits):
         may not have found any yet. Other subtasks may still request splits when it is True."""
         self._emitting: tuple[_OpenSplit, int] | None = None
         """The split whose batch the chain processes, and the batch's rows. A failure of the chain does not reset it."""
-        self._limit: DriftLimit | None = None
-        """Which splits are held back; None if they may be any distance apart."""
         self._listeners: list[Callable[[], None]] = []
         self._changed = True
         """Whether the listeners have to be called before anything else is emitted."""
@@ -190,9 +192,7 @@ class SourceReader(Splits):
             self._request_state = _MAY_REQUEST
         self._all_assigned = is_last
         self._add(_decoder.decode(encoded))
-        if self._limit is not None:
-            self._limit.assigned()
-            self._update_limit(self._limit)
+        self._limit.assigned(self._waited_for)
         self._wake()
 
     def splits_assigned(self, none_waits: bool) -> None:
@@ -217,15 +217,13 @@ class SourceReader(Splits):
 
     def set_ceiling(self, ceiling_us: int) -> None:
         """From now on, no split is read whose event time is above this."""
-        if self._limit is not None:
-            self._limit.ceiling_us = ceiling_us
-            self._wake()
+        self._limit.ceiling_us = ceiling_us
+        self._wake()
 
     def step(self) -> ReadProgress:
         """Emit at most one batch. Splits take turns."""
         progress = self._step()
-        if self._limit is not None:
-            self._update_limit(self._limit)
+        self._limit.update(self._waited_for)
         return progress
 
     def _step(self) -> ReadProgress:
@@ -242,7 +240,7 @@ class SourceReader(Splits):
             return ReadProgress.WAITING
         for _ in range(len(self._splits)):
             open_split = self._splits[0]
-            if self._limit is not None and open_split.state is not _AT_END and self._limit.holds(open_split.number):
+            if self._is_held_back(open_split):
                 self._splits.rotate(-1)
                 continue
             prefetched = self._next_batch(open_split)
@@ -321,30 +319,27 @@ class SourceReader(Splits):
         self._listeners.append(changed)
 
     def limit_drift(self, times: SplitTimes, drift_us: int) -> None:
-        self._limit = DriftLimit(times, drift_us, self._report_progress)
+        self._limit.begin(times, drift_us)
 
     @property
     def _waited_for(self) -> Iterator[int]:
-        """The splits whose next rows others may have to wait for: not those that were empty when they were last read."""
+        """The splits whose next rows others may have to wait for: not those that have been empty, until rows are emitted."""
         if self._request_state is not _STOPPED:
             for open_split in self._splits:
-                if not open_split.rest_s:
+                if open_split.rest_s < EMPTY_REST_S:
                     yield open_split.number
 
-    def _update_limit(self, limit: DriftLimit) -> None:
-        limit.update(self._waited_for)
+    def _is_held_back(self, open_split: _OpenSplit) -> bool:
+        return self._limit.holds(open_split.number) and open_split.state is not _AT_END
 
     @property
     def held_back(self) -> int:
         """How many splits are not read at present because they are too far ahead."""
-        if self._limit is None:
-            return 0
-        return sum(each.state is not _AT_END and self._limit.holds(each.number) for each in self._splits)
+        return sum(map(self._is_held_back, self._splits))
 
     def check(self) -> None:
         """Check what must hold between two steps."""
-        if self._limit is not None:
-            self._limit.check(self._waited_for)
+        self._limit.check(self._waited_for)
 
     def _notify_listeners(self) -> bool:
         """Call the listeners. Returns whether there are any: they may have emitted a watermark."""
@@ -390,6 +385,8 @@ class SourceReader(Splits):
         """The next batch of the split, or None if it has none now. The split's offset moves past it."""
         if self._source.blocking:
             prefetched, open_split.prefetched = open_split.prefetched, None
+            if prefetched is not None:
+                open_split.rest_s = 0.0
             _move_past(open_split, prefetched)
             if open_split.state in (_IDLE, _PREFETCHED):
                 self._prefetch(open_split)
@@ -433,10 +430,7 @@ class SourceReader(Splits):
                 self._let_rest(open_split, prefetched.offset)
             else:
                 open_split.state = _AT_END if prefetched is None else _PREFETCHED
-                had_rested, open_split.rest_s = open_split.rest_s > 0, 0.0
                 open_split.prefetched = prefetched
-                if had_rested and self._limit is not None:
-                    self._update_limit(self._limit)
                 self._wake()
 
         self._services.source_reads.submit(work, done)
@@ -450,11 +444,11 @@ class SourceReader(Splits):
             raise InvariantError(f"split {open_split.split.id} rests, and has rows that were read ahead")
         open_split.quiet_until_s = self._services.clock.monotonic_s()
         open_split.split = msgspec.structs.replace(open_split.split, offset=offset)
-        had_rows = not open_split.rest_s
-        open_split.rest_s = min(max(2 * open_split.rest_s, REST_S_MIN), REST_S_MAX)
+        before_s = open_split.rest_s
+        open_split.rest_s = min(max(2 * before_s, REST_S_MIN), REST_S_MAX)
         open_split.state = _RESTING
-        if had_rows and self._limit is not None:
-            self._update_limit(self._limit)
+        if before_s < EMPTY_REST_S <= open_split.rest_s:
+            self._limit.update(self._waited_for)
         open_split.rest_timer = self._services.executor.call_later(
             open_split.rest_s, partial(self._prefetch, open_split)
         )
