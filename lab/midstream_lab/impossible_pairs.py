@@ -44,7 +44,9 @@ _FROM_TASKS: Final = "|".join(
     if name not in ("Register", "SlotStatus", "InCall", "CommitDone", "CommitFailed")
 )
 _COMMITS: Final = "CommitDone|CommitFailed"
-_AFTER_START: Final = "TaskRunning|TaskEndOfData|TaskFinished|TaskFailed|CheckpointAck|CheckpointDecline|RequestSplit"
+_AFTER_START: Final = (
+    "TaskRunning|TaskEndOfData|TaskFinished|TaskFailed|CheckpointAck|CheckpointDecline|RequestSplit|SourceProgress"
+)
 _REQUESTS: Final = (*classes_of(m.ClientRequest), "CancelRequested")
 _TIMERS: Final = "|".join(name for name in COORDINATOR_EVENTS if name.startswith("timer") and name != "timer end")
 _IO_LATER: Final = "|".join(
@@ -100,7 +102,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
             ("RUNNING", "Start", "it comes once"),
             (
                 "DEPLOYING|DEPLOYED",
-                "TriggerCheckpoint|CheckpointCompleted|CheckpointAborted|AssignSplit|NoMoreSplits|StopSources",
+                "TriggerCheckpoint|CheckpointCompleted|CheckpointAborted|AssignSplit|DriftCeiling|NoMoreSplits|StopSources",
                 "sent after Start, in sequence",
             ),
             ("DEPLOYING", "SplitsAssigned", "all slots have answered Deployed by then"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -31,6 +32,7 @@ from midstream.simulation.trace import Trace, following_elements
 from midstream.simulation.world import World
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker
 from midstream_lab.checkers.directory_checker import DirectoryChecker
+from midstream_lab.checkers.drift_checker import DriftChecker, drift_is_checked
 from midstream_lab.checkers.watermark_checker import watermarks_are_checked
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.tally import NotifiedSource
@@ -39,7 +41,7 @@ from midstream_lab.restarter import ROOT, Restarter, StartedJob
 from midstream_lab.savepoints import Savepoints
 from midstream_lab.scenarios.changed_programs import changed
 from midstream_lab.scenarios.scenario import Scenario
-from midstream_lab.scenarios.time_bounds import bound_s, patience_s
+from midstream_lab.scenarios.time_bounds import bound_s, held_us_max, patience_s
 from midstream_lab.stuck_report import who_waits
 
 JOB: Final = "simulated"
@@ -119,11 +121,15 @@ def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeC
         combined_rows_min=scenario.combined_rows_min,
         on_disk=prepared.is_on_disk,
     )
-    with sizes, watermarks_are_checked(prepared.world):
-        if not keep_trace:
-            return prepared.go()
-        with following_elements(prepared.world.note):
-            return prepared.go()
+    with ExitStack() as stack:
+        stack.enter_context(sizes)
+        stack.enter_context(watermarks_are_checked(prepared.world))
+        if scenario.drift_us is not None:
+            drift = DriftChecker(prepared.world, scenario.drift_us, held_us_max(scenario))
+            stack.enter_context(drift_is_checked(drift))
+        if keep_trace:
+            stack.enter_context(following_elements(prepared.world.note))
+        return prepared.go()
 
 
 class Run:
@@ -292,7 +298,7 @@ class Run:
 
     def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: StartedJob) -> JobPlan:
         s = self.scenario
-        original = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
+        original = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups, s.drift_us)
         graph = changed(original, shape, self.outside, s.seed, version, generators=s.new_generators)
         buffers = least_buffers(graph) // 2 if s.is_scant else least_buffers(graph) + s.pool_buffers
         config = JobConfig(

@@ -293,8 +293,17 @@ def _counted(stream: Counter[int], key_of: Mapping[int, int]) -> dict[int, tuple
 # ---- job graph -------------------------------------------------------------
 
 
-def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink: LedgerSink, groups: int) -> JobGraph:
-    """Build the job graph of a shape; `sources` are in the order of its source nodes."""
+def job_graph(
+    shape: Shape,
+    outside: Outside,
+    sources: Sequence[SimSource],
+    sink: LedgerSink,
+    groups: int,
+    drift_us: int | None = None,
+) -> JobGraph:
+    """Build the job graph of a shape; `sources` are in the order of its source nodes. `drift_us`: how far splits may be
+    apart in event time; None: any distance.
+    """
     remaining = list(sources)
     on_time, held_back = on_time_at(shape, sources), behind_timers(shape)
     vertices = []
@@ -314,6 +323,7 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
             made = _operator(kind, uid, outside, sink, *place, combines=combines(shape, index))
             if isinstance(made, timed.Timestamps) and spec is not None:
                 made.splits_end = spec.source.splits_end
+                made.strategy = replace(made.strategy, drift_us=drift_us)
             operators.append(OperatorSpec(uid, uid, made, sink.at(uid) if kind == "sink" else None))
         vertices.append(Vertex(index, node.parallelism, spec, tuple(operators)))
         combiner = operators[0].operator.combiner(()) if combines(shape, index) else None

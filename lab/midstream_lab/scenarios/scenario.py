@@ -114,6 +114,8 @@ class Scenario:
     """Whether a slot has no buffer more than its tasks need, whatever `pool_buffers` is."""
     has_lulls: bool = False
     """Whether every source that may be idle has no end and many lulls; otherwise that is drawn."""
+    drift_us: int | None = None
+    """How far splits may be apart in event time; None: any distance."""
     restart_delay_s: float = 0.001
     """The pause before the first restart; later ones are up to ten times as long."""
     heartbeat_timeout_s: float = 3.0
@@ -276,6 +278,12 @@ CHANGED: Final = 0.25
 COMMIT_ON_SLOTS: Final = 0.25
 """The share of runs without given arguments that have sinks which commit on slots."""
 
+IN_STEP: Final = 0.25
+"""The share of runs without given arguments whose sources are kept in step."""
+
+DRIFTS_US: Final = (1, 3_000, 10_000, 40_000, 1_000_000)
+"""The drifts of these: event time advances by 1 to 10 ms from row to row."""
+
 CROWDED: Final = 0.25
 """The share of runs that continue at another parallelism in which there are certainly more keys than key groups."""
 
@@ -293,6 +301,9 @@ def _with_more(scenario: Scenario, base: Shape, seed: int) -> Scenario:
     changes = Random(f"changes {seed}")
     if scenario.has_checkpoints and changes.random() < CHANGED:
         scenario = replace(scenario, changes=changes.choice((0.3, 0.8)))
+    drift = Random(f"drift {seed}")
+    if drift.random() < IN_STEP:
+        scenario = replace(scenario, drift_us=drift.choice(DRIFTS_US))
     on_slots = Random(f"on slots {seed}")
     if on_slots.random() < COMMIT_ON_SLOTS:
         scenario = with_commits_on_slots(scenario, on_slots)

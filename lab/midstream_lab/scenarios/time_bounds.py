@@ -13,6 +13,10 @@ COMMITS_MAX: Final = 3
 """How many checkpoints' commits may be added in front of what is owed: one under way, one more, and its own."""
 SLOTS_S: Final = 30.0
 """The `slot_timeout` of all simulated jobs."""
+MAILS_MAX: Final = 20
+"""How many mails a message may wait for, and be followed by, in processes that do nothing else."""
+HELD_US: Final = 1_000
+"""What is added to that."""
 LATE_SLOTS_MAX: Final = 2
 """How many slots, one after the other, a fault lets come late: each costs an attempt its `slot_timeout`."""
 
@@ -43,6 +47,17 @@ def patience_s(scenario: Scenario) -> float:
 def aligned_s(scenario: Scenario) -> float:
     """Return the same bound for a checkpoint whose barriers wait for all rows of the job, as at the end of its data."""
     return _time_s(scenario, scenario.rows, waits_for_sinks=scenario.sink_rows > 0)
+
+
+def held_us_max(scenario: Scenario) -> int | None:
+    """Return how long a split may be held back that could be read; None if it is not known how long messages take.
+
+    Those are a report and a ceiling, and at both ends of each the mails before it.
+    """
+    s = scenario
+    if s.faults or s.row_us or s.sink_rows or s.tempo.clock_tick_us:
+        return None
+    return 2 * s.tempo.control_us + MAILS_MAX * s.tempo.mail_us + HELD_US
 
 
 def _time_s(scenario: Scenario, rows: int, *, waits_for_sinks: bool) -> float:

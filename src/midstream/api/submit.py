@@ -15,13 +15,15 @@ from midstream.api.user_modules import top_level_names
 from midstream.engine.checkpoint.store import split_restore
 from midstream.engine.coordinator.events import JobPlan, NewerOutput
 from midstream.engine.coordinator.restore.open_directory import check_plan, check_start, find_start
-from midstream.engine.core.config import Duration, JobConfig
+from midstream.engine.core.config import Duration, JobConfig, duration_text
 from midstream.engine.core.errors import ClusterError, ConfigError, JobError, MidstreamError
 from midstream.engine.core.job_pickle import pickled, unpickled_apart
 from midstream.engine.exchange.pool_minimum import check_pool
+from midstream.engine.graph.drift_groups import drift_groups, drifts_without_splits
 from midstream.engine.graph.graph_builder import build_job_graph, warnings_of
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.graph.logical_graph import LogicalGraph, Node
+from midstream.engine.operators.base import Operator
 from midstream.engine.protocol.messages import JobModules
 from midstream.engine.state.job_code import own_code
 from midstream.page import PageAddress, open_page
@@ -131,6 +133,7 @@ def submission(
         check_can_create(config.checkpoint_dir)
     graph = build_job_graph(logical, config)
     _check_output_can_appear(graph, config)
+    _check_drifts(graph, logical)
     for warning in warnings_of(graph):
         _log.warning("job %s: %s", config.name, warning)
     plan = JobPlan(
@@ -228,6 +231,30 @@ def _check_parallelism(graph: JobGraph) -> None:
     sinks = [(spec.sink, vertex.parallelism) for vertex in graph.vertices for spec in vertex.operators if spec.sink]
     for i, (sink, subtasks) in enumerate(sinks):
         sink.check_parallelism(subtasks, sinks[:i] + sinks[i + 1 :])
+
+
+def _check_drifts(graph: JobGraph, logical: LogicalGraph) -> None:
+    """Raises JobError if an operator limits the drift of splits that it does not see, or a source would always wait for
+    another one whose rows are further out of order.
+    """
+
+    def label(operator: Operator) -> str:
+        return next(node.label for node in logical.nodes if node.operator is operator)
+
+    for operator in drifts_without_splits(graph):
+        raise JobError(
+            f"{label(operator)}: drift= keeps the splits of a source in step, and rows of several splits arrive here mixed. "
+            "Call with_watermarks() directly after the source, before the stream divides, or leave drift out"
+        )
+    for group in drift_groups(graph):
+        late = max(group, key=lambda source: source.operator.strategy.delay_us)
+        for source in group:
+            if source.drift_us < (delay_us := late.operator.strategy.delay_us):
+                raise JobError(
+                    f"{label(source.operator)}: drift={duration_text(source.drift_us)!r} is less than the max_delay of "
+                    f"{duration_text(delay_us)} of {label(late.operator)}, so rows would always be read that much later. "
+                    f"Give at least {duration_text(delay_us)}"
+                )
 
 
 def _check_output_can_appear(graph: JobGraph, config: JobConfig) -> None:

@@ -22,6 +22,7 @@ from midstream.engine.coordinator.checkpoints.metadata_builder import channels_o
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.placement.attempt import tasks_of
 from midstream.engine.core.config import JobConfig
+from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.errors import InvariantError, JobError, MidstreamError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import ConnectionEnd, DataConnection
@@ -188,6 +189,8 @@ class InProcessJob:
                 for ref in self._subtasks(vertex.id):
                     self._slot.handle(m.SplitsAssigned(self.attempt, ref))
         self._slot.handle(m.Start(self.attempt, ()))
+        for vertex in graph.vertices:  # rows come in the order in which they are fed, or of a preview's sources
+            self._slot.handle(m.DriftCeiling(self.attempt, vertex.id, MAX_WATERMARK_US))
         self._settle()
 
     def _copied(self, tasks: Sequence[TaskId]) -> list[JobGraph]:

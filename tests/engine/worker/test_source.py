@@ -15,11 +15,13 @@ from midstream.connectors.memory.collection_source import from_rows
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.config import JobConfig
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.core.interfaces import Done, Failed, Mail
 from midstream.engine.operators.bad_records import TALLY, BadRecords
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.engine.state.state_parts import StatePart
+from midstream.engine.worker.drift_limit import DriftLimit
 from midstream.engine.worker.source_reader import REST_S_MAX, REST_S_MIN, SPLITS, ReadProgress, SourceReader, splits_of
 from recovering import task_seams
 from scarce_cores import Machine
@@ -122,6 +124,8 @@ class Reader:
         self.rows: list[int] = []
         self.bad: list[int] = []
         self.requests = 0
+        self.progress: list[tuple[int, int]] = []
+        """The event time of the slowest split, and the number of assigned splits, in each report."""
         self.failures: list[BaseException] = []
         self.world = world
         self.driver = SourceReader(
@@ -131,6 +135,7 @@ class Reader:
             emit=lambda batch: self.rows.extend(to_list(batch.column("n"))),
             emit_bad=lambda rows: self.bad.extend(to_list(rows.column("position"))),
             request_split=self._requested,
+            limit=DriftLimit(lambda lowest_us, splits: self.progress.append((lowest_us, splits))),
             wake=lambda: None,
             fail=self.failures.append,
         )
@@ -701,3 +706,54 @@ def test_after_a_rescale_a_subtask_goes_on_with_the_worst_of_the_windows_that_it
     after.give("20:22")
     with pytest.raises(SchemaError, match=r"byte 21: odd; 4 of the last 8 records "):
         after.run(100)
+
+
+class Times:
+    """How far each split is: as many microseconds as rows of it have been emitted."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def progress_us(self, split: int) -> int:
+        rows = [row for row in self._reader.rows if row // 1000 == split]
+        return len(rows) or MIN_WATERMARK_US
+
+
+def in_step(*ids: str, blocking: bool, drift_us: int = 8, world: World | None = None) -> Reader:
+    """A reader of several splits, of which split i has the rows from 1000 * i on."""
+    reader = Reader(Numbers(blocking, len(ids)), world or World())
+    reader.driver.limit_drift(Times(reader), drift_us)
+    reader.give(*ids)
+    return reader
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_split_above_the_ceiling_is_not_read_and_the_others_are(blocking: bool) -> None:
+    reader = in_step("0:40", "1000:1040", blocking=blocking)
+    reader.run(20)
+    assert sorted(reader.rows) == [*range(7), *range(1000, 1007)], "one batch of each, until there is a ceiling"
+    assert reader.progress[-1] == (7, 2) and reader.driver.held_back == 2
+    assert reader.run(3) is ReadProgress.WAITING
+    reader.driver.set_ceiling(7)
+    reader.run(20)
+    assert sorted(reader.rows) == [*range(14), *range(1000, 1014)], "a batch may go beyond it"
+    reader.driver.set_ceiling(MAX_WATERMARK_US)
+    reader.driver.no_more_splits()
+    assert reader.run(200) is ReadProgress.ENDED
+    assert len(reader.rows) == 80 and reader.driver.held_back == 0
+    assert reader.progress[-1] == (MAX_WATERMARK_US, 2)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_splits_that_are_held_back_keep_nothing_from_happening(blocking: bool) -> None:
+    reader = in_step("0:7", "1000:1040", blocking=blocking)
+    reader.run(20)
+    assert (reader.driver.held_back, reader.requests) == (1 if blocking else 2, 1 if blocking else 0)
+    assert len(splits_of(reader.driver.snapshot(lambda: "chunk")[SPLITS])) == (1 if blocking else 2)
+    reader.give("2000:2003")
+    assert reader.progress[-1] == (MIN_WATERMARK_US, 3), "the coordinator gets to know that the split is known"
+    reader.run(20)
+    assert [row for row in reader.rows if row >= 2000] == [2000, 2001, 2002], "a new one is read up to its first rows"
+    reader.driver.stop()
+    assert reader.run(3) is ReadProgress.ENDED
+    assert reader.progress[-1] == (MAX_WATERMARK_US, 3)

@@ -133,9 +133,8 @@ class Coordinator:
 
     def check(self) -> None:
         """Assert everything that must hold between two events."""
-        self.slots.check()
-        self.checkpoints.check()
-        self.commits.check()
+        for part in (self.slots, self.checkpoints, self.commits, self.sources.drift):
+            part.check()
         if self.phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING):
             assert self.attempt is not None, self.phase
             assert self.attempt.all_finished or self.slots.live.keys() >= set(self.attempt.slots), self.phase
@@ -346,8 +345,8 @@ class Coordinator:
                 self.checkpoints.task_finished(ref)
             case m.CheckpointDecline():
                 self.checkpoints.decline(message)
-            case m.RequestSplit(_, ref):
-                self.sources.request(ref)
+            case m.RequestSplit() | m.SourceProgress():
+                self.sources.handle(message)
             case _:
                 assert_never(message)
 

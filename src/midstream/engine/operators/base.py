@@ -54,6 +54,14 @@ class Output(Protocol):
         ...
 
 
+class SplitTimes(Protocol):
+    """How far the splits of a task are in event time."""
+
+    def progress_us(self, split: int) -> int:
+        """Return the event time of a split, which the event time of its task never passes unless the split is idle."""
+        ...
+
+
 class Splits(Protocol):
     """The splits that the source of this task reads, each with a number that is only meaningful within the task."""
 
@@ -86,6 +94,10 @@ class Splits(Protocol):
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Call `changed` in a step of the task when `open`, `all_assigned` or `none_waits` has changed."""
+        ...
+
+    def limit_drift(self, times: SplitTimes, drift_us: int) -> None:
+        """Do not read a split while it is further ahead than `drift_us` of those with which it is kept in step."""
         ...
 
 

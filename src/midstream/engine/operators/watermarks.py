@@ -19,13 +19,13 @@ watermark; the watermarks emitted before are in the chain's snapshot.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from midstream.engine.core.config import Duration, duration_us
+from midstream.engine.core.config import Duration, duration_text, duration_us, signed_duration_us
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.interfaces import Timer
@@ -55,31 +55,40 @@ class WatermarkStrategy:
     idle_after_us: int | None = None
     """A split without an end that has no rows for this long (wall clock) is idle, and so is a subtask whose splits all
     are; None: never."""
+    drift_us: int | None = None
+    """No split is read further ahead of the slowest one than this; None: any distance."""
 
     @staticmethod
-    def monotonous(idle_after: Duration | None = None) -> WatermarkStrategy:
+    def monotonous(idle_after: Duration | None = None, drift: Duration | None = None) -> WatermarkStrategy:
         """Return a strategy for event times that never decrease within one split of the source.
 
         `idle_after`: a split without an end that has no rows for this long (a duration, wall clock) no longer holds back
         event time; None for never.
+        `drift`: as for `bounded`.
 
-        Raises ConfigError for an invalid duration and for one below 1 ms.
+        Raises ConfigError for an invalid duration and for an `idle_after` of less than 1 ms.
 
             >>> visits = env.from_collection([{"user": "ann", "at": datetime(2024, 1, 1)}])
             >>> timed = visits.with_watermarks("at", WatermarkStrategy.monotonous())
         """
-        return WatermarkStrategy.bounded(0, idle_after)
+        return WatermarkStrategy.bounded(0, idle_after, drift)
 
     @staticmethod
-    def bounded(max_delay: Duration, idle_after: Duration | None = None) -> WatermarkStrategy:
+    def bounded(
+        max_delay: Duration, idle_after: Duration | None = None, drift: Duration | None = None
+    ) -> WatermarkStrategy:
         """Return a strategy for rows that are not much older than the newest row before them in their split.
 
         `max_delay`: how much older they may be: a duration such as "5 s", a number of seconds, or a timedelta. Older
         rows are late.
         `idle_after`: a split without an end that has no rows for this long (a duration, wall clock) no longer holds back
         event time; None for never.
+        `drift`: how far splits may be apart in event time, within the source and across all sources that have a drift and
+        whose rows meet (a duration): a split further ahead of the slowest is not read until that has caught up. None for
+        any distance.
 
-        Raises ConfigError for an invalid duration, and for an `idle_after` of less than 1 ms.
+        Raises ConfigError for an invalid duration, for an `idle_after` of less than 1 ms, and for a `drift` that is 0 or
+        less than `max_delay`.
 
             >>> visits = env.from_collection([{"user": "ann", "at": datetime(2024, 1, 1)}])
             >>> timed = visits.with_watermarks("at", WatermarkStrategy.bounded("5 s", idle_after="1 min"))
@@ -90,7 +99,24 @@ class WatermarkStrategy:
         )
         if strategy.idle_after_us is not None and strategy.idle_after_us < 1000:
             raise ConfigError(f"idle_after: {idle_after!r} is too short; give at least 1 ms")
-        return strategy
+        return replace(strategy, drift_us=_drift_us(drift, max_delay, strategy.delay_us))
+
+
+def _drift_us(drift: Duration | None, max_delay: Duration, delay_us: int) -> int | None:
+    """Raises ConfigError for a drift with which splits would wait for each other all the time."""
+    if drift is None:
+        return None
+    drift_us = signed_duration_us(drift, "drift")
+    if drift_us <= 0:
+        raise ConfigError(
+            f"drift: {drift!r} would let no split be ahead of another; give a time such as '5 min', or leave drift out"
+        )
+    if drift_us < delay_us:
+        raise ConfigError(
+            f"drift: {drift!r} is less than max_delay={max_delay!r}: splits would wait for each other because of rows that "
+            f"are merely out of order; give at least {duration_text(delay_us)}, such as '5 min' or more"
+        )
+    return drift_us
 
 
 class SlowestSplit(NamedTuple):
@@ -144,6 +170,8 @@ class TimestampsOperator(Operator):
         self._splits = context.splits
         if self._splits is not None:
             self._splits.on_change(self._splits_changed)
+            if self.strategy.drift_us is not None:
+                self._splits.limit_drift(self, self.strategy.drift_us)
         if context.is_bounded:
             self._idle_after_s = None
         if self._idle_after_s is not None:
@@ -195,6 +223,9 @@ class TimestampsOperator(Operator):
         return SlowestSplit(split, reached_us, max(max(active)[0], self._ended_us))
 
     # ---- splits ----
+
+    def progress_us(self, split: int) -> int:
+        return max(self._reached_us.get(split, MIN_WATERMARK_US), self._watermark_us)
 
     @property
     def _is_held_back(self) -> bool:

@@ -251,6 +251,17 @@ class SplitsAssigned(msgspec.Struct, frozen=True, tag="splits_assigned"):
     none_waits: bool = False
 
 
+class DriftCeiling(msgspec.Struct, frozen=True, tag="drift_ceiling"):
+    """How far the splits of a source may be read at present (see `coordinator.placement.source_drift`). It replaces the
+    ceiling before it, and may be lower.
+    """
+
+    attempt: int
+    vertex: int
+    ceiling_us: int
+    """A split beyond this event time is not read; the highest int64 if all may be."""
+
+
 class NoMoreSplits(msgspec.Struct, frozen=True, tag="no_more_splits"):
     attempt: int
     task: TaskId
@@ -332,6 +343,7 @@ ToSlot: TypeAlias = (
     | ResumeSources
     | AssignSplit
     | SplitsAssigned
+    | DriftCeiling
     | NoMoreSplits
     | StopSources
     | Cancel
@@ -523,6 +535,18 @@ class RequestSplit(msgspec.Struct, frozen=True, tag="request_split"):
     task: TaskId
 
 
+class SourceProgress(msgspec.Struct, frozen=True, tag="source_progress"):
+    """How far the slowest split of a source subtask is whose strategy limits the drift (see `worker.drift_limit`)."""
+
+    attempt: int
+    task: TaskId
+    lowest_us: int
+    """Its event time; the lowest int64 before its first row, the highest one if the subtask waits for the rows of no
+    split."""
+    splits: int
+    """The number of splits that the subtask had been assigned by then, in this attempt."""
+
+
 FromSlot: TypeAlias = (
     Register
     | SlotStatus
@@ -539,6 +563,7 @@ FromSlot: TypeAlias = (
     | CommitDone
     | CommitFailed
     | RequestSplit
+    | SourceProgress
 )
 
 # ---- slot to driver, and not to its coordinator ----

@@ -59,6 +59,7 @@ _FOR_TASKS_THAT_RUN: Final = (
     m.CheckpointCompleted,
     m.CheckpointAborted,
     m.AssignSplit,
+    m.DriftCeiling,
     m.NoMoreSplits,
     m.StopSources,
 )
@@ -178,6 +179,10 @@ class SlotMachine:
             case m.SplitsAssigned(_, ref, none_waits):
                 if self._deployment is not None and ref not in self._deployment.finished:
                     self._task(ref).splits_assigned(none_waits)
+            case m.DriftCeiling(_, vertex, ceiling_us):
+                for ref, task in self.tasks.items():
+                    if ref.vertex == vertex:
+                        task.set_ceiling(ceiling_us)
             case m.NoMoreSplits(_, ref):
                 self._task(ref).no_more_splits()
             case m.StopSources():

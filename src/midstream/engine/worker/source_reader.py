@@ -24,7 +24,7 @@ from midstream.engine.core.batches import invalid_value
 from midstream.engine.core.errors import DataError, InvariantError
 from midstream.engine.core.interfaces import Done, Failed, Timer
 from midstream.engine.operators.bad_records import TALLY, BadRecordCount, BadRecords
-from midstream.engine.operators.base import Splits
+from midstream.engine.operators.base import Splits, SplitTimes
 from midstream.engine.operators.source_api import (
     Source,
     Split,
@@ -34,6 +34,7 @@ from midstream.engine.operators.source_api import (
     decoded_splits,
 )
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
+from midstream.engine.worker.drift_limit import DriftLimit
 from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.source_rate import SourceRate
 
@@ -44,6 +45,10 @@ REST_S_MIN = 0.004
 """How long a split without rows rests before it is read again. The time doubles, up to REST_S_MAX, with each empty
 read."""
 REST_S_MAX = 0.05
+EMPTY_REST_S = 0.016
+"""A split that rests this long, after its third read without rows, does not count as one that may have rows: splits that
+are kept in step do not wait for it. Counting it out with each empty read would cost messages for each row of a slow source.
+"""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
 
@@ -142,6 +147,7 @@ class SourceReader(Splits):
         emit: Callable[[pa.RecordBatch], None],
         emit_bad: Callable[[pa.RecordBatch], None],
         request_split: Callable[[], None],
+        limit: DriftLimit,
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -151,6 +157,7 @@ class SourceReader(Splits):
         self._emit_bad = emit_bad
         self.tally = BadRecordCount(source.bad_records_max)
         self._request_split = request_split
+        self._limit = limit
         self._wake = wake
         self._fail = fail
         self._splits_per_reader = checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
@@ -185,6 +192,7 @@ class SourceReader(Splits):
             self._request_state = _MAY_REQUEST
         self._all_assigned = is_last
         self._add(_decoder.decode(encoded))
+        self._limit.assigned(self._waited_for)
         self._wake()
 
     def splits_assigned(self, none_waits: bool) -> None:
@@ -207,8 +215,18 @@ class SourceReader(Splits):
         self._request_state = _STOPPED
         self._wake()
 
+    def set_ceiling(self, ceiling_us: int) -> None:
+        """From now on, no split is read whose event time is above this."""
+        self._limit.ceiling_us = ceiling_us
+        self._wake()
+
     def step(self) -> ReadProgress:
         """Emit at most one batch. Splits take turns."""
+        progress = self._step()
+        self._limit.update(self._waited_for)
+        return progress
+
+    def _step(self) -> ReadProgress:
         if self._request_state is _STOPPED:
             return ReadProgress.ENDED
         if len(self._splits) < self._splits_per_reader and self._request_state is _MAY_REQUEST:
@@ -222,6 +240,9 @@ class SourceReader(Splits):
             return ReadProgress.WAITING
         for _ in range(len(self._splits)):
             open_split = self._splits[0]
+            if self._is_held_back(open_split):
+                self._splits.rotate(-1)
+                continue
             prefetched = self._next_batch(open_split)
             if prefetched is None and open_split.state is _AT_END:
                 self._splits.popleft()
@@ -297,6 +318,29 @@ class SourceReader(Splits):
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
 
+    def limit_drift(self, times: SplitTimes, drift_us: int) -> None:
+        self._limit.begin(times, drift_us)
+
+    @property
+    def _waited_for(self) -> Iterator[int]:
+        """The splits whose next rows others may have to wait for: not those that have been empty, until rows are emitted."""
+        if self._request_state is not _STOPPED:
+            for open_split in self._splits:
+                if open_split.rest_s < EMPTY_REST_S:
+                    yield open_split.number
+
+    def _is_held_back(self, open_split: _OpenSplit) -> bool:
+        return self._limit.holds(open_split.number) and open_split.state is not _AT_END
+
+    @property
+    def held_back(self) -> int:
+        """How many splits are not read at present because they are too far ahead."""
+        return sum(map(self._is_held_back, self._splits))
+
+    def check(self) -> None:
+        """Check what must hold between two steps."""
+        self._limit.check(self._waited_for)
+
     def _notify_listeners(self) -> bool:
         """Call the listeners. Returns whether there are any: they may have emitted a watermark."""
         self._changed = False
@@ -341,6 +385,8 @@ class SourceReader(Splits):
         """The next batch of the split, or None if it has none now. The split's offset moves past it."""
         if self._source.blocking:
             prefetched, open_split.prefetched = open_split.prefetched, None
+            if prefetched is not None:
+                open_split.rest_s = 0.0
             _move_past(open_split, prefetched)
             if open_split.state in (_IDLE, _PREFETCHED):
                 self._prefetch(open_split)
@@ -384,7 +430,7 @@ class SourceReader(Splits):
                 self._let_rest(open_split, prefetched.offset)
             else:
                 open_split.state = _AT_END if prefetched is None else _PREFETCHED
-                open_split.prefetched, open_split.rest_s = prefetched, 0.0
+                open_split.prefetched = prefetched
                 self._wake()
 
         self._services.source_reads.submit(work, done)
@@ -398,8 +444,11 @@ class SourceReader(Splits):
             raise InvariantError(f"split {open_split.split.id} rests, and has rows that were read ahead")
         open_split.quiet_until_s = self._services.clock.monotonic_s()
         open_split.split = msgspec.structs.replace(open_split.split, offset=offset)
-        open_split.rest_s = min(max(2 * open_split.rest_s, REST_S_MIN), REST_S_MAX)
+        before_s = open_split.rest_s
+        open_split.rest_s = min(max(2 * before_s, REST_S_MIN), REST_S_MAX)
         open_split.state = _RESTING
+        if before_s < EMPTY_REST_S <= open_split.rest_s:
+            self._limit.update(self._waited_for)
         open_split.rest_timer = self._services.executor.call_later(
             open_split.rest_s, partial(self._prefetch, open_split)
         )

@@ -339,6 +339,9 @@ class Task:
         else:
             self._mail_source(lambda source: source.splits_assigned(none_waits))
 
+    def set_ceiling(self, ceiling_us: int) -> None:
+        self._mail_source(lambda source: source.set_ceiling(ceiling_us))
+
     def no_more_splits(self) -> None:
         self._mail_source(lambda source: source.no_more_splits())
 
@@ -578,6 +581,8 @@ class Task:
         """Check everything that must hold between two steps."""
         if self.is_live:  # a failure interrupts the chain within its work
             self.operators.chain.check()
+            if self.operators.source is not None:
+                self.operators.source.check()
         self._checkpoints.check()
         for gate in self.gates:
             gate.check()

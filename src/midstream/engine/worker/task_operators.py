@@ -20,6 +20,7 @@ from midstream.engine.operators.bad_records import BAD_RECORDS
 from midstream.engine.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
 from midstream.engine.protocol import messages as m
 from midstream.engine.state.state_parts import StatePart
+from midstream.engine.worker.drift_limit import DriftLimit
 from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.operator_chain import NO_OPERATOR, OperatorChain, TaskOutputs
 from midstream.engine.worker.source_reader import SourceReader
@@ -89,6 +90,11 @@ class TaskOperators:
                 emit=self.chain.outputs[0].emit,
                 emit_bad=lambda rows: self.outputs.emit(rows, BAD_RECORDS),
                 request_split=lambda: services.send(m.RequestSplit(services.attempt, self._ref)),
+                limit=DriftLimit(
+                    lambda lowest_us, splits: services.send(
+                        m.SourceProgress(services.attempt, self._ref, lowest_us, splits)
+                    )
+                ),
                 wake=self._wake,
                 fail=self._fail,
             )

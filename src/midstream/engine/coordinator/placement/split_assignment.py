@@ -27,12 +27,20 @@ from midstream.engine.checkpoint.state_files import read_parts
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.failures import failure_of, warn_if_failed
 from midstream.engine.coordinator.placement.attempt import Attempt
+from midstream.engine.coordinator.placement.source_drift import SourceDrift
 from midstream.engine.coordinator.restore.open_directory import OpenedStorage
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed, Storage
 from midstream.engine.graph.job_graph import JobGraph, SourceSpec
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, checked_discovery
-from midstream.engine.protocol.messages import AssignSplit, NoMoreSplits, PartHandle, SplitsAssigned
+from midstream.engine.protocol.messages import (
+    AssignSplit,
+    NoMoreSplits,
+    PartHandle,
+    RequestSplit,
+    SourceProgress,
+    SplitsAssigned,
+)
 from midstream.engine.worker.source_reader import SPLITS, splits_of
 
 if TYPE_CHECKING:
@@ -155,6 +163,8 @@ class SplitAssignment:
             if vertex.source is not None
         }
         self._by_vertex = {state.vertex: state for state in self._states.values()}
+        self.drift = SourceDrift(effects, self, graph)
+        """Which of the assigned splits may be read."""
 
     def storage_opened(self, found: OpenedStorage) -> None:
         self.storage = found.storage
@@ -169,6 +179,7 @@ class SplitAssignment:
                 state = self._states[vertex.source.uid]
                 state.vertex, state.parallelism = vertex.id, vertex.parallelism
         self._by_vertex = {state.vertex: state for state in self._states.values()}
+        self.drift.rescale(graph)
 
     def reset(self, positions: Mapping[str, SourcePosition], finished: Set[TaskId]) -> None:
         """Set the sources to these positions (to the beginning, for those that have none), and begin to discover.
@@ -198,11 +209,13 @@ class SplitAssignment:
             state.assigned_count = 0
             state.assigned_reported = False
             self._report_assigned(state)
+        self.drift.deployed(attempt)
 
     def pause(self) -> None:
         """The attempt is over; `reset` comes before the next one."""
         self._attempt = None
         self.are_reset = False
+        self.drift.attempt_over()
         for state in self._states.values():
             self._quiesce(state)
             state.generation += 1
@@ -215,6 +228,7 @@ class SplitAssignment:
             self._effects.cancel_timer(state.timer)
             state.timer = None
             self._assign_splits(state)
+        self.drift.advance()
 
     def end(self, *_: object) -> None:
         self.pause()
@@ -226,6 +240,13 @@ class SplitAssignment:
         state.waiting.clear()
         state.unanswered.clear()
 
+    def handle(self, message: RequestSplit | SourceProgress) -> None:
+        """Handle the message of a source subtask of the current attempt."""
+        if isinstance(message, SourceProgress):
+            self.drift.report(message)
+        else:
+            self.request(message.task)
+
     # ---- assignment ----
 
     def request(self, ref: TaskId) -> None:
@@ -236,6 +257,7 @@ class SplitAssignment:
         state.waiting.add(ref)
         state.unanswered.add(ref)
         self._assign_splits(state)
+        self.drift.advance()
         self._next_call(state)
 
     def _assign_splits(self, state: _State) -> None:
@@ -284,6 +306,21 @@ class SplitAssignment:
         for subtask in range(state.parallelism):
             ref = TaskId(state.vertex, subtask)
             self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref))
+
+    # ---- for the limit of the drift ----
+
+    def has_discovered(self, vertex: int) -> bool:
+        """Whether the splits of this source are known, or nothing more will be discovered."""
+        state = self._by_vertex[vertex]
+        return state.position is not None or state.exhausted or not self._discovers
+
+    def has_backlog(self, vertex: int) -> bool:
+        """Whether event time of this source stands still, as some of its splits are still to be assigned."""
+        return self._discovers and self._by_vertex[vertex].beginnings > 0
+
+    def assigned_to(self, ref: TaskId) -> int:
+        """Return how many splits the subtask was assigned in this attempt."""
+        return self._by_vertex[ref.vertex].assigned[ref]
 
     # ---- checkpoints ----
 
@@ -361,6 +398,7 @@ class SplitAssignment:
             state.timer = self._effects.set_timer(TimerKind.DISCOVER, interval_s, again, state.spec.uid)
         self._report_assigned(state)
         self._assign_splits(state)
+        self.drift.advance()
         self._next_call(state)
 
     def _timer_fired(self, state: _State) -> None:
