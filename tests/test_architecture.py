@@ -279,7 +279,7 @@ LONG_FUNCTIONS = {
 ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {
     "engine/worker/task.py Task": "the parts of a subtask, its state, and what is measured of its steps",
-    "simulation/recorded_rows.py SimSource": "each of them is drawn by scenarios",
+    "lab/midstream_lab/jobs/recorded_rows.py SimSource": "each of them is drawn by scenarios",
     "engine/operators/async_map.py AsyncMapOperator": "the life of a row from its call to its result",
     "engine/operators/windows/window_aggregation.py WindowAggregation": "what is computed of the aggregates, once each",
     "engine/coordinator/coordinator.py Coordinator": "the parts that it connects; what they have in common is in notifications.py",
@@ -293,7 +293,6 @@ LARGE_CLASSES = {
     "lab/midstream_lab/restarter.py Restarter": "what a run has come to, one by one",
     "lab/midstream_lab/checkers/checkpoint_checker.py CheckpointChecker": "what is remembered of older checkpoints, one by one",
     "lab/midstream_lab/run.py Run": "the parts of one world",
-    "testing/simulation/simulated_run.py _Run": "the parts of one world",
 }
 """What is longer or larger has a reason."""
 

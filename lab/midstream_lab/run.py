@@ -18,28 +18,29 @@ from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.core.config import JobConfig, RestartStrategy
 from midstream.engine.protocol.messages import Deploy
 from midstream.engine.worker.task import TaskState
-from midstream.simulation.chunk_sizes import chunk_sizes_of, least_buffers
+from midstream.simulation.chunk_sizes import least_buffers
 from midstream.simulation.cluster import MakeCoordinator, SimulatedCluster, SimulatedDriver
 from midstream.simulation.disk import Disk
-from midstream.simulation.faults import strike
-from midstream.simulation.local_disk import SimLocalDisk, spills
 from midstream.simulation.network import Network
-from midstream.simulation.recorded_rows import IN_PARTS, Outside, SimSource
-from midstream.simulation.recoveries import Recoveries
-from midstream.simulation.slot_ledger_sink import Calls, SlotLedgerSink, SomeOnSlots
 from midstream.simulation.trace import Trace, following_elements
 from midstream.simulation.world import World
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker
 from midstream_lab.checkers.directory_checker import DirectoryChecker
 from midstream_lab.checkers.watermark_checker import watermarks_are_checked
+from midstream_lab.chunk_sizes import chunk_sizes_of
+from midstream_lab.faults import strike
+from midstream_lab.jobs.recorded_rows import IN_PARTS, Outside, SimSource
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.tally import NotifiedSource
 from midstream_lab.jobs.topologies import job_graph, uid_of, with_parallelism
+from midstream_lab.local_disk import SimLocalDisk, spills
+from midstream_lab.recoveries import Recoveries
 from midstream_lab.restarter import ROOT, Restarter, StartedJob
 from midstream_lab.savepoints import Savepoints
 from midstream_lab.scenarios.changed_programs import changed
 from midstream_lab.scenarios.scenario import Scenario
 from midstream_lab.scenarios.time_bounds import bound_s, patience_s
+from midstream_lab.slot_ledger_sink import Calls, SlotLedgerSink, SomeOnSlots
 from midstream_lab.stuck_report import who_waits
 
 JOB: Final = "simulated"
@@ -127,7 +128,7 @@ def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeC
 
 
 class Run:
-    """The parts of one run; implements `faults.FaultTarget`."""
+    """The parts of one run; implements `faults.LabTarget`."""
 
     def __init__(self, scenario: Scenario, keep_trace: bool, make_coordinator: MakeCoordinator) -> None:
         self.scenario = scenario
@@ -365,6 +366,10 @@ class Run:
     @property
     def disk(self) -> Disk:
         return self.restarter.disk
+
+    @property
+    def in_flight(self) -> int:
+        return self.recoveries.in_flight
 
     @property
     def _is_stuck(self) -> bool:

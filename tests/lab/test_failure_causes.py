@@ -13,7 +13,7 @@ from midstream.engine.protocol import messages as m
 from midstream.engine.worker.task import Task
 from midstream.engine.worker.task_snapshots import TaskSnapshots
 from midstream.simulation.failure_causes import LASTS_US, FailureCauses
-from midstream.simulation.fault_kinds import Fault
+from midstream.simulation.faults import Fault
 from midstream_lab.campaign import Options, campaign
 from midstream_lab.run import CIRCLES_MAX, STILL_MAX, Run, run
 from midstream_lab.scenarios.scenario import Scenario, draw

@@ -25,8 +25,9 @@ from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import DoStop
 from midstream.simulation.cluster import SimulatedDriver
 from midstream.simulation.disk import Disk
-from midstream.simulation.fault_kinds import HANGS, Fault
+from midstream.simulation.faults import Fault
 from midstream_lab.checkers.directory_checker import TRIES
+from midstream_lab.fault_kinds import HANGS
 from midstream_lab.mutations.catalog import MUTATIONS
 from midstream_lab.mutations.mutation_score import applied
 from midstream_lab.restarter import LAST_STARTED, Restarter

@@ -17,11 +17,11 @@ from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.slot_machine import SlotMachine
 from midstream.simulation.failure_causes import LASTS_US
-from midstream.simulation.slot_ledger_sink import WAIT_US_MAX
 
 JOB_ENDS: Final = "the end of the job, all of whose tasks are at the end of their data"
 CANCEL_ENDS: Final = "the end of the job, which was cancelled"
-COMMIT_S_MAX: Final = max(WAIT_US_MAX) / 1e6
+COMMIT_S_MAX: Final = 3.0
+"""How long a commit on a slot takes at most."""
 
 
 def owed_at_the_end(slot: SlotMachine | None, ref: TaskId) -> Iterator[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,13 +22,11 @@ from midstream.engine.checkpoint.store import is_metadata_path
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.placement import dropped_rows
-from midstream.engine.core.batches import concat, empty_batch
+from midstream.engine.core.batches import empty_batch
 from midstream.engine.core.config import RestartStrategy
-from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.graph.job_graph import JobGraph
-from midstream.engine.operators.sink_api import SinkWriter, WriterContext
-from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Split, SplitReader
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.messages import ClientRequest, DoSavepoint, DoStop, Reply
 from midstream.simulation.chunk_sizes import are_small, least_buffers, small_sizes
@@ -38,9 +36,7 @@ from midstream.simulation.failure_causes import FailureCauses
 from midstream.simulation.faults import strike
 from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.network import SIM, Network
-from midstream.simulation.recorded_rows import SOURCE_IDS, SPLIT_IDS, Outside, SimSource, Staged
-from midstream.simulation.recoveries import Recoveries
-from midstream.simulation.slot_ledger_sink import Calls
+from midstream.simulation.outside import Outside, row_id
 from midstream.simulation.trace import Kind, Trace, following_elements
 from midstream.simulation.world import World
 from midstream.testing.simulation.job_scenario import JobScenario
@@ -107,52 +103,38 @@ def _small_chunks(seed: int) -> list[tuple[Any, str, int]]:
     return next(small_sizes(seed + n) for n in range(1000) if are_small(seed + n))
 
 
-# ---- sources and sinks
+# ---- sources
 
 
-class RecordedSource(SimSource):
+class RecordedSource(Source):
     """Returns recorded rows, cut as the scenario determines."""
 
+    discovery_interval_s = 0.002
+
     def __init__(self, outside: Outside, number: int, recorded: Recorded, scenario: JobScenario) -> None:
-        super().__init__(outside, number, [table.num_rows for table in recorded.splits], keys=1)
+        self.outside = outside
+        self.number = number
+        self.rows = [table.num_rows for table in recorded.splits]
         self.schema = recorded.splits[0].schema
         self.blocking = (scenario.failures.faults != () or bool(scenario.order.seed)) and not scenario.failures.drains
         self.read = [0] * len(recorded.splits)
         """The position up to which each split was read by its last reader."""
         rates = scenario.order.rates
         self.rows_per_s = rates[number] if number < len(rates) else None
-        self.discovery_interval_s = 0.002
+        self.batches = [_batch(table) for table in recorded.splits]
         self._follows = recorded.follows
-        self._batches = [_batch(table) for table in recorded.splits]
         self._cuts = scenario.cuts
         self._random = Random(f"cuts {scenario.seed} {number}")
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        found = super().discover(position, context)
-        splits = (
-            tuple(
-                Split(split.id, split.payload, follows=follows)
-                for split, follows in zip(found.splits, self._follows, strict=True)
-            )
-            if found.splits
-            else ()
-        )
-        return Discovery(splits, found.position, found.exhausted)
+        self.outside.world.io_point()
+        splits = (Split(f"{self.number}-{split}", b"", follows=follows) for split, follows in enumerate(self._follows))
+        return Discovery(() if position else tuple(splits), b"all", exhausted=True)
 
     def open_split(self, split: Split) -> SplitReader:
         number = int(split.id.partition("-")[2])
         self.read[number] = split.offset
         return _RowReader(self, number, split.offset)
-
-    def batch(self, split: int, start: int, stop: int) -> pa.RecordBatch:
-        return self._batches[split].slice(start, stop - start)
-
-    def rows_of(self, split: int, stop: int) -> list[tuple[int, int]]:
-        first = self.first_id(split)
-        return [(first + offset, 0) for offset in range(stop)]
-
-    def first_id(self, split: int) -> int:
-        return self.number * SOURCE_IDS + split * SPLIT_IDS
 
     def cut(self, start: int, rows_max: int, split: int) -> int:
         """Return where the batch that begins at `start` ends."""
@@ -181,72 +163,11 @@ class _RowReader(SplitReader):
         if stop == self._offset:
             return None
         if outside.poison:
-            first = source.first_id(self._split)
-            outside.check_poison(range(first + self._offset, first + stop))
-        batch = source.batch(self._split, self._offset, stop)
+            first = row_id(source.number, self._split, self._offset)
+            outside.check_poison(range(first, first + stop - self._offset))
+        batch = source.batches[self._split].slice(self._offset, stop - self._offset)
         self._offset = source.read[self._split] = stop
         return batch, stop
-
-
-class RecordingSink(LedgerSink):
-    """The ledger, for rows of any schema."""
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        self.outside.check_open(context)
-        return _RecordingWriter(self, context)
-
-
-class _RecordingWriter(SinkWriter):
-    def __init__(self, sink: RecordingSink, context: WriterContext) -> None:
-        self._sink = sink
-        self._context = context
-        self._rows: list[pa.RecordBatch] = []
-        self._busy_rows = 0
-        self._is_resting = False
-        self._is_closed = False
-        self._wake: Any = None
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        if batch.num_rows:
-            self._rows.append(batch)
-            self._busy_rows += batch.num_rows
-
-    def ready(self) -> bool:
-        if not self._sink.capacity_rows or self._busy_rows < self._sink.capacity_rows:
-            return True
-        if not self._is_resting:
-            self._is_resting = True
-            self._context.executor.call_later(self._sink.pause_s, self._rested)
-        return False
-
-    def _rested(self) -> None:
-        self._is_resting = False
-        self._busy_rows = 0
-        if self._wake is not None and not self._is_closed:
-            self._wake()
-
-    def on_ready(self, wake: Any) -> None:
-        self._wake = wake
-
-    def prepare(self, checkpoint_id: int) -> Any:
-        if not self._rows:
-            return None
-        batches, self._rows = self._rows, []
-        context, outside = self._context, self._sink.outside
-        name = f"{context.uid}/{context.job_id}-a{context.attempt}-c{checkpoint_id}-s{context.subtask}"
-
-        def stage() -> Sequence[bytes]:
-            outside.world.io_point()
-            if name in outside.staged:
-                outside.world.bug(f"{name} is staged twice")
-            outside.staged[name] = Staged(context.uid, concat(batches), (), context.job_id, checkpoint_id)
-            return [name.encode()]
-
-        return stage
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._rows = []
 
 
 # ---- the run
@@ -256,7 +177,7 @@ class _JobCluster(SimulatedCluster):
     """Ships the job's graph, and does not treat failures of users' functions as the engine's."""
 
     job: SimulatedJob
-    sink: RecordingSink
+    sink: LedgerSink
     sources: Mapping[str, RecordedSource]
 
     def submit(self, plan: JobPlan) -> SimulatedDriver:
@@ -311,16 +232,10 @@ class _Savepoints:
         disk = self._disks[root] = Disk(self._world)
         return disk
 
-    def request(
-        self, driver: SimulatedDriver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0
-    ) -> None:
-        """Request a savepoint in a new directory; `fails`: its disk refuses the first writes; `slow_us`: each takes so long."""
+    def request(self, driver: SimulatedDriver, victim: int, *, stop: bool) -> None:
+        """Request a savepoint in a new directory."""
         self._requested += 1
         url = f"sim://saved/{self._requested}"
-        self.open(url)
-        self._disks[url].slow_us = slow_us
-        if fails:
-            self._disks[url].failing_writes.update(range(1, 5))
         driver.request(DoStop(savepoint=url) if stop else DoSavepoint(url))
 
     def answered(self, driver: SimulatedDriver, client: int, request: ClientRequest, reply: Reply) -> None:
@@ -353,17 +268,13 @@ class _Run:
         network = Network(world, wire_bytes_max=65536, pull_bytes_max=16384)
         self.cluster = _JobCluster(world, self.savepoints.open, network, Coordinator, {})
         self.cluster.job = job
-        self.cluster.sink = RecordingSink(self.outside, capacity_rows=failures.sink_rows, pause_s=0.001)
+        self.cluster.sink = LedgerSink(self.outside, capacity_rows=failures.sink_rows, pause_s=0.001)
         self.cluster.sources = self.sources
         self.cluster.answered = self.savepoints.answered
         self.cluster.denied = lambda directory: True
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
-        self.recoveries = Recoveries()
-        self.has_checkpoints = True
-        self.calls = Calls(self.outside, has_storage=True)
-        self.calls.watch(self.cluster)
-        self.polls = 0
+        self.in_flight = self.polls = 0
         self._driver: SimulatedDriver
         self._launches = 0
         self._launch_is_due = False
@@ -387,9 +298,6 @@ class _Run:
 
     def give_up_driver(self) -> None:
         self._is_given_up = True
-
-    def rewind(self, victim: int) -> None:
-        raise InvariantError("a simulated user's job always resumes from the newest checkpoint")
 
     # ---- driving
 
@@ -487,7 +395,7 @@ class _Run:
 
     def _written(self, path: str, data: bytes) -> None:
         if is_metadata_path(path):
-            self.recoveries.completed(ROOT, decode_metadata(data, path), self.cluster.live_slots)
+            self.in_flight += bool(decode_metadata(data, path).channels)
 
     # ---- the result
 
