@@ -299,6 +299,7 @@ LARGE_CLASSES = {
 USERS_CLASSES = {
     "api/environment.py",
     "api/data_stream.py",
+    "api/row_transformations.py",
     "api/keyed_streams.py",
     "api/windowed_streams.py",
     "api/connected_streams.py",
