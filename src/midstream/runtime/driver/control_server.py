@@ -91,14 +91,12 @@ class ControlServer:
         *,
         modules: JobModules | None = None,
         ports: Ports = ANY_PORT,
-        register_timeout_s: float = REGISTER_TIMEOUT_S,
     ) -> None:
         self.loop = loop
         self.modules = modules or JobModules()
         self.owner = owner
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.heartbeat_interval_s = min(HEARTBEAT_INTERVAL_S_MAX, heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT)
-        self.register_timeout_s = register_timeout_s
         self.encoding = SharedEncoding()
         """The encoding shared by messages to slots."""
         self._slots: dict[int, SlotConnection] = {}
@@ -237,7 +235,7 @@ class SlotConnection:
         self.channel: MessageChannel[FromSlotLine] = MessageChannel(
             stream, _slot_decoder, self._received, self._lost, server.encoding.encode
         )
-        self._timer = server.loop.call_later(server.register_timeout_s, lambda: self._lost("it does not register"))
+        self._timer = server.loop.call_later(REGISTER_TIMEOUT_S, lambda: self._lost("it does not register"))
 
     def _received(self, message: FromSlotLine) -> None:
         server = self._server
