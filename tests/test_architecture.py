@@ -289,7 +289,7 @@ LARGE_CLASSES = {
     "lab/midstream_lab/campaign.py Summary": "one count each",
     "simulation/cluster.py SimulatedCluster": "what a run sets, and what is counted, one by one",
     "simulation/cluster.py SimulatedDriver": "what is checked of a driver, one by one",
-    "simulation/disk.py Disk": "one way to fail each",
+    "lab/midstream_lab/faulty_disk.py FaultyDisk": "one way to fail each",
     "lab/midstream_lab/restarter.py Restarter": "what a run has come to, one by one",
     "lab/midstream_lab/checkers/checkpoint_checker.py CheckpointChecker": "what is remembered of older checkpoints, one by one",
     "lab/midstream_lab/run.py Run": "the parts of one world",

@@ -43,6 +43,7 @@ from midstream_lab.fault_kinds import (
     TAKEN_RECOVERING,
     UNREADABLE,
 )
+from midstream_lab.faulty_disk import FaultyDisk
 from midstream_lab.recoveries import Recoveries
 from midstream_lab.slot_ledger_sink import Calls
 
@@ -65,6 +66,9 @@ class LabTarget(FaultTarget, Protocol):
 
     @property
     def has_checkpoints(self) -> bool: ...
+
+    @property
+    def disk(self) -> FaultyDisk: ...
 
     @property
     def savepoints(self) -> SavepointRequests: ...

@@ -20,7 +20,6 @@ from midstream.engine.protocol.messages import Deploy
 from midstream.engine.worker.task import TaskState
 from midstream.simulation.chunk_sizes import least_buffers
 from midstream.simulation.cluster import MakeCoordinator, SimulatedCluster, SimulatedDriver
-from midstream.simulation.disk import Disk
 from midstream.simulation.network import Network
 from midstream.simulation.trace import Trace, following_elements
 from midstream.simulation.world import World
@@ -29,6 +28,7 @@ from midstream_lab.checkers.directory_checker import DirectoryChecker
 from midstream_lab.checkers.watermark_checker import watermarks_are_checked
 from midstream_lab.chunk_sizes import chunk_sizes_of
 from midstream_lab.faults import strike
+from midstream_lab.faulty_disk import FaultyDisk
 from midstream_lab.jobs.recorded_rows import IN_PARTS, Outside, SimSource
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.tally import NotifiedSource
@@ -136,7 +136,7 @@ class Run:
         self.world = World(scenario.seed, scenario.tempo, keep_trace=keep_trace)
         self.outside = Outside(self.world)
         self.outside.row_us = scenario.row_us
-        self._disks: dict[str, Disk] = {}
+        self._disks: dict[str, FaultyDisk] = {}
         self._on_disk: dict[str, DirectoryChecker] = {}
         """The rules for each checkpoint directory, by its root."""
         self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)
@@ -191,9 +191,9 @@ class Run:
         """
         return len(self.cluster.drivers) > 1 or any(directory in disk.denied for disk in self._disks.values())
 
-    def _new_directory(self, root: str) -> Disk:
+    def _new_directory(self, root: str) -> FaultyDisk:
         """Return a new, empty checkpoint directory."""
-        disk = self._disks[root] = Disk(self.world)
+        disk = self._disks[root] = FaultyDisk(self.world)
         disk.on_write = partial(self._on_write, root)
         self._on_disk[root] = DirectoryChecker(self.world, disk)
         return disk
@@ -364,7 +364,7 @@ class Run:
         return self.restarter.driver
 
     @property
-    def disk(self) -> Disk:
+    def disk(self) -> FaultyDisk:
         return self.restarter.disk
 
     @property

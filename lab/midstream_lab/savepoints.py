@@ -17,12 +17,13 @@ from midstream.engine.checkpoint.store import is_metadata_path
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import ClientRequest, DoSavepoint, DoStop, Reply
 from midstream.simulation.cluster import SimulatedDriver
-from midstream.simulation.disk import Disk, Folder
+from midstream.simulation.disk import Folder
 from midstream.simulation.failure_causes import THERE
 from midstream.simulation.network import SIM
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import World
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker, Cut
+from midstream_lab.faulty_disk import FaultyDisk
 
 WRITES_MAX: Final = 50
 RUNNING: Final = frozenset(("created", "deploying", "running", "restarting", "rescaling", "moving"))
@@ -66,7 +67,7 @@ class Saved:
 class Savepoints:
     """All disks of the world by root, and the requests for savepoints on them."""
 
-    def __init__(self, world: World, checker: CheckpointChecker, disks: dict[str, Disk]) -> None:
+    def __init__(self, world: World, checker: CheckpointChecker, disks: dict[str, FaultyDisk]) -> None:
         self.saved: list[Saved] = []
         self.made = 0
         self.failed = 0
@@ -92,7 +93,7 @@ class Savepoints:
                 return disk
             if root.startswith(f"{known}/"):
                 return Folder(disk, root[len(known) + 1 :])
-        disk = self._disks[root] = Disk(self._world)
+        disk = self._disks[root] = FaultyDisk(self._world)
         disk.on_write = partial(self.written, root)
         return disk
 
@@ -113,7 +114,7 @@ class Savepoints:
         disk, below = self._disk_of(url)
         return {path[len(below) :]: data for path, data in disk.files.items() if path.startswith(below)}
 
-    def _disk_of(self, url: str) -> tuple[Disk, str]:
+    def _disk_of(self, url: str) -> tuple[FaultyDisk, str]:
         self.open(url)
         root = next(root for root in self._disks if f"{url}/".startswith(f"{root}/"))
         return self._disks[root], f"{url}/"[len(root) + 1 :]
@@ -162,7 +163,7 @@ class Savepoints:
         client = driver.request(DoStop(savepoint=url) if stop else DoSavepoint(url))
         self._requests[driver.process.name, client] = url
 
-    def _break(self, disk: Disk, victim: int) -> None:
+    def _break(self, disk: FaultyDisk, victim: int) -> None:
         """Let the disk be full from the beginning, or fail when the savepoint is half written or almost complete."""
         away_us = 1 + victim % AWAY_US
         match victim % 7:
@@ -181,7 +182,7 @@ class Savepoints:
             case _:  # one of the first writes
                 disk.failing_writes.add(2 + victim // 7 % 4)
 
-    def _take_away(self, disk: Disk, away_us: int) -> None:
+    def _take_away(self, disk: FaultyDisk, away_us: int) -> None:
         """Make the disk unavailable for a while, so that the files written so far cannot be deleted."""
         disk.is_gone = True
         self._world.schedule(away_us, None, Kind.FAULT, partial(_there_again, disk), "a directory is back")
@@ -284,5 +285,5 @@ class Savepoints:
                 self._check_free(url)
 
 
-def _there_again(disk: Disk) -> None:
+def _there_again(disk: FaultyDisk) -> None:
     disk.is_full = disk.is_gone = False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from midstream.simulation.disk import DELETED, MARKED
 from midstream.simulation.trace import Kind
+from midstream_lab.faulty_disk import DELETED, MARKED
 
 if TYPE_CHECKING:
     from midstream_lab.faults import LabTarget
