@@ -368,7 +368,7 @@ class Run:
         return self.restarter.disk
 
     @property
-    def in_flight(self) -> int:
+    def in_flight_checkpoints(self) -> int:
         return self.recoveries.in_flight
 
     @property

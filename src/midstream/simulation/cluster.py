@@ -18,12 +18,13 @@ import msgspec
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.checkpoint.store import FencedError, UnknownOutcomeError
+from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.placement.rescale import RescaleStage
 from midstream.engine.core.errors import ClusterError
 from midstream.engine.core.interfaces import Done, Failed, LocalDisk, Signal, Storage
 from midstream.engine.protocol import messages as m
-from midstream.simulation.checked_shell import CheckedMachine, CheckedShell
+from midstream.simulation.checked_shell import CheckedShell
 from midstream.simulation.control_connection import ControlConnection
 from midstream.simulation.failure_causes import FailureCauses
 from midstream.simulation.graph_pickle import GraphUnpickler, Pickler
@@ -47,7 +48,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _RESTART: Final = re.compile(r"^Restart (\d+) in ", re.MULTILINE)
 _IN_A_ROW: Final = re.compile(r"the same failure(?:, of the same row,)? (\d+) times in a row without a checkpoint")
 
-MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage], Signal], CheckedMachine]
+MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage], Signal], Coordinator]
 
 
 class SimulatedCluster:
@@ -126,7 +127,7 @@ class SimulatedDriver:
         self.process = Process(world, name)
         stopped = SimSignal(world)
         self.coordinator = cluster.make_coordinator(plan, self.process.now_ms(), cluster.open_storage, stopped)
-        self.shell = CheckedShell(self.coordinator, self.process, self, self, self)
+        self.shell = CheckedShell(self.coordinator, self)
         self.slots_gone = ""
         self._failures_reported = 0
         """The number of failures reported to users since a checkpoint completed."""
@@ -343,7 +344,7 @@ class SimulatedDriver:
         for number in list(self.connections):
             self.release(number)
 
-    # ---- the shell's observer
+    # ---- what only the shell sees
 
     def bug(self, text: str) -> None:
         self.cluster.world.bug(text)
@@ -364,12 +365,15 @@ class SimulatedDriver:
         return pending is not None and pending.is_savepoint
 
     def location_claimed(self, client: int) -> None:
+        """The directory of the savepoint requested by `client` has been claimed."""
         self.claimed[client] = len(self.triggered)
 
     def publishing(self, metadata: CheckpointMetadata) -> None:
+        """The metadata of a checkpoint is about to be written; `published` gets the outcome."""
         self._publishing[metadata.checkpoint_id] = frozenset(metadata.files)
 
     def commits_here(self) -> None:
+        """The driver itself is about to commit, or to clean up."""
         self.had_slots = bool(self.connections) and self.coordinator.outcome is None
 
     def checkpoint_expired(self) -> None:

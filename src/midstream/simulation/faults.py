@@ -85,7 +85,7 @@ class FaultTarget(Protocol):
     def outside(self) -> Outside: ...
 
     @property
-    def in_flight(self) -> int:
+    def in_flight_checkpoints(self) -> int:
         """The number of completed checkpoints with rows in flight."""
         ...
 
@@ -338,8 +338,8 @@ def _rescale(stage: FaultTarget, victim: int) -> bool:
 
 def _strike_in_flight(stage: FaultTarget, victim: int) -> bool:
     """Strike the job as soon as a checkpoint with rows in flight is complete."""
-    before = stage.in_flight
-    strike_when(stage, victim, lambda: stage.in_flight > before, WITH_IN_FLIGHT)
+    before = stage.in_flight_checkpoints
+    strike_when(stage, victim, lambda: stage.in_flight_checkpoints > before, WITH_IN_FLIGHT)
     return True
 
 

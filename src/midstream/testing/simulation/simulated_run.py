@@ -24,6 +24,7 @@ from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.placement import dropped_rows
 from midstream.engine.core.batches import empty_batch
 from midstream.engine.core.config import RestartStrategy
+from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
@@ -159,6 +160,9 @@ class _RowReader(SplitReader):
         source, outside = self._source, self._source.outside
         if source.blocking:
             outside.world.io_point()
+        if outside.read_failures:
+            outside.read_failures -= 1
+            raise StorageError(f"cannot read split {self._split} {SIM}")
         stop = source.cut(self._offset, rows_max, self._split)
         if stop == self._offset:
             return None
@@ -274,7 +278,7 @@ class _Run:
         self.cluster.denied = lambda directory: True
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
-        self.in_flight = self.polls = 0
+        self.in_flight_checkpoints = self.polls = 0
         self._driver: SimulatedDriver
         self._launches = 0
         self._launch_is_due = False
@@ -395,7 +399,7 @@ class _Run:
 
     def _written(self, path: str, data: bytes) -> None:
         if is_metadata_path(path):
-            self.in_flight += bool(decode_metadata(data, path).channels)
+            self.in_flight_checkpoints += bool(decode_metadata(data, path).channels)
 
     # ---- the result
 
