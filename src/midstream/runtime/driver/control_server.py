@@ -221,9 +221,9 @@ class SlotConnection:
         if not isinstance(message, Register):
             assert self.slot is not None
             if isinstance(message, Logged):
-                server.driver.slot_logged(self.slot, message)
+                server.driver.logs.add(self.slot, message)
             elif isinstance(message, RowSample):
-                server.driver.row_sample(message)
+                server.driver.live_rows.handle_sample(message)
             else:
                 server.driver.shell.slot_message(self.slot, message)
             return

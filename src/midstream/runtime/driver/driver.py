@@ -31,8 +31,8 @@ from midstream.engine.core.errors import InvariantError, MidstreamError, Storage
 from midstream.engine.core.tracebacks import users_part
 from midstream.engine.protocol.handshake import SECRET_BYTES, Identity, Role
 from midstream.engine.protocol.job_status import FailureStatus, JobStatus
-from midstream.engine.protocol.live_rows import GetRows, RowSample
-from midstream.engine.protocol.messages import GetLogs, Logged, Reply
+from midstream.engine.protocol.live_rows import GetRows
+from midstream.engine.protocol.messages import GetLogs, Reply
 from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.control_server import ClientConnection, ControlServer, DriverRequest
 from midstream.runtime.driver.job_history import KEEP_EVERY_S, HistoryWriter
@@ -110,8 +110,8 @@ class Driver:
             ports=slots.driver_ports,
         )
         self.shell = Shell(coordinator, self._loop, self._server, self)
-        self._logs = JobLogs()
-        self._live_rows = LiveRowRequests(self._loop, plan.graph, self._server.send_all, self.answer)
+        self.logs = JobLogs()
+        self.live_rows = LiveRowRequests(self._loop, plan.graph, self._server.send_all, self.answer)
         self._few_descriptors = False
         """Whether the user was warned that there may not be enough descriptors for all slots."""
         self._client_count = 0
@@ -270,7 +270,7 @@ class Driver:
         self._slots.abandon(request)
 
     def last_lines(self, slot: int) -> str:
-        return self._logs.last_of(slot)
+        return self.logs.last_of(slot)
 
     # ---- what the connections report
 
@@ -281,19 +281,13 @@ class Driver:
             return "this is a driver's port, which accepts slots and clients"
         return ""
 
-    def slot_logged(self, slot: int, logged: Logged) -> None:
-        self._logs.add(slot, logged)
-
-    def row_sample(self, sample: RowSample) -> None:
-        self._live_rows.handle_sample(sample)
-
     def client_requested(self, client: ClientConnection | Future[Reply], request: DriverRequest) -> None:
         self._client_count += 1
         self._clients[self._client_count] = client
         if isinstance(request, GetLogs):
-            self.answer(self._client_count, Reply(logs=self._logs.since(request.after)))
+            self.answer(self._client_count, Reply(logs=self.logs.since(request.after)))
         elif isinstance(request, GetRows):
-            self._live_rows.request(self._client_count, request)
+            self.live_rows.request(self._client_count, request)
         else:
             self.shell.request(self._client_count, request)
 

@@ -265,9 +265,9 @@ class _Run:
                 own = self.sources[str(node.uid)]
                 own.bounded, own.splits_end = node.source.bounded, node.source.splits_end
         failures = scenario.failures
-        self._disk = Disk(world)
-        self._disks = {ROOT: self._disk}
-        self._disk.on_write = self._written
+        self.disk = Disk(world)
+        self._disks = {ROOT: self.disk}
+        self.disk.on_write = self._written
         self.savepoints = _Savepoints(world, self._disks)
         network = Network(world, wire_bytes_max=65536, pull_bytes_max=16384)
         self.cluster = _JobCluster(world, self.savepoints.open, network, Coordinator, {})
@@ -279,7 +279,7 @@ class _Run:
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
         self.in_flight_checkpoints = self.polls = 0
-        self._driver: SimulatedDriver
+        self.driver: SimulatedDriver
         self._launches = 0
         self._launch_is_due = False
         self._is_given_up = False
@@ -291,14 +291,6 @@ class _Run:
         self._faults_left = list(failures.faults)
 
     # ---- for faults
-
-    @property
-    def driver(self) -> SimulatedDriver:
-        return self._driver
-
-    @property
-    def disk(self) -> Disk:
-        return self._disk
 
     def give_up_driver(self) -> None:
         self._is_given_up = True
@@ -339,8 +331,8 @@ class _Run:
             fault = self._faults_left.pop(0)
             if strike(self, fault):
                 self._struck[fault.kind] += 1
-        if not self._launch_is_due and (self._driver.is_over or self._is_given_up):
-            self._after_end(None if self._is_given_up else self._driver.outcome)
+        if not self._launch_is_due and (self.driver.is_over or self._is_given_up):
+            self._after_end(None if self._is_given_up else self.driver.outcome)
         return self._is_over or self._is_hopeless
 
     def _after_end(self, ended: JobEnded | None) -> None:
@@ -367,7 +359,7 @@ class _Run:
         parallelism = width.then if self._launches % 2 else width.first
         self._launches += 1
         self._launch_is_due = self._is_given_up = False
-        self._driver = self.cluster.submit(self._plan(f"job{self._launches}", parallelism, restore))
+        self.driver = self.cluster.submit(self._plan(f"job{self._launches}", parallelism, restore))
 
     def _plan(self, job_id: str, parallelism: int, restore: str | None) -> JobPlan:
         failures, own = self.scenario.failures, self.job.config
