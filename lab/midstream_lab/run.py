@@ -25,6 +25,7 @@ from midstream.simulation.trace import Trace, following_elements
 from midstream.simulation.world import World
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker
 from midstream_lab.checkers.directory_checker import DirectoryChecker
+from midstream_lab.checkers.driver_checker import DriverChecker
 from midstream_lab.checkers.watermark_checker import watermarks_are_checked
 from midstream_lab.chunk_sizes import chunk_sizes_of
 from midstream_lab.faults import strike
@@ -169,9 +170,8 @@ class Run:
             self.cluster.open_local_disk = partial(SimLocalDisk, self.world)
         self.cluster.deployed = self._deployed
         self.cluster.failed = self.recoveries.failed
-        self.cluster.patience_s = patience_s(scenario)
-        self.cluster.bound_s = bound_s(scenario)
-        self.cluster.denied = self._is_denied
+        self.cluster.observe = self._checked
+        self._driver_checkers: dict[SimulatedDriver, DriverChecker] = {}
         self._checker.reported_late = self.cluster.reported_late
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
@@ -183,6 +183,11 @@ class Run:
         self._next_check = STILL_STEPS
         self._faults_left = list(scenario.faults)
         self._next_fault = self._faults_left[0].step if self._faults_left else NEVER
+
+    def _checked(self, driver: SimulatedDriver) -> DriverChecker:
+        checker = DriverChecker(driver, patience_s(self.scenario), bound_s(self.scenario), self._is_denied)
+        self._driver_checkers[driver] = checker
+        return checker
 
     def _is_denied(self, directory: str) -> bool:
         """Whether a file in this directory may rightly be reported as existing.
@@ -349,7 +354,7 @@ class Run:
         if step >= self._next_check:
             self._next_check += STILL_STEPS
             if self.driver.process.alive and not self.driver.process.paused and self.driver.outcome is None:
-                self.driver.liveness.check()
+                self._driver_checkers[self.driver].check()
             self._check_progress()
         return restarter.is_over or (self._still > 0 and self._is_stuck)
 

@@ -18,11 +18,11 @@ from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import ClientRequest, DoSavepoint, DoStop, Reply
 from midstream.simulation.cluster import SimulatedDriver
 from midstream.simulation.disk import Folder
-from midstream.simulation.failure_causes import THERE
 from midstream.simulation.network import SIM
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import World
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker, Cut
+from midstream_lab.checkers.failure_causes import THERE
 from midstream_lab.faulty_disk import FaultyDisk
 
 WRITES_MAX: Final = 50

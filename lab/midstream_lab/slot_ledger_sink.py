@@ -22,8 +22,8 @@ from midstream.engine.core.errors import StorageError
 from midstream.engine.operators.sink_api import Committer, CommitterContext, SinkWriter, WriterContext
 from midstream.engine.worker.slot_machine import SlotState
 from midstream.simulation.ledger_sink import LedgerCommitter, LedgerSink
-from midstream.simulation.liveness_checker import COMMIT_S_MAX
 from midstream.simulation.network import SIM
+from midstream_lab.checkers.liveness_checker import COMMIT_S_MAX
 from midstream_lab.jobs.recorded_rows import Outside
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ SlotMachine each. Control connections are pairs of pipes. Every decision made he
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,9 +25,7 @@ from midstream.engine.core.interfaces import Done, Failed, LocalDisk, Signal, St
 from midstream.engine.protocol import messages as m
 from midstream.simulation.checked_shell import CheckedShell
 from midstream.simulation.control_connection import ControlConnection
-from midstream.simulation.failure_causes import FailureCauses
 from midstream.simulation.graph_pickle import GraphUnpickler, Pickler
-from midstream.simulation.liveness_checker import CANCEL_ENDS, LivenessChecker
 from midstream.simulation.message_checker import MessageChecker
 from midstream.simulation.network import SIM, Network
 from midstream.simulation.signals import SimSignal
@@ -49,6 +46,30 @@ _RESTART: Final = re.compile(r"^Restart (\d+) in ", re.MULTILINE)
 _IN_A_ROW: Final = re.compile(r"the same failure(?:, of the same row,)? (\d+) times in a row without a checkpoint")
 
 MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage], Signal], Coordinator]
+
+
+class DriverObserver:
+    """Is notified of what one driver does: the laboratory checks there why it fails, and what comes in time."""
+
+    def on_request(self, client: int, request: m.ClientRequest) -> None: ...
+
+    def on_answer(self, client: int) -> None: ...
+
+    def deployed(self, deploy: m.Deploy) -> None: ...
+
+    def triggered(self, checkpoint_id: int) -> None: ...
+
+    def checkpoint_failed(self, checkpoint_id: int, reason: str) -> None: ...
+
+    def on_message(self, message: m.FromSlot, pending_id: int | None) -> None:
+        """A message of a slot has arrived. `pending_id`: the checkpoint for which the driver waits, if there is one."""
+
+    def handled(self, message: m.FromSlot) -> None:
+        """The coordinator has handled that message."""
+
+    def cancelled(self) -> None: ...
+
+    def ended(self) -> None: ...
 
 
 class SimulatedCluster:
@@ -79,10 +100,8 @@ class SimulatedCluster:
         self.slots: list[SimulatedSlot] = []
         self.struck_us: list[int] = []
         """The times at which faults have struck."""
-        self.patience_s = self.bound_s = math.inf
-        """See `FailureCauses` and `LivenessChecker`."""
-        self.denied: Callable[[str], bool] = lambda directory: False
-        """Whether a file here may rightly be reported as existing, because of another driver or a lying storage."""
+        self.observe: Callable[[SimulatedDriver], DriverObserver] = lambda driver: DriverObserver()
+        """Called with each new driver."""
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""
         self.load_failures = 0
@@ -136,8 +155,8 @@ class SimulatedDriver:
         self.replies: dict[int, m.Reply] = {}
         self.slots_late, self.has_late_slots = 0, False
         """How many of the next requested slots start only after their timeout, and whether any did before."""
-        self.causes = FailureCauses(cluster.struck_us, cluster.patience_s, cluster.denied, self._unexplained)
-        self.liveness = LivenessChecker(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._unexplained)
+        self._aborted: set[int] = set()
+        """The checkpoints that slots were notified to give up."""
         self.completed: set[int] = set()
         """The checkpoints whose completion was reported to slots."""
         self.uncertain: dict[int, frozenset[str]] = {}
@@ -160,11 +179,12 @@ class SimulatedDriver:
         self._watched_us = cluster.world.now_us
         """When heartbeats were last checked."""
         self.message_checker = MessageChecker(
-            plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._unexplained
+            plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self.unexplained
         )
         self._slot_count = self._clients = 0
         self._processes: dict[str, list[SimulatedSlot]] = {}
         """The processes that were started for each request: its task may be run more than once."""
+        self._observer = cluster.observe(self)
         self.process.on_death.append(self._died)
         self.process.post(self._begin)
 
@@ -203,12 +223,12 @@ class SimulatedDriver:
     def _receive(self, client: int, request: m.ClientRequest) -> None:
         self._requests[client] = request
         self.message_checker.on_request(client, request)
-        self.liveness.on_request(client, request)
+        self._observer.on_request(client, request)
         self.shell.request(client, request)
 
     def cancel(self, reason: str) -> None:
         self.is_cancelled = True
-        self.liveness.owes(CANCEL_ENDS)
+        self._observer.cancelled()
         self.process.post(partial(self.shell.cancel, reason))
 
     # ---- the shell's connections
@@ -217,14 +237,13 @@ class SimulatedDriver:
         self.message_checker.sent(slot, message)
         if isinstance(message, m.Deploy):
             self._note_finished(message)
-            self.causes.deployed(message)
-            self.liveness.deployed()
+            self._observer.deployed(message)
             self.cluster.deployed(self, message)
         elif isinstance(message, m.TriggerCheckpoint):
             self.triggered.append(message.checkpoint_id)
-            self.causes.triggered(message.checkpoint_id, self.cluster.world.now_us)
-        elif isinstance(message, m.CheckpointAborted) and self.causes.is_new(message.checkpoint_id):
-            self._check_cause(message.checkpoint_id)
+            self._observer.triggered(message.checkpoint_id)
+        elif isinstance(message, m.CheckpointAborted) and message.checkpoint_id not in self._aborted:
+            self._note_failed(message.checkpoint_id)
         elif isinstance(message, m.StopSources):
             self.cluster.drained.add(self.plan.job_id)
         elif isinstance(message, m.Cancel) and self.coordinator.rescaling.stage is RescaleStage.SWITCHING:
@@ -319,7 +338,7 @@ class SimulatedDriver:
         if client in self.replies:
             self.bug(f"client {client} is answered twice")
         self.replies[client] = reply
-        self.liveness.comes(client)
+        self._observer.on_answer(client)
         request = self._requests.pop(client)
         self._check_reply(request, reply)
         self.message_checker.on_reply(client, reply)
@@ -339,7 +358,7 @@ class SimulatedDriver:
         self.cluster.world.note(("reported to users:", text))
 
     def ended_with(self, outcome: JobEnded) -> None:
-        self.liveness.ended()
+        self._observer.ended()
         self.cluster.world.note(("job ended:", outcome.state, str(outcome.error) if outcome.error else ""))
         for number in list(self.connections):
             self.release(number)
@@ -349,16 +368,16 @@ class SimulatedDriver:
     def bug(self, text: str) -> None:
         self.cluster.world.bug(text)
 
-    def _unexplained(self, text: str) -> None:
+    def unexplained(self, text: str) -> None:
         """Report a bug, unless this driver was replaced: it may miss files that its successor has deleted."""
         if self is self.cluster.drivers[-1]:
             self.bug(text)
 
-    def _check_cause(self, checkpoint_id: int) -> None:
+    def _note_failed(self, checkpoint_id: int) -> None:
+        self._aborted.add(checkpoint_id)
         for status in self.coordinator.checkpoints.history.newest_first:
             if status.id == checkpoint_id:  # otherwise the checkpoint is only taken again
-                self.liveness.failed(self.coordinator.checkpoints.schedule.failures)
-                self.causes.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
+                self._observer.checkpoint_failed(checkpoint_id, status.reason)
 
     def _is_for_savepoint(self) -> bool:
         pending = self.coordinator.checkpoints.pending
@@ -442,10 +461,10 @@ class SimulatedDriver:
         if connection.is_open:
             connection.received_us = self.cluster.world.now_us
             pending = self.coordinator.checkpoints.pending
-            self.causes.on_message(message, pending.checkpoint_id if pending is not None else None)
+            self._observer.on_message(message, pending.checkpoint_id if pending is not None else None)
             self.message_checker.on_message(connection.number, message)
             self.shell.slot_message(connection.number, message)
-            self.liveness.on_message(message, self.coordinator.attempt)
+            self._observer.handled(message)
 
     def connection_lost(self, connection: ControlConnection, reason: str) -> None:
         """Report that a slot's process, or the connection to it, is gone."""

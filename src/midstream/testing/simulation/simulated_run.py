@@ -28,12 +28,10 @@ from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
-from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.messages import ClientRequest, DoSavepoint, DoStop, Reply
 from midstream.simulation.chunk_sizes import are_small, least_buffers, small_sizes
 from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver
 from midstream.simulation.disk import Disk, Folder
-from midstream.simulation.failure_causes import FailureCauses
 from midstream.simulation.faults import strike
 from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.network import SIM, Network
@@ -178,16 +176,11 @@ class _RowReader(SplitReader):
 
 
 class _JobCluster(SimulatedCluster):
-    """Ships the job's graph, and does not treat failures of users' functions as the engine's."""
+    """Ships the job's graph."""
 
     job: SimulatedJob
     sink: LedgerSink
     sources: Mapping[str, RecordedSource]
-
-    def submit(self, plan: JobPlan) -> SimulatedDriver:
-        driver = super().submit(plan)
-        driver.causes = _NoReasons([], self.patience_s, self.denied, driver.bug)
-        return driver
 
     def unpickle(self, data: bytes) -> Any:
         return _with_sources(self.job.unpickled(data, self.sink, _Unpickler), self.sources)
@@ -206,16 +199,6 @@ def _with_sources(graph: JobGraph, sources: Mapping[str, RecordedSource]) -> Job
         for vertex in graph.vertices
     )
     return replace(graph, vertices=vertices)
-
-
-class _NoReasons(FailureCauses):
-    """Accepts all failures: a user's function may fail, and the job's end decides what that means."""
-
-    def on_message(self, message: m.FromSlot, pending_id: int | None) -> None:
-        return
-
-    def checkpoint_failed(self, checkpoint_id: int, reason: str, timeout_s: float) -> None:
-        return
 
 
 class _Savepoints:
@@ -275,7 +258,6 @@ class _Run:
         self.cluster.sink = LedgerSink(self.outside, capacity_rows=failures.sink_rows, pause_s=0.001)
         self.cluster.sources = self.sources
         self.cluster.answered = self.savepoints.answered
-        self.cluster.denied = lambda directory: True
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
         self.in_flight_checkpoints = self.polls = 0
