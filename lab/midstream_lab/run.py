@@ -25,7 +25,7 @@ from midstream.simulation.trace import Trace, following_elements
 from midstream.simulation.world import World
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker
 from midstream_lab.checkers.directory_checker import DirectoryChecker
-from midstream_lab.checkers.driver_checker import DriverChecker
+from midstream_lab.checkers.driver_checker import DriverChecker, checker_of
 from midstream_lab.checkers.watermark_checker import watermarks_are_checked
 from midstream_lab.chunk_sizes import chunk_sizes_of
 from midstream_lab.faults import strike
@@ -171,7 +171,6 @@ class Run:
         self.cluster.deployed = self._deployed
         self.cluster.failed = self.recoveries.failed
         self.cluster.observe = self._checked
-        self._driver_checkers: dict[SimulatedDriver, DriverChecker] = {}
         self._checker.reported_late = self.cluster.reported_late
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
@@ -185,9 +184,7 @@ class Run:
         self._next_fault = self._faults_left[0].step if self._faults_left else NEVER
 
     def _checked(self, driver: SimulatedDriver) -> DriverChecker:
-        checker = DriverChecker(driver, patience_s(self.scenario), bound_s(self.scenario), self._is_denied)
-        self._driver_checkers[driver] = checker
-        return checker
+        return DriverChecker(driver, patience_s(self.scenario), bound_s(self.scenario), self._is_denied)
 
     def _is_denied(self, directory: str) -> bool:
         """Whether a file in this directory may rightly be reported as existing.
@@ -254,7 +251,7 @@ class Run:
         outcome.in_flight_in_checkpoint = self._checker.in_flight
         outcome.rows = sum(sum(source.rows) for source in self.sources.values())
         outcome.lost, outcome.doubled = self._checker.lost, self._checker.doubled
-        outcome.rescales = sum(driver.rescales for driver in self.cluster.drivers)
+        outcome.rescales = sum(checker_of(driver).rescales for driver in self.cluster.drivers)
         outcome.savepoints, outcome.savepoints_failed = self.savepoints.made, self.savepoints.failed
         outcome.checkpoints_during_recovery = self.recoveries.checkpoints
         outcome.recovering_restores = self.recoveries.restores
@@ -354,7 +351,7 @@ class Run:
         if step >= self._next_check:
             self._next_check += STILL_STEPS
             if self.driver.process.alive and not self.driver.process.paused and self.driver.outcome is None:
-                self._driver_checkers[self.driver].check()
+                checker_of(self.driver).check()
             self._check_progress()
         return restarter.is_over or (self._still > 0 and self._is_stuck)
 

@@ -22,6 +22,7 @@ from midstream.simulation.network import SIM
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import World
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker, Cut
+from midstream_lab.checkers.driver_checker import checker_of
 from midstream_lab.checkers.failure_causes import THERE
 from midstream_lab.faulty_disk import FaultyDisk
 
@@ -203,9 +204,9 @@ class Savepoints:
             )
             is_at_rest = AT_REST in reply.error  # that its output is what its checkpoint holds is checked at its end
             is_failure = driver.coordinator.outcome is not None and reply.error == str(driver.coordinator.outcome[1])
-            is_refused = (
-                REFUSED in reply.error or is_failure
-            ) and not driver.triggered  # the restarter checks the reason
+            is_refused = (REFUSED in reply.error or is_failure) and not checker_of(
+                driver
+            ).triggers  # the restarter checks the reason
             is_late = SLOTS_LATE in reply.error and driver.has_late_slots
             is_excused = is_replaced or is_denied or is_at_rest or is_refused or is_late
             if not is_excused and not any(excuse in reply.error for excuse in EXCUSES):
@@ -234,7 +235,7 @@ class Savepoints:
         number = path.rpartition("chk-")[2]
         if number.isdecimal() and path not in (saved.url for saved in self.saved):
             # a stop while no task ran may report the checkpoint of the start, which is another's
-            is_of_start = not driver.triggered or path == driver.coordinator.restored_from
+            is_of_start = not checker_of(driver).triggers or path == driver.coordinator.restored_from
             if not self._checker.has_completed(None if is_of_start else driver.plan.job_id, int(number)):
                 self._world.bug(f"{request!r} is answered with {reply.checkpoint}, which is not complete")
 
@@ -246,9 +247,10 @@ class Savepoints:
         that was triggered after the claim, once complete, must become the savepoint, and the end of the job waits for
         that.
         """
-        if client not in driver.claimed or not reason.endswith(ENDS):
+        checker = checker_of(driver)
+        if client not in checker.claimed or not reason.endswith(ENDS):
             return None
-        later = driver.triggered[driver.claimed[client] :]
+        later = checker.triggers[checker.claimed[client] :]
         return next((number for number in later if self._checker.has_completed(driver.plan.job_id, number)), None)
 
     def _keep(self, url: str, was_stop: bool) -> None:

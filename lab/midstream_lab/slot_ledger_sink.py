@@ -23,6 +23,7 @@ from midstream.engine.operators.sink_api import Committer, CommitterContext, Sin
 from midstream.engine.worker.slot_machine import SlotState
 from midstream.simulation.ledger_sink import LedgerCommitter, LedgerSink
 from midstream.simulation.network import SIM
+from midstream_lab.checkers.driver_checker import checker_of
 from midstream_lab.checkers.liveness_checker import COMMIT_S_MAX
 from midstream_lab.jobs.recorded_rows import Outside
 
@@ -122,7 +123,7 @@ class Calls:
 
     def _check_driver(self, context: CommitterContext, process: Process) -> None:
         driver = next(driver for driver in self._cluster.drivers if driver.process is process)
-        if driver.had_slots:
+        if checker_of(driver).had_slots:
             self._world.bug(f"{context.uid}: {process.name} commits, and has slots to do that")
 
     def check_told(self, call: CommitCall) -> None:

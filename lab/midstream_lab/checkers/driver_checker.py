@@ -18,6 +18,14 @@ class DriverChecker(DriverObserver):
     ) -> None:
         cluster = driver.cluster
         self._driver = driver
+        self.rescales = 0
+        """How often the running job has continued at another parallelism."""
+        self.had_slots = False
+        """Whether there were slots when the driver decided to run its last commit itself. Later ones come too late."""
+        self.triggers: list[int] = []
+        """The checkpoints of the job in the order of their triggers, once for every slot that was triggered."""
+        self.claimed: dict[int, int] = {}
+        """The length of `triggers` when the directory of a client's savepoint was claimed, by client."""
         self._causes = FailureCauses(cluster.struck_us, patience_s, denied, driver.unexplained)
         self._liveness = LivenessChecker(bound_s, cluster.struck_us, lambda: cluster.world.now_us, driver.unexplained)
 
@@ -28,15 +36,24 @@ class DriverChecker(DriverObserver):
     def on_request(self, client: int, request: m.ClientRequest) -> None:
         self._liveness.on_request(client, request)
 
-    def on_answer(self, client: int) -> None:
+    def on_answer(self, client: int, request: m.ClientRequest, reply: m.Reply) -> None:
         self._liveness.comes(client)
+        if isinstance(request, m.DoRescale) and not reply.error:
+            self.rescales += reply.checkpoint is not None
 
     def deployed(self, deploy: m.Deploy) -> None:
         self._causes.deployed(deploy)
         self._liveness.deployed()
 
     def triggered(self, checkpoint_id: int) -> None:
+        self.triggers.append(checkpoint_id)
         self._causes.triggered(checkpoint_id, self._driver.cluster.world.now_us)
+
+    def location_claimed(self, client: int) -> None:
+        self.claimed[client] = len(self.triggers)
+
+    def commits_here(self) -> None:
+        self.had_slots = bool(self._driver.connections) and self._driver.coordinator.outcome is None
 
     def checkpoint_failed(self, checkpoint_id: int, reason: str) -> None:
         self._liveness.failed(self._driver.coordinator.checkpoints.schedule.failures)
@@ -53,3 +70,8 @@ class DriverChecker(DriverObserver):
 
     def ended(self) -> None:
         self._liveness.ended()
+
+
+def checker_of(driver: SimulatedDriver) -> DriverChecker:
+    assert isinstance(driver.observer, DriverChecker)
+    return driver.observer

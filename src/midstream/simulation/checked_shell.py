@@ -58,7 +58,7 @@ class CheckedShell(Shell):
                     _, metadata = work.args
                     self._driver.publishing(metadata)
                 if io_kind(token) in (IoKind.COMMIT, IoKind.ABORT):
-                    self._driver.commits_here()
+                    self._driver.observer.commits_here()
                 if io_kind(token) is IoKind.SAVEPOINT_LOCATION and isinstance(self._event, ClientRequested):
                     self._claims[token] = self._event.client
             case JobEnded():
@@ -75,7 +75,7 @@ class CheckedShell(Shell):
     def _io_done(self, token: str, outcome: Done[object] | Failed) -> None:
         client = self._claims.pop(token, None)
         if client is not None and isinstance(outcome, Done):
-            self._driver.location_claimed(client)
+            self._driver.observer.location_claimed(client)
         if io_kind(token) is IoKind.PUBLISH:
             self._driver.published(outcome)
         super()._io_done(token, outcome)

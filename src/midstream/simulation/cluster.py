@@ -53,11 +53,18 @@ class DriverObserver:
 
     def on_request(self, client: int, request: m.ClientRequest) -> None: ...
 
-    def on_answer(self, client: int) -> None: ...
+    def on_answer(self, client: int, request: m.ClientRequest, reply: m.Reply) -> None: ...
 
     def deployed(self, deploy: m.Deploy) -> None: ...
 
-    def triggered(self, checkpoint_id: int) -> None: ...
+    def triggered(self, checkpoint_id: int) -> None:
+        """A slot is notified of a checkpoint to take."""
+
+    def location_claimed(self, client: int) -> None:
+        """The directory of the savepoint requested by `client` has been claimed."""
+
+    def commits_here(self) -> None:
+        """The driver itself is about to commit, or to clean up."""
 
     def checkpoint_failed(self, checkpoint_id: int, reason: str) -> None: ...
 
@@ -162,16 +169,8 @@ class SimulatedDriver:
         self.uncertain: dict[int, frozenset[str]] = {}
         """The checkpoints that may or may not exist, as far as the driver knows, with the files that they refer to."""
         self._publishing: dict[int, frozenset[str]] = {}
-        self.had_slots = False
-        """Whether there were slots when the driver decided to run its last commit itself. Later ones come too late."""
-        self.rescales = 0
-        """How often the running job has continued at another parallelism."""
         self.slots_refused = 0
         """The number of slot processes that registered and were refused."""
-        self.triggered: list[int] = []
-        """The checkpoints of the job in the order of their triggers, once for every slot that was triggered."""
-        self.claimed: dict[int, int] = {}
-        """The length of `triggered` when the directory of a client's savepoint was claimed, by client."""
         self._requests: dict[int, m.ClientRequest] = {}
         """The unanswered requests, by client."""
         self.connections: dict[int, ControlConnection] = {}
@@ -184,7 +183,7 @@ class SimulatedDriver:
         self._slot_count = self._clients = 0
         self._processes: dict[str, list[SimulatedSlot]] = {}
         """The processes that were started for each request: its task may be run more than once."""
-        self._observer = cluster.observe(self)
+        self.observer = cluster.observe(self)
         self.process.on_death.append(self._died)
         self.process.post(self._begin)
 
@@ -223,12 +222,12 @@ class SimulatedDriver:
     def _receive(self, client: int, request: m.ClientRequest) -> None:
         self._requests[client] = request
         self.message_checker.on_request(client, request)
-        self._observer.on_request(client, request)
+        self.observer.on_request(client, request)
         self.shell.request(client, request)
 
     def cancel(self, reason: str) -> None:
         self.is_cancelled = True
-        self._observer.cancelled()
+        self.observer.cancelled()
         self.process.post(partial(self.shell.cancel, reason))
 
     # ---- the shell's connections
@@ -237,11 +236,10 @@ class SimulatedDriver:
         self.message_checker.sent(slot, message)
         if isinstance(message, m.Deploy):
             self._note_finished(message)
-            self._observer.deployed(message)
+            self.observer.deployed(message)
             self.cluster.deployed(self, message)
         elif isinstance(message, m.TriggerCheckpoint):
-            self.triggered.append(message.checkpoint_id)
-            self._observer.triggered(message.checkpoint_id)
+            self.observer.triggered(message.checkpoint_id)
         elif isinstance(message, m.CheckpointAborted) and message.checkpoint_id not in self._aborted:
             self._note_failed(message.checkpoint_id)
         elif isinstance(message, m.StopSources):
@@ -338,8 +336,8 @@ class SimulatedDriver:
         if client in self.replies:
             self.bug(f"client {client} is answered twice")
         self.replies[client] = reply
-        self._observer.on_answer(client)
         request = self._requests.pop(client)
+        self.observer.on_answer(client, request, reply)
         self._check_reply(request, reply)
         self.message_checker.on_reply(client, reply)
         if self.cluster.answered is not None:
@@ -358,7 +356,7 @@ class SimulatedDriver:
         self.cluster.world.note(("reported to users:", text))
 
     def ended_with(self, outcome: JobEnded) -> None:
-        self._observer.ended()
+        self.observer.ended()
         self.cluster.world.note(("job ended:", outcome.state, str(outcome.error) if outcome.error else ""))
         for number in list(self.connections):
             self.release(number)
@@ -377,23 +375,15 @@ class SimulatedDriver:
         self._aborted.add(checkpoint_id)
         for status in self.coordinator.checkpoints.history.newest_first:
             if status.id == checkpoint_id:  # otherwise the checkpoint is only taken again
-                self._observer.checkpoint_failed(checkpoint_id, status.reason)
+                self.observer.checkpoint_failed(checkpoint_id, status.reason)
 
     def _is_for_savepoint(self) -> bool:
         pending = self.coordinator.checkpoints.pending
         return pending is not None and pending.is_savepoint
 
-    def location_claimed(self, client: int) -> None:
-        """The directory of the savepoint requested by `client` has been claimed."""
-        self.claimed[client] = len(self.triggered)
-
     def publishing(self, metadata: CheckpointMetadata) -> None:
         """The metadata of a checkpoint is about to be written; `published` gets the outcome."""
         self._publishing[metadata.checkpoint_id] = frozenset(metadata.files)
-
-    def commits_here(self) -> None:
-        """The driver itself is about to commit, or to clean up."""
-        self.had_slots = bool(self.connections) and self.coordinator.outcome is None
 
     def checkpoint_expired(self) -> None:
         self.uncertain.update(self._publishing)
@@ -423,7 +413,6 @@ class SimulatedDriver:
 
     def _check_reply(self, request: m.ClientRequest, reply: m.Reply) -> None:
         if isinstance(request, m.DoRescale) and not reply.error:
-            self.rescales += reply.checkpoint is not None
             status = self.coordinator.status(self.process.now_ms())
             if status.slots_needed != request.parallelism:
                 self.bug(f"rescaled to {request.parallelism}, but the job runs at {status.slots_needed}")
@@ -461,10 +450,10 @@ class SimulatedDriver:
         if connection.is_open:
             connection.received_us = self.cluster.world.now_us
             pending = self.coordinator.checkpoints.pending
-            self._observer.on_message(message, pending.checkpoint_id if pending is not None else None)
+            self.observer.on_message(message, pending.checkpoint_id if pending is not None else None)
             self.message_checker.on_message(connection.number, message)
             self.shell.slot_message(connection.number, message)
-            self._observer.handled(message)
+            self.observer.handled(message)
 
     def connection_lost(self, connection: ControlConnection, reason: str) -> None:
         """Report that a slot's process, or the connection to it, is gone."""
