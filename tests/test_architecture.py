@@ -279,7 +279,7 @@ LONG_FUNCTIONS = {
 ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {
     "engine/worker/task.py Task": "the parts of a subtask, its state, and what is measured of its steps",
-    "simulation/recorded_rows.py SimSource": "each of them is drawn by scenarios",
+    "lab/midstream_lab/jobs/recorded_rows.py SimSource": "each of them is drawn by scenarios",
     "engine/operators/async_map.py AsyncMapOperator": "the life of a row from its call to its result",
     "engine/operators/windows/window_aggregation.py WindowAggregation": "what is computed of the aggregates, once each",
     "engine/coordinator/coordinator.py Coordinator": "the parts that it connects; what they have in common is in notifications.py",
@@ -287,19 +287,17 @@ LARGE_CLASSES = {
     "inprocess/in_process_job.py InProcessJob": "stands for a driver, a cluster and a slot at once",
     "runtime/network/connection.py Connection": "handshake, sending and receiving of one socket share its buffers",
     "lab/midstream_lab/campaign.py Summary": "one count each",
-    "simulation/cluster.py SimulatedCluster": "what a run sets, and what is counted, one by one",
     "simulation/cluster.py SimulatedDriver": "what is checked of a driver, one by one",
-    "simulation/disk.py Disk": "one way to fail each",
     "lab/midstream_lab/restarter.py Restarter": "what a run has come to, one by one",
     "lab/midstream_lab/checkers/checkpoint_checker.py CheckpointChecker": "what is remembered of older checkpoints, one by one",
     "lab/midstream_lab/run.py Run": "the parts of one world",
-    "testing/simulation/simulated_run.py _Run": "the parts of one world",
 }
 """What is longer or larger has a reason."""
 
 USERS_CLASSES = {
     "api/environment.py",
     "api/data_stream.py",
+    "api/row_transformations.py",
     "api/keyed_streams.py",
     "api/windowed_streams.py",
     "api/connected_streams.py",

@@ -18,13 +18,13 @@ from midstream.engine.checkpoint.store import is_metadata_path, is_superseded, j
 from midstream.engine.coordinator.events import JobEnded, JobPlan, NewerOutput
 from midstream.engine.protocol.messages import Deploy
 from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver
-from midstream.simulation.disk import Disk
 from midstream.simulation.network import SIM
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import World
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker, Cut
 from midstream_lab.checkers.directory_checker import overtaken_where_none_may_be
 from midstream_lab.checkers.lineage import After
+from midstream_lab.faulty_disk import FaultyDisk
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.savepoints import Saved, Savepoints
 from midstream_lab.scenarios.changed_programs import contradictions, ends_in_flight
@@ -75,8 +75,8 @@ class Restarter:
         cluster: SimulatedCluster,
         checker: CheckpointChecker,
         savepoints: Savepoints,
-        disk: Disk,
-        new_directory: Callable[[str], Disk],
+        disk: FaultyDisk,
+        new_directory: Callable[[str], FaultyDisk],
         make_plan: MakePlan,
     ) -> None:
         self.root = ROOT

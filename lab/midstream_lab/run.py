@@ -19,29 +19,31 @@ from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.core.config import JobConfig, RestartStrategy
 from midstream.engine.protocol.messages import Deploy
 from midstream.engine.worker.task import TaskState
-from midstream.simulation.chunk_sizes import chunk_sizes_of, least_buffers
+from midstream.simulation.chunk_sizes import least_buffers
 from midstream.simulation.cluster import MakeCoordinator, SimulatedCluster, SimulatedDriver
-from midstream.simulation.disk import Disk
-from midstream.simulation.faults import strike
-from midstream.simulation.local_disk import SimLocalDisk, spills
 from midstream.simulation.network import Network
-from midstream.simulation.recorded_rows import IN_PARTS, Outside, SimSource
-from midstream.simulation.recoveries import Recoveries
-from midstream.simulation.slot_ledger_sink import Calls, SlotLedgerSink, SomeOnSlots
 from midstream.simulation.trace import Trace, following_elements
 from midstream.simulation.world import World
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker
 from midstream_lab.checkers.directory_checker import DirectoryChecker
 from midstream_lab.checkers.drift_checker import DriftChecker, drift_is_checked
+from midstream_lab.checkers.driver_checker import DriverChecker, checker_of
 from midstream_lab.checkers.watermark_checker import watermarks_are_checked
+from midstream_lab.chunk_sizes import chunk_sizes_of
+from midstream_lab.faults import strike
+from midstream_lab.faulty_disk import FaultyDisk
+from midstream_lab.jobs.recorded_rows import IN_PARTS, Outside, SimSource
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.tally import NotifiedSource
 from midstream_lab.jobs.topologies import job_graph, uid_of, with_parallelism
+from midstream_lab.local_disk import SimLocalDisk, spills
+from midstream_lab.recoveries import Recoveries
 from midstream_lab.restarter import ROOT, Restarter, StartedJob
 from midstream_lab.savepoints import Savepoints
 from midstream_lab.scenarios.changed_programs import changed
 from midstream_lab.scenarios.scenario import Scenario
 from midstream_lab.scenarios.time_bounds import bound_s, held_us_max, patience_s
+from midstream_lab.slot_ledger_sink import Calls, SlotLedgerSink, SomeOnSlots
 from midstream_lab.stuck_report import who_waits
 
 JOB: Final = "simulated"
@@ -133,7 +135,7 @@ def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeC
 
 
 class Run:
-    """The parts of one run; implements `faults.FaultTarget`."""
+    """The parts of one run; implements `faults.LabTarget`."""
 
     def __init__(self, scenario: Scenario, keep_trace: bool, make_coordinator: MakeCoordinator) -> None:
         self.scenario = scenario
@@ -141,7 +143,7 @@ class Run:
         self.world = World(scenario.seed, scenario.tempo, keep_trace=keep_trace)
         self.outside = Outside(self.world)
         self.outside.row_us = scenario.row_us
-        self._disks: dict[str, Disk] = {}
+        self._disks: dict[str, FaultyDisk] = {}
         self._on_disk: dict[str, DirectoryChecker] = {}
         """The rules for each checkpoint directory, by its root."""
         self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)
@@ -174,9 +176,7 @@ class Run:
             self.cluster.open_local_disk = partial(SimLocalDisk, self.world)
         self.cluster.deployed = self._deployed
         self.cluster.failed = self.recoveries.failed
-        self.cluster.patience_s = patience_s(scenario)
-        self.cluster.bound_s = bound_s(scenario)
-        self.cluster.denied = self._is_denied
+        self.cluster.observe = self._checked
         self._checker.reported_late = self.cluster.reported_late
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
@@ -189,6 +189,9 @@ class Run:
         self._faults_left = list(scenario.faults)
         self._next_fault = self._faults_left[0].step if self._faults_left else NEVER
 
+    def _checked(self, driver: SimulatedDriver) -> DriverChecker:
+        return DriverChecker(driver, patience_s(self.scenario), bound_s(self.scenario), self._is_denied)
+
     def _is_denied(self, directory: str) -> bool:
         """Whether a file in this directory may rightly be reported as existing.
 
@@ -196,9 +199,9 @@ class Run:
         """
         return len(self.cluster.drivers) > 1 or any(directory in disk.denied for disk in self._disks.values())
 
-    def _new_directory(self, root: str) -> Disk:
+    def _new_directory(self, root: str) -> FaultyDisk:
         """Return a new, empty checkpoint directory."""
-        disk = self._disks[root] = Disk(self.world)
+        disk = self._disks[root] = FaultyDisk(self.world)
         disk.on_write = partial(self._on_write, root)
         self._on_disk[root] = DirectoryChecker(self.world, disk)
         return disk
@@ -254,7 +257,7 @@ class Run:
         outcome.in_flight_in_checkpoint = self._checker.in_flight
         outcome.rows = sum(sum(source.rows) for source in self.sources.values())
         outcome.lost, outcome.doubled = self._checker.lost, self._checker.doubled
-        outcome.rescales = sum(driver.rescales for driver in self.cluster.drivers)
+        outcome.rescales = sum(checker_of(driver).rescales for driver in self.cluster.drivers)
         outcome.savepoints, outcome.savepoints_failed = self.savepoints.made, self.savepoints.failed
         outcome.checkpoints_during_recovery = self.recoveries.checkpoints
         outcome.recovering_restores = self.recoveries.restores
@@ -354,7 +357,7 @@ class Run:
         if step >= self._next_check:
             self._next_check += STILL_STEPS
             if self.driver.process.alive and not self.driver.process.paused and self.driver.outcome is None:
-                self.driver.liveness.check()
+                checker_of(self.driver).check()
             self._check_progress()
         return restarter.is_over or (self._still > 0 and self._is_stuck)
 
@@ -369,8 +372,12 @@ class Run:
         return self.restarter.driver
 
     @property
-    def disk(self) -> Disk:
+    def disk(self) -> FaultyDisk:
         return self.restarter.disk
+
+    @property
+    def in_flight_checkpoints(self) -> int:
+        return self.recoveries.in_flight
 
     @property
     def _is_stuck(self) -> bool:

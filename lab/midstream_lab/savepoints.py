@@ -17,12 +17,14 @@ from midstream.engine.checkpoint.store import is_metadata_path
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import ClientRequest, DoSavepoint, DoStop, Reply
 from midstream.simulation.cluster import SimulatedDriver
-from midstream.simulation.disk import Disk, Folder
-from midstream.simulation.failure_causes import THERE
+from midstream.simulation.disk import Folder
 from midstream.simulation.network import SIM
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import World
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker, Cut
+from midstream_lab.checkers.driver_checker import checker_of
+from midstream_lab.checkers.failure_causes import THERE
+from midstream_lab.faulty_disk import FaultyDisk
 
 WRITES_MAX: Final = 50
 RUNNING: Final = frozenset(("created", "deploying", "running", "restarting", "rescaling", "moving"))
@@ -66,7 +68,7 @@ class Saved:
 class Savepoints:
     """All disks of the world by root, and the requests for savepoints on them."""
 
-    def __init__(self, world: World, checker: CheckpointChecker, disks: dict[str, Disk]) -> None:
+    def __init__(self, world: World, checker: CheckpointChecker, disks: dict[str, FaultyDisk]) -> None:
         self.saved: list[Saved] = []
         self.made = 0
         self.failed = 0
@@ -92,7 +94,7 @@ class Savepoints:
                 return disk
             if root.startswith(f"{known}/"):
                 return Folder(disk, root[len(known) + 1 :])
-        disk = self._disks[root] = Disk(self._world)
+        disk = self._disks[root] = FaultyDisk(self._world)
         disk.on_write = partial(self.written, root)
         return disk
 
@@ -113,7 +115,7 @@ class Savepoints:
         disk, below = self._disk_of(url)
         return {path[len(below) :]: data for path, data in disk.files.items() if path.startswith(below)}
 
-    def _disk_of(self, url: str) -> tuple[Disk, str]:
+    def _disk_of(self, url: str) -> tuple[FaultyDisk, str]:
         self.open(url)
         root = next(root for root in self._disks if f"{url}/".startswith(f"{root}/"))
         return self._disks[root], f"{url}/"[len(root) + 1 :]
@@ -162,7 +164,7 @@ class Savepoints:
         client = driver.request(DoStop(savepoint=url) if stop else DoSavepoint(url))
         self._requests[driver.process.name, client] = url
 
-    def _break(self, disk: Disk, victim: int) -> None:
+    def _break(self, disk: FaultyDisk, victim: int) -> None:
         """Let the disk be full from the beginning, or fail when the savepoint is half written or almost complete."""
         away_us = 1 + victim % AWAY_US
         match victim % 7:
@@ -181,7 +183,7 @@ class Savepoints:
             case _:  # one of the first writes
                 disk.failing_writes.add(2 + victim // 7 % 4)
 
-    def _take_away(self, disk: Disk, away_us: int) -> None:
+    def _take_away(self, disk: FaultyDisk, away_us: int) -> None:
         """Make the disk unavailable for a while, so that the files written so far cannot be deleted."""
         disk.is_gone = True
         self._world.schedule(away_us, None, Kind.FAULT, partial(_there_again, disk), "a directory is back")
@@ -202,9 +204,9 @@ class Savepoints:
             )
             is_at_rest = AT_REST in reply.error  # that its output is what its checkpoint holds is checked at its end
             is_failure = driver.coordinator.outcome is not None and reply.error == str(driver.coordinator.outcome[1])
-            is_refused = (
-                REFUSED in reply.error or is_failure
-            ) and not driver.triggered  # the restarter checks the reason
+            is_refused = (REFUSED in reply.error or is_failure) and not checker_of(
+                driver
+            ).triggers  # the restarter checks the reason
             is_late = SLOTS_LATE in reply.error and driver.has_late_slots
             is_excused = is_replaced or is_denied or is_at_rest or is_refused or is_late
             if not is_excused and not any(excuse in reply.error for excuse in EXCUSES):
@@ -233,7 +235,7 @@ class Savepoints:
         number = path.rpartition("chk-")[2]
         if number.isdecimal() and path not in (saved.url for saved in self.saved):
             # a stop while no task ran may report the checkpoint of the start, which is another's
-            is_of_start = not driver.triggered or path == driver.coordinator.restored_from
+            is_of_start = not checker_of(driver).triggers or path == driver.coordinator.restored_from
             if not self._checker.has_completed(None if is_of_start else driver.plan.job_id, int(number)):
                 self._world.bug(f"{request!r} is answered with {reply.checkpoint}, which is not complete")
 
@@ -245,9 +247,10 @@ class Savepoints:
         that was triggered after the claim, once complete, must become the savepoint, and the end of the job waits for
         that.
         """
-        if client not in driver.claimed or not reason.endswith(ENDS):
+        checker = checker_of(driver)
+        if client not in checker.claimed or not reason.endswith(ENDS):
             return None
-        later = driver.triggered[driver.claimed[client] :]
+        later = checker.triggers[checker.claimed[client] :]
         return next((number for number in later if self._checker.has_completed(driver.plan.job_id, number)), None)
 
     def _keep(self, url: str, was_stop: bool) -> None:
@@ -284,5 +287,5 @@ class Savepoints:
                 self._check_free(url)
 
 
-def _there_again(disk: Disk) -> None:
+def _there_again(disk: FaultyDisk) -> None:
     disk.is_full = disk.is_gone = False

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import msgspec
 
 from midstream.engine.core.errors import ConfigError
-from midstream.simulation.fault_kinds import BACKLOGGED, FAULTS, RECOVERING
+from midstream.simulation.faults import RECOVERING
 from midstream.simulation.seeds import check_seconds, parse_seeds
 from midstream.simulation.trace import Filters, trace_patterns
 from midstream_lab.campaign import Options, Summary, campaign, shrink
 from midstream_lab.coverage import lines_of, report
+from midstream_lab.fault_kinds import BACKLOGGED, FAULTS
 from midstream_lab.jobs.shapes import COMBINED, SHAPES
 from midstream_lab.run import Outcome, run
 from midstream_lab.scenarios.scenario import Scenario

@@ -88,7 +88,7 @@ def test_of_running_jobs(start, capsys, monkeypatch, tmp_path):
     assert "disk is full" in said(capsys, "checkpoint", status=1)[0]["error"]
     job.refuses = False
     assert said(capsys, "page", "aaaa1111", status=1)[0]["error"].endswith("runs without a page")
-    job.driver.slot_logged(0, Logged((LogLine(5, "eins", "stdout"), LogLine(6, "zwei", "a.b", 30, "map", "m", 0))))
+    job.driver.logs.add(0, Logged((LogLine(5, "eins", "stdout"), LogLine(6, "zwei", "a.b", 30, "map", "m", 0))))
     assert [line["text"] for line in said(capsys, "logs")] == ["eins", "zwei"]
     (stopped,) = said(capsys, "stop")
     assert (stopped["drained"], stopped["checkpoint"], "savepoint" in stopped) == (False, "/data/chk-5", False)

@@ -168,7 +168,7 @@ def test_what_the_slots_print_and_log_is_shown(start, capsys):
         LogLine(0, "hello\x1b[2J", "stdout", operator="divide", uid="parse", subtask=3),
         LogLine(0, "from a thread", "app.rows", level=30),
     )
-    job.driver.slot_logged(1, Logged(lines, dropped=5))
+    job.driver.logs.add(1, Logged(lines, dropped=5))
     assert main(["logs", "flights"]) == 0
     dropped, printed, logged = capsys.readouterr().out.splitlines()
     assert "5 lines left out" in dropped
@@ -195,8 +195,8 @@ def _sleep_with(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None])
 
 def test_logs_are_followed_until_the_job_ends(start, capsys, monkeypatch):
     job = start("abc", "flights")
-    job.driver.slot_logged(0, Logged((LogLine(0, "one", "stdout"),)))
-    later = iter([lambda: job.driver.slot_logged(0, Logged((LogLine(0, "two", "stdout"),)))])
+    job.driver.logs.add(0, Logged((LogLine(0, "one", "stdout"),)))
+    later = iter([lambda: job.driver.logs.add(0, Logged((LogLine(0, "two", "stdout"),)))])
 
     def wait(_seconds):
         then = next(later, None)

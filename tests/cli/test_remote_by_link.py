@@ -94,7 +94,7 @@ def test_a_relative_path_would_be_one_of_another_machine(start: Start, capsys: p
 def test_logs_are_those_of_the_job_and_end_with_it(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     job = start("aaaa1111", "flights", has_page=True)
     line = LogLine(0, "hello", "stdout", operator="divide", uid="parse", subtask=3)
-    job.driver.slot_logged(1, Logged((line,), dropped=5))
+    job.driver.logs.add(1, Logged((line,), dropped=5))
     both = [json.loads(said(["logs", which, "--operator=parse", "--json"], capsys)) for which in ("flights", job.link)]
     assert both[0] == both[1] and both[0]["text"] == "hello"
 

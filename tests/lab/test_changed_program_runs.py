@@ -16,9 +16,9 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.graph.graph_builder import check_job_graph
 from midstream.engine.graph.job_graph import JobGraph, OperatorSpec
 from midstream.engine.protocol.messages import OperatorSnapshot
-from midstream.simulation.fault_kinds import Fault
-from midstream.simulation.recorded_rows import Outside, Pass
+from midstream.simulation.faults import Fault
 from midstream_lab.checkers.checkpoint_checker import at_rest
+from midstream_lab.jobs.recorded_rows import Outside, Pass
 from midstream_lab.jobs.shapes import COMBINED, KEYED, REBALANCE, SHAPES, Input, Shape, node_of, source_node
 from midstream_lab.restarter import ROOT, StartedJob
 from midstream_lab.run import Run, run

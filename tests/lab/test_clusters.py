@@ -8,7 +8,8 @@ from dataclasses import replace
 from effort import some
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator import events as ev
-from midstream.simulation.fault_kinds import CLUSTER_GONE, Fault
+from midstream.simulation.faults import Fault
+from midstream_lab.fault_kinds import CLUSTER_GONE
 from midstream_lab.run import Run, run
 from midstream_lab.scenarios.scenario import draw
 

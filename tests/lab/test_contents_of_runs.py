@@ -34,11 +34,11 @@ from midstream.engine.worker import gate_recovery
 from midstream.engine.worker.source_reader import ReadProgress as Step
 from midstream.engine.worker.source_reader import SourceReader, SplitRequestState
 from midstream.engine.worker.watermark_valve import WatermarkValve
-from midstream.simulation.fault_kinds import Fault
-from midstream.simulation.recorded_rows import Outside, SimSource
+from midstream.simulation.faults import Fault
 from midstream.simulation.world import World
 from midstream_lab.checkers.content_checker import check_numbers
 from midstream_lab.jobs.on_time import on_time_at
+from midstream_lab.jobs.recorded_rows import Outside, SimSource
 from midstream_lab.jobs.shapes import FORWARD, KEYED, REBALANCE, SHAPES, Input, Node
 from midstream_lab.jobs.topologies import with_parallelism
 from midstream_lab.run import run

@@ -12,9 +12,9 @@ from midstream.engine.coordinator import Coordinator
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.task import Task
 from midstream.engine.worker.task_snapshots import TaskSnapshots
-from midstream.simulation.failure_causes import LASTS_US, FailureCauses
-from midstream.simulation.fault_kinds import Fault
+from midstream.simulation.faults import Fault
 from midstream_lab.campaign import Options, campaign
+from midstream_lab.checkers.failure_causes import LASTS_US, FailureCauses
 from midstream_lab.run import CIRCLES_MAX, STILL_MAX, Run, run
 from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.time_bounds import patience_s

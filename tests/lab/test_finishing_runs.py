@@ -11,7 +11,7 @@ import pytest
 from midstream.engine.checkpoint import redistribute_state
 from midstream.engine.checkpoint.metadata import OperatorState
 from midstream.engine.graph.job_graph import JobGraph, Partitioning
-from midstream.simulation.fault_kinds import Fault
+from midstream.simulation.faults import Fault
 from midstream_lab.jobs.shapes import SHAPES
 from midstream_lab.jobs.topologies import with_parallelism
 from midstream_lab.run import run

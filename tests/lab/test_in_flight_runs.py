@@ -13,7 +13,8 @@ from effort import some
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
-from midstream.simulation.fault_kinds import BACKLOGGED, IN_RECOVERY, Fault
+from midstream.simulation.faults import IN_RECOVERY, Fault
+from midstream_lab.fault_kinds import BACKLOGGED
 from midstream_lab.jobs.shapes import FORWARD, KEYED, SHAPES, Input, Node, Shape
 from midstream_lab.jobs.topologies import with_parallelism
 from midstream_lab.restarter import StartedJob

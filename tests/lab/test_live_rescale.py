@@ -10,8 +10,7 @@ import pytest
 
 from effort import some
 from midstream.engine.graph.job_graph import Partitioning
-from midstream.simulation.fault_kinds import Fault
-from midstream.simulation.faults import PARALLELISMS
+from midstream.simulation.faults import PARALLELISMS, Fault
 from midstream_lab.jobs.shapes import COMBINED, SHAPES
 from midstream_lab.jobs.topologies import with_parallelism
 from midstream_lab.run import run

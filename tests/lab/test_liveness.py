@@ -9,8 +9,8 @@ import pytest
 
 from midstream.engine.coordinator.checkpoints.schedule import FINAL_RETRY_MS
 from midstream.engine.protocol import messages as m
-from midstream.simulation.failure_causes import LASTS_US
-from midstream.simulation.liveness_checker import COMMIT_S_MAX, JOB_ENDS, LivenessChecker
+from midstream_lab.checkers.failure_causes import LASTS_US
+from midstream_lab.checkers.liveness_checker import COMMIT_S_MAX, JOB_ENDS, LivenessChecker
 from midstream_lab.run import run
 from midstream_lab.scenarios.extremes import EXTREMES, SHARE, with_extremes
 from midstream_lab.scenarios.scenario import draw

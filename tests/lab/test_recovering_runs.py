@@ -16,10 +16,10 @@ from midstream.engine.checkpoint.channel_state_references import Piece
 from midstream.engine.checkpoint.metadata import decode_metadata
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.protocol.messages import ChannelState
-from midstream.simulation.fault_kinds import BACKLOGGED, RECOVERING, Fault
-from midstream.simulation.faults import strike
-from midstream.simulation.recoveries import is_recovering
+from midstream.simulation.faults import RECOVERING, Fault, is_recovering
 from midstream.simulation.trace import Kind
+from midstream_lab.fault_kinds import BACKLOGGED
+from midstream_lab.faults import strike
 from midstream_lab.run import Run, run
 from midstream_lab.scenarios.scenario import Scenario, draw, with_backlog
 from midstream_lab.scenarios.targeted import rejoined

@@ -24,9 +24,10 @@ from midstream.engine.coordinator.requests import savepoints
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import DoStop
 from midstream.simulation.cluster import SimulatedDriver
-from midstream.simulation.disk import Disk
-from midstream.simulation.fault_kinds import HANGS, Fault
+from midstream.simulation.faults import Fault
 from midstream_lab.checkers.directory_checker import TRIES
+from midstream_lab.fault_kinds import HANGS
+from midstream_lab.faulty_disk import FaultyDisk
 from midstream_lab.mutations.catalog import MUTATIONS
 from midstream_lab.mutations.mutation_score import applied
 from midstream_lab.restarter import LAST_STARTED, Restarter
@@ -172,7 +173,7 @@ def _lied_to_at_the_end(lies: int) -> Iterator[tuple[Run, list[str]]]:
         yield lied_to, lied_to.go().failures
 
 
-def _unreferenced(disk: Disk) -> set[str]:
+def _unreferenced(disk: FaultyDisk) -> set[str]:
     metadata = [decode_metadata(data, path) for path, data in disk.files.items() if path.endswith("/_metadata")]
     return {path for path in disk.files if StateFile.parse(path)}.difference(*(found.files for found in metadata))
 

@@ -12,7 +12,8 @@ from effort import some
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.protocol.messages import DoStop
 from midstream.simulation.cluster import SimulatedDriver
-from midstream.simulation.fault_kinds import SAVEPOINTS, Fault
+from midstream.simulation.faults import Fault
+from midstream_lab.fault_kinds import SAVEPOINTS
 from midstream_lab.restarter import Restarter
 from midstream_lab.run import Run, run
 from midstream_lab.savepoints import Saved, Savepoints

@@ -13,7 +13,8 @@ import pytest
 
 from effort import some
 from midstream.engine.worker.task import Task
-from midstream.simulation.fault_kinds import FAULTS, Fault
+from midstream.simulation.faults import Fault
+from midstream_lab.fault_kinds import FAULTS
 from midstream_lab.jobs.shapes import COMBINED, SHAPES
 from midstream_lab.run import run
 from midstream_lab.scenarios.scenario import draw

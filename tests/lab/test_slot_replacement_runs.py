@@ -10,8 +10,8 @@ import pytest
 
 from effort import some
 from midstream.engine.coordinator import Coordinator
-from midstream.simulation.fault_kinds import LEAVING, Fault
-from midstream.simulation.faults import PARALLELISMS
+from midstream.simulation.faults import PARALLELISMS, Fault
+from midstream_lab.fault_kinds import LEAVING
 from midstream_lab.run import Run, run
 from midstream_lab.scenarios.scenario import Scenario, draw
 

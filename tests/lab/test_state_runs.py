@@ -13,6 +13,7 @@ from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.state import columnar
 from midstream.simulation import chunk_sizes
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker, Cut
+from midstream_lab.chunk_sizes import chunk_sizes_of
 from midstream_lab.jobs.days import DAYS
 from midstream_lab.jobs.key_types import KEY_LAYOUTS
 from midstream_lab.jobs.lateness import LENIENT, wrong_emissions
@@ -126,7 +127,7 @@ def test_checkpoints_of_functions_refer_to_what_earlier_ones_have_stored(
 
 def test_small_chunks_end_with_a_run_that_breaks_off() -> None:
     before = columnar.OWN_CHUNK_ROWS
-    with pytest.raises(KeyError), chunk_sizes.chunk_sizes_of(0, small=True, combined_rows_min=0):
+    with pytest.raises(KeyError), chunk_sizes_of(0, small=True, combined_rows_min=0):
         assert before > columnar.OWN_CHUNK_ROWS
         raise KeyError
     assert before == columnar.OWN_CHUNK_ROWS

@@ -24,10 +24,11 @@ import pytest
 from midstream import Environment, KeyedProcessFunction, Source, ValueState
 from midstream.engine.core.errors import ConfigError, JobError, SchemaError
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Split, SplitReader
+from midstream.simulation.faults import Fault
 from midstream.testing import run, simulate
 from midstream.testing.simulate import campaign_of
 from midstream.testing.simulation.campaign import Campaign
-from midstream.testing.simulation.job_scenario import FAULTS, REFERENCE, WORDS, Outer, Width, only
+from midstream.testing.simulation.job_scenario import FAULTS, REFERENCE, WORDS, Cuts, Failures, Outer, Width, only
 from midstream.testing.simulation.simulated_run import run_job
 from midstream.testing.simulation.verdict import LONG, judge
 
@@ -170,6 +171,15 @@ def test_every_kind_of_fault_is_drawn_strikes_and_has_words() -> None:
         if struck >= WORDS.keys():
             return
     assert WORDS.keys() - struck == set()
+
+
+def test_a_source_that_cannot_be_read_once_fails_its_task_and_loses_nothing() -> None:
+    made = campaign(counting())
+    scenario = replace(REFERENCE, cuts=Cuts(5), failures=Failures((Fault(20, "read_fails", 0),)))
+    ran = run_job(made.job, scenario, keep_trace=True)
+    assert ran.trace is not None
+    assert list(ran.trace.lines("cannot read split 0"))
+    assert not judge(made.job, run_job(made.job, REFERENCE), ran, made.contracts).kind
 
 
 @pytest.mark.systems

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from midstream.engine.core.errors import InvariantError
-from midstream.simulation.fault_kinds import Fault
+from midstream.simulation.faults import Fault
 from midstream.simulation.garbage_collection import collect
 from midstream.simulation.world import Tempo
 from midstream_lab.campaign import workers

@@ -29,7 +29,7 @@ from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.operators.source_api import Split
 from midstream.engine.protocol.messages import ChunkHandle, OperatorSnapshot
 from midstream.engine.state.state_parts import KEY_GROUP, Redistribute
-from midstream.simulation.recorded_rows import Outside, SimSource, Staged
+from midstream.simulation.outside import Staged
 from midstream_lab.checkers.content_checker import some
 from midstream_lab.checkers.event_time_checker import EventTimeChecker
 from midstream_lab.checkers.lineage import After, Lineage
@@ -38,6 +38,7 @@ from midstream_lab.checkers.state_checker import StateChecker
 from midstream_lab.checkers.window_checker import Made
 from midstream_lab.jobs import running
 from midstream_lab.jobs.end_operators import decode_count
+from midstream_lab.jobs.recorded_rows import Outside, SimSource
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.tables import COUNTED
 from midstream_lab.jobs.tally import LIST, UNION, NotifiedSource

@@ -19,10 +19,11 @@ import pyarrow as pa
 
 from midstream.engine.core.batches import concat
 from midstream.engine.core.key_groups import key_groups
-from midstream.simulation.recorded_rows import N_BITS, SOURCE_IDS, Int64s, SimSource, numbered
+from midstream.simulation.outside import SOURCE_IDS
 from midstream_lab.jobs.joins import HOW
 from midstream_lab.jobs.lateness import LENIENT
 from midstream_lab.jobs.lookups import LOOKUPS
+from midstream_lab.jobs.recorded_rows import N_BITS, Int64s, SimSource, numbered
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.topologies import uid_of
 

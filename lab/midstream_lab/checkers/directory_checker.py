@@ -25,8 +25,8 @@ from midstream.engine.checkpoint.store import is_metadata_path, is_superseded, j
 from midstream.engine.graph.job_graph import Edge, JobGraph, Partitioning, Vertex
 from midstream.engine.graph.unaligned_edges import unaligned_edges
 from midstream.simulation.cluster import SimulatedDriver
-from midstream.simulation.disk import Disk
 from midstream.simulation.world import World
+from midstream_lab.faulty_disk import FaultyDisk
 
 SAMPLES: Final = 5
 PASSES: Final = 8
@@ -55,7 +55,7 @@ def overtaken_where_none_may_be(metadata: CheckpointMetadata) -> list[str]:
 class DirectoryChecker:
     """The rules for one checkpoint directory. It is notified of every change of a file."""
 
-    def __init__(self, world: World, disk: Disk) -> None:
+    def __init__(self, world: World, disk: FaultyDisk) -> None:
         self._world = world
         self._disk = disk
         self._born: dict[str, int] = {}

@@ -12,8 +12,9 @@ from midstream.engine.checkpoint.metadata import OperatorState, VertexLayout
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.protocol.messages import OperatorSnapshot
-from midstream.simulation.recorded_rows import SOURCE_IDS, SimSource, time_ms
+from midstream.simulation.outside import SOURCE_IDS
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
+from midstream_lab.jobs.recorded_rows import SimSource, time_ms
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.timed import DELAY_US, WAITING
 from midstream_lab.jobs.topologies import uid_of

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from midstream.simulation.recorded_rows import Outside
+from midstream_lab.jobs.recorded_rows import Outside
 
 After = Literal["rollback", "keep", "fresh"]
 

@@ -24,7 +24,6 @@ from midstream.engine.operators.windows.window_combiner import ROWS
 from midstream.engine.operators.windows.window_operator import PARTS, PROGRESS
 from midstream.engine.protocol.messages import OperatorSnapshot
 from midstream.engine.state.state_parts import KEY_GROUP
-from midstream.simulation.recorded_rows import SCHEMA, Int64s, Outside, SimSource
 from midstream_lab.checkers.content_checker import (
     MAKING,
     Contents,
@@ -41,6 +40,7 @@ from midstream_lab.jobs.key_types import PLAIN, KeyLayout, as_plain, stored_keys
 from midstream_lab.jobs.lateness import LENIENT, uncombined
 from midstream_lab.jobs.lookups import CALLED
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
+from midstream_lab.jobs.recorded_rows import SCHEMA, Int64s, Outside, SimSource
 from midstream_lab.jobs.shapes import Input, Shape
 from midstream_lab.jobs.state_contents import newest
 from midstream_lab.jobs.tables import HELD

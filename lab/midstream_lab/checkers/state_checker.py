@@ -12,13 +12,14 @@ import pyarrow as pa
 from midstream.engine.checkpoint.metadata import OperatorState
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.protocol.messages import OperatorSnapshot
-from midstream.simulation.recorded_rows import SimSource, Staged
+from midstream.simulation.outside import Staged
 from midstream_lab.jobs import clocks, states
 from midstream_lab.jobs.counted import wrong_windows
 from midstream_lab.jobs.joins import HOW, LEFT, RIGHT, Joined, wrong_results, wrong_sides
 from midstream_lab.jobs.key_types import stored_keys
 from midstream_lab.jobs.lateness import wrong_emissions
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
+from midstream_lab.jobs.recorded_rows import SimSource
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.states import Contents, Given, collected, compared, entries, out_of_order
 from midstream_lab.jobs.timely import wrong_duplicates

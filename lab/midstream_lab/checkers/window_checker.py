@@ -19,8 +19,8 @@ import pyarrow as pa
 from midstream.engine.core.arrow_types import is_list_array
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.operators.windows.window_specs import END, START
-from midstream.simulation.recorded_rows import Int64s
 from midstream_lab.checkers.content_checker import Bools, Contents, column, some
+from midstream_lab.jobs.recorded_rows import Int64s
 from midstream_lab.jobs.timed import GAP_MS, IDS, SIZE_MS, SLIDE_MS, TUMBLING_MS, due_us
 
 BOUNDS_US: Final = {"window": (1000 * TUMBLING_MS, 1000 * TUMBLING_MS), "slide": (1000 * SIZE_MS, 1000 * SLIDE_MS)}

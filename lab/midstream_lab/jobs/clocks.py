@@ -25,8 +25,8 @@ from midstream.engine.operators.functions.process_operator import ProcessOperato
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.state.keyed_states import MapState, ValueState
 from midstream.engine.state.state_parts import StatePart
-from midstream.simulation.recorded_rows import Outside
 from midstream_lab.jobs.key_types import KeyLayout, stored_keys
+from midstream_lab.jobs.recorded_rows import Outside
 from midstream_lab.jobs.state_contents import newest
 from midstream_lab.jobs.timed import DELAY_US, WAITING
 

@@ -14,7 +14,7 @@ from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.count_windows import count_window_operator
 from midstream.engine.operators.windows.window_factory import count
-from midstream.simulation.recorded_rows import SCHEMA, Outside, time_ms
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside, time_ms
 from midstream_lab.jobs.timed import Ids
 from midstream_lab.jobs.wrapped_operator import Around
 

@@ -26,7 +26,7 @@ from midstream.engine.operators.windows.sketches import ApproxCountDistinct, Qua
 from midstream.engine.operators.windows.value_lists import Collect, TopN
 from midstream.engine.operators.windows.window_factory import sliding, window_operator
 from midstream.engine.operators.windows.window_operator import WindowOperator
-from midstream.simulation.recorded_rows import SCHEMA, time_ms
+from midstream_lab.jobs.recorded_rows import SCHEMA, time_ms
 from midstream_lab.jobs.timed import Ids
 
 SCALE: Final = 1_800_000

@@ -17,8 +17,8 @@ from midstream.engine.core.interfaces import Timer
 from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.windows.window_specs import IS_EARLY, WINDOW_END, WINDOW_START
 from midstream.engine.state.state_parts import StatePart
-from midstream.simulation.recorded_rows import Outside, time_ms
 from midstream_lab.jobs.lateness import ALLOWED_MS, LENIENT, Window, windows_of
+from midstream_lab.jobs.recorded_rows import Outside, time_ms
 from midstream_lab.jobs.timed import window
 
 PERIOD = "15 ms"

@@ -16,8 +16,8 @@ from midstream.engine.operators.functions.process_operator import ProcessOperato
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.state.keyed_states import MapState
 from midstream.engine.state.table_state import TableState
-from midstream.simulation.recorded_rows import SCHEMA, Outside
 from midstream_lab.jobs.clocks import Punctual
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside
 
 _SUBTASKS: Final = 1000
 _STEP: Final = timedelta(milliseconds=1)

@@ -15,7 +15,7 @@ from midstream.engine.operators.base import OperatorContext, Output, Snapshot
 from midstream.engine.operators.table_join import TABLE, TableJoinOperator
 from midstream.engine.state.state_parts import StatePart
 from midstream.simulation.network import SIM
-from midstream.simulation.recorded_rows import SCHEMA, Outside
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside
 from midstream_lab.jobs.wrapped_operator import Around
 
 _REFRESH_S: Final = 0.05

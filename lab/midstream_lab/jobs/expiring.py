@@ -20,7 +20,8 @@ from midstream.engine.operators.functions.process_operator import ProcessOperato
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.state.keyed_states import ListState, MapState, ReducingState, ValueState
 from midstream.engine.state.time_to_live import StateTtl
-from midstream.simulation.recorded_rows import SCHEMA, SOURCE_IDS, Outside
+from midstream.simulation.outside import SOURCE_IDS
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside
 
 EXPIRING: Final = "expiring"
 TTL_MS: Final = 60

@@ -18,7 +18,7 @@ from midstream.engine.operators.functions.process_operator import ProcessOperato
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.operators.row_functions import FlatMapOperator, MapBatchesOperator
 from midstream.engine.state.keyed_states import ListState, ValueState
-from midstream.simulation.recorded_rows import SCHEMA, Outside
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside
 from midstream_lab.jobs.shapes import SIDE
 from midstream_lab.jobs.wrapped_operator import Around
 

@@ -24,8 +24,8 @@ from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.interval_join import interval_join_operator
 from midstream.engine.operators.functions.window_join import window_join_operator
 from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START, sliding
-from midstream.simulation.recorded_rows import SCHEMA, Outside, time_ms
 from midstream_lab.jobs.key_types import PLAIN, KeyLayout
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside, time_ms
 from midstream_lab.jobs.timed import SIZE_MS, SLIDE_MS
 from midstream_lab.jobs.wrapped_operator import Around
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from midstream.engine.core.arrow_types import is_struct_array, schema_of, to_list
 from midstream.engine.operators.base import Operator, OperatorContext, Output
-from midstream.simulation.recorded_rows import SCHEMA, Outside
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside
 
 _SUMMER_TIME_ENDS_US: Final = 1_729_990_800_000_000
 """27 October 2024, 1:00 UTC, when the hour from 2:00 begins again in Berlin."""

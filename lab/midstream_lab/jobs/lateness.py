@@ -26,8 +26,8 @@ from midstream.engine.operators.windows.window_factory import LATE
 from midstream.engine.operators.windows.window_operator import PARTS, PROGRESS, WindowOperator
 from midstream.engine.operators.windows.window_specs import END, IS_EARLY, START, WINDOW_END, WINDOW_START
 from midstream.engine.state.state_parts import KEY_GROUP, StatePart
-from midstream.simulation.recorded_rows import SCHEMA, Int64s, Outside, time_ms
 from midstream_lab.jobs.days import DAYS, Days
+from midstream_lab.jobs.recorded_rows import SCHEMA, Int64s, Outside, time_ms
 from midstream_lab.jobs.timed import (
     GAP_MS,
     GAPS_SCHEMA,

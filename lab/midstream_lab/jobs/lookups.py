@@ -18,7 +18,7 @@ from midstream.engine.operators.async_map import IN_FLIGHT, AsyncMapOperator, Ca
 from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.state.state_parts import StatePart
-from midstream.simulation.recorded_rows import SCHEMA, Outside
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside
 from midstream_lab.jobs.wrapped_operator import Around
 
 LOOKUPS: Final = ("lookup", "lookup_in_order")

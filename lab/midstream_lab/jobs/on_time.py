@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from midstream.simulation.recorded_rows import SimSource, is_ordered
+from midstream_lab.jobs.recorded_rows import SimSource, is_ordered
 from midstream_lab.jobs.shapes import Shape
 
 _TIMES: Final = frozenset(("times", "tight", "idle"))

@@ -19,7 +19,7 @@ from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator, periodic_top_operator
 from midstream.engine.operators.functions.running_aggregate import running_aggregate_operator
 from midstream.engine.operators.windows.aggregates import Count, Min, Sum
-from midstream.simulation.recorded_rows import SCHEMA, Outside, numbered, time_ms
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside, numbered, time_ms
 from midstream_lab.jobs.timed import TUMBLING_MS, Ids
 from midstream_lab.jobs.wrapped_operator import Around
 

@@ -83,39 +83,37 @@ def node_of(chain: str, *inputs: Input) -> Node:
     return Node(tuple(chain.split()), inputs)
 
 
+def of_two(
+    first: str,
+    second: str,
+    chain: str,
+    sink: Partitioning,
+    *,
+    late: Partitioning | None = None,
+    port: int = 0,
+    rows_share: float = 0.5,
+) -> Shape:
+    """Return a chain that reads two sources by key, the second one at `port`, and the sinks of its rows and its late rows.
+
+    `first`, `second`: the operators after each source. `rows_share`: the rows of the second source.
+    """
+    return (
+        source_node(*first.split()),
+        source_node(*second.split(), rows_share=rows_share),
+        node_of(chain, Input(0, KEYED), Input(1, KEYED, port=port)),
+        node_of("sink", Input(2, sink)),
+        *(() if late is None else (node_of("sink", Input(2, late, tag=LATE)),)),
+    )
+
+
 TIMED_SOURCES: Final[Shape] = (source_node("tight"), source_node("idle", rows_share=0.5))
 """What the drawn nodes of the shape "days" read."""
 COMBINED: Final[Mapping[str, Shape]] = {
-    "combined_window": (
-        source_node("tight"),
-        source_node("times", rows_share=0.5),
-        node_of("window pack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, FORWARD)),
-    ),
-    "combined_slide": (
-        source_node("pass", "tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("slide pack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, REBALANCE)),
-    ),
-    "combined_session": (
-        source_node("tight"),
-        source_node("tight", rows_share=0.5),
-        node_of("session pack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, GLOBAL)),
-    ),
-    "combined_late_slide": (
-        source_node("tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("late_slide stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, FORWARD)),
-    ),
-    "combined_late_session": (
-        source_node("idle"),
-        source_node("tight", rows_share=0.5),
-        node_of("late_session stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, REBALANCE)),
-    ),
+    "combined_window": of_two("tight", "times", "window pack", FORWARD),
+    "combined_slide": of_two("pass tight", "idle", "slide pack", REBALANCE),
+    "combined_session": of_two("tight", "tight", "session pack", GLOBAL),
+    "combined_late_slide": of_two("tight", "idle", "late_slide stack", FORWARD),
+    "combined_late_session": of_two("idle", "tight", "late_session stack", REBALANCE),
 }
 """The shapes in which rows are combined before they are sent: no node reads the windows' late rows, and none counts the
 rows before these windows, since a combined batch does not have the numbers.
@@ -130,12 +128,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("count", Input(0, KEYED), Input(1, KEYED), Input(2, KEYED)),
         node_of("sink", Input(3, REBALANCE)),
     ),
-    "multi_input": (
-        source_node(),
-        source_node(rows_share=0.5),
-        node_of("count", Input(0, KEYED), Input(1, KEYED, port=1)),
-        node_of("sink", Input(2, KEYED)),
-    ),
+    "multi_input": of_two("", "", "count", KEYED, port=1),
     "broadcast": (
         source_node(),
         source_node(rows_share=0.2),
@@ -172,27 +165,9 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("pass sink", Input(4, FORWARD)),
         node_of("sink", Input(0, FORWARD), Input(1, REBALANCE)),
     ),
-    "window": (
-        source_node("times"),
-        source_node("times", rows_share=0.5),
-        node_of("window pack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, FORWARD)),
-        node_of("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
-    "sliding": (
-        source_node("tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("slide pack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, FORWARD)),
-        node_of("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
-    "session": (
-        source_node("times"),
-        source_node("tight", rows_share=0.5),
-        node_of("session pack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, REBALANCE)),
-        node_of("sink", Input(2, GLOBAL, tag=LATE)),
-    ),
+    "window": of_two("times", "times", "window pack", FORWARD, late=REBALANCE),
+    "sliding": of_two("tight", "idle", "slide pack", FORWARD, late=REBALANCE),
+    "session": of_two("times", "tight", "session pack", REBALANCE, late=GLOBAL),
     "timers": (
         source_node("tight"),
         source_node("idle", rows_share=0.3),
@@ -242,20 +217,8 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("sink", Input(2, REBALANCE)),
         node_of("sink", Input(3, FORWARD)),
     ),
-    "periodic": (
-        source_node("tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("periodic stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, FORWARD)),
-        node_of("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
-    "first_rows": (
-        source_node("tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("first_rows stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, FORWARD)),
-        node_of("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
+    "periodic": of_two("tight", "idle", "periodic stack", FORWARD, late=REBALANCE),
+    "first_rows": of_two("tight", "idle", "first_rows stack", FORWARD, late=REBALANCE),
     "splits": (
         source_node("tight"),
         source_node("pass", "tight", rows_share=0.5),
@@ -322,25 +285,9 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("plain", Input(0, KEYED, tag=BRIEF), Input(1, REBALANCE, tag=BRIEF)),
         node_of("sink", Input(4, REBALANCE)),
     ),
-    "join": (
-        source_node("tight"),
-        source_node("tight", rows_share=0.5),
-        node_of("join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
-        node_of("sink", Input(2, FORWARD)),
-    ),
-    "unique": (
-        source_node(),
-        source_node("pass", rows_share=0.5),
-        node_of("unique", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, REBALANCE)),
-    ),
-    "unique_near": (
-        source_node("tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("unique_near", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, FORWARD)),
-        node_of("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
+    "join": of_two("tight", "tight", "join couple", FORWARD, port=1),
+    "unique": of_two("", "pass", "unique", REBALANCE),
+    "unique_near": of_two("tight", "idle", "unique_near", FORWARD, late=REBALANCE),
     "sorted": (
         source_node("tight"),
         source_node("idle", rows_share=0.5),
@@ -361,115 +308,33 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("count", Input(2, KEYED)),
         node_of("sink", Input(3, FORWARD)),
     ),
-    "full_join": (
-        source_node("tight"),
-        source_node("tight", rows_share=0.5),
-        node_of("full_join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
-        node_of("sink", Input(2, FORWARD)),
-    ),
-    "anti_join": (
-        source_node("tight"),
-        source_node("tight", rows_share=0.5),
-        node_of("anti_join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
-        node_of("sink", Input(2, REBALANCE)),
-    ),
-    "asof_join": (
-        source_node("tight"),
-        source_node("tight", rows_share=0.5),
-        node_of("asof_join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
-        node_of("sink", Input(2, FORWARD)),
-    ),
-    "window_join": (
-        source_node("tight"),
-        source_node("tight", rows_share=0.5),
-        node_of("window_join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
-        node_of("sink", Input(2, FORWARD)),
-    ),
-    "late_window": (
-        source_node("tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("late_window stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, FORWARD)),
-        node_of("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
-    "late_slide": (
-        source_node("tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("late_slide stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, REBALANCE)),
-        node_of("sink", Input(2, FORWARD, tag=LATE)),
-    ),
-    "late_session": (
-        source_node("tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("late_session stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, REBALANCE)),
-        node_of("sink", Input(2, FORWARD, tag=LATE)),
-    ),
-    "early_window": (
-        source_node("tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("early_window stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, FORWARD)),
-        node_of("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
-    "early_slide": (
-        source_node("tight"),
-        source_node("tight", rows_share=0.5),
-        node_of("early_slide stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, REBALANCE)),
-    ),
+    "full_join": of_two("tight", "tight", "full_join couple", FORWARD, port=1),
+    "anti_join": of_two("tight", "tight", "anti_join couple", REBALANCE, port=1),
+    "asof_join": of_two("tight", "tight", "asof_join couple", FORWARD, port=1),
+    "window_join": of_two("tight", "tight", "window_join couple", FORWARD, port=1),
+    "late_window": of_two("tight", "idle", "late_window stack", FORWARD, late=REBALANCE),
+    "late_slide": of_two("tight", "idle", "late_slide stack", REBALANCE, late=FORWARD),
+    "late_session": of_two("tight", "idle", "late_session stack", REBALANCE, late=FORWARD),
+    "early_window": of_two("tight", "idle", "early_window stack", FORWARD, late=REBALANCE),
+    "early_slide": of_two("tight", "tight", "early_slide stack", REBALANCE),
     "rows_window": (
         source_node("tight"),
         node_of("rows_window stack", Input(0, KEYED)),
         node_of("sink", Input(1, REBALANCE)),
         node_of("sink", Input(1, FORWARD, tag=LATE)),
     ),
-    "rows_slide": (
-        source_node("tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("rows_slide stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, FORWARD)),
-        node_of("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
-    "rows_session": (
-        source_node("idle"),
-        source_node("tight", rows_share=0.5),
-        node_of("rows_session stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, REBALANCE)),
-        node_of("sink", Input(2, FORWARD, tag=LATE)),
-    ),
-    "gap_session": (
-        source_node("tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("gap_session stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, FORWARD)),
-        node_of("sink", Input(2, REBALANCE, tag=LATE)),
-    ),
-    "counted": (
-        source_node("tight"),
-        source_node("idle", rows_share=0.5),
-        node_of("counted stack", Input(0, KEYED), Input(1, KEYED)),
-        node_of("sink", Input(2, REBALANCE)),
-    ),
-    "by_zone": (
-        source_node("by_zone"),
-        source_node("by_zone", rows_share=0.5),
-        node_of("typed plain", Input(0, KEYED), Input(1, KEYED, port=1)),
-        node_of("sink", Input(2, FORWARD)),
-    ),
+    "rows_slide": of_two("tight", "idle", "rows_slide stack", FORWARD, late=REBALANCE),
+    "rows_session": of_two("idle", "tight", "rows_session stack", REBALANCE, late=FORWARD),
+    "gap_session": of_two("tight", "idle", "gap_session stack", FORWARD, late=REBALANCE),
+    "counted": of_two("tight", "idle", "counted stack", REBALANCE),
+    "by_zone": of_two("by_zone", "by_zone", "typed plain", FORWARD, port=1),
     "by_text": (
         source_node("tight", "by_text"),
         node_of("clocks plain", Input(0, KEYED)),
         node_of("count", Input(1, KEYED)),
         node_of("sink", Input(2, FORWARD)),
     ),
-    "by_time": (
-        source_node("tight", "by_time"),
-        source_node("tight", "by_time", rows_share=0.5),
-        node_of("join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
-        node_of("sink", Input(2, REBALANCE)),
-    ),
+    "by_time": of_two("tight by_time", "tight by_time", "join couple", REBALANCE, port=1),
     "by_flag": (
         source_node("tight", "by_flag"),
         node_of("pickled plain", Input(0, KEYED)),

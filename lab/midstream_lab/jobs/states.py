@@ -28,8 +28,9 @@ from midstream.engine.operators.functions.process_functions import (
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.state.keyed_states import BroadcastState, ListState, MapState, ReducingState, ValueState
-from midstream.simulation.recorded_rows import SCHEMA, SPLIT_IDS, Outside
+from midstream.simulation.outside import SPLIT_IDS
 from midstream_lab.jobs.key_types import KEY_LAYOUTS, PLAIN, KeyLayout, stored_keys
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside
 
 BRIEF: Final = "brief"
 """The tag of a side output whose rows have the form `BRIEF_LAYOUT`."""

@@ -11,7 +11,7 @@ from midstream.engine.operators.base import OperatorContext
 from midstream.engine.operators.functions.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction
 from midstream.engine.operators.functions.function_operator import two_ports
 from midstream.engine.state.table_state import TableState
-from midstream.simulation.recorded_rows import SCHEMA, Outside
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside
 from midstream_lab.jobs.timed import DELAY_US
 
 HELD: Final = "table:rows"

@@ -14,7 +14,7 @@ from midstream.engine.operators.base import Operator, OperatorContext, Output, S
 from midstream.engine.operators.source_api import Split
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 from midstream.simulation.network import SIM
-from midstream.simulation.recorded_rows import Outside, SimSource
+from midstream_lab.jobs.recorded_rows import Outside, SimSource
 
 LIST: Final = "list"
 UNION: Final = "union"

@@ -32,7 +32,7 @@ from midstream.engine.operators.windows.window_factory import Window, session, s
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.state.keyed_states import MapState
 from midstream.engine.worker.source_reader import SourceReader, SplitRequestState
-from midstream.simulation.recorded_rows import SCHEMA, Outside
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside
 
 Integers = TypeVar("Integers", int, npt.NDArray[np.int64])
 """One time, or several."""

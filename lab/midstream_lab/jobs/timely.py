@@ -21,7 +21,8 @@ from midstream.engine.operators.functions.duplicates import drop_duplicates_oper
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.time_sort import sort_by_time_operator
 from midstream.engine.operators.windows.window_factory import LATE
-from midstream.simulation.recorded_rows import SCHEMA, SOURCE_IDS, Outside, time_ms
+from midstream.simulation.outside import SOURCE_IDS
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside, time_ms
 from midstream_lab.jobs.wrapped_operator import Around
 
 WITHIN_MS: Final = {"unique": None, "unique_near": 5}

@@ -16,8 +16,6 @@ from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Sourc
 from midstream.engine.operators.base import Combiner, Operator
 from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.operators.windows.window_factory import LATE
-from midstream.simulation.ledger_sink import LedgerSink
-from midstream.simulation.recorded_rows import SCHEMA, KeyCounter, Outside, Pass, Sieve, SimSource
 from midstream_lab.jobs import (
     clocks,
     counted,
@@ -39,6 +37,7 @@ from midstream_lab.jobs.days import DAYS
 from midstream_lab.jobs.joins import Joined
 from midstream_lab.jobs.key_types import KEY_LAYOUTS, PLAIN, KeyLayout, Plain, Rekey
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
+from midstream_lab.jobs.recorded_rows import SCHEMA, KeyCounter, Outside, Pass, Sieve, SimSource
 from midstream_lab.jobs.shapes import (
     FORWARD,
     KEYED,
@@ -51,6 +50,7 @@ from midstream_lab.jobs.shapes import (
 from midstream_lab.jobs.states import BRIEF, BRIEF_LAYOUT, Given
 from midstream_lab.jobs.tally import Tally
 from midstream_lab.jobs.timely import Sifted
+from midstream_lab.slot_ledger_sink import RowLedgerSink
 
 
 def with_parallelism(shape: Shape, limit: int, random: Random, same: bool, spread: bool = False) -> Shape:
@@ -297,7 +297,7 @@ def job_graph(
     shape: Shape,
     outside: Outside,
     sources: Sequence[SimSource],
-    sink: LedgerSink,
+    sink: RowLedgerSink,
     groups: int,
     drift_us: int | None = None,
 ) -> JobGraph:
@@ -398,7 +398,7 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
     kind: str,
     uid: str,
     outside: Outside,
-    sink: LedgerSink,
+    sink: RowLedgerSink,
     is_ordered: bool,
     on_time: frozenset[int],
     late_us: int,

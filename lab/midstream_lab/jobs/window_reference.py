@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.simulation.recorded_rows import time_ms
 from midstream_lab.jobs.days import DAYS
+from midstream_lab.jobs.recorded_rows import time_ms
 from midstream_lab.jobs.timed import GAP_MS, SIZE_MS, SLIDE_MS, TUMBLING_MS, due_us
 
 SAMPLES: Final = 3

@@ -11,7 +11,7 @@ from midstream.engine.operators.base import Combiner, Operator, OperatorContext,
 from midstream.engine.state.columnar import FrameRun
 from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.state_parts import StatePart
-from midstream.simulation.recorded_rows import Outside
+from midstream_lab.jobs.recorded_rows import Outside
 
 
 class Around(Operator):

@@ -17,7 +17,7 @@ from midstream.engine.core.interfaces import Done
 from midstream.engine.operators.base import Snapshot, SnapshotResult
 from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.worker.task_snapshots import TaskSnapshots
-from midstream.simulation.fault_kinds import Fault
+from midstream.simulation.faults import Fault
 from midstream_lab.mutations.mutation import Mutation, Replacements, owner_of
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import Scenario, draw

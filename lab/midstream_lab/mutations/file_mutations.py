@@ -19,7 +19,8 @@ from midstream.engine.coordinator.restore import open_directory
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
-from midstream.simulation.fault_kinds import HANGS, Fault
+from midstream.simulation.faults import Fault
+from midstream_lab.fault_kinds import HANGS
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.mutations.on_disk_mutations import left_behind
 from midstream_lab.scenarios import targeted

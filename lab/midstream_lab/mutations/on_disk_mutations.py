@@ -22,7 +22,7 @@ from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import CheckpointAck
 from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
-from midstream.simulation.fault_kinds import Fault
+from midstream.simulation.faults import Fault
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted import hanging

@@ -18,7 +18,8 @@ from midstream.engine.coordinator.requests.client_requests import ClientRequests
 from midstream.engine.coordinator.requests.savepoints import Savepoints
 from midstream.engine.coordinator.restore.distribute import StateDistribution
 from midstream.engine.protocol.messages import DoStop, Reply
-from midstream.simulation.fault_kinds import HANGS, Fault
+from midstream.simulation.faults import Fault
+from midstream_lab.fault_kinds import HANGS
 from midstream_lab.mutations.mutation import Mutation, Replacements, owner_of
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import Scenario, draw

@@ -15,7 +15,7 @@ from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker import slot_committers
 from midstream.engine.worker.slot_committers import SlotCommitters
-from midstream.simulation.fault_kinds import KILL_ANOTHER
+from midstream_lab.fault_kinds import KILL_ANOTHER
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.targeted_at_rest import loaded_again, struck_committing
 

@@ -16,7 +16,7 @@ from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.worker import task
 from midstream.engine.worker.source_reader import Reading, SourceReader
 from midstream.engine.worker.watermark_valve import WatermarkValve
-from midstream.simulation.fault_kinds import Fault
+from midstream.simulation.faults import Fault
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted_at_rest import finding, restarted

@@ -15,9 +15,9 @@ from typing import Final, TypeAlias
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState, settings_of
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
-from midstream.simulation.recorded_rows import SCHEMA, Outside, Pass
 from midstream_lab.checkers.content_checker import MAKING
 from midstream_lab.jobs import states
+from midstream_lab.jobs.recorded_rows import SCHEMA, Outside, Pass
 from midstream_lab.jobs.shapes import FORWARD, KEYED, Input, Shape
 from midstream_lab.jobs.timed import STRATEGIES
 from midstream_lab.jobs.topologies import key_layout_of, uid_of

@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from midstream.simulation.fault_kinds import FAULTS
+from midstream_lab.fault_kinds import FAULTS
 from midstream_lab.jobs.shapes import SHAPES
 from midstream_lab.scenarios import targeted, targeted_drift, targeted_ends
 from midstream_lab.scenarios import targeted_at_rest as at_rest

@@ -11,24 +11,22 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from midstream.simulation.fault_kinds import (
+from midstream.simulation.faults import IN_FLIGHT, RECOVERING, Fault
+from midstream.simulation.world import Tempo
+from midstream_lab.fault_kinds import (
     BACKLOGGED,
     CLUSTER_GONE,
     COMMITTING,
     FAULTS,
     HANGS,
-    IN_FLIGHT,
     LEAVING,
     LOADS_FAIL,
     LONG_CALL,
     RARE,
-    RECOVERING,
     SAVEPOINTS,
     STALLS,
     WITHOUT_CHECKPOINTS,
-    Fault,
 )
-from midstream.simulation.world import Tempo
 from midstream_lab.jobs.random_shapes import (
     random_shape,
     varied,
@@ -103,9 +101,9 @@ class Scenario:
     new_generators: bool = False
     """Whether changed programs differ in generators of watermarks, which the original does not have, and in nothing else."""
     small_chunks: bool = False
-    """Whether chunks are small; a tenth of the other runs have small chunks by chance (`simulation.chunk_sizes`)."""
+    """Whether chunks are small; a tenth of the other runs have small chunks by chance (`midstream.simulation.chunk_sizes`)."""
     on_disk: bool = False
-    """Whether state lies on the slots' local disks; in a tenth of the other runs it does by chance (`simulation.local_disk`)."""
+    """Whether state lies on the slots' local disks; in a tenth of the other runs it does by chance (`local_disk`)."""
     combined_rows_min: int = 0
     """The rows from which on every batch is combined; 0: that is drawn, and that more than a share of them must be saved."""
     on_slots: float = 0.0

@@ -11,22 +11,18 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from midstream.simulation.fault_kinds import (
+from midstream.simulation.faults import IN_FLIGHT, IN_RECOVERY, PARALLELISMS, RECOVERING, WITH_IN_FLIGHT, Fault
+from midstream_lab.fault_kinds import (
     BACKLOGGED,
     HANGS,
-    IN_FLIGHT,
-    IN_RECOVERY,
     LEAVING,
     LONG_CALL,
     PUBLISH_LIES,
-    RECOVERING,
     SAVEPOINT_SLOW,
     SAVEPOINTS,
     STALLS,
     UNREADABLE,
-    Fault,
 )
-from midstream.simulation.faults import PARALLELISMS, WITH_IN_FLIGHT
 from midstream_lab.jobs.shapes import SHAPES, Shape
 from midstream_lab.jobs.topologies import with_parallelism
 from midstream_lab.scenarios.scenario import Scenario, draw, with_backlog

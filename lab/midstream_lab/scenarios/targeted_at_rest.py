@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from midstream.simulation.fault_kinds import (
+from midstream.simulation.faults import IN_RECOVERY, PARALLELISMS, RECOVERING, Fault
+from midstream_lab.fault_kinds import (
     AT_IT,
     BACKLOGGED,
     COMMIT_FROZEN,
@@ -15,15 +16,11 @@ from midstream.simulation.fault_kinds import (
     DELETION_FROZEN,
     ENDING,
     HANGS,
-    IN_RECOVERY,
     LOADS_FAIL,
     PARTLY_FINISHED,
-    RECOVERING,
     SAVEPOINT_SLOW,
     TAKEN_RECOVERING,
-    Fault,
 )
-from midstream.simulation.faults import PARALLELISMS
 from midstream_lab.jobs.shapes import FORWARD, KEYED, Input, node_of, source_node
 from midstream_lab.scenarios.scenario import Scenario, draw, with_backlog
 from midstream_lab.scenarios.targeted import close_behind, hanging

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from midstream.simulation.fault_kinds import BACKLOGGED, FAULTS, IN_RECOVERY, RECOVERING, Fault
+from midstream.simulation.faults import IN_RECOVERY, RECOVERING, Fault
+from midstream_lab.fault_kinds import BACKLOGGED, FAULTS
 from midstream_lab.jobs.shapes import COMBINED
 from midstream_lab.scenarios.scenario import Scenario, draw, with_backlog
 from midstream_lab.scenarios.targeted_at_rest import windowed

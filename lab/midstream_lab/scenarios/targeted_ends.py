@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from midstream.simulation.fault_kinds import SAVEPOINTS, STALLS, Fault
+from midstream.simulation.faults import Fault
 from midstream.simulation.network import STALL_US
+from midstream_lab.fault_kinds import SAVEPOINTS, STALLS
 from midstream_lab.scenarios.scenario import Scenario, draw
 
 

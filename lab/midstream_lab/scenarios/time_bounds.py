@@ -6,7 +6,7 @@ import math
 from typing import Final
 
 from midstream.engine.coordinator.checkpoints.schedule import RETRY_MS
-from midstream.simulation.liveness_checker import COMMIT_S_MAX
+from midstream_lab.checkers.liveness_checker import COMMIT_S_MAX
 from midstream_lab.scenarios.scenario import Scenario
 
 COMMITS_MAX: Final = 3

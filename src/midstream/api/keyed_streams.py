@@ -110,10 +110,7 @@ class KeyedStream(Writable, Hinted):
         check_aggregates(unnamed, aggregates)
         core = self.core
         core.check_not_overwritten("aggregate")
-        every_us, ttl_us = (
-            None if value is None else round(interval_s(value, f"aggregate: {name}") * 1_000_000)
-            for name, value in (("every", every), ("ttl", ttl))
-        )
+        every_us, ttl_us = _interval_us(every, "aggregate: every"), _interval_us(ttl, "aggregate: ttl")
         if every_us is not None:
             check_no_order_of_arrival(
                 aggregates, "aggregates with every= are put together from intervals of event time and"
@@ -178,10 +175,7 @@ class KeyedStream(Writable, Hinted):
         core = self.core
         core.check_event_time("top")
         columns = check_top(core, count, by)
-        every_us, ttl_us = (
-            None if value is None else round(interval_s(value, f"top: {name}") * 1_000_000)
-            for name, value in (("every", every), ("ttl", ttl))
-        )
+        every_us, ttl_us = _interval_us(every, "top: every"), _interval_us(ttl, "top: ttl")
         if every_us is None:
             raise ConfigError("top: every=None is not a duration; write for example every='10 s'")
         if ttl_us is None:
@@ -394,6 +388,10 @@ def processed(
     return main_output(
         first.then(kind, lambda name: ProcessOperator(name, function, ports, made, sides, policy), second=second)
     )
+
+
+def _interval_us(value: Duration | None, name: str) -> int | None:
+    return None if value is None else round(interval_s(value, name) * 1_000_000)
 
 
 def _keys_text(stream: KeyedStream) -> str:

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from midstream.cli.error_text import log_to_stderr, print_error, print_midstream_error
 from midstream.cli.output import Answer, Exit, Stream, print_answer, print_stream, stdout_kept_for_the_answer
-from midstream.cli.parameters import Job, Json, OptionalJob, refuse, whole_number
+from midstream.cli.parameters import Job, Json, OptionalJob, module_paths, refuse, whole_number
 from midstream.cli.supervisor import Supervised, supervise_driver
 from midstream.engine.core.errors import ConfigError, MidstreamError
 
@@ -365,7 +365,7 @@ def inspect(
     if checkpoint.endswith(".py"):
         from midstream.cli.commands.inspect_upgrade import inspect_upgrade
 
-        modules = [each for each in (py_files or "").split(",") if each]
+        modules = module_paths(py_files)
         return inspect_upgrade(Path(checkpoint), from_ or "latest", allow_dropped_state, checkpoint_dir, modules)
     if from_ is not None or checkpoint_dir is not None or py_files is not None or allow_dropped_state:
         raise ConfigError(

@@ -29,6 +29,11 @@ OptionalJob = Annotated[str | None, Parameter(help=f"{_JOB} Not needed if only o
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object instead of tables.")]
 
 
+def module_paths(py_files: str | None) -> list[str]:
+    """Return the paths of `--py-files`, which are separated by commas."""
+    return [path for path in (py_files or "").split(",") if path]
+
+
 def refuse(options: Mapping[str, object], why: str) -> None:
     """Raise ConfigError naming the options that were given: an option without effect is a mistake."""
     given = [name for name, value in options.items() if value is not None]

@@ -69,7 +69,7 @@ def rewritten(
     if not program.nodes:
         raise JobError("the job has no streams: begin with a source, such as env.from_collection([…])")
     uids = assign_uids(program.nodes)
-    kept = _needed(program, ends)
+    kept = program.nodes if ends is None else needed(program, [node for end in ends for node, _ in end.origins])
     numbers = {node.id: number for number, node in enumerate(kept)}
     outputs: list[KeptOutput] = []
     nodes: list[Node] = []
@@ -105,17 +105,16 @@ def side_outputs(operator: Operator | None) -> Mapping[str, pa.Schema]:
     return getattr(operator, "side_outputs", {})
 
 
-def _needed(program: LogicalGraph, ends: Sequence[End] | None) -> list[Node]:
-    if ends is None:
-        return list(program.nodes)
-    needed: set[int] = set()
-    pending = [node for end in ends for node, _ in end.origins]
+def needed(program: LogicalGraph, ends: Sequence[int]) -> list[Node]:
+    """Return the nodes with these ids, and all from which their rows come, in the order of the program."""
+    found: set[int] = set()
+    pending = list(ends)
     while pending:
         node = pending.pop()
-        if node not in needed:
-            needed.add(node)
+        if node not in found:
+            found.add(node)
             pending += [origin.node for origin in program.nodes[node].inputs]
-    return [node for node in program.nodes if node.id in needed]
+    return [node for node in program.nodes if node.id in found]
 
 
 def _loose_ends(program: LogicalGraph, kept: Sequence[Node]) -> list[End]:

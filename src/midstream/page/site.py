@@ -20,6 +20,7 @@ import hmac
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from typing import Final, Protocol, TypeAlias, TypeVar
@@ -115,20 +116,16 @@ class Served(Protocol):
     def request(self, request: DriverRequest) -> Future[Reply]: ...
 
 
+@dataclass(frozen=True, slots=True)
 class EndedJob:
     """A job that has ended and is known only by its record."""
 
-    def __init__(self, last: JobStatus) -> None:
-        self._last = last
-
-    @property
-    def last(self) -> JobStatus:
-        return self._last
+    last: JobStatus
 
     def request(self, request: DriverRequest) -> Future[Reply]:
         """Refuse every request: there is no driver any more."""
         refused: Future[Reply] = Future()
-        refused.set_result(Reply(error="the job has ended", status=self._last))
+        refused.set_result(Reply(error="the job has ended", status=self.last))
         return refused
 
 

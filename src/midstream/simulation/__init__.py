@@ -5,6 +5,6 @@ socket or file. `testing` runs users' jobs in it; the project's laboratory (`mid
 runs jobs of its own, with the checkers and the known bugs that test the engine.
 
 Reading order: `world` (time and processes; `trace` records their steps), `network` and `disk`, `cluster` (coordinator
-and slots bound to a world), `fault_kinds` and `faults`, `recorded_rows` and `ledger_sink` (the two ends of a job), and
-the checkers of every run: `message_checker`, `failure_causes`, `liveness_checker`.
+and slots bound to a world), `faults`, `outside` and `ledger_sink` (what a job writes to), and `message_checker`, which checks
+what every driver sends.
 """

@@ -8,7 +8,6 @@ SlotMachine each. Control connections are pairs of pipes. Every decision made he
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,16 +17,15 @@ import msgspec
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.checkpoint.store import FencedError, UnknownOutcomeError
+from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.placement.rescale import RescaleStage
 from midstream.engine.core.errors import ClusterError
 from midstream.engine.core.interfaces import Done, Failed, LocalDisk, Signal, Storage
 from midstream.engine.protocol import messages as m
-from midstream.simulation.checked_shell import CheckedMachine, CheckedShell
+from midstream.simulation.checked_shell import CheckedShell
 from midstream.simulation.control_connection import ControlConnection
-from midstream.simulation.failure_causes import FailureCauses
 from midstream.simulation.graph_pickle import GraphUnpickler, Pickler
-from midstream.simulation.liveness_checker import CANCEL_ENDS, LivenessChecker
 from midstream.simulation.message_checker import MessageChecker
 from midstream.simulation.network import SIM, Network
 from midstream.simulation.signals import SimSignal
@@ -47,7 +45,38 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _RESTART: Final = re.compile(r"^Restart (\d+) in ", re.MULTILINE)
 _IN_A_ROW: Final = re.compile(r"the same failure(?:, of the same row,)? (\d+) times in a row without a checkpoint")
 
-MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage], Signal], CheckedMachine]
+MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage], Signal], Coordinator]
+
+
+class DriverObserver:
+    """Is notified of what one driver does: the laboratory checks there why it fails, and what comes in time."""
+
+    def on_request(self, client: int, request: m.ClientRequest) -> None: ...
+
+    def on_answer(self, client: int, request: m.ClientRequest, reply: m.Reply) -> None: ...
+
+    def deployed(self, deploy: m.Deploy) -> None: ...
+
+    def triggered(self, checkpoint_id: int) -> None:
+        """A slot is notified of a checkpoint to take."""
+
+    def location_claimed(self, client: int) -> None:
+        """The directory of the savepoint requested by `client` has been claimed."""
+
+    def commits_here(self) -> None:
+        """The driver itself is about to commit, or to clean up."""
+
+    def checkpoint_failed(self, checkpoint_id: int, reason: str) -> None: ...
+
+    def on_message(self, message: m.FromSlot, pending_id: int | None) -> None:
+        """A message of a slot has arrived. `pending_id`: the checkpoint for which the driver waits, if there is one."""
+
+    def handled(self, message: m.FromSlot) -> None:
+        """The coordinator has handled that message."""
+
+    def cancelled(self) -> None: ...
+
+    def ended(self) -> None: ...
 
 
 class SimulatedCluster:
@@ -78,10 +107,8 @@ class SimulatedCluster:
         self.slots: list[SimulatedSlot] = []
         self.struck_us: list[int] = []
         """The times at which faults have struck."""
-        self.patience_s = self.bound_s = math.inf
-        """See `FailureCauses` and `LivenessChecker`."""
-        self.denied: Callable[[str], bool] = lambda directory: False
-        """Whether a file here may rightly be reported as existing, because of another driver or a lying storage."""
+        self.observe: Callable[[SimulatedDriver], DriverObserver] = lambda driver: DriverObserver()
+        """Called with each new driver."""
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""
         self.load_failures = 0
@@ -126,7 +153,7 @@ class SimulatedDriver:
         self.process = Process(world, name)
         stopped = SimSignal(world)
         self.coordinator = cluster.make_coordinator(plan, self.process.now_ms(), cluster.open_storage, stopped)
-        self.shell = CheckedShell(self.coordinator, self.process, self, self, self)
+        self.shell = CheckedShell(self.coordinator, self)
         self.slots_gone = ""
         self._failures_reported = 0
         """The number of failures reported to users since a checkpoint completed."""
@@ -135,23 +162,15 @@ class SimulatedDriver:
         self.replies: dict[int, m.Reply] = {}
         self.slots_late, self.has_late_slots = 0, False
         """How many of the next requested slots start only after their timeout, and whether any did before."""
-        self.causes = FailureCauses(cluster.struck_us, cluster.patience_s, cluster.denied, self._unexplained)
-        self.liveness = LivenessChecker(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._unexplained)
+        self._aborted: set[int] = set()
+        """The checkpoints that slots were notified to give up."""
         self.completed: set[int] = set()
         """The checkpoints whose completion was reported to slots."""
         self.uncertain: dict[int, frozenset[str]] = {}
         """The checkpoints that may or may not exist, as far as the driver knows, with the files that they refer to."""
         self._publishing: dict[int, frozenset[str]] = {}
-        self.had_slots = False
-        """Whether there were slots when the driver decided to run its last commit itself. Later ones come too late."""
-        self.rescales = 0
-        """How often the running job has continued at another parallelism."""
         self.slots_refused = 0
         """The number of slot processes that registered and were refused."""
-        self.triggered: list[int] = []
-        """The checkpoints of the job in the order of their triggers, once for every slot that was triggered."""
-        self.claimed: dict[int, int] = {}
-        """The length of `triggered` when the directory of a client's savepoint was claimed, by client."""
         self._requests: dict[int, m.ClientRequest] = {}
         """The unanswered requests, by client."""
         self.connections: dict[int, ControlConnection] = {}
@@ -159,11 +178,12 @@ class SimulatedDriver:
         self._watched_us = cluster.world.now_us
         """When heartbeats were last checked."""
         self.message_checker = MessageChecker(
-            plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._unexplained
+            plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self.unexplained
         )
         self._slot_count = self._clients = 0
         self._processes: dict[str, list[SimulatedSlot]] = {}
         """The processes that were started for each request: its task may be run more than once."""
+        self.observer = cluster.observe(self)
         self.process.on_death.append(self._died)
         self.process.post(self._begin)
 
@@ -202,12 +222,12 @@ class SimulatedDriver:
     def _receive(self, client: int, request: m.ClientRequest) -> None:
         self._requests[client] = request
         self.message_checker.on_request(client, request)
-        self.liveness.on_request(client, request)
+        self.observer.on_request(client, request)
         self.shell.request(client, request)
 
     def cancel(self, reason: str) -> None:
         self.is_cancelled = True
-        self.liveness.owes(CANCEL_ENDS)
+        self.observer.cancelled()
         self.process.post(partial(self.shell.cancel, reason))
 
     # ---- the shell's connections
@@ -216,14 +236,12 @@ class SimulatedDriver:
         self.message_checker.sent(slot, message)
         if isinstance(message, m.Deploy):
             self._note_finished(message)
-            self.causes.deployed(message)
-            self.liveness.deployed()
+            self.observer.deployed(message)
             self.cluster.deployed(self, message)
         elif isinstance(message, m.TriggerCheckpoint):
-            self.triggered.append(message.checkpoint_id)
-            self.causes.triggered(message.checkpoint_id, self.cluster.world.now_us)
-        elif isinstance(message, m.CheckpointAborted) and self.causes.is_new(message.checkpoint_id):
-            self._check_cause(message.checkpoint_id)
+            self.observer.triggered(message.checkpoint_id)
+        elif isinstance(message, m.CheckpointAborted) and message.checkpoint_id not in self._aborted:
+            self._note_failed(message.checkpoint_id)
         elif isinstance(message, m.StopSources):
             self.cluster.drained.add(self.plan.job_id)
         elif isinstance(message, m.Cancel) and self.coordinator.rescaling.stage is RescaleStage.SWITCHING:
@@ -318,8 +336,8 @@ class SimulatedDriver:
         if client in self.replies:
             self.bug(f"client {client} is answered twice")
         self.replies[client] = reply
-        self.liveness.comes(client)
         request = self._requests.pop(client)
+        self.observer.on_answer(client, request, reply)
         self._check_reply(request, reply)
         self.message_checker.on_reply(client, reply)
         if self.cluster.answered is not None:
@@ -338,39 +356,34 @@ class SimulatedDriver:
         self.cluster.world.note(("reported to users:", text))
 
     def ended_with(self, outcome: JobEnded) -> None:
-        self.liveness.ended()
+        self.observer.ended()
         self.cluster.world.note(("job ended:", outcome.state, str(outcome.error) if outcome.error else ""))
         for number in list(self.connections):
             self.release(number)
 
-    # ---- the shell's observer
+    # ---- what only the shell sees
 
     def bug(self, text: str) -> None:
         self.cluster.world.bug(text)
 
-    def _unexplained(self, text: str) -> None:
+    def unexplained(self, text: str) -> None:
         """Report a bug, unless this driver was replaced: it may miss files that its successor has deleted."""
         if self is self.cluster.drivers[-1]:
             self.bug(text)
 
-    def _check_cause(self, checkpoint_id: int) -> None:
+    def _note_failed(self, checkpoint_id: int) -> None:
+        self._aborted.add(checkpoint_id)
         for status in self.coordinator.checkpoints.history.newest_first:
             if status.id == checkpoint_id:  # otherwise the checkpoint is only taken again
-                self.liveness.failed(self.coordinator.checkpoints.schedule.failures)
-                self.causes.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
+                self.observer.checkpoint_failed(checkpoint_id, status.reason)
 
     def _is_for_savepoint(self) -> bool:
         pending = self.coordinator.checkpoints.pending
         return pending is not None and pending.is_savepoint
 
-    def location_claimed(self, client: int) -> None:
-        self.claimed[client] = len(self.triggered)
-
     def publishing(self, metadata: CheckpointMetadata) -> None:
+        """The metadata of a checkpoint is about to be written; `published` gets the outcome."""
         self._publishing[metadata.checkpoint_id] = frozenset(metadata.files)
-
-    def commits_here(self) -> None:
-        self.had_slots = bool(self.connections) and self.coordinator.outcome is None
 
     def checkpoint_expired(self) -> None:
         self.uncertain.update(self._publishing)
@@ -400,7 +413,6 @@ class SimulatedDriver:
 
     def _check_reply(self, request: m.ClientRequest, reply: m.Reply) -> None:
         if isinstance(request, m.DoRescale) and not reply.error:
-            self.rescales += reply.checkpoint is not None
             status = self.coordinator.status(self.process.now_ms())
             if status.slots_needed != request.parallelism:
                 self.bug(f"rescaled to {request.parallelism}, but the job runs at {status.slots_needed}")
@@ -438,10 +450,10 @@ class SimulatedDriver:
         if connection.is_open:
             connection.received_us = self.cluster.world.now_us
             pending = self.coordinator.checkpoints.pending
-            self.causes.on_message(message, pending.checkpoint_id if pending is not None else None)
+            self.observer.on_message(message, pending.checkpoint_id if pending is not None else None)
             self.message_checker.on_message(connection.number, message)
             self.shell.slot_message(connection.number, message)
-            self.liveness.on_message(message, self.coordinator.attempt)
+            self.observer.handled(message)
 
     def connection_lost(self, connection: ControlConnection, reason: str) -> None:
         """Report that a slot's process, or the connection to it, is gone."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from midstream.engine.checkpoint.directory_records import EpochFile, unsealed
-from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.batches import concat
 from midstream.engine.core.errors import StorageError
 from midstream.engine.operators.sink_api import (
@@ -22,7 +21,7 @@ from midstream.engine.operators.sink_api import (
 )
 from midstream.simulation.disk import Disk
 from midstream.simulation.network import SIM
-from midstream.simulation.recorded_rows import Outside, Staged
+from midstream.simulation.outside import Outside, Staged
 
 
 class LedgerSink(Sink):
@@ -34,9 +33,9 @@ class LedgerSink(Sink):
         """Above 0: the number of rows after which the writer pauses for `pause_s`."""
         self.pause_s = pause_s
 
-    def at(self, uid: str) -> LedgerSink:
-        """Return the sink of the operator with this uid."""
-        return self
+    def ids_of(self, batch: pa.RecordBatch) -> Sequence[int]:
+        """Return the ids of rows; none where rows of any schema are written."""
+        return ()
 
     def writer(self, context: WriterContext) -> SinkWriter:
         self.outside.check_open(context)
@@ -87,7 +86,7 @@ class _LedgerWriter(SinkWriter):
         if not batch.num_rows:
             return
         if self.sink.outside.poison:
-            self.sink.outside.check_poison(to_list(batch.column("id")))
+            self.sink.outside.check_poison(self.sink.ids_of(batch))
         self.rows.append(batch)
         self.busy_rows += batch.num_rows
 
@@ -120,7 +119,7 @@ class _LedgerWriter(SinkWriter):
             if name in outside.staged:
                 outside.world.bug(f"{name} is staged twice")
             rows = concat(batches)
-            ids = tuple(to_list(rows.column("id")))
+            ids = tuple(self.sink.ids_of(rows))
             outside.staged[name] = Staged(context.uid, rows, ids, context.job_id, checkpoint_id)
             return [name.encode()]
 

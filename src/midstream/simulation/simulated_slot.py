@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -9,13 +10,14 @@ import msgspec
 
 from midstream.engine.coordinator.placement.slot_pool import PYTHON
 from midstream.engine.core.errors import StorageError
+from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Storage
+from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_machine import SlotMachine
 from midstream.runtime.calls_in_turn import CallsInTurn
 from midstream.simulation.control_connection import ControlConnection
-from midstream.simulation.liveness_checker import owed_at_the_end
 from midstream.simulation.message_checker import NOT_OPENED, OwedCommits
 from midstream.simulation.network import SIM, SimTransport
 from midstream.simulation.signals import SimSignal
@@ -114,7 +116,7 @@ class SimulatedSlot:
         if isinstance(message, (m.CommitDone, m.CommitFailed)):
             self.owed.on_answer(message)
         if isinstance(message, m.TaskFinished) and self.driver.plan.config.checkpoint_dir is not None:
-            for owed in owed_at_the_end(self.machine, message.task):
+            for owed in _owed_at_the_end(self.machine, message.task):
                 self._world.bug(f"{message.task} ends {owed}")
         self.connection.to_driver.send(_from_slot.decode(_encoder.encode(message)))
 
@@ -153,3 +155,17 @@ class SimulatedSlot:
             if connection.is_open:
                 lost = partial(driver.connection_lost, connection, f"{SIM} {self.process.name} died")
                 connection.to_driver.close(lost)
+
+
+def _owed_at_the_end(slot: SlotMachine | None, ref: TaskId) -> Iterator[str]:
+    """Yield what a task that ends still owes, and cannot give later: rows that are not sent, answers for checkpoints."""
+    task = slot.tasks.get(ref) if slot is not None else None
+    if task is None:
+        return  # it had finished before
+    for partition in task.partitions:
+        for sub in partition.subpartitions:
+            waiting = [item for item in (sub.sending, *sub.queue) if isinstance(item, LeasedBatch)]
+            if waiting and not sub.is_local:
+                yield f"with {len(waiting)} batches to {sub.channel} that have not been sent"
+    if task._snapshots._unacknowledged:
+        yield f"without an answer for checkpoints {sorted(task._snapshots._unacknowledged)}"

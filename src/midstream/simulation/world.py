@@ -357,7 +357,7 @@ _INSPECTION: Final = _Inspection()
 class Process:
     """Clock, Executor and Ids (engine.core.interfaces) of one simulated process: a loop thread and an I/O pool."""
 
-    def __init__(self, world: World, name: str, *, slowness: float = 1.0) -> None:
+    def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
         self.alive = True
@@ -368,7 +368,7 @@ class Process:
         self.on_death: list[Callable[[], None]] = []
         self.after_step: Callable[[], None] | None = None
         """Called after each step, to check invariants."""
-        self.mail_us = max(1, int(world.tempo.mail_us * slowness))
+        self.mail_us = max(1, world.tempo.mail_us)
         self.io_us = max(1, world.tempo.io_us)
         self.skew_ms = world.below(400)
         """The offset of this process's wall clock, since real ones differ too."""
@@ -439,35 +439,30 @@ class Process:
 
     def crash(self) -> None:
         """Lose memory, queues and timers. Submitted I/O may still make some progress, and end torn."""
-        if not self.alive:
-            return
         world = self.world
-        ios = list(self.ios)
-        self.ios.clear()
-        self.alive = False
-        for io in ios:
-            if world.chance() < 0.5:
-                io.die_within(world.below(6))
-        self._mails.clear()
-        self.backlog.clear()
-        for callback in self.on_death:
-            callback()
+        self._die(lambda: world.below(6) if world.chance() < 0.5 else None)
 
     def end(self) -> None:
         """End in good order: submitted I/O still runs to its end, but its outcome is dropped."""
+        if self.alive:
+            self._die(lambda: 1_000_000)
+            self.world.note(f"{self.name} has ended")
+
+    def _die(self, operations_left: Callable[[], int | None]) -> None:
+        """End, if it lives. `operations_left`: how many operations a piece of I/O still makes; None if it never begins."""
         if not self.alive:
             return
-        world = self.world
         ios = list(self.ios)
         self.ios.clear()
         self.alive = False
         for io in ios:
-            io.die_within(1_000_000)
+            operations = operations_left()
+            if operations is not None:
+                io.die_within(operations)
         self._mails.clear()
         self.backlog.clear()
         for callback in self.on_death:
             callback()
-        world.note(f"{self.name} has ended")
 
     def pause(self) -> None:
         """Stop the process, like SIGSTOP: none of its steps run, and its connections remain."""

@@ -81,10 +81,9 @@ class DataFrameSource(Source):
             raise ConfigError(f"{_WHERE}: {NEEDS_CLASSIC}")
         if frame.isStreaming:
             raise ConfigError(
-                f"{_WHERE}: a streaming DataFrame can only be read by Spark itself; for files use "
-                "read_files(…, watch=True), for a Python Data Source from_datasource(…, streaming=True), and for any "
-                "other source (Kafka, Delta, rate, …) a Python Data Source of your own, or spark.read for its current "
-                "rows"
+                f"{_WHERE}: a streaming DataFrame can only be read by Spark itself; for files use read_files(…, "
+                "watch=True), for a Python Data Source from_datasource(…, streaming=True), and for any other source "
+                "(Kafka, Delta, rate, …) a Python Data Source of your own, or spark.read for its current rows"
             )
         check_rate(rows_per_s, _WHERE)
         self.rows_per_s = rows_per_s

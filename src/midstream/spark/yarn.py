@@ -60,10 +60,8 @@ def waiting_is_reported() -> Iterator[None]:
     """Warn if Spark waits long for a container while it starts on YARN: it waits silently and without a limit."""
     text = (
         f"Spark has not started on YARN for {REPORT_AFTER_S:g} s, and there is no limit on this wait. YARN may have no "
-        "room in "
-        "the queue for the container that Spark itself needs: `yarn application -list` then shows it as ACCEPTED; end "
-        "other "
-        "applications, or name another queue (spark.yarn.queue)"
+        "room in the queue for the container that Spark itself needs: `yarn application -list` then shows it as "
+        "ACCEPTED; end other applications, or name another queue (spark.yarn.queue)"
     )
     timer = threading.Timer(REPORT_AFTER_S, _log.warning, [text])
     timer.daemon = True

@@ -9,14 +9,12 @@ from typing import Any, Final
 
 from midstream.engine.operators.windows.window_specs import LATE, LATE_RIGHT
 from midstream.inprocess.endpoints import table_rows
-from midstream.testing.float_compare import close_of, is_near
+from midstream.testing.float_compare import close_of, is_near, remove_near
 from midstream.testing.inputs import Cut, Rows
 from midstream.testing.jobs import What, run
 from midstream.testing.results import Result
 
 ROWS_SHOWN_MAX: Final = 5
-MATCHED_MAX: Final = 400
-"""If more rows differ, near matches are not searched."""
 
 
 def check_cuts(
@@ -134,14 +132,5 @@ def _only_in_one(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of each that the other does not have; floats may differ by the order of summation (`float_compare`)."""
     only_one, only_two = _without(one, two), _without(two, one)
-    if len(only_one) <= MATCHED_MAX and len(only_two) <= MATCHED_MAX:
-        for row in list(only_one):
-            near = next((at for at, other in enumerate(only_two) if _is_near_row(row, other, close)), None)
-            if near is not None:
-                only_one.remove(row)
-                del only_two[near]
+    remove_near(only_one, only_two, lambda a, b: all(is_near(value, b[name], close[name]) for name, value in a.items()))
     return only_one, only_two
-
-
-def _is_near_row(one: Mapping[str, Any], two: Mapping[str, Any], close: Mapping[str, float]) -> bool:
-    return all(is_near(value, two[name], close[name]) for name, value in one.items())

@@ -10,9 +10,12 @@ results differ, and `CANCELLED` says what to do.
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
+
+T = TypeVar("T")
 
 ROUNDINGS: Final = 4_000
 """The roundings of two sums of 2,000 numbers each, more than a test has in one sum."""
@@ -23,6 +26,8 @@ CLOSE: Final = ROUNDINGS * 2.0**-53
 CLOSE_MAX: Final = 1e-3
 """The largest tolerance: half floats have so few digits that sums of many are meaningless."""
 CANCELLED_MAX: Final = 1e-9
+MATCHED_MAX: Final = 400
+"""If more rows differ, near matches are not searched."""
 CANCELLED: Final = (
     "If positive and negative floats cancel out, only their rounding is left, which depends on the order of summation: "
     "round(…) such a result, or add integers or decimals (cents instead of euros)."
@@ -45,6 +50,17 @@ def is_near(one: Any, other: Any, close: float = CLOSE) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(is_near(one[key], other[key], close) for key in one)
     return bool(one == other)
+
+
+def remove_near(rows: list[T], others: list[T], are_near: Callable[[T, T], bool]) -> None:
+    """Remove each row that is near one of the others, together with that one."""
+    if len(rows) > MATCHED_MAX or len(others) > MATCHED_MAX:
+        return
+    for row in list(rows):
+        near = next((at for at, other in enumerate(others) if are_near(row, other)), None)
+        if near is not None:
+            rows.remove(row)
+            del others[near]
 
 
 def has_cancelled(one: Any, other: Any) -> bool:

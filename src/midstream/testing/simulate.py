@@ -24,6 +24,7 @@ from midstream.engine.core.job_pickle import pickled
 from midstream.engine.graph.graph_builder import assign_uids
 from midstream.engine.graph.logical_graph import LogicalGraph, Node
 from midstream.engine.operators.sink_operator import SinkOperator
+from midstream.inprocess.rewrite import needed
 from midstream.testing.simulation.campaign import Campaign, Report
 from midstream.testing.simulation.output_compare import Contract
 from midstream.testing.simulation.simulated_job import (
@@ -142,22 +143,14 @@ def _graph_of(job: Environment | DataStream) -> tuple[LogicalGraph, JobConfig, f
 
 def _graph_of_stream(stream: StreamCore) -> LogicalGraph:
     """Return what the stream depends on, and a sink after it."""
-    nodes = stream.program.graph.nodes
     inputs = stream.inputs()
-    needed: set[int] = set()
-    pending = [entry.node for entry in inputs]
-    while pending:
-        number = pending.pop()
-        if number not in needed:
-            needed.add(number)
-            pending += [entry.node for entry in nodes[number].inputs]
-    numbers = {old: new for new, old in enumerate(sorted(needed))}
-    uids = assign_uids(nodes)
+    kept = needed(stream.program.graph, [entry.node for entry in inputs])
+    numbers = {node.id: number for number, node in enumerate(kept)}
+    uids = assign_uids(stream.program.graph.nodes)
     graph = LogicalGraph()
-    for old in sorted(needed):
-        node = nodes[old]
+    for node in kept:
         moved = tuple(replace(entry, node=numbers[entry.node]) for entry in node.inputs)
-        graph.nodes.append(replace(node, id=numbers[old], uid=uids[old], inputs=moved))
+        graph.nodes.append(replace(node, id=numbers[node.id], uid=uids[node.id], inputs=moved))
     placeholder = SinkPlaceholder()
     moved = tuple(replace(entry, node=numbers[entry.node]) for entry in inputs)
     operator = SinkOperator(OUTPUT, placeholder, stream.schema)

@@ -155,8 +155,7 @@ def _read(
         _require(
             isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], pa.RecordBatch),
             f"{where}: read({batch_rows}) returned {type(answer).__name__}; return (a pyarrow.RecordBatch, the offset "
-            "after "
-            "it), or None at the end",
+            "after it), or None at the end",
         )
         batch, offset = answer
         _require(
@@ -199,17 +198,15 @@ def _is_all_there_is(source: Source, where: str, quiet_s: float, rows: int, expe
     """Whether a reader without rows need not be awaited. Raises AssertionError for one that must not have none."""
     _require(
         source.blocking or quiet_s < QUIET_S,
-        f"{where}: read returned nothing but empty batches for {QUIET_S:g} s after {counted(rows, 'row')}, which "
-        "means that there are none at present; a source with blocking = False is called again immediately, and so takes "
-        "all of the processor's time: return "
-        "None at the end of the split, or set blocking = True",
+        f"{where}: read returned nothing but empty batches for {QUIET_S:g} s after {counted(rows, 'row')}, which means "
+        "that there are none at present; a source with blocking = False is called again immediately, and so takes all "
+        "of the processor's time: return None at the end of the split, or set blocking = True",
     )
     if source.bounded:
         _require(
             quiet_s < MISSING_S,
             f"{where}: read returned nothing but empty batches for {MISSING_S:g} s after {counted(rows, 'row')}, but "
-            "the source is bounded; "
-            "return None at the end of the split",
+            "the source is bounded; return None at the end of the split",
         )
         return False
     if expected is not None and rows >= expected:

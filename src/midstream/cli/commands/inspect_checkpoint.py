@@ -286,13 +286,11 @@ def _splits(storage: Storage, operator: OperatorState | None, max_parallelism: i
 
 def report_view(report: CheckpointReport) -> RenderableType:
     """Show the report as a table of operators, then sources, sinks, and problems."""
-    headline = Text(f"{'savepoint' if report.savepoint else 'checkpoint'} {report.checkpoint_id}", style="bold")
-    headline.append(f"  of job {formatting.printable(report.job_name)}", style="not bold")
-    headline.append(f"  {report.path}", style="not bold dim")
+    what = f"{'savepoint' if report.savepoint else 'checkpoint'} {report.checkpoint_id}"
     took = formatting.span((report.completed_ms - report.created_ms) / 1e3)
     facts = Text(f"completed {formatting.moment(report.completed_ms * 1000)} UTC, took {took}", style="dim")
     facts.append(f"; epoch {report.epoch}, attempt {report.attempt}, max_parallelism {report.max_parallelism}")
-    parts: list[RenderableType] = [Rule(headline, align="left", style="dim"), facts, _operators_table(report)]
+    parts: list[RenderableType] = [headline(what, report.job_name, report.path), facts, _operators_table(report)]
     if report.in_flight:
         parts.append(_in_flight_table(report))
     parts += [
@@ -315,6 +313,13 @@ def report_view(report: CheckpointReport) -> RenderableType:
             )
         )
     return Group(*parts)
+
+
+def headline(what: str, job_name: str, path: str) -> Rule:
+    line = Text(what, style="bold")
+    line.append(f"  of job {formatting.printable(job_name)}", style="not bold")
+    line.append(f"  {path}", style="not bold dim")
+    return Rule(line, align="left", style="dim")
 
 
 def _where(files: int) -> str:

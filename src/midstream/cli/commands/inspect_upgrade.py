@@ -9,11 +9,11 @@ from typing import Final, Literal, assert_never
 
 import msgspec
 from rich.console import Group, RenderableType
-from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from midstream.cli import formatting
+from midstream.cli.commands.inspect_checkpoint import headline
 from midstream.cli.commands.run import load_with_its_own_logging
 from midstream.cli.output import Answer, Exit
 from midstream.engine.checkpoint.changed_states import StateFate, problem_of_fate, state_fates
@@ -142,9 +142,6 @@ def _of_other_operators(metadata: CheckpointMetadata, graph: JobGraph, allow: bo
 
 
 def _view(report: UpgradeReport) -> RenderableType:
-    headline = Text(f"checkpoint {report.checkpoint_id}", style="bold")
-    headline.append(f"  of job {formatting.printable(report.job_name)}", style="not bold")
-    headline.append(f"  {report.path}", style="not bold dim")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for header in ("uid", "state"):
         table.add_column(header, overflow="fold")
@@ -156,7 +153,7 @@ def _view(report: UpgradeReport) -> RenderableType:
     last = Text("the job can resume there", "green")
     if report.problem:
         last = Text(f"the job cannot resume there: {formatting.printable(report.problem)}", style="bold red")
-    return Group(Rule(headline, align="left", style="dim"), table, last)
+    return Group(headline(f"checkpoint {report.checkpoint_id}", report.job_name, report.path), table, last)
 
 
 def _what_happens(state: StateChange) -> Text:

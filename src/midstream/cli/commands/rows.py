@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Final
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +17,7 @@ from midstream.engine.core.errors import ConfigError
 from midstream.engine.protocol.live_rows import ROWS_MAX, WAIT_S, GetRows, LiveRows
 
 ANSWER_S_MAX = WAIT_S + 15.0
+_NULL: Final = Text("null", style="dim")
 
 
 def show_rows(job: str, operator: str, rows: int) -> Answer:
@@ -41,13 +45,17 @@ def rows_view(seen: LiveRows) -> RenderableType:
     shown = seen.shown
     if shown is None:
         return Text(f"no rows that {what} passed within {seen.waited_s:g} s")
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in shown.columns:
-        table.add_column(Text(formatting.printable(f"{column.name}\n{column.type}")), overflow="ellipsis", no_wrap=True)
-    for row in shown.rows:
-        table.add_row(
-            *(Text("null", style="dim") if value is None else Text(formatting.on_one_line(value)) for value in row)
-        )
+    table = table_of_values(((column.name, column.type) for column in shown.columns), shown.rows)
     more = f"; {shown.columns_left_out} more columns are left out" if shown.columns_left_out else ""
     heading = f"{len(shown.rows)} of the {formatting.rows(shown.batch_rows)} rows of a batch that {what}, subtask {shown.subtask}{more}"
     return Group(Text(heading, style="dim"), table)
+
+
+def table_of_values(columns: Iterable[tuple[str, str]], rows: Iterable[Iterable[object]]) -> Table:
+    """Return a table with the name and type of each column in its header, and a line for each row."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name, kind in columns:
+        table.add_column(Text(formatting.printable(f"{name}\n{kind}")), overflow="ellipsis", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_NULL if value is None else Text(formatting.on_one_line(str(value))) for value in row))
+    return table

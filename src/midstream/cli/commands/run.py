@@ -16,6 +16,7 @@ from midstream.cli.error_text import exit_after, print_error, print_job_failure
 from midstream.cli.follow import Interrupts, display, ending_at_a_signal, follow
 from midstream.cli.json_types import RanJob
 from midstream.cli.output import SLOTS, Answer, Exit, busy_with
+from midstream.cli.parameters import module_paths
 from midstream.cli.status_tables import job_view
 from midstream.cli.supervisor import end_with_the_supervisor
 from midstream.engine.checkpoint.store import FencedError
@@ -55,7 +56,7 @@ class Overrides:
 
     @property
     def modules(self) -> list[str]:
-        return [each for each in (self.py_files or "").split(",") if each]
+        return module_paths(self.py_files)
 
     @property
     def of_a_run(self) -> list[str]:

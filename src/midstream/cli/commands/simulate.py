@@ -12,6 +12,7 @@ from rich.text import Text
 from midstream.cli import formatting
 from midstream.cli.json_types import SimulatedRuns, TracedRun
 from midstream.cli.output import Answer, Exit
+from midstream.cli.parameters import module_paths
 from midstream.cli.progress import progress_line
 from midstream.engine.core.error_rows import counted
 from midstream.engine.core.errors import ConfigError
@@ -80,10 +81,9 @@ def simulate_job(
 def _campaign(options: JobOptions) -> Campaign:
     from midstream.api.job_file import load_job
 
-    modules = [name for name in (options.py_files or "").split(",") if name]
     widths = tuple(width for width in (options.parallelism, options.rescale_to) if width is not None)
     return campaign_of(
-        load_job(options.path, modules),
+        load_job(options.path, module_paths(options.py_files)),
         dict(_pair("--rows", given, "UID=FILE") for given in options.rows),
         rows_max=200 if options.rows_max is None else options.rows_max,
         parallelism=widths or None,

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from midstream.cli import formatting
+from midstream.cli.commands.rows import table_of_values
 from midstream.cli.output import Answer
 from midstream.engine.checkpoint.stored_states import StoredState
 from midstream.engine.core.error_rows import sendable, value_text
@@ -22,7 +23,6 @@ from midstream.runtime.storage.stored_checkpoint import OpenedCheckpoint, open_c
 
 ROWS_MAX: Final = 10_000
 _LITERALS: Final = "DATE '2024-01-31', TIMESTAMP '2024-01-31 12:00:00' or, for a column with a zone, TIMESTAMPTZ '2024-01-31 12:00:00Z'"
-_NULL: Final = Text("null", style="dim")
 TRIES: Final = 5
 
 
@@ -160,12 +160,8 @@ def _list_view(listed: StateList) -> RenderableType:
 
 
 def _entries_view(shown: StateEntries) -> RenderableType:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in shown.columns:
-        table.add_column(Text(formatting.printable(f"{column.name}\n{column.type}")), overflow="ellipsis", no_wrap=True)
-    for entry in shown.entries:
-        cells = (entry[column.name] for column in shown.columns)
-        table.add_row(*(_NULL if cell is None else Text(formatting.on_one_line(str(cell))) for cell in cells))
+    columns = [(column.name, column.type) for column in shown.columns]
+    table = table_of_values(columns, ([entry[name] for name, _ in columns] for entry in shown.entries))
     count = len(shown.entries)
     what = f"{count} entr{'y' if count == 1 else 'ies'} of {formatting.printable(shown.name)}"
     return Group(Text(f"{what} in {formatting.printable(shown.path)}", style="dim"), table)

@@ -231,9 +231,8 @@ def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
         raise StorageError(f"{where}: the checksum is wrong: the file is damaged")
     if version not in _FORMATS:
         raise StorageError(
-            f"{where}: written in format {version} by another version of midstream, and this one reads formats {VERSION} and "
-            f"{WITH_DELETIONS}; "
-            "resume with the version that wrote it"
+            f"{where}: written in format {version} by another version of midstream, and this one reads formats "
+            f"{VERSION} and {WITH_DELETIONS}; resume with the version that wrote it"
         )
     try:
         metadata = _decode(payload)

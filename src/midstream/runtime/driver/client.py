@@ -81,10 +81,8 @@ class Client:
             self._sock.close()
             if isinstance(error, TimeoutError):
                 raise self._silent() from error
-            if isinstance(error, ConnectionError):
-                raise _ClosedError(f"job {entry.name}: the connection broke: {error.strerror or error}") from error
             if isinstance(error, OSError):
-                raise ClusterError(f"job {entry.name}: the connection broke: {error.strerror or error}") from error
+                raise self._broken(error) from error
             if isinstance(error, _ClosedError):  # which is tried again
                 raise
             if isinstance(error, ClusterError) and entry.job_id not in str(error):
@@ -107,7 +105,7 @@ class Client:
         except TimeoutError as error:
             raise self._silent() from error
         except OSError as error:
-            raise ClusterError(f"job {self.entry.name}: the connection broke: {error.strerror or error}") from error
+            raise self._broken(error) from error
         received = self._next_frame(deadline_s)
         if received[0] != MESSAGE:
             raise ProtocolViolation(f"a frame of type {received[0]:#x} where a reply was expected")
@@ -133,6 +131,10 @@ class Client:
             f"`kill -9 {entry.pid}`, and start the job again with --from latest"
         )
 
+    def _broken(self, error: OSError) -> ClusterError:
+        kind = _ClosedError if isinstance(error, ConnectionError) else ClusterError
+        return kind(f"job {self.entry.name}: the connection broke: {error.strerror or error}")
+
     def __enter__(self) -> Client:
         return self
 
@@ -149,10 +151,8 @@ class Client:
                 count = self._sock.recv_into(self._decoder.space())
             except TimeoutError as error:
                 raise self._silent() from error
-            except ConnectionError as error:
-                raise _ClosedError(f"job {self.entry.name}: the connection broke: {error.strerror or error}") from error
             except OSError as error:
-                raise ClusterError(f"job {self.entry.name}: the connection broke: {error.strerror or error}") from error
+                raise self._broken(error) from error
             if count == 0:
                 raise _ClosedError(
                     f"job {self.entry.name} ({self.entry.job_id}) closed the connection; it may have ended"

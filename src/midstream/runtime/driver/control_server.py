@@ -1,14 +1,14 @@
 """The driver's control port: one connection per slot and per client, each authenticated, typed and bounded.
 
 A slot's connection is closed if it is silent for the heartbeat timeout, if it sends an invalid message, or if it does not
-read. The owner is notified once of the end of each connection that was not released. Loop thread only.
+read. The driver is notified once of the end of each connection that was not released. Loop thread only.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -41,6 +41,9 @@ from midstream.runtime.network.message_channel import (
 from midstream.runtime.network.ports import ANY_PORT, Ports
 from midstream.runtime.network.tls import JobKeys
 
+if TYPE_CHECKING:
+    from midstream.runtime.driver.driver import Driver
+
 REGISTER_TIMEOUT_S: Final = 30.0
 QUESTIONS_PER_CLIENT_MAX: Final = 64
 
@@ -52,32 +55,6 @@ _slot_decoder: msgspec.msgpack.Decoder[FromSlotLine] = msgspec.msgpack.Decoder(F
 _client_decoder: msgspec.msgpack.Decoder[DriverRequest] = msgspec.msgpack.Decoder(DriverRequest)
 
 
-class ControlServerOwner(Protocol):
-    """The owner of the connections, which decides about them: the driver."""
-
-    def identity_refusal(self, identity: Identity) -> str:
-        """Return why this authenticated peer is refused; "" if it is accepted."""
-        ...
-
-    def slot_refusal(self, register: Register) -> str:
-        """Return why this slot is refused; "" if it is accepted, and then `slot_registered` follows immediately."""
-        ...
-
-    def slot_registered(self, slot: int, register: Register) -> None: ...
-
-    def slot_message_received(self, slot: int, message: FromSlot) -> None:
-        """Process a message of a slot, which is never a `Register`."""
-        ...
-
-    def slot_logged(self, slot: int, logged: Logged) -> None: ...
-
-    def row_sample(self, sample: RowSample) -> None: ...
-
-    def slot_lost(self, slot: int, reason: str) -> None: ...
-
-    def client_requested(self, client: ClientConnection, request: DriverRequest) -> None: ...
-
-
 class ControlServer:
     """All connections to slots and clients. Listens from the constructor on, and accepts peers from `start` on."""
 
@@ -87,18 +64,16 @@ class ControlServer:
         keys: JobKeys,
         bind_host: str,
         heartbeat_timeout_s: float,
-        owner: ControlServerOwner,
+        driver: Driver,
         *,
         modules: JobModules | None = None,
         ports: Ports = ANY_PORT,
-        register_timeout_s: float = REGISTER_TIMEOUT_S,
     ) -> None:
         self.loop = loop
         self.modules = modules or JobModules()
-        self.owner = owner
+        self.driver = driver
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.heartbeat_interval_s = min(HEARTBEAT_INTERVAL_S_MAX, heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT)
-        self.register_timeout_s = register_timeout_s
         self.encoding = SharedEncoding()
         """The encoding shared by messages to slots."""
         self._slots: dict[int, SlotConnection] = {}
@@ -110,7 +85,7 @@ class ControlServer:
             loop,
             bind_host,
             keys,
-            owner.identity_refusal,
+            driver.identity_refusal,
             self._opened,
             frame_bytes_max=CONTROL_FRAME_BYTES_MAX,
             buffer_bytes=RECEIVE_BUFFER_BYTES,
@@ -190,7 +165,7 @@ class ControlServer:
             if connection.slot is None:
                 _log.warning("a slot connected and did not register: %s", reason)
             elif self._slots.pop(connection.slot, None) is not None:
-                self.owner.slot_lost(connection.slot, reason)
+                self.driver.shell.slot_lost(connection.slot, reason)
 
     # ---- inside
 
@@ -237,7 +212,7 @@ class SlotConnection:
         self.channel: MessageChannel[FromSlotLine] = MessageChannel(
             stream, _slot_decoder, self._received, self._lost, server.encoding.encode
         )
-        self._timer = server.loop.call_later(server.register_timeout_s, lambda: self._lost("it does not register"))
+        self._timer = server.loop.call_later(REGISTER_TIMEOUT_S, lambda: self._lost("it does not register"))
 
     def _received(self, message: FromSlotLine) -> None:
         server = self._server
@@ -246,21 +221,21 @@ class SlotConnection:
         if not isinstance(message, Register):
             assert self.slot is not None
             if isinstance(message, Logged):
-                server.owner.slot_logged(self.slot, message)
+                server.driver.logs.add(self.slot, message)
             elif isinstance(message, RowSample):
-                server.owner.row_sample(message)
+                server.driver.live_rows.handle_sample(message)
             else:
-                server.owner.slot_message_received(self.slot, message)
+                server.driver.shell.slot_message(self.slot, message)
             return
         self._timer.cancel()
-        reason = server.owner.slot_refusal(message)
+        reason = server.driver.shell.refusal(message)
         if reason:
             server.refuse(self, f"slot of process {message.pid} is refused: {reason}")
             return
         self.slot = server.add(self)
-        # before the owner learns of the slot, so that its messages come after the welcome
+        # before the driver learns of the slot, so that its messages come after the welcome
         self.channel.send(Welcome(self.slot, server.heartbeat_interval_s, server.heartbeat_timeout_s, server.modules))
-        server.owner.slot_registered(self.slot, message)
+        server.driver.shell.slot_registered(self.slot, message)
 
     def _lost(self, reason: str) -> None:
         self._timer.cancel()
@@ -285,7 +260,7 @@ class ClientConnection:
         if self._open_questions >= QUESTIONS_PER_CLIENT_MAX:
             raise ProtocolViolation(f"more than {QUESTIONS_PER_CLIENT_MAX} requests at once")
         self._open_questions += 1
-        self._server.owner.client_requested(self, request)
+        self._server.driver.client_requested(self, request)
 
     def _lost(self, reason: str) -> None:
         self._server.ended(self, reason)

@@ -31,8 +31,8 @@ from midstream.engine.core.errors import InvariantError, MidstreamError, Storage
 from midstream.engine.core.tracebacks import users_part
 from midstream.engine.protocol.handshake import SECRET_BYTES, Identity, Role
 from midstream.engine.protocol.job_status import FailureStatus, JobStatus
-from midstream.engine.protocol.live_rows import GetRows, RowSample
-from midstream.engine.protocol.messages import FromSlot, GetLogs, Logged, Register, Reply
+from midstream.engine.protocol.live_rows import GetRows
+from midstream.engine.protocol.messages import GetLogs, Reply
 from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.control_server import ClientConnection, ControlServer, DriverRequest
 from midstream.runtime.driver.job_history import KEEP_EVERY_S, HistoryWriter
@@ -109,9 +109,9 @@ class Driver:
             modules=plan.modules,
             ports=slots.driver_ports,
         )
-        self._shell = Shell(coordinator, self._loop, self._server, self)
-        self._logs = JobLogs()
-        self._live_rows = LiveRowRequests(self._loop, plan.graph, self._server.send_all, self.answer)
+        self.shell = Shell(coordinator, self._loop, self._server, self)
+        self.logs = JobLogs()
+        self.live_rows = LiveRowRequests(self._loop, plan.graph, self._server.send_all, self.answer)
         self._few_descriptors = False
         """Whether the user was warned that there may not be enough descriptors for all slots."""
         self._client_count = 0
@@ -125,7 +125,7 @@ class Driver:
 
     @property
     def outcome(self) -> JobEnded | None:
-        return self._shell.outcome
+        return self.shell.outcome
 
     @property
     def last(self) -> JobStatus | None:
@@ -173,7 +173,7 @@ class Driver:
 
     def cancel(self, reason: str) -> None:
         """End the job now; returns immediately."""
-        self._loop.post(partial(self._shell.cancel, reason))
+        self._loop.post(partial(self.shell.cancel, reason))
 
     # ---- the thread
 
@@ -220,16 +220,16 @@ class Driver:
             except KeyError:  # another thread took the last one
                 return
             if not future.done():
-                future.set_result(self._shell.last_reply)
+                future.set_result(self.shell.last_reply)
 
     def _begin(self) -> None:
         self._server.start()
-        self._shell.start()
+        self.shell.start()
         self._keep()
 
     def _keep(self) -> None:
         if self._history is not None and self.outcome is None:
-            self._history.keep(self._shell.coordinator.status(self._loop.now_ms()))
+            self._history.keep(self.shell.coordinator.status(self._loop.now_ms()))
             self._loop.call_later(KEEP_EVERY_S, self._keep)
 
     # ---- for the shell: slots
@@ -239,12 +239,12 @@ class Driver:
         return self._slots.gone
 
     def request_slot(self, request: str) -> None:
-        needed = DRIVER_OWN + PER_SLOT * self._shell.slots
+        needed = DRIVER_OWN + PER_SLOT * self.shell.slots
         allowed = allow(needed)
         if allowed < needed and not self._few_descriptors:
             self._few_descriptors = True
             self.notify_user(
-                f"{self._shell.slots} slots or more need some {needed} open files and connections in this program, "
+                f"{self.shell.slots} slots or more need some {needed} open files and connections in this program, "
                 f"but {allowed} are allowed: slots above that cannot connect. Raise the hard limit (ulimit -Hn, "
                 "LimitNOFILE= of a systemd unit), or lower the parallelism"
             )
@@ -259,10 +259,10 @@ class Driver:
         )
 
         def failed(reason: str, crash: str = "", last_lines: str = "") -> None:
-            self._loop.post(partial(self._shell.slot_failed, request, reason, crash, last_lines))
+            self._loop.post(partial(self.shell.slot_failed, request, reason, crash, last_lines))
 
         def leaving(reason: str) -> None:
-            self._loop.post(partial(self._shell.slot_leaving, request, reason))
+            self._loop.post(partial(self.shell.slot_leaving, request, reason))
 
         self._slots.request(launch, failed, leaving)
 
@@ -270,7 +270,7 @@ class Driver:
         self._slots.abandon(request)
 
     def last_lines(self, slot: int) -> str:
-        return self._logs.last_of(slot)
+        return self.logs.last_of(slot)
 
     # ---- what the connections report
 
@@ -281,33 +281,15 @@ class Driver:
             return "this is a driver's port, which accepts slots and clients"
         return ""
 
-    def slot_refusal(self, register: Register) -> str:
-        return self._shell.refusal(register)
-
-    def slot_registered(self, slot: int, register: Register) -> None:
-        self._shell.slot_registered(slot, register)
-
-    def slot_message_received(self, slot: int, message: FromSlot) -> None:
-        self._shell.slot_message(slot, message)
-
-    def slot_logged(self, slot: int, logged: Logged) -> None:
-        self._logs.add(slot, logged)
-
-    def row_sample(self, sample: RowSample) -> None:
-        self._live_rows.handle_sample(sample)
-
-    def slot_lost(self, slot: int, reason: str) -> None:
-        self._shell.slot_lost(slot, reason)
-
     def client_requested(self, client: ClientConnection | Future[Reply], request: DriverRequest) -> None:
         self._client_count += 1
         self._clients[self._client_count] = client
         if isinstance(request, GetLogs):
-            self.answer(self._client_count, Reply(logs=self._logs.since(request.after)))
+            self.answer(self._client_count, Reply(logs=self.logs.since(request.after)))
         elif isinstance(request, GetRows):
-            self._live_rows.request(self._client_count, request)
+            self.live_rows.request(self._client_count, request)
         else:
-            self._shell.request(self._client_count, request)
+            self.shell.request(self._client_count, request)
 
     # ---- for the shell: users, and the end
 
@@ -339,12 +321,12 @@ class Driver:
             cause = error
             error = InvariantError(f"the driver of job {self.plan.job_id} failed: {type(error).__name__}: {error}")
             error.__cause__ = cause
-        self._shell.conclude(JobEnded("failed", error, self._last_status(error)))
+        self.shell.conclude(JobEnded("failed", error, self._last_status(error)))
 
     def _last_status(self, error: BaseException) -> JobStatus:
         now_ms = self._loop.now_ms()
         try:
-            status = msgspec.structs.replace(self._shell.coordinator.status(now_ms), state="failed")
+            status = msgspec.structs.replace(self.shell.coordinator.status(now_ms), state="failed")
         except Exception as second:  # noqa: BLE001 - the coordinator itself failed; the job must end nevertheless
             _log.error("job %s: no status available: %s", self.plan.job_id, second)
             status = _empty_status(self.plan, now_ms)

@@ -65,7 +65,8 @@ class MessageChannel(Generic[In]):
         self._received = received
         self._lost = lost
         self._queue: deque[list[bytes | memoryview]] = deque()
-        self._queue_bytes = 0
+        self.waiting_bytes = 0
+        """The size of the messages that are queued."""
         connection.carry(self)
 
     @property
@@ -86,10 +87,10 @@ class MessageChannel(Generic[In]):
                 f"{CONTROL_FRAME_BYTES_MAX}; if the job's functions contain large objects, load these in open() instead"
             )
         self._queue.append(frame(MESSAGE, body))
-        self._queue_bytes += len(body)
-        if self._queue_bytes - len(body) > QUEUE_BYTES_MAX:
+        self.waiting_bytes += len(body)
+        if self.waiting_bytes - len(body) > QUEUE_BYTES_MAX:
             self._connection.close()
-            self.lost(f"it does not read what is sent to it ({self._queue_bytes} bytes wait)")
+            self.lost(f"it does not read what is sent to it ({self.waiting_bytes} bytes wait)")
             return
         self._connection.wake()
 
@@ -101,15 +102,11 @@ class MessageChannel(Generic[In]):
         """Send a small message that may be lost, from that other thread, ahead of queued messages."""
         self._connection.send_aside(frame(MESSAGE, msgspec.msgpack.encode(message)))
 
-    @property
-    def waiting_bytes(self) -> int:
-        return self._queue_bytes
-
     def send_inside(self, message: msgspec.Struct) -> None:
         """Send a message from inside a step of the loop: immediately if there is room; no loss is reported."""
         body = _encode(message)
         self._queue.append(frame(MESSAGE, body))
-        self._queue_bytes += len(body)
+        self.waiting_bytes += len(body)
         self._connection.wake()
         self._connection.send_inside()
 
@@ -129,7 +126,7 @@ class MessageChannel(Generic[In]):
             message = self._queue.popleft()
             pieces += message
             pulled_bytes += len(message[1])
-        self._queue_bytes -= pulled_bytes
+        self.waiting_bytes -= pulled_bytes
         return pieces
 
     def receive(self, frame: memoryview) -> None:

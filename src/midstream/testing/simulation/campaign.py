@@ -121,8 +121,7 @@ class Report:
         if self.late:
             yield (
                 f"Late rows of {', '.join(map(repr, self.late))} may differ from run to run, as the job reads them: a "
-                "run is "
-                "compared with one without failures in which the same rows are late"
+                "run is compared with one without failures in which the same rows are late"
             )
         yield from (f"Warning: {warning}" for warning in self.warnings)
 

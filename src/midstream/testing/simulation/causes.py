@@ -112,8 +112,7 @@ class Cause(Enum):
     )
     ORDER = (
         "The result depends on the order of rows of different keys, splits or subtasks, which is not guaranteed. If "
-        "the "
-        "sink gets a stream of updates, declare it: --latest SINK=KEY compares only the last row of each key."
+        "the sink gets a stream of updates, declare it: --latest SINK=KEY compares only the last row of each key."
     )
     FAILURES = (
         "The result differs only after failures, and no reason for it was found in the code of the functions. "

@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from midstream.engine.core.error_rows import counted
-from midstream.simulation.fault_kinds import IN_FLIGHT, RECOVERING, Fault
+from midstream.simulation.faults import IN_FLIGHT, RECOVERING, Fault
 from midstream.simulation.world import Tempo
 
 ALL_ROWS: Final = 1 << 20

@@ -16,13 +16,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from midstream.engine.core.errors import SchemaError
-from midstream.testing.float_compare import CANCELLED, close_of, has_cancelled, is_near
+from midstream.testing.float_compare import CANCELLED, MATCHED_MAX, close_of, has_cancelled, is_near, remove_near
 from midstream.testing.simulation.simulated_job import SourceLine
 
 SHOWN: Final = 3
 """The number of rows of each kind that a report shows."""
-MATCHED_MAX: Final = 400
-"""If more rows differ, near matches are not searched."""
 Row = Mapping[str, Any]
 
 
@@ -140,12 +138,7 @@ def _closeness(*tables: pa.Table | None) -> Closeness:
 def _difference(source_line: SourceLine, before: Rows, after: Rows, close: Closeness) -> Difference | None:
     """Return the difference; None if only the order of summation of floats explains it."""
     missing, surplus = list((before - after).elements()), list((after - before).elements())
-    if len(missing) <= MATCHED_MAX and len(surplus) <= MATCHED_MAX:
-        for row in list(missing):
-            near = next((other for other in surplus if _alike(row, other, close) == len(row)), None)
-            if near is not None:
-                missing.remove(row)
-                surplus.remove(near)
+    remove_near(missing, surplus, lambda row, other: _alike(row, other, close) == len(row))
     if not missing and not surplus:
         return None
     found = Difference(source_line)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,25 +22,20 @@ from midstream.engine.checkpoint.store import is_metadata_path
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.placement import dropped_rows
-from midstream.engine.core.batches import concat, empty_batch
+from midstream.engine.core.batches import empty_batch
 from midstream.engine.core.config import RestartStrategy
-from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.graph.job_graph import JobGraph
-from midstream.engine.operators.sink_api import SinkWriter, WriterContext
-from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Split, SplitReader
-from midstream.engine.protocol import messages as m
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.engine.protocol.messages import ClientRequest, DoSavepoint, DoStop, Reply
 from midstream.simulation.chunk_sizes import are_small, least_buffers, small_sizes
 from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver
 from midstream.simulation.disk import Disk, Folder
-from midstream.simulation.failure_causes import FailureCauses
 from midstream.simulation.faults import strike
 from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.network import SIM, Network
-from midstream.simulation.recorded_rows import SOURCE_IDS, SPLIT_IDS, Outside, SimSource, Staged
-from midstream.simulation.recoveries import Recoveries
-from midstream.simulation.slot_ledger_sink import Calls
+from midstream.simulation.outside import Outside, row_id
 from midstream.simulation.trace import Kind, Trace, following_elements
 from midstream.simulation.world import World
 from midstream.testing.simulation.job_scenario import JobScenario
@@ -107,52 +102,38 @@ def _small_chunks(seed: int) -> list[tuple[Any, str, int]]:
     return next(small_sizes(seed + n) for n in range(1000) if are_small(seed + n))
 
 
-# ---- sources and sinks
+# ---- sources
 
 
-class RecordedSource(SimSource):
+class RecordedSource(Source):
     """Returns recorded rows, cut as the scenario determines."""
 
+    discovery_interval_s = 0.002
+
     def __init__(self, outside: Outside, number: int, recorded: Recorded, scenario: JobScenario) -> None:
-        super().__init__(outside, number, [table.num_rows for table in recorded.splits], keys=1)
+        self.outside = outside
+        self.number = number
+        self.rows = [table.num_rows for table in recorded.splits]
         self.schema = recorded.splits[0].schema
         self.blocking = (scenario.failures.faults != () or bool(scenario.order.seed)) and not scenario.failures.drains
         self.read = [0] * len(recorded.splits)
         """The position up to which each split was read by its last reader."""
         rates = scenario.order.rates
         self.rows_per_s = rates[number] if number < len(rates) else None
-        self.discovery_interval_s = 0.002
+        self.batches = [_batch(table) for table in recorded.splits]
         self._follows = recorded.follows
-        self._batches = [_batch(table) for table in recorded.splits]
         self._cuts = scenario.cuts
         self._random = Random(f"cuts {scenario.seed} {number}")
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        found = super().discover(position, context)
-        splits = (
-            tuple(
-                Split(split.id, split.payload, follows=follows)
-                for split, follows in zip(found.splits, self._follows, strict=True)
-            )
-            if found.splits
-            else ()
-        )
-        return Discovery(splits, found.position, found.exhausted)
+        self.outside.world.io_point()
+        splits = (Split(f"{self.number}-{split}", b"", follows=follows) for split, follows in enumerate(self._follows))
+        return Discovery(() if position else tuple(splits), b"all", exhausted=True)
 
     def open_split(self, split: Split) -> SplitReader:
         number = int(split.id.partition("-")[2])
         self.read[number] = split.offset
         return _RowReader(self, number, split.offset)
-
-    def batch(self, split: int, start: int, stop: int) -> pa.RecordBatch:
-        return self._batches[split].slice(start, stop - start)
-
-    def rows_of(self, split: int, stop: int) -> list[tuple[int, int]]:
-        first = self.first_id(split)
-        return [(first + offset, 0) for offset in range(stop)]
-
-    def first_id(self, split: int) -> int:
-        return self.number * SOURCE_IDS + split * SPLIT_IDS
 
     def cut(self, start: int, rows_max: int, split: int) -> int:
         """Return where the batch that begins at `start` ends."""
@@ -177,92 +158,29 @@ class _RowReader(SplitReader):
         source, outside = self._source, self._source.outside
         if source.blocking:
             outside.world.io_point()
+        if outside.read_failures:
+            outside.read_failures -= 1
+            raise StorageError(f"cannot read split {self._split} {SIM}")
         stop = source.cut(self._offset, rows_max, self._split)
         if stop == self._offset:
             return None
         if outside.poison:
-            first = source.first_id(self._split)
-            outside.check_poison(range(first + self._offset, first + stop))
-        batch = source.batch(self._split, self._offset, stop)
+            first = row_id(source.number, self._split, self._offset)
+            outside.check_poison(range(first, first + stop - self._offset))
+        batch = source.batches[self._split].slice(self._offset, stop - self._offset)
         self._offset = source.read[self._split] = stop
         return batch, stop
-
-
-class RecordingSink(LedgerSink):
-    """The ledger, for rows of any schema."""
-
-    def writer(self, context: WriterContext) -> SinkWriter:
-        self.outside.check_open(context)
-        return _RecordingWriter(self, context)
-
-
-class _RecordingWriter(SinkWriter):
-    def __init__(self, sink: RecordingSink, context: WriterContext) -> None:
-        self._sink = sink
-        self._context = context
-        self._rows: list[pa.RecordBatch] = []
-        self._busy_rows = 0
-        self._is_resting = False
-        self._is_closed = False
-        self._wake: Any = None
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        if batch.num_rows:
-            self._rows.append(batch)
-            self._busy_rows += batch.num_rows
-
-    def ready(self) -> bool:
-        if not self._sink.capacity_rows or self._busy_rows < self._sink.capacity_rows:
-            return True
-        if not self._is_resting:
-            self._is_resting = True
-            self._context.executor.call_later(self._sink.pause_s, self._rested)
-        return False
-
-    def _rested(self) -> None:
-        self._is_resting = False
-        self._busy_rows = 0
-        if self._wake is not None and not self._is_closed:
-            self._wake()
-
-    def on_ready(self, wake: Any) -> None:
-        self._wake = wake
-
-    def prepare(self, checkpoint_id: int) -> Any:
-        if not self._rows:
-            return None
-        batches, self._rows = self._rows, []
-        context, outside = self._context, self._sink.outside
-        name = f"{context.uid}/{context.job_id}-a{context.attempt}-c{checkpoint_id}-s{context.subtask}"
-
-        def stage() -> Sequence[bytes]:
-            outside.world.io_point()
-            if name in outside.staged:
-                outside.world.bug(f"{name} is staged twice")
-            outside.staged[name] = Staged(context.uid, concat(batches), (), context.job_id, checkpoint_id)
-            return [name.encode()]
-
-        return stage
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._rows = []
 
 
 # ---- the run
 
 
 class _JobCluster(SimulatedCluster):
-    """Ships the job's graph, and does not treat failures of users' functions as the engine's."""
+    """Ships the job's graph."""
 
     job: SimulatedJob
-    sink: RecordingSink
+    sink: LedgerSink
     sources: Mapping[str, RecordedSource]
-
-    def submit(self, plan: JobPlan) -> SimulatedDriver:
-        driver = super().submit(plan)
-        driver.causes = _NoReasons([], self.patience_s, self.denied, driver.bug)
-        return driver
 
     def unpickle(self, data: bytes) -> Any:
         return _with_sources(self.job.unpickled(data, self.sink, _Unpickler), self.sources)
@@ -283,16 +201,6 @@ def _with_sources(graph: JobGraph, sources: Mapping[str, RecordedSource]) -> Job
     return replace(graph, vertices=vertices)
 
 
-class _NoReasons(FailureCauses):
-    """Accepts all failures: a user's function may fail, and the job's end decides what that means."""
-
-    def on_message(self, message: m.FromSlot, pending_id: int | None) -> None:
-        return
-
-    def checkpoint_failed(self, checkpoint_id: int, reason: str, timeout_s: float) -> None:
-        return
-
-
 class _Savepoints:
     """All disks of the world by root, and the savepoints that were requested from the driver."""
 
@@ -311,16 +219,10 @@ class _Savepoints:
         disk = self._disks[root] = Disk(self._world)
         return disk
 
-    def request(
-        self, driver: SimulatedDriver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0
-    ) -> None:
-        """Request a savepoint in a new directory; `fails`: its disk refuses the first writes; `slow_us`: each takes so long."""
+    def request(self, driver: SimulatedDriver, victim: int, *, stop: bool) -> None:
+        """Request a savepoint in a new directory."""
         self._requested += 1
         url = f"sim://saved/{self._requested}"
-        self.open(url)
-        self._disks[url].slow_us = slow_us
-        if fails:
-            self._disks[url].failing_writes.update(range(1, 5))
         driver.request(DoStop(savepoint=url) if stop else DoSavepoint(url))
 
     def answered(self, driver: SimulatedDriver, client: int, request: ClientRequest, reply: Reply) -> None:
@@ -346,25 +248,20 @@ class _Run:
                 own = self.sources[str(node.uid)]
                 own.bounded, own.splits_end = node.source.bounded, node.source.splits_end
         failures = scenario.failures
-        self._disk = Disk(world)
-        self._disks = {ROOT: self._disk}
-        self._disk.on_write = self._written
+        self.disk = Disk(world)
+        self._disks = {ROOT: self.disk}
+        self.disk.on_write = self._written
         self.savepoints = _Savepoints(world, self._disks)
         network = Network(world, wire_bytes_max=65536, pull_bytes_max=16384)
         self.cluster = _JobCluster(world, self.savepoints.open, network, Coordinator, {})
         self.cluster.job = job
-        self.cluster.sink = RecordingSink(self.outside, capacity_rows=failures.sink_rows, pause_s=0.001)
+        self.cluster.sink = LedgerSink(self.outside, capacity_rows=failures.sink_rows, pause_s=0.001)
         self.cluster.sources = self.sources
         self.cluster.answered = self.savepoints.answered
-        self.cluster.denied = lambda directory: True
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
-        self.recoveries = Recoveries()
-        self.has_checkpoints = True
-        self.calls = Calls(self.outside, has_storage=True)
-        self.calls.watch(self.cluster)
-        self.polls = 0
-        self._driver: SimulatedDriver
+        self.in_flight_checkpoints = self.polls = 0
+        self.driver: SimulatedDriver
         self._launches = 0
         self._launch_is_due = False
         self._is_given_up = False
@@ -377,19 +274,8 @@ class _Run:
 
     # ---- for faults
 
-    @property
-    def driver(self) -> SimulatedDriver:
-        return self._driver
-
-    @property
-    def disk(self) -> Disk:
-        return self._disk
-
     def give_up_driver(self) -> None:
         self._is_given_up = True
-
-    def rewind(self, victim: int) -> None:
-        raise InvariantError("a simulated user's job always resumes from the newest checkpoint")
 
     # ---- driving
 
@@ -427,8 +313,8 @@ class _Run:
             fault = self._faults_left.pop(0)
             if strike(self, fault):
                 self._struck[fault.kind] += 1
-        if not self._launch_is_due and (self._driver.is_over or self._is_given_up):
-            self._after_end(None if self._is_given_up else self._driver.outcome)
+        if not self._launch_is_due and (self.driver.is_over or self._is_given_up):
+            self._after_end(None if self._is_given_up else self.driver.outcome)
         return self._is_over or self._is_hopeless
 
     def _after_end(self, ended: JobEnded | None) -> None:
@@ -455,7 +341,7 @@ class _Run:
         parallelism = width.then if self._launches % 2 else width.first
         self._launches += 1
         self._launch_is_due = self._is_given_up = False
-        self._driver = self.cluster.submit(self._plan(f"job{self._launches}", parallelism, restore))
+        self.driver = self.cluster.submit(self._plan(f"job{self._launches}", parallelism, restore))
 
     def _plan(self, job_id: str, parallelism: int, restore: str | None) -> JobPlan:
         failures, own = self.scenario.failures, self.job.config
@@ -487,7 +373,7 @@ class _Run:
 
     def _written(self, path: str, data: bytes) -> None:
         if is_metadata_path(path):
-            self.recoveries.completed(ROOT, decode_metadata(data, path), self.cluster.live_slots)
+            self.in_flight_checkpoints += bool(decode_metadata(data, path).channels)
 
     # ---- the result
 

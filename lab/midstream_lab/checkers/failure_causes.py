@@ -35,18 +35,11 @@ class FailureCauses:
         self._patience_s = patience_s
         self._bug = bug
         self._triggered_us: dict[int, int] = {}
-        self._judged: set[int] = set()
         self._some_finished = False
         """Whether a task of this driver's job has finished, or was deployed as finished."""
 
     def triggered(self, checkpoint_id: int, now_us: int) -> None:
         self._triggered_us.setdefault(checkpoint_id, now_us)
-
-    def is_new(self, checkpoint_id: int) -> bool:
-        """Whether this is the first call for this checkpoint."""
-        is_new = checkpoint_id not in self._judged
-        self._judged.add(checkpoint_id)
-        return is_new
 
     def deployed(self, deploy: m.Deploy) -> None:
         self._some_finished |= bool(deploy.finished)

@@ -7,8 +7,7 @@ the ledger, which stands for an external transactional system).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Final
 
@@ -21,15 +20,14 @@ from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
-from midstream.engine.operators.sink_api import WriterContext
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute, StatePart
+from midstream.simulation import outside as simulation
 from midstream.simulation.network import SIM
+from midstream.simulation.outside import SOURCE_IDS, SPLIT_IDS
 from midstream.simulation.world import World
 
 Int64s = npt.NDArray[np.int64]
-SPLIT_IDS: Final = 10_000
-SOURCE_IDS: Final = 10_000_000
 N_BITS: Final = 20
 """The number of bits for an operator's count; no operator counts further."""
 _TIMESTAMP: Final = pa.timestamp("us")
@@ -81,42 +79,11 @@ def text_of(row: int, length: int) -> str:
     return str(row).rjust(length, "x")[-length:] if length else ""
 
 
-class UserError(Exception):
-    """The error of a user's function that fails because of a fault."""
-
-
-class Outside:
-    """The world outside of the job's processes, which outlives them: the sinks' target, and faults of users' code.
-
-    It is pickled by reference, so all operators use the same object.
-    """
+class Outside(simulation.Outside):
+    """With what the operators and sources of the laboratory report there."""
 
     def __init__(self, world: World) -> None:
-        self.world = world
-        self.staged: dict[str, Staged] = {}
-        self.committed: dict[str, None] = {}
-        """The committed names, in the order of their first commits."""
-        self.under_way: dict[str, None] = {}
-        """The names in commits that have begun and not ended."""
-        self.newest_committed: dict[str, int] = {}
-        """The newest checkpoint with committed output, by sink and job id."""
-        self.aborted: dict[str, None] = {}
-        self.rolled_back: dict[str, None] = {}
-        """The names of output that a sink has removed, or must not commit any more."""
-        self.poison: dict[int, int] = {}
-        """How many more times a row makes a function fail, by row id."""
-        self.before_commit: Callable[[], None] | None = None
-        """Called once in the next commit."""
-        self.before_rollback: Callable[[], None] | None = None
-        """Called once before a sink rolls back output."""
-        self.commit_failures = 0
-        """How many of the next commits fail."""
-        self.read_failures = 0
-        """How many of the next reads of blocking sources fail."""
-        self.open_failures = 0
-        """How many of the next operators that are opened fail."""
-        self.finished: Mapping[tuple[str, int], Set[tuple[str, int]]] = {}
-        """The uid and subtask of the operators that had finished in an attempt's checkpoint, by job id and attempt."""
+        super().__init__(world)
         self.table_loads: dict[str, int] = {}
         """How many times the table of each join was loaded, by uid."""
         self.table_versions: dict[str, int] = {}
@@ -127,36 +94,10 @@ class Outside:
         """The numbers that each counting operator has assigned to rows, in any attempt; see `numbered`."""
         self.safe: dict[int, set[tuple[bytes | None, frozenset[tuple[str, int]]]]] = {}
         """The position and the unfinished splits in each checkpoint that was written, by the number of the source."""
-        self.drained: Set[str] = frozenset()
-        """The ids of jobs whose sources got the request to end."""
-
-    def check_poison(self, ids: Sequence[int]) -> None:
-        for row in ids:
-            left = self.poison.get(row, 0)
-            if left:
-                self.poison[row] = left - 1
-                raise UserError(f"{SIM} row {row} is poisonous")
 
     def work(self, rows: int) -> None:
         """Let the time pass that a user's function takes for `rows` rows."""
         self.world.now_us += rows * self.row_us
-
-    def check_open(self, context: OperatorContext | WriterContext) -> None:
-        if (context.uid, context.subtask) in self.finished.get((context.job_id, context.attempt), ()):
-            self.world.bug(f"{context.uid}/{context.subtask} is opened, and had finished in the checkpoint")
-        if self.open_failures:
-            self.open_failures -= 1
-            raise UserError(f"{SIM} this operator cannot be opened")
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    sink: str
-    rows: pa.RecordBatch
-    ids: tuple[int, ...]
-    """The ids of the rows."""
-    job_id: str
-    checkpoint_id: int
 
 
 def numbered(ids: Int64s, n: Int64s) -> list[int]:

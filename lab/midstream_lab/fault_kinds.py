@@ -1,9 +1,10 @@
-"""A fault as data, and the kinds of faults and requests that strike a simulated job."""
+"""The kinds of faults and requests that strike a job of the laboratory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from midstream.simulation import faults
 
 SAVEPOINTS: Final = ("savepoint", "stop_savepoint", "savepoint_fails", "savepoint_struck")
 RARE: Final = ("go_back", "freeze_at_publish", "storage_lies")
@@ -44,18 +45,6 @@ LONG_CALL: Final = "long_call"
 """A kind that only `with_hangs` draws, as it does `HANGS`."""
 STALLS: Final = "stall"
 """A kind that only `with_stalls` draws."""
-IN_RECOVERY: Final = (
-    "kill_slot",
-    "stop",
-    "cut_link",
-    "user_error",
-    "stop",
-    "kill_driver",
-    "kill_slot_twice",
-    "rescale",
-    "disk_gone",
-)
-"""The kinds that strike a job while it recovers; after `stop` it continues at its other parallelism, if it has one."""
 KILL_ANOTHER: Final = "kill_another"
 AT_IT: Final = (
     "kill_slot",
@@ -82,8 +71,7 @@ CLUSTER_GONE: Final = "cluster_gone"
 LEAVING: Final = "slot_leaves"
 """A kind that only `with_leaving` draws."""
 BACKLOGGED: Final = "strike_backlogged"
-RECOVERING: Final = "strike_recovering"
-"""`BACKLOGGED` waits until much is in flight, `RECOVERING` until that is being recovered."""
+"""A kind that waits until much is in flight."""
 COMMITTING: Final = "strike_committing"
 """A kind that waits until a slot is in the middle of a commit. Only `with_commits_on_slots` draws it."""
 PUBLISH_LIES: Final = "publish_lies"
@@ -99,24 +87,10 @@ TAKEN_RECOVERING: Final = "strike_taken_recovering"
 """Only regions draw these. The last three kill the driver as soon as a checkpoint of that kind is complete."""
 LOADS_FAIL: Final = "loads_fail"
 """Only `with_commits_on_slots` and regions draw it."""
-IN_FLIGHT: Final = "strike_in_flight"
-"""A kind that waits until a checkpoint with rows in flight is complete."""
-REQUESTS: Final = frozenset(
-    ("stop", "drain", "checkpoint", "rescale", "savepoint", "stop_savepoint", "savepoint_fails", LEAVING)
-    + (SAVEPOINT_SLOW,)
-)
+REQUESTS: Final = faults.REQUESTS | {"savepoint_fails", LEAVING, SAVEPOINT_SLOW}
 """The kinds that are requests and not faults: they do not excuse a failure."""
 WITHOUT_CHECKPOINTS: Final = frozenset(
     ("kill_slot", "kill_slot_twice", "stop_slot", "cut_link", "cut_control", "user_error", "read_fails", "slot_fails")
     + ("open_fails", "checkpoint", "stop", "rescale", "slots_late", "savepoint", "stop_savepoint")
 )
 """The kinds that a job without checkpoints survives: it starts over, commits at its end, and refuses requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A fault that strikes right before step `step`. `victim` chooses among the possible victims of that moment."""
-
-    step: int
-    kind: str
-    victim: int

@@ -5,27 +5,15 @@ These cases are the rarest ones in random runs, so a run counts them, and a camp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.core.elements import MAX_WATERMARK_US
-from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.protocol.messages import ChannelState, Deploy
 from midstream.simulation.cluster import SimulatedDriver
+from midstream.simulation.faults import is_recovering
 from midstream.simulation.simulated_slot import SimulatedSlot
-
-
-def gates_of(slots: Iterable[SimulatedSlot]) -> Iterator[InputGate]:
-    for slot in slots:
-        if slot.machine is not None:
-            for task in slot.machine.tasks.values():
-                yield from task.gates
-
-
-def is_recovering(slots: Iterable[SimulatedSlot]) -> bool:
-    """Whether some task still has recovered rows to process."""
-    return any(gate.recovered is not None and not gate.recovered.is_over for gate in gates_of(slots))
 
 
 class Recoveries:

@@ -1,22 +1,17 @@
-"""The faults of a job's storage, of one operation of it, or of one commit; `faults` lists all kinds."""
+"""Faults of a job's storage, of one operation of it, or of one commit; `faults` lists all kinds."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from midstream.simulation.disk import DELETED, MARKED
 from midstream.simulation.trace import Kind
+from midstream_lab.faulty_disk import DELETED, MARKED
 
 if TYPE_CHECKING:
-    from midstream.simulation.faults import FaultTarget
+    from midstream_lab.faults import LabTarget
 
 
-def publish_fails(stage: FaultTarget, victim: int) -> bool:
-    stage.disk.failing_names["_metadata"] = 1 + victim % 3
-    return True
-
-
-def storage_lies(stage: FaultTarget, victim: int) -> bool:
+def storage_lies(stage: LabTarget, victim: int) -> bool:
     """Carry out writes, creations and deletions, and nevertheless report them as failed."""
     if victim % 3:
         stage.disk.lies += 1 + victim // 3 % 4
@@ -25,19 +20,19 @@ def storage_lies(stage: FaultTarget, victim: int) -> bool:
     return True
 
 
-def publish_lies(stage: FaultTarget, victim: int) -> bool:
+def publish_lies(stage: LabTarget, victim: int) -> bool:
     """Write the metadata of the next checkpoint, and nevertheless report that as failed."""
     stage.disk.lying_names.add("_metadata")
     return True
 
 
-def delete_fails(stage: FaultTarget, victim: int) -> bool:
+def delete_fails(stage: LabTarget, victim: int) -> bool:
     """Let only the third try delete a checkpoint from now on: the coordinator tries that often before the job ends."""
     stage.disk.deletes_late = True
     return True
 
 
-def freeze_at_commit(stage: FaultTarget, victim: int) -> bool:
+def freeze_at_commit(stage: LabTarget, victim: int) -> bool:
     """Stop the driver in the middle of its next commit. Another driver takes over, and the job rewinds to an older
     checkpoint, or to the beginning; the old one continues only then. Of these drivers, half of those whose sinks must
     roll back output are killed before that.
@@ -69,7 +64,7 @@ def freeze_at_commit(stage: FaultTarget, victim: int) -> bool:
     return True
 
 
-def freeze_at_deletion(stage: FaultTarget, victim: int) -> bool:
+def freeze_at_deletion(stage: LabTarget, victim: int) -> bool:
     """Stop the driver before it marks the next checkpoint that it does not retain (`victim` even), or before it deletes
     that. Another driver takes over, and the job rewinds to that checkpoint, if it may; the old one continues only then.
     """
@@ -94,13 +89,7 @@ def freeze_at_deletion(stage: FaultTarget, victim: int) -> bool:
     return True
 
 
-def write_fails(stage: FaultTarget, victim: int) -> bool:
-    first = stage.disk.writes + 1 + victim % 5
-    stage.disk.failing_writes.update(range(first, first + 1 + victim % 3))
-    return True
-
-
-def disk_full(stage: FaultTarget, victim: int) -> bool:
+def disk_full(stage: LabTarget, victim: int) -> bool:
     disk = stage.disk
     disk.is_full = True
 
@@ -108,30 +97,4 @@ def disk_full(stage: FaultTarget, victim: int) -> bool:
         disk.is_full = False
 
     stage.world.schedule(1_000 + victim % 40_000, None, Kind.FAULT, room, "the disk has room again")
-    return True
-
-
-def disk_gone(stage: FaultTarget, victim: int) -> bool:
-    """Refuse every operation of the disk for a while."""
-    disk = stage.disk
-    disk.is_gone = True
-
-    def back() -> None:
-        disk.is_gone = False
-
-    stage.world.schedule(1_000 + victim % 30_000, None, Kind.FAULT, back, "the disk is back")
-    return True
-
-
-def slow_storage(stage: FaultTarget, victim: int) -> bool:
-    """Let everything on the I/O pools take fifty times as long for a while."""
-    processes = [process for process in stage.world.processes if process.alive and process.io_us < 100_000]
-    for process in processes:
-        process.io_us *= 50
-
-    def fast() -> None:
-        for process in processes:
-            process.io_us //= 50
-
-    stage.world.schedule(1_000 + victim % 200_000, None, Kind.FAULT, fast, "storage is as fast as before")
     return True

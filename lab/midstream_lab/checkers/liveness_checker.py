@@ -7,35 +7,18 @@ failed checkpoint the next one may have to wait. Whatever is still owed is check
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from midstream.engine.coordinator.checkpoints.schedule import FINAL_RETRY_MS, FINAL_RETRY_MS_MAX
 from midstream.engine.coordinator.placement.attempt import Attempt
-from midstream.engine.core.ids import TaskId
-from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker.slot_machine import SlotMachine
-from midstream.simulation.failure_causes import LASTS_US
-from midstream.simulation.slot_ledger_sink import WAIT_US_MAX
+from midstream_lab.checkers.failure_causes import LASTS_US
 
 JOB_ENDS: Final = "the end of the job, all of whose tasks are at the end of their data"
 CANCEL_ENDS: Final = "the end of the job, which was cancelled"
-COMMIT_S_MAX: Final = max(WAIT_US_MAX) / 1e6
-
-
-def owed_at_the_end(slot: SlotMachine | None, ref: TaskId) -> Iterator[str]:
-    """Yield what a task that ends still owes, and cannot give later: rows that are not sent, answers for checkpoints."""
-    task = slot.tasks.get(ref) if slot is not None else None
-    if task is None:
-        return  # it had finished before
-    for partition in task.partitions:
-        for sub in partition.subpartitions:
-            waiting = [item for item in (sub.sending, *sub.queue) if isinstance(item, LeasedBatch)]
-            if waiting and not sub.is_local:
-                yield f"with {len(waiting)} batches to {sub.channel} that have not been sent"
-    if task._snapshots._unacknowledged:
-        yield f"without an answer for checkpoints {sorted(task._snapshots._unacknowledged)}"
+COMMIT_S_MAX: Final = 3.0
+"""How long a commit on a slot takes at most."""
 
 
 class LivenessChecker:

@@ -12,15 +12,20 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.coordinator.placement.rescale import RescaleStage
+from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.errors import StorageError
 from midstream.engine.operators.sink_api import Committer, CommitterContext, SinkWriter, WriterContext
 from midstream.engine.worker.slot_machine import SlotState
 from midstream.simulation.ledger_sink import LedgerCommitter, LedgerSink
 from midstream.simulation.network import SIM
-from midstream.simulation.recorded_rows import Outside
+from midstream_lab.checkers.driver_checker import checker_of
+from midstream_lab.checkers.liveness_checker import COMMIT_S_MAX
+from midstream_lab.jobs.recorded_rows import Outside
 
 if TYPE_CHECKING:
     from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 
 LANES: Final = (1, 2, 3, 100)
 """The possible numbers of lanes of a sink, to which its subtasks are assigned."""
-WAIT_US_MAX: Final = (5_000, 50_000, 3_000_000)
+WAIT_US_MAX: Final = (5_000, 50_000, round(COMMIT_S_MAX * 1e6))
 """The longest waits of a commit for its server, chosen by seed; with the last one, a commit often outlives its attempt."""
 
 
@@ -118,7 +123,7 @@ class Calls:
 
     def _check_driver(self, context: CommitterContext, process: Process) -> None:
         driver = next(driver for driver in self._cluster.drivers if driver.process is process)
-        if driver.had_slots:
+        if checker_of(driver).had_slots:
             self._world.bug(f"{context.uid}: {process.name} commits, and has slots to do that")
 
     def check_told(self, call: CommitCall) -> None:
@@ -177,8 +182,19 @@ def subtask_of(committable: bytes) -> int:
     return int(committable.rpartition(b"-s")[2])
 
 
-class SlotLedgerSink(LedgerSink):
-    """A `LedgerSink` that commits on slots."""
+class RowLedgerSink(LedgerSink):
+    """A ledger of the laboratory's rows, whose ids it knows."""
+
+    def at(self, uid: str) -> RowLedgerSink:
+        """Return the sink of the operator with this uid."""
+        return self
+
+    def ids_of(self, batch: pa.RecordBatch) -> Sequence[int]:
+        return to_list(batch.column("id"))
+
+
+class SlotLedgerSink(RowLedgerSink):
+    """A ledger that commits on slots."""
 
     commits_on_slots = True
 
@@ -254,7 +270,7 @@ class LaneCommitter(LedgerCommitter):
         self._calls.check_told(call)
 
 
-class SomeOnSlots(LedgerSink):
+class SomeOnSlots(RowLedgerSink):
     """The sink of a job in which a `share` of the sinks commits on slots."""
 
     def __init__(self, outside: Outside, on_slots: SlotLedgerSink, seed: int, share: float) -> None:
@@ -263,5 +279,5 @@ class SomeOnSlots(LedgerSink):
         self._seed = seed
         self._share = share
 
-    def at(self, uid: str) -> LedgerSink:
+    def at(self, uid: str) -> RowLedgerSink:
         return self.on_slots if Random(f"on slots {self._seed} {uid}").random() < self._share else self
