@@ -15,7 +15,7 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.graph.drift_groups import drift_groups
 from midstream.engine.worker.drift_limit import DriftLimit
 from midstream.engine.worker.source_reader import SourceReader, SplitRequestState
-from midstream_lab.fault_kinds import Fault
+from midstream.simulation.faults import Fault
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.scenario import Scenario
 from midstream_lab.scenarios.targeted_drift import in_step, in_step_with_lulls
