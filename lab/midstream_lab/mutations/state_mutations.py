@@ -25,7 +25,7 @@ from midstream.engine.state.table_state import TableState
 from midstream.engine.state.timers import TimerQueue
 from midstream.engine.worker.task_snapshots import TaskSnapshots
 from midstream_lab.jobs.expiring import EXPIRING
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, of
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted_at_rest import dealt_anew
@@ -472,9 +472,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "what was restored in part is not stored again", restored_keys_are_forgotten, dealt_anew("typed", "pickled")
     ),
     "older_items_stay": Mutation("items of older chunks are restored, too", older_items_stay, plain("pickled")),
-    "any_snapshot_counts": Mutation(
-        "a checkpoint that may fail counts as stored", any_snapshot_counts, partial(draw, topology="typed")
-    ),
+    "any_snapshot_counts": Mutation("a checkpoint that may fail counts as stored", any_snapshot_counts, of("typed")),
     "expired_entries_are_seen": Mutation(
         "an entry that has expired is seen", expired_entries_are_seen, plain(EXPIRING)
     ),
@@ -486,7 +484,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "fired_timers_come_back": Mutation("timers that have fired are restored", fired_timers_come_back, _timers),
     "table_of_before_rows": Mutation("a table is read as before rows were added", table_of_before_rows, _tables),
     "deleted_timers_come_back": Mutation(
-        "timers that were deleted are restored", deleted_timers_come_back, partial(draw, topology="clocks")
+        "timers that were deleted are restored", deleted_timers_come_back, of("clocks")
     ),
     "one_timer_of_a_time": Mutation("of two timers for one time one is lost", one_timer_of_a_time, _timers),
     "clock_timers_are_not_dealt": Mutation(

@@ -19,7 +19,7 @@ from midstream.engine.operators.windows.session_windows import Gap
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_specs import END, START
 from midstream.engine.state.table_state import TableState
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, of
 from midstream_lab.scenarios.scenario import draw
 
 
@@ -140,25 +140,19 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         partial(draw, topology="early_slide", rows=200),
     ),
     "all_keys_are_emitted_early": Mutation(
-        "early results have keys that have not changed",
-        all_keys_are_emitted_early,
-        partial(draw, topology="early_window"),
+        "early results have keys that have not changed", all_keys_are_emitted_early, of("early_window")
     ),
     "rows_of_a_batch_are_one": Mutation(
-        "of the rows of a window that share a batch one is kept",
-        rows_of_a_batch_are_one,
-        partial(draw, topology="rows_slide"),
+        "of the rows of a window that share a batch one is kept", rows_of_a_batch_are_one, of("rows_slide")
     ),
     "rows_keep_their_own_bounds": Mutation(
-        "the rows of a session keep bounds of their own",
-        rows_keep_their_own_bounds,
-        partial(draw, topology="rows_session"),
+        "the rows of a session keep bounds of their own", rows_keep_their_own_bounds, of("rows_session")
     ),
     "all_gaps_are_the_first": Mutation(
-        "all rows of a batch have the gap of the first", all_gaps_are_the_first, partial(draw, topology="gap_session")
+        "all rows of a batch have the gap of the first", all_gaps_are_the_first, of("gap_session")
     ),
     "neighbours_decide": Mutation(
-        "a row before the last does not hold a session open", neighbours_decide, partial(draw, topology="gap_session")
+        "a row before the last does not hold a session open", neighbours_decide, of("gap_session")
     ),
     "begun_windows_are_forgotten": Mutation(
         "windows by count begin again with a restore",
@@ -166,9 +160,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         partial(draw, topology="counted", faults=("kill_slot",), rows=100),
     ),
     "parts_of_one_row_are_lost": Mutation(
-        "the first row of a window by count is lost", parts_of_one_row_are_lost, partial(draw, topology="counted")
+        "the first row of a window by count is lost", parts_of_one_row_are_lost, of("counted")
     ),
     "merged_rows_are_one": Mutation(
-        "of the rows of a window that are merged one is kept", merged_rows_are_one, partial(draw, topology="rows_slide")
+        "of the rows of a window that are merged one is kept", merged_rows_are_one, of("rows_slide")
     ),
 }
