@@ -29,6 +29,11 @@ class Equivalent:
     proof: str
 
 
+def named(*mutations: Mutation) -> dict[str, Mutation]:
+    """Return the mutations by name: that of the function with their replacements."""
+    return {mutation.replacements.__name__: mutation for mutation in mutations}
+
+
 def of(topology: str) -> Callable[[int], Scenario]:
     """Return what draws the scenarios of a shape that has a name."""
     return partial(draw, topology=topology)
