@@ -10,7 +10,7 @@ import msgspec
 
 from midstream.engine.core.errors import ConfigError
 from midstream.simulation.faults import RECOVERING
-from midstream.simulation.seeds import check_seconds, parse_seeds
+from midstream.simulation.seeds import parse_seeds
 from midstream.simulation.trace import Filters, trace_patterns
 from midstream_lab.campaign import Options, Summary, campaign, shrink
 from midstream_lab.coverage import lines_of, report
@@ -201,3 +201,8 @@ def _options(
                 f"faults: there is no {unknown[0]!r}; there are {', '.join((*FAULTS, BACKLOGGED, RECOVERING))}, or none"
             )
     return Options(topology, parallelism, rescale_to, kinds, rows)
+
+
+def check_seconds(seconds: float | None) -> None:
+    if seconds is not None and not seconds > 0:
+        raise ConfigError(f"seconds: {seconds:g} is no time to run anything")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from midstream.engine.checkpoint import barrier_handler
@@ -14,7 +13,7 @@ from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.worker import slot_machine, task_snapshots
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, nothing
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.targeted_at_rest import learning_late
 
@@ -356,84 +355,54 @@ def acknowledged_out_of_order() -> Replacements:
     return [(task_snapshots.TaskSnapshots, "_acknowledge_in_order", acknowledge_at_once)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "skip_alignment": Mutation("snapshot at the first barrier", skip_alignment),
-    "end_is_no_barrier": Mutation("the end of a channel does not complete an alignment", end_is_no_barrier),
-    "ack_before_write": Mutation("acknowledge without a file", ack_before_write),
-    "forget_earlier_committables": Mutation(
-        "forget what was prepared for a checkpoint that failed", forget_earlier_committables
-    ),
-    "captured_channel_forgotten": Mutation(
-        "overtaken rows of one channel are not stored", captured_channel_forgotten, targeted.backpressured
-    ),
-    "captured_row_doubled": Mutation(
-        "overtaken rows of one channel are stored twice", captured_row_doubled, targeted.backpressured
-    ),
-    "announcement_lost": Mutation(
-        "a barrier that arrives while rows are captured is ignored", announcement_lost, targeted.backpressured
-    ),
-    "overtakes_again": Mutation("a barrier overtakes where it has left already", overtakes_again, targeted.timed_out),
-    "overtakes_without_rows": Mutation(
-        "rows that a barrier overtakes late are not stored", overtakes_without_rows, targeted.timed_out
-    ),
-    "overtakes_what_is_shared": Mutation(
-        "a barrier overtakes rows of a broadcast", overtakes_what_is_shared, targeted.backpressured
-    ),
-    "clear_while_recovering": Mutation(
+MUTATIONS: Final = named(
+    Mutation("snapshot at the first barrier", skip_alignment),
+    Mutation("the end of a channel does not complete an alignment", end_is_no_barrier),
+    Mutation("acknowledge without a file", ack_before_write),
+    Mutation("forget what was prepared for a checkpoint that failed", forget_earlier_committables),
+    Mutation("overtaken rows of one channel are not stored", captured_channel_forgotten, targeted.backpressured),
+    Mutation("overtaken rows of one channel are stored twice", captured_row_doubled, targeted.backpressured),
+    Mutation("a barrier that arrives while rows are captured is ignored", announcement_lost, targeted.backpressured),
+    Mutation("a barrier overtakes where it has left already", overtakes_again, targeted.timed_out),
+    Mutation("rows that a barrier overtakes late are not stored", overtakes_without_rows, targeted.timed_out),
+    Mutation("a barrier overtakes rows of a broadcast", overtakes_what_is_shared, targeted.backpressured),
+    Mutation(
         "recovered rows are not waited for where none may be in flight",
         clear_while_recovering,
         targeted.held_and_changed,
     ),
-    "clear_while_working": Mutation(
-        "the batch in process is not waited for where none may be in flight",
-        clear_while_working,
-        targeted.shared,
+    Mutation(
+        "the batch in process is not waited for where none may be in flight", clear_while_working, targeted.shared
     ),
-    "capture_goes_on": Mutation("rows are held for a checkpoint that was given up", capture_goes_on, targeted.on_time),
-    "captured_up_to_the_next_barrier": Mutation(
-        "rows after a barrier are stored with it", captured_up_to_the_next_barrier, targeted.backpressured
-    ),
-    "end_completes_alignment": Mutation("the end of one channel completes an alignment", end_completes_alignment),
-    "end_does_not_complete_capture": Mutation(
+    Mutation("rows are held for a checkpoint that was given up", capture_goes_on, targeted.on_time),
+    Mutation("rows after a barrier are stored with it", captured_up_to_the_next_barrier, targeted.backpressured),
+    Mutation("the end of one channel completes an alignment", end_completes_alignment),
+    Mutation(
         "the end of a channel completes a capture when it is read",
         end_does_not_complete_capture,
         targeted.backpressured,
     ),
-    "older_cancel_is_for_us": Mutation(
-        "an older cancellation ends an alignment", older_cancel_is_for_us, targeted.stalled
-    ),
-    "given_up_and_blocked": Mutation(
-        "channels stay blocked when a checkpoint is given up", given_up_and_blocked, targeted.failing_alone
-    ),
-    "failed_capture_goes_on": Mutation(
+    Mutation("an older cancellation ends an alignment", older_cancel_is_for_us, targeted.stalled),
+    Mutation("channels stay blocked when a checkpoint is given up", given_up_and_blocked, targeted.failing_alone),
+    Mutation(
         "barriers of a capture that could not be written count as overtaken",
         failed_capture_goes_on,
         targeted.captured_in_vain,
     ),
-    "overtakes_in_cycles": Mutation(
-        "barriers overtake where a task then waits for itself", overtakes_in_cycles, targeted.held
-    ),
-    "obsolete_barrier_taken": Mutation("an obsolete barrier counts as a new one", obsolete_barrier_taken),
-    "second_port_not_blocked": Mutation(
-        "the second input is not held back during an alignment", second_port_not_blocked
-    ),
-    "end_of_port_is_forgotten": Mutation(
-        "an end that has arrived before a barrier is forgotten", end_of_port_is_forgotten, targeted.far_behind
-    ),
-    "failed_write_forgets_committables": Mutation(
+    Mutation("barriers overtake where a task then waits for itself", overtakes_in_cycles, targeted.held),
+    Mutation("an obsolete barrier counts as a new one", obsolete_barrier_taken),
+    Mutation("the second input is not held back during an alignment", second_port_not_blocked),
+    Mutation("an end that has arrived before a barrier is forgotten", end_of_port_is_forgotten, targeted.far_behind),
+    Mutation(
         "what was prepared for a checkpoint that could not be written is forgotten",
         failed_write_forgets_committables,
         targeted.unwritable,
     ),
-    "chunks_of_an_aborted_checkpoint": Mutation(
-        "chunks of a checkpoint that did not complete are referred to", chunks_of_an_aborted_checkpoint
-    ),
-    "barrier_says_nothing_of_completed_ones": Mutation(
+    Mutation("chunks of a checkpoint that did not complete are referred to", chunks_of_an_aborted_checkpoint),
+    Mutation(
         "a snapshot refers to what an older checkpoint has, though a newer one has completed",
         barrier_says_nothing_of_completed_ones,
         learning_late,
     ),
-    "acknowledged_out_of_order": Mutation(
-        "checkpoints are acknowledged out of order", acknowledged_out_of_order, targeted.stalled
-    ),
-}
+    Mutation("checkpoints are acknowledged out of order", acknowledged_out_of_order, targeted.stalled),
+)

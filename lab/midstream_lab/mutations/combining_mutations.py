@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, Final
@@ -23,7 +23,7 @@ from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.window_specs import LATE
 from midstream.engine.state.columnar import PartLog
 from midstream.engine.worker import gate_recovery, task_checkpoints
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named
 from midstream_lab.scenarios.targeted_combining import (
     combined_behind,
     combining_behind,
@@ -149,30 +149,20 @@ def joined_parts_count_as_merged() -> Replacements:
 
 _sessions = combined_behind("combined_session", "combined_late_session")
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "late_parts_are_counted": Mutation(
-        "of combined rows that are late, the parts are counted", late_parts_are_counted, combining_windowed
-    ),
-    "highest_of_the_first_part": Mutation(
-        "the highest value is that of the first part", highest_of_the_first_part, combining_windowed
-    ),
-    "combined_of_other_groups_is_kept": Mutation(
-        "combined rows of other key groups are restored", combined_of_other_groups_is_kept, combining_behind
-    ),
-    "batches_of_each_form_are_counted_anew": Mutation(
+MUTATIONS: Final = named(
+    Mutation("of combined rows that are late, the parts are counted", late_parts_are_counted, combining_windowed),
+    Mutation("the highest value is that of the first part", highest_of_the_first_part, combining_windowed),
+    Mutation("combined rows of other key groups are restored", combined_of_other_groups_is_kept, combining_behind),
+    Mutation(
         "batches that are gone are counted layout by layout",
         batches_of_each_form_are_counted_anew,
         rejoined_in_both_forms,
     ),
-    "form_is_not_stored": Mutation("combined batches are stored as rows", form_is_not_stored, combining_behind),
-    "form_of_the_rest_is_lost": Mutation(
-        "the rest of a combined batch is stored as rows", form_of_the_rest_is_lost, combining_behind
-    ),
-    "form_is_not_sent": Mutation("combined batches are sent as rows", form_is_not_sent, combining_windowed),
-    "forms_are_joined": Mutation("joined combined batches count as rows", forms_are_joined, combining_joined),
-    "combined_over_panes": Mutation("rows of two panes are combined", combined_over_panes, combining_windowed),
-    "joined_parts_count_as_merged": Mutation(
-        "joined parts of a key are emitted one by one", joined_parts_count_as_merged, combining_joined
-    ),
-    "combined_over_gaps": Mutation("rows of two sessions are combined", combined_over_gaps, _sessions),
-}
+    Mutation("combined batches are stored as rows", form_is_not_stored, combining_behind),
+    Mutation("the rest of a combined batch is stored as rows", form_of_the_rest_is_lost, combining_behind),
+    Mutation("combined batches are sent as rows", form_is_not_sent, combining_windowed),
+    Mutation("joined combined batches count as rows", forms_are_joined, combining_joined),
+    Mutation("rows of two panes are combined", combined_over_panes, combining_windowed),
+    Mutation("joined parts of a key are emitted one by one", joined_parts_count_as_merged, combining_joined),
+    Mutation("rows of two sessions are combined", combined_over_gaps, _sessions),
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from midstream.engine.operators.base import Snapshot, SnapshotResult
 from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.worker.task_snapshots import TaskSnapshots
 from midstream.simulation.faults import Fault
-from midstream_lab.mutations.mutation import Mutation, Replacements, owner_of
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, owner_of
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted_at_rest import committing, outcome_unknown
@@ -243,41 +242,25 @@ _failing = committing("commit_fails", "kill_slot")
 _refused = committing("write_fails", "publish_fails")
 _stopped = committing("stop_driver")
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "unknown_outcome_is_aborted": Mutation(
-        "output of a checkpoint of unknown outcome is thrown away", unknown_outcome_is_aborted, outcome_unknown
-    ),
-    "failed_is_aborted_at_once": Mutation(
-        "output is thrown away and committed with the next checkpoint", failed_is_aborted_at_once, _refused
-    ),
-    "earlier_under_the_new_id": Mutation(
-        "output is committed for another checkpoint", earlier_under_the_new_id, _refused
-    ),
-    "earlier_is_committed_again": Mutation(
-        "output is committed for two checkpoints", earlier_is_committed_again, _refused
-    ),
-    "older_is_committed_last": Mutation("newer output is committed before older", older_is_committed_last, _refused),
-    "output_of_finished_is_forgotten": Mutation(
+MUTATIONS: Final = named(
+    Mutation("output of a checkpoint of unknown outcome is thrown away", unknown_outcome_is_aborted, outcome_unknown),
+    Mutation("output is thrown away and committed with the next checkpoint", failed_is_aborted_at_once, _refused),
+    Mutation("output is committed for another checkpoint", earlier_under_the_new_id, _refused),
+    Mutation("output is committed for two checkpoints", earlier_is_committed_again, _refused),
+    Mutation("newer output is committed before older", older_is_committed_last, _refused),
+    Mutation(
         "a restart forgets the output of operators that had finished", output_of_finished_is_forgotten, _at_the_end
     ),
-    "uncommitted_is_left_out": Mutation(
-        "what is not committed yet is not in the next checkpoint", uncommitted_is_left_out, _struck
-    ),
-    "failed_commit_counts": Mutation("a commit that fails counts as done", failed_commit_counts, _failing),
-    "given_up_after_failures": Mutation(
-        "what could not be committed is dropped", given_up_after_failures, _out_of_tries
-    ),
-    "ended_before_committed": Mutation("a job ends before its output is committed", ended_before_committed, _struck),
-    "finished_is_not_asked": Mutation("the last output of a sink is left out", finished_is_not_asked, _struck),
-    "confirmed_with_the_next": Mutation(
+    Mutation("what is not committed yet is not in the next checkpoint", uncommitted_is_left_out, _struck),
+    Mutation("a commit that fails counts as done", failed_commit_counts, _failing),
+    Mutation("what could not be committed is dropped", given_up_after_failures, _out_of_tries),
+    Mutation("a job ends before its output is committed", ended_before_committed, _struck),
+    Mutation("the last output of a sink is left out", finished_is_not_asked, _struck),
+    Mutation(
         "output of the checkpoint after the completed one is forgotten", confirmed_with_the_next, targeted.undisturbed
     ),
-    "prepared_late": Mutation("a sink prepares rows from after the barrier", prepared_late, _struck),
-    "abort_follows_the_restart": Mutation(
-        "output of an attempt is thrown away again and again", abort_follows_the_restart, _struck
-    ),
-    "zombie_driver_commits": Mutation(
-        "a driver commits although another one has taken over", zombie_driver_commits, _stopped
-    ),
-    "settled_stays_unsettled": Mutation("committed output is thrown away", settled_stays_unsettled, _struck),
-}
+    Mutation("a sink prepares rows from after the barrier", prepared_late, _struck),
+    Mutation("output of an attempt is thrown away again and again", abort_follows_the_restart, _struck),
+    Mutation("a driver commits although another one has taken over", zombie_driver_commits, _stopped),
+    Mutation("committed output is thrown away", settled_stays_unsettled, _struck),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from midstream.engine.exchange import element_queue
 from midstream.engine.exchange.batch_lease import LeasedBatch, concat_leased
 from midstream.engine.worker import gate_recovery
 from midstream.engine.worker.task_input import TaskInput
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named
 from midstream_lab.scenarios import targeted
 
 
@@ -128,31 +128,15 @@ def rest_off_by_one() -> Replacements:
     return [(TaskInput, "rests", rests)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "recovered_columns_wiped": Mutation(
-        "a column of recovered rows is empty", recovered_columns_wiped, targeted.backpressured
-    ),
-    "recovered_text_swapped": Mutation(
-        "a column of two recovered rows is swapped", recovered_text_swapped, targeted.backpressured
-    ),
-    "recovered_rows_reversed": Mutation(
-        "recovered rows of a batch come in the wrong order", recovered_rows_reversed, targeted.backpressured
-    ),
-    "recovered_times_of_the_first": Mutation(
-        "recovered rows have the event time of the first of them", recovered_times_of_the_first, targeted.on_time
-    ),
-    "joined_columns_wiped": Mutation(
-        "a column of joined batches is empty", joined_columns_wiped, targeted.backpressured
-    ),
-    "joined_text_swapped": Mutation(
-        "a column of two rows of joined batches is swapped", joined_text_swapped, targeted.backpressured
-    ),
-    "joined_rows_reversed": Mutation(
-        "batches are joined in the wrong order", joined_rows_reversed, targeted.backpressured
-    ),
-    "filtered_columns_shifted": Mutation(
-        "a column of filtered rows is that of others", filtered_columns_shifted, targeted.backpressured
-    ),
-    "slices_off_by_one": Mutation("filtered batches begin one row too late", slices_off_by_one, targeted.rejoined),
-    "rest_off_by_one": Mutation("the rest of a batch begins one row too early", rest_off_by_one, targeted.sliced),
-}
+MUTATIONS: Final = named(
+    Mutation("a column of recovered rows is empty", recovered_columns_wiped, targeted.backpressured),
+    Mutation("a column of two recovered rows is swapped", recovered_text_swapped, targeted.backpressured),
+    Mutation("recovered rows of a batch come in the wrong order", recovered_rows_reversed, targeted.backpressured),
+    Mutation("recovered rows have the event time of the first of them", recovered_times_of_the_first, targeted.on_time),
+    Mutation("a column of joined batches is empty", joined_columns_wiped, targeted.backpressured),
+    Mutation("a column of two rows of joined batches is swapped", joined_text_swapped, targeted.backpressured),
+    Mutation("batches are joined in the wrong order", joined_rows_reversed, targeted.backpressured),
+    Mutation("a column of filtered rows is that of others", filtered_columns_shifted, targeted.backpressured),
+    Mutation("filtered batches begin one row too late", slices_off_by_one, targeted.rejoined),
+    Mutation("the rest of a batch begins one row too early", rest_off_by_one, targeted.sliced),
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
@@ -32,7 +31,7 @@ from midstream.engine.worker.operator_chain import OperatorChain
 from midstream.engine.worker.task import Step, Task, TaskState
 from midstream.engine.worker.task_operators import TaskOperators
 from midstream.engine.worker.task_snapshots import TaskSnapshots
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing, owner_of
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, nothing, owner_of
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.targeted_at_rest import partly_finished
 from midstream_lab.scenarios.targeted_ends import intolerant_saving
@@ -398,85 +397,45 @@ def zombie_goes_on() -> Replacements:
     return [(checkpoints.CheckpointCoordinator, "check_epochs", nothing)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "savepoints_count": Mutation(
+MUTATIONS: Final = named(
+    Mutation(
         "a savepoint that fails counts against the failures that the job tolerates", savepoints_count, intolerant_saving
     ),
-    "metadata_before_acks": Mutation("publish while a task has not answered", metadata_before_acks),
-    "commit_before_completion": Mutation("commit before the metadata is durable", commit_before_completion),
-    "forget_committables_on_restore": Mutation("forget committables on restore", forget_committables_on_restore),
-    "shared_chunks_by_checkpoint": Mutation("shared chunks are deleted by checkpoint", shared_chunks_by_checkpoint),
-    "pending_splits_late": Mutation("pending splits are those at completion", pending_splits_late),
-    "no_fence": Mutation("a stale coordinator is not fenced", no_fence),
-    "zombie_goes_on": Mutation(
-        "a stale coordinator without files restarts indefinitely", zombie_goes_on, targeted.superseded
-    ),
-    "every_decline_counts": Mutation("that a task is not ready counts as a failure", every_decline_counts),
-    "watermark_of_the_fastest": Mutation(
-        "event time is restored as of the fastest subtask", watermark_of_the_fastest, targeted.on_time
-    ),
-    "event_time_of_the_fastest_split": Mutation(
-        "event time is that of all splits together", event_time_of_the_fastest_split, targeted.several_splits
-    ),
-    "pending_splits_are_newer": Mutation(
+    Mutation("publish while a task has not answered", metadata_before_acks),
+    Mutation("commit before the metadata is durable", commit_before_completion),
+    Mutation("forget committables on restore", forget_committables_on_restore),
+    Mutation("shared chunks are deleted by checkpoint", shared_chunks_by_checkpoint),
+    Mutation("pending splits are those at completion", pending_splits_late),
+    Mutation("a stale coordinator is not fenced", no_fence),
+    Mutation("a stale coordinator without files restarts indefinitely", zombie_goes_on, targeted.superseded),
+    Mutation("that a task is not ready counts as a failure", every_decline_counts),
+    Mutation("event time is restored as of the fastest subtask", watermark_of_the_fastest, targeted.on_time),
+    Mutation("event time is that of all splits together", event_time_of_the_fastest_split, targeted.several_splits),
+    Mutation(
         "event time does not wait for splits that no reader has", pending_splits_are_newer, targeted.several_splits
     ),
-    "parts_among_files": Mutation(
+    Mutation(
         "event time does not wait for the second part of one file among several",
         parts_among_files,
         targeted.many_splits,
     ),
-    "broadcast_of_the_first": Mutation(
-        "broadcast state is taken from subtask 0, finished or not",
-        broadcast_of_the_first,
-        partly_finished,
-    ),
-    "union_with_finished": Mutation(
-        "union state is accepted when some subtasks have finished", union_with_finished, targeted.ending_rescaled
-    ),
-    "finished_runs_again": Mutation(
-        "a finished operator runs again and gets the last watermark again", finished_runs_again, targeted.summed
-    ),
-    "finished_is_opened": Mutation("a finished operator is opened again", finished_is_opened, targeted.summed),
-    "last_timers_are_dropped": Mutation(
-        "timers that wait for the clock at the end never fire", last_timers_are_dropped, targeted.alarmed
-    ),
-    "timers_behind_the_end": Mutation(
-        "timers that are due at the end fire after it", timers_behind_the_end, targeted.alarmed
-    ),
-    "timers_forgotten": Mutation("timers that wait for the clock are not restored", timers_forgotten, targeted.alarmed),
-    "watermark_before_timers": Mutation(
-        "a watermark is forwarded before all its timers have fired", watermark_before_timers, targeted.on_time
-    ),
-    "timers_before_rows": Mutation(
-        "timers that are always due keep the rows waiting", timers_before_rows, targeted.always_due
-    ),
-    "checkpoint_while_draining": Mutation(
-        "a checkpoint while only some sources have drained", checkpoint_while_draining, targeted.draining
-    ),
-    "late_metadata_is_failed": Mutation(
-        "metadata that is not written in time counts as failed", late_metadata_is_failed, targeted.hanging
-    ),
-    "late_metadata_completes": Mutation(
-        "a checkpoint that was given up becomes complete", late_metadata_completes, targeted.hanging
-    ),
-    "checkpoints_do_not_count": Mutation(
-        "failures are in a row in spite of checkpoints", checkpoints_do_not_count, targeted.poisoned
-    ),
-    "rescale_keeps_splits": Mutation(
-        "a rescale continues with the splits of now", rescale_keeps_splits, targeted.rescaled
-    ),
-    "rescale_keeps_layout": Mutation(
-        "checkpoints are described as before the rescale", rescale_keeps_layout, targeted.rescaled
-    ),
-    "rescale_is_not_answered": Mutation(
-        "a rescale that is given up is not answered", rescale_is_not_answered, targeted.rescaled
-    ),
-    "rescale_does_not_go_back": Mutation(
-        "a plan that does not work is not left again", rescale_does_not_go_back, targeted.rescaled
-    ),
-    "rescale_keeps_slots": Mutation("slots that are too many stay", rescale_keeps_slots, targeted.rescaled),
-    "rescale_before_stored": Mutation(
-        "a rescale switches before its checkpoint is complete", rescale_before_stored, targeted.rescaled
-    ),
-}
+    Mutation("broadcast state is taken from subtask 0, finished or not", broadcast_of_the_first, partly_finished),
+    Mutation("union state is accepted when some subtasks have finished", union_with_finished, targeted.ending_rescaled),
+    Mutation("a finished operator runs again and gets the last watermark again", finished_runs_again, targeted.summed),
+    Mutation("a finished operator is opened again", finished_is_opened, targeted.summed),
+    Mutation("timers that wait for the clock at the end never fire", last_timers_are_dropped, targeted.alarmed),
+    Mutation("timers that are due at the end fire after it", timers_behind_the_end, targeted.alarmed),
+    Mutation("timers that wait for the clock are not restored", timers_forgotten, targeted.alarmed),
+    Mutation("a watermark is forwarded before all its timers have fired", watermark_before_timers, targeted.on_time),
+    Mutation("timers that are always due keep the rows waiting", timers_before_rows, targeted.always_due),
+    Mutation("a checkpoint while only some sources have drained", checkpoint_while_draining, targeted.draining),
+    Mutation("metadata that is not written in time counts as failed", late_metadata_is_failed, targeted.hanging),
+    Mutation("a checkpoint that was given up becomes complete", late_metadata_completes, targeted.hanging),
+    Mutation("failures are in a row in spite of checkpoints", checkpoints_do_not_count, targeted.poisoned),
+    Mutation("a rescale continues with the splits of now", rescale_keeps_splits, targeted.rescaled),
+    Mutation("checkpoints are described as before the rescale", rescale_keeps_layout, targeted.rescaled),
+    Mutation("a rescale that is given up is not answered", rescale_is_not_answered, targeted.rescaled),
+    Mutation("a plan that does not work is not left again", rescale_does_not_go_back, targeted.rescaled),
+    Mutation("slots that are too many stay", rescale_keeps_slots, targeted.rescaled),
+    Mutation("a rescale switches before its checkpoint is complete", rescale_before_stored, targeted.rescaled),
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from functools import partial
 from typing import Any, Final
 
 import polars as pl
@@ -17,8 +16,7 @@ from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.sketches import Quantile
 from midstream.engine.operators.windows.value_lists import Collect, _Listed
 from midstream.engine.operators.windows.window_operator import WindowOperator
-from midstream_lab.mutations.mutation import Mutation, Replacements
-from midstream_lab.scenarios.scenario import draw
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, of
 
 
 def zone_is_lost() -> Replacements:
@@ -91,15 +89,13 @@ def arrival_is_by_time() -> Replacements:
     return [(First, "_time", time)]
 
 
-_in_days: Final = partial(draw, topology="days")
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "zone_is_lost": Mutation("the time zone of windows is lost by a restore", zone_is_lost, _in_days),
-    "clock_never_changes": Mutation("all local days have 24 hours", clock_never_changes, _in_days),
-    "limit_ends_with_the_part": Mutation("merged lists have no limit", limit_ends_with_the_part, _in_days),
-    "values_of_parts_are_added": Mutation("distinct values count once a part", values_of_parts_are_added, _in_days),
-    "deviations_between_parts_are_lost": Mutation(
-        "a variance is that within batches", deviations_between_parts_are_lost, _in_days
-    ),
-    "histogram_is_the_last": Mutation("a quantile is that of the last batch", histogram_is_the_last, _in_days),
-    "arrival_is_by_time": Mutation("arrival is the order of event time", arrival_is_by_time, _in_days),
-}
+_in_days: Final = of("days")
+MUTATIONS: Final = named(
+    Mutation("the time zone of windows is lost by a restore", zone_is_lost, _in_days),
+    Mutation("all local days have 24 hours", clock_never_changes, _in_days),
+    Mutation("merged lists have no limit", limit_ends_with_the_part, _in_days),
+    Mutation("distinct values count once a part", values_of_parts_are_added, _in_days),
+    Mutation("a variance is that within batches", deviations_between_parts_are_lost, _in_days),
+    Mutation("a quantile is that of the last batch", histogram_is_the_last, _in_days),
+    Mutation("arrival is the order of event time", arrival_is_by_time, _in_days),
+)

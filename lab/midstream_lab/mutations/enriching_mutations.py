@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ from midstream.engine.core.batches import empty_batch
 from midstream.engine.operators.base import NOTHING
 from midstream.engine.operators.table_join import TableJoinOperator
 from midstream.engine.state.state_parts import Chunk
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, nothing
 from midstream_lab.scenarios.scenario import Scenario, draw
 
 
@@ -63,11 +62,9 @@ def enriching(seed: int) -> Scenario:
     return replace(drawn, interval_s=0.01)
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "rows_before_the_table": Mutation(
-        "rows are joined with a table before it is loaded", rows_before_the_table, enriching
-    ),
-    "tables_are_loaded_again": Mutation("a restore loads the table again", tables_are_loaded_again, enriching),
-    "tables_are_not_stored": Mutation("checkpoints lack the table", tables_are_not_stored, enriching),
-    "versions_share_a_chunk": Mutation("two versions of a table have one chunk", versions_share_a_chunk, enriching),
-}
+MUTATIONS: Final = named(
+    Mutation("rows are joined with a table before it is loaded", rows_before_the_table, enriching),
+    Mutation("a restore loads the table again", tables_are_loaded_again, enriching),
+    Mutation("checkpoints lack the table", tables_are_not_stored, enriching),
+    Mutation("two versions of a table have one chunk", versions_share_a_chunk, enriching),
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -18,7 +17,7 @@ from midstream.engine.exchange.peer_link import PeerLink
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.exchange.subpartition import Subpartition
 from midstream.engine.worker.deployment import Deployment
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, nothing
 from midstream_lab.scenarios import targeted
 
 
@@ -369,49 +368,35 @@ def split_by_the_wrong_range() -> Replacements:
     return [(partition, "subtask_of", subtask_of)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "resume_forgets": Mutation("a resumed channel is not read again", resume_forgets),
-    "block_nothing": Mutation("a blocked channel is still read", block_nothing),
-    "leak_credit": Mutation("a buffer of a large batch is never given back", leak_credit),
-    "grant_nothing_back": Mutation("credit is granted once only", grant_nothing_back),
-    "rest_is_not_granted": Mutation("a batch above the limit of its queue is not granted", rest_is_not_granted),
-    "read_rows_still_wait": Mutation("rows that were read still count as waiting", read_rows_still_wait),
-    "limit_of_nothing": Mutation("the queue of a slow reader accepts nothing any more", limit_of_nothing),
-    "drop_an_element": Mutation("in-flight data is forgotten at a barrier", drop_an_element),
-    "end_overtakes": Mutation("the end of data overtakes rows", end_overtakes),
-    "credit_twice": Mutation("credit is announced twice", credit_twice),
-    "partial_kept_over_a_cut": Mutation(
-        "part of a batch is kept over a cut", partial_kept_over_a_cut, targeted.cut_short
-    ),
-    "freed_when_taken": Mutation("buffers are free when a batch is taken", freed_when_taken),
-    "freed_with_the_next": Mutation(
-        "buffers are free when the next batch is processed", freed_with_the_next, targeted.tight
-    ),
-    "local_batch_never_freed": Mutation(
-        "buffers of joined batches are charged indefinitely", local_batch_never_freed, targeted.tight
-    ),
-    "captured_is_freed_at_once": Mutation(
-        "what a checkpoint holds is not charged", captured_is_freed_at_once, targeted.backpressured
-    ),
-    "broadcast_skips_the_last": Mutation("a broadcast skips the last consumer", broadcast_skips_the_last),
-    "watermark_skips_the_last": Mutation("watermarks skip the last consumer", watermark_skips_the_last),
-    "watermark_before_rows": Mutation("a watermark overtakes rows", watermark_before_rows, targeted.on_time),
-    "joined_over_a_barrier": Mutation("batches are joined over a barrier", joined_over_a_barrier, targeted.rejoined),
-    "first_of_a_run_is_lost": Mutation("a batch that is one too many to be joined is dropped", first_of_a_run_is_lost),
-    "joined_is_never_done": Mutation(
+MUTATIONS: Final = named(
+    Mutation("a resumed channel is not read again", resume_forgets),
+    Mutation("a blocked channel is still read", block_nothing),
+    Mutation("a buffer of a large batch is never given back", leak_credit),
+    Mutation("credit is granted once only", grant_nothing_back),
+    Mutation("a batch above the limit of its queue is not granted", rest_is_not_granted),
+    Mutation("rows that were read still count as waiting", read_rows_still_wait),
+    Mutation("the queue of a slow reader accepts nothing any more", limit_of_nothing),
+    Mutation("in-flight data is forgotten at a barrier", drop_an_element),
+    Mutation("the end of data overtakes rows", end_overtakes),
+    Mutation("credit is announced twice", credit_twice),
+    Mutation("part of a batch is kept over a cut", partial_kept_over_a_cut, targeted.cut_short),
+    Mutation("buffers are free when a batch is taken", freed_when_taken),
+    Mutation("buffers are free when the next batch is processed", freed_with_the_next, targeted.tight),
+    Mutation("buffers of joined batches are charged indefinitely", local_batch_never_freed, targeted.tight),
+    Mutation("what a checkpoint holds is not charged", captured_is_freed_at_once, targeted.backpressured),
+    Mutation("a broadcast skips the last consumer", broadcast_skips_the_last),
+    Mutation("watermarks skip the last consumer", watermark_skips_the_last),
+    Mutation("a watermark overtakes rows", watermark_before_rows, targeted.on_time),
+    Mutation("batches are joined over a barrier", joined_over_a_barrier, targeted.rejoined),
+    Mutation("a batch that is one too many to be joined is dropped", first_of_a_run_is_lost),
+    Mutation(
         "of channels that are read together one gets its buffers back", joined_is_never_done, targeted.joining_tight
     ),
-    "joined_with_what_is_blocked": Mutation(
-        "a blocked channel is read together with others", joined_with_what_is_blocked, targeted.joining
-    ),
-    "joined_without_the_last": Mutation(
-        "of channels that are read together the rows of one are lost", joined_without_the_last
-    ),
-    "turn_is_lost": Mutation("a channel loses its turn after a watermark", turn_is_lost),
-    "opened_before_recovered": Mutation(
+    Mutation("a blocked channel is read together with others", joined_with_what_is_blocked, targeted.joining),
+    Mutation("of channels that are read together the rows of one are lost", joined_without_the_last),
+    Mutation("a channel loses its turn after a watermark", turn_is_lost),
+    Mutation(
         "rows are requested before what is recovered has been taken", opened_before_recovered, targeted.backpressured
     ),
-    "split_by_the_wrong_range": Mutation(
-        "rows at the border of two ranges go to the wrong subtask", split_by_the_wrong_range
-    ),
-}
+    Mutation("rows at the border of two ranges go to the wrong subtask", split_by_the_wrong_range),
+)

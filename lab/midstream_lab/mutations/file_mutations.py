@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from midstream.engine.core.interfaces import Storage
 from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
 from midstream.simulation.faults import Fault
 from midstream_lab.fault_kinds import HANGS
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named
 from midstream_lab.mutations.on_disk_mutations import left_behind
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import Scenario, draw
@@ -287,38 +287,22 @@ def _beyond_ten(seed: int) -> Scenario:
 _quiet, _restarted = _failing(), _failing("kill_driver", "kill_slot")
 _unwritten = _failing("write_fails", "publish_fails", "kill_slot")
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "ids_in_the_order_of_text": Mutation("checkpoint 9 counts as newer than 10", ids_in_the_order_of_text, _beyond_ten),
-    "one_too_many_is_kept": Mutation("one checkpoint too many is kept", one_too_many_is_kept, _quiet),
-    "files_that_may_be_needed_go": Mutation(
-        "a checkpoint of unknown outcome loses its files", files_that_may_be_needed_go, _given_up
-    ),
-    "known_before_complete": Mutation(
-        "chunks of a checkpoint that failed are referred to", known_before_complete, _unwritten
-    ),
-    "owner_is_not_claimed": Mutation("two coordinators write one checkpoint", owner_is_not_claimed, _quiet),
-    "failed_write_is_left": Mutation(
-        "metadata that is there counts as not written", failed_write_is_left, targeted.lying
-    ),
-    "newer_than_seen_counts": Mutation("one superseded checkpoint counts", newer_than_seen_counts, frozen),
-    "id_after_the_complete_ones": Mutation(
-        "the id of a checkpoint is used again", id_after_the_complete_ones, left_behind
-    ),
-    "one_too_few_is_kept": Mutation("one checkpoint too few is kept", one_too_few_is_kept, _quiet),
-    "files_of_the_newest_only": Mutation(
-        "older checkpoints that are kept lose files", files_of_the_newest_only, _quiet
-    ),
-    "earlier_flushes_are_left_out": Mutation(
-        "files with rows in flight are not acknowledged", earlier_flushes_are_left_out, targeted.ending_rescaled
-    ),
-    "files_of_dead_attempts_stay": Mutation("files of dead attempts leak", files_of_dead_attempts_stay, _restarted),
-    "files_of_earlier_starts_stay": Mutation("files of earlier starts leak", files_of_earlier_starts_stay, _restarted),
-    "begun_checkpoints_stay": Mutation("checkpoints that were begun leak", begun_checkpoints_stay, left_behind),
-    "files_of_failed_ones_stay": Mutation("files of failed checkpoints leak", files_of_failed_ones_stay, _unwritten),
-    "files_of_late_answers_stay": Mutation(
-        "files of late acknowledgements leak", files_of_late_answers_stay, _unwritten
-    ),
-    "a_failed_pass_is_forgotten": Mutation(
-        "files that could not be deleted leak", a_failed_pass_is_forgotten, _failing("disk_gone")
-    ),
-}
+MUTATIONS: Final = named(
+    Mutation("checkpoint 9 counts as newer than 10", ids_in_the_order_of_text, _beyond_ten),
+    Mutation("one checkpoint too many is kept", one_too_many_is_kept, _quiet),
+    Mutation("a checkpoint of unknown outcome loses its files", files_that_may_be_needed_go, _given_up),
+    Mutation("chunks of a checkpoint that failed are referred to", known_before_complete, _unwritten),
+    Mutation("two coordinators write one checkpoint", owner_is_not_claimed, _quiet),
+    Mutation("metadata that is there counts as not written", failed_write_is_left, targeted.lying),
+    Mutation("one superseded checkpoint counts", newer_than_seen_counts, frozen),
+    Mutation("the id of a checkpoint is used again", id_after_the_complete_ones, left_behind),
+    Mutation("one checkpoint too few is kept", one_too_few_is_kept, _quiet),
+    Mutation("older checkpoints that are kept lose files", files_of_the_newest_only, _quiet),
+    Mutation("files with rows in flight are not acknowledged", earlier_flushes_are_left_out, targeted.ending_rescaled),
+    Mutation("files of dead attempts leak", files_of_dead_attempts_stay, _restarted),
+    Mutation("files of earlier starts leak", files_of_earlier_starts_stay, _restarted),
+    Mutation("checkpoints that were begun leak", begun_checkpoints_stay, left_behind),
+    Mutation("files of failed checkpoints leak", files_of_failed_ones_stay, _unwritten),
+    Mutation("files of late acknowledgements leak", files_of_late_answers_stay, _unwritten),
+    Mutation("files that could not be deleted leak", a_failed_pass_is_forgotten, _failing("disk_gone")),
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ from midstream.engine.operators.failed_rows import FailedRows
 from midstream.engine.operators.row_conversion import USER_ERRORS, Row, to_batch
 from midstream.engine.operators.row_functions import FlatMapOperator, MapBatchesOperator
 from midstream.engine.state.keyed_states import State
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, nothing
 from midstream_lab.scenarios.scenario import Scenario, draw
 
 
@@ -67,15 +66,9 @@ def failing(seed: int) -> Scenario:
     return draw(seed, topology="failing", rows=60)
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "results_before_the_failure_stay": Mutation(
-        "what a function yields for a row before it fails comes out", results_before_the_failure_stay, failing
-    ),
-    "one_failure_a_batch": Mutation("of the failed rows of a batch all but one are lost", one_failure_a_batch, failing),
-    "states_are_not_undone": Mutation(
-        "changes of state stay of a row for which the function fails", states_are_not_undone, failing
-    ),
-    "halves_fail_as_a_whole": Mutation(
-        "rows that share half a batch with a failing one are lost", halves_fail_as_a_whole, failing
-    ),
-}
+MUTATIONS: Final = named(
+    Mutation("what a function yields for a row before it fails comes out", results_before_the_failure_stay, failing),
+    Mutation("of the failed rows of a batch all but one are lost", one_failure_a_batch, failing),
+    Mutation("changes of state stay of a row for which the function fails", states_are_not_undone, failing),
+    Mutation("rows that share half a batch with a failing one are lost", halves_fail_as_a_whole, failing),
+)

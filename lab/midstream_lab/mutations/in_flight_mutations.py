@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -19,7 +18,7 @@ from midstream.engine.exchange.subpartition import Subpartition
 from midstream.engine.worker import gate_recovery as recovery
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, nothing
 from midstream_lab.scenarios import targeted
 
 
@@ -295,64 +294,40 @@ def remaining_behind_the_queue() -> Replacements:
     return [(GateRecovery, "remaining", remaining)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "old_parallelism": Mutation("keyed state is not filtered", old_parallelism, targeted.backpressured),
-    "remaining_behind_the_queue": Mutation(
-        "recovered data is stored from where it has been read to", remaining_behind_the_queue
-    ),
-    "forget_rest": Mutation("the rest of a sliced batch is not captured", forget_rest, targeted.backpressured),
-    "forget_partly_sent": Mutation(
-        "a batch that is partly sent is not captured", forget_partly_sent, targeted.backpressured
-    ),
-    "forget_arrivals": Mutation(
-        "what arrives before its barrier is not captured", forget_arrivals, targeted.backpressured
-    ),
-    "forget_output": Mutation("queued output is not captured", forget_output, targeted.backpressured),
-    "no_filter": Mutation("rows in flight are not filtered by key group", no_filter, targeted.backpressured),
-    "forget_recovered": Mutation(
-        "a checkpoint during recovery forgets what is not consumed", forget_recovered, targeted.backpressured
-    ),
-    "ignore_skip": Mutation(
-        "what was consumed before a checkpoint is recovered again", ignore_skip, targeted.backpressured
-    ),
-    "live_before_recovered": Mutation(
-        "live data is read before recovered data", live_before_recovered, targeted.backpressured
-    ),
-    "output_before_input": Mutation(
-        "what had arrived is read after what had not", output_before_input, targeted.backpressured
-    ),
-    "old_ranges": Mutation(
-        "rows in flight are distributed by the key groups of before", old_ranges, targeted.backpressured
-    ),
-    "as_far_as_the_first": Mutation(
-        "what consumers share is gone for all once it is for one", as_far_as_the_first, targeted.rejoined
-    ),
-    "joined_over_gaps": Mutation("shared key groups are joined over gaps", joined_over_gaps, targeted.rejoined),
-    "ahead_counts_from_the_start": Mutation(
+MUTATIONS: Final = named(
+    Mutation("keyed state is not filtered", old_parallelism, targeted.backpressured),
+    Mutation("recovered data is stored from where it has been read to", remaining_behind_the_queue),
+    Mutation("the rest of a sliced batch is not captured", forget_rest, targeted.backpressured),
+    Mutation("a batch that is partly sent is not captured", forget_partly_sent, targeted.backpressured),
+    Mutation("what arrives before its barrier is not captured", forget_arrivals, targeted.backpressured),
+    Mutation("queued output is not captured", forget_output, targeted.backpressured),
+    Mutation("rows in flight are not filtered by key group", no_filter, targeted.backpressured),
+    Mutation("a checkpoint during recovery forgets what is not consumed", forget_recovered, targeted.backpressured),
+    Mutation("what was consumed before a checkpoint is recovered again", ignore_skip, targeted.backpressured),
+    Mutation("live data is read before recovered data", live_before_recovered, targeted.backpressured),
+    Mutation("what had arrived is read after what had not", output_before_input, targeted.backpressured),
+    Mutation("rows in flight are distributed by the key groups of before", old_ranges, targeted.backpressured),
+    Mutation("what consumers share is gone for all once it is for one", as_far_as_the_first, targeted.rejoined),
+    Mutation("shared key groups are joined over gaps", joined_over_gaps, targeted.rejoined),
+    Mutation(
         "what is gone for some key groups is counted from a segment that is gone",
         ahead_counts_from_the_start,
         targeted.rejoined,
     ),
-    "unannounced_barrier": Mutation(
+    Mutation(
         "a barrier that overtakes what waits for credit is not announced", unannounced_barrier, targeted.far_behind
     ),
-    "position_late": Mutation(
+    Mutation(
         "the place in recovered data moves when a batch is processed, not when it is taken",
         position_late,
         targeted.sliced,
     ),
-    "barrier_later": Mutation(
-        "what is in flight is captured one mail after the operators", barrier_later, targeted.backpressured
-    ),
-    "missing_barrier": Mutation("one channel gets no barrier", missing_barrier, targeted.backpressured),
-    "forgotten_channel_files": Mutation(
+    Mutation("what is in flight is captured one mail after the operators", barrier_later, targeted.backpressured),
+    Mutation("one channel gets no barrier", missing_barrier, targeted.backpressured),
+    Mutation(
         "files of rows in flight are not kept with their checkpoint", forgotten_channel_files, targeted.backpressured
     ),
-    "recovery_waits_for_pool": Mutation(
-        "recovered rows wait for room in the pool", recovery_waits_for_pool, targeted.tight_pool
-    ),
-    "swallow_read_error": Mutation("an error in recovering rows is swallowed", swallow_read_error, targeted.recovering),
-    "output_aside": Mutation(
-        "output is kept outside the queues while the pool is empty", output_aside, targeted.tight_pool
-    ),
-}
+    Mutation("recovered rows wait for room in the pool", recovery_waits_for_pool, targeted.tight_pool),
+    Mutation("an error in recovering rows is swallowed", swallow_read_error, targeted.recovering),
+    Mutation("output is kept outside the queues while the pool is empty", output_aside, targeted.tight_pool),
+)

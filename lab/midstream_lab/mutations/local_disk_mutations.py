@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from midstream.engine.state.spilled_state import SpilledRows, SpilledTimers
 from midstream.engine.state.table_runs import TableRun
 from midstream.engine.worker import state_memory
 from midstream_lab.jobs.expiring import EXPIRING
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import Scenario, draw
 
@@ -138,16 +137,14 @@ def some_due_timers_are_dropped() -> Replacements:
     return [(SpilledTimers, "_revive", revive)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "columns_of_another_run": Mutation("a run on disk has the rows of another one", columns_of_another_run, on_disk),
-    "last_row_is_not_written": Mutation("a run on disk lacks its last row", last_row_is_not_written, on_disk),
-    "removed_rows_return": Mutation("removed rows are back when their run is moved", removed_rows_return, on_disk),
-    "rows_for_codes": Mutation("the index of a table on disk is exchanged", rows_for_codes, on_disk),
-    "hashes_of_before": Mutation("the hashes of sessions on disk are in another order", hashes_of_before, on_disk),
-    "fetched_entries_stay_rows": Mutation("an entry is an object and a row", fetched_entries_stay_rows, spilled),
-    "spilled_rows_are_not_stored": Mutation("a checkpoint lacks spilled rows", spilled_rows_are_not_stored, spilled),
-    "spilled_timers_wait": Mutation("spilled timers are late", spilled_timers_wait, spilled),
-    "some_due_timers_are_dropped": Mutation(
-        "one of the spilled timers is dropped", some_due_timers_are_dropped, spilled
-    ),
-}
+MUTATIONS: Final = named(
+    Mutation("a run on disk has the rows of another one", columns_of_another_run, on_disk),
+    Mutation("a run on disk lacks its last row", last_row_is_not_written, on_disk),
+    Mutation("removed rows are back when their run is moved", removed_rows_return, on_disk),
+    Mutation("the index of a table on disk is exchanged", rows_for_codes, on_disk),
+    Mutation("the hashes of sessions on disk are in another order", hashes_of_before, on_disk),
+    Mutation("an entry is an object and a row", fetched_entries_stay_rows, spilled),
+    Mutation("a checkpoint lacks spilled rows", spilled_rows_are_not_stored, spilled),
+    Mutation("spilled timers are late", spilled_timers_wait, spilled),
+    Mutation("one of the spilled timers is dropped", some_due_timers_are_dropped, spilled),
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -10,7 +9,7 @@ from midstream.engine.operators.async_map import AsyncMapOperator
 from midstream.engine.operators.base import NOTHING
 from midstream.engine.worker.operator_chain import OperatorChain
 from midstream.engine.worker.task_operators import TaskOperators
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named
 from midstream_lab.scenarios.scenario import draw
 
 
@@ -73,35 +72,35 @@ def outcomes_wait_in_line() -> Replacements:
     return [(TaskOperators, "next_due", next_due)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "rows_in_flight_are_not_stored": Mutation(
+MUTATIONS: Final = named(
+    Mutation(
         "rows that have been called are not in the checkpoint",
         rows_in_flight_are_not_stored,
-        partial(draw, topology="lookup", faults=("kill_slot",)),
+        partial(draw, topology="lookup", faults=("kill_slot")),
     ),
-    "watermark_overtakes_calls": Mutation(
+    Mutation(
         "a watermark overtakes rows that have been called",
         watermark_overtakes_calls,
         partial(draw, topology="lookup", faults=()),
     ),
-    "results_as_they_come": Mutation(
+    Mutation(
         "ordered results are emitted as they come",
         results_as_they_come,
         partial(draw, topology="lookup_in_order", faults=()),
     ),
-    "emitted_rows_are_stored": Mutation(
+    Mutation(
         "rows are called again, and emitted twice, after a restore",
         emitted_rows_are_stored,
-        partial(draw, topology="lookup", faults=("kill_slot",)),
+        partial(draw, topology="lookup", faults=("kill_slot")),
     ),
-    "outcomes_wait_in_line": Mutation(
+    Mutation(
         "an outcome that must wait holds up those of the operators it waits for",
         outcomes_wait_in_line,
         partial(draw, topology="lookup_in_order", faults=()),
     ),
-    "calls_under_way_at_the_end_are_dropped": Mutation(
+    Mutation(
         "a task ends its data while calls are under way",
         calls_under_way_at_the_end_are_dropped,
         partial(draw, topology="lookup", faults=()),
     ),
-}
+)

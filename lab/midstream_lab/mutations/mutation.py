@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
-from midstream_lab.scenarios.scenario import Scenario
+from midstream_lab.scenarios.scenario import Scenario, draw
 
 Replacements: TypeAlias = list[tuple[Any, str, Any]]
 """The owner, the name of its attribute, and the value of that attribute while the mutation is applied."""
@@ -26,6 +27,16 @@ class Equivalent:
 
     what: str
     proof: str
+
+
+def named(*mutations: Mutation) -> dict[str, Mutation]:
+    """Return the mutations by name: that of the function with their replacements."""
+    return {mutation.replacements.__name__: mutation for mutation in mutations}
+
+
+def of(topology: str) -> Callable[[int], Scenario]:
+    """Return what draws the scenarios of a shape that has a name."""
+    return partial(draw, topology=topology)
 
 
 def owner_of(part: Any) -> Any:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from midstream.engine.core.errors import ConfigError
-from midstream.simulation.seeds import check_seconds
 from midstream_lab.mutations.catalog import EQUIVALENT, MUTATIONS
 from midstream_lab.mutations.mutation_score import RANDOM_SEEDS_MAX, Kill, Search, kill_table
-from midstream_lab.simulate import Simulated
+from midstream_lab.simulate import Simulated, check_seconds
 
 TABLE_CHARS = 180
 NOT_ASKED = Search(0, None)

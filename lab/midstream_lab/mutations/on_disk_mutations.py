@@ -23,7 +23,7 @@ from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import CheckpointAck
 from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
 from midstream.simulation.faults import Fault
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named
 from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted import hanging
 from midstream_lab.scenarios.targeted_at_rest import (
@@ -342,69 +342,55 @@ def uncertain_is_aborted() -> Replacements:
 
 
 _Bug = tuple[str, Callable[[], Replacements], Callable[[int], Scenario]]
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "epoch_checked_before": Mutation(
-        "the epoch is checked only before metadata is written", epoch_checked_before, frozen
-    ),
-    "superseded_is_offered": Mutation("a superseded checkpoint is offered", superseded_is_offered, frozen),
-    "older_than_the_newest_counts": Mutation(
+MUTATIONS: Final = named(
+    Mutation("the epoch is checked only before metadata is written", epoch_checked_before, frozen),
+    Mutation("a superseded checkpoint is offered", superseded_is_offered, frozen),
+    Mutation(
         "metadata that is written late counts if it is not the newest",
         older_than_the_newest_counts,
         given_up_and_frozen,
     ),
-    "marks_are_not_looked_at": Mutation(
-        "a job rewinds to a checkpoint that is being deleted", marks_are_not_looked_at, back_to_the_deleted
-    ),
-    "epoch_checked_before_the_mark": Mutation(
+    Mutation("a job rewinds to a checkpoint that is being deleted", marks_are_not_looked_at, back_to_the_deleted),
+    Mutation(
         "the epoch is checked only before a checkpoint is marked", epoch_checked_before_the_mark, back_to_the_deleted
     ),
-    "attempts_leak": Mutation("files of dead attempts are not deleted", attempts_leak, left_behind),
-    "epochs_leak": Mutation("files of dead drivers are not deleted", epochs_leak, left_behind),
-    "aborted_leak": Mutation("files of checkpoints that fail are not deleted", aborted_leak, left_behind),
-    "late_files_leak": Mutation("files that are acknowledged late are not deleted", late_files_leak, left_behind),
-    "declined_leak": Mutation("files of tasks that decline are not deleted", declined_leak, left_behind),
-    "earlier_flushes_left_out": Mutation(
-        "files of earlier flushes are left out of an acknowledgement", earlier_flushes_left_out, long_in_flight
-    ),
-    "uncertain_is_aborted": Mutation(
-        "output of a checkpoint of unknown outcome is cleaned up", uncertain_is_aborted, hanging
-    ),
-    "retained_loses_files": Mutation("a retained checkpoint loses files", retained_loses_files, left_behind),
-    "one_too_many": Mutation("one checkpoint too many is kept", one_too_many, left_behind),
-    "id_is_reused": Mutation("ids of checkpoints are used again", id_is_reused, going_back_and_forth),
-    "goes_back_without_a_word": Mutation(
-        "a job rewinds without checking for newer output", goes_back_without_a_word, going_back_and_forth
-    ),
-    "deleted_later": Mutation("what cannot be deleted waits for the next pass", deleted_later, deleted_again),
-    "rolls_back_too_much": Mutation("sinks roll back too much", rolls_back_too_much, going_back_and_forth),
-    "rolls_back_too_little": Mutation("sinks roll back too little", rolls_back_too_little, going_back_and_forth),
-    "commits_under_way_are_overlooked": Mutation(
+    Mutation("files of dead attempts are not deleted", attempts_leak, left_behind),
+    Mutation("files of dead drivers are not deleted", epochs_leak, left_behind),
+    Mutation("files of checkpoints that fail are not deleted", aborted_leak, left_behind),
+    Mutation("files that are acknowledged late are not deleted", late_files_leak, left_behind),
+    Mutation("files of tasks that decline are not deleted", declined_leak, left_behind),
+    Mutation("files of earlier flushes are left out of an acknowledgement", earlier_flushes_left_out, long_in_flight),
+    Mutation("output of a checkpoint of unknown outcome is cleaned up", uncertain_is_aborted, hanging),
+    Mutation("a retained checkpoint loses files", retained_loses_files, left_behind),
+    Mutation("one checkpoint too many is kept", one_too_many, left_behind),
+    Mutation("ids of checkpoints are used again", id_is_reused, going_back_and_forth),
+    Mutation("a job rewinds without checking for newer output", goes_back_without_a_word, going_back_and_forth),
+    Mutation("what cannot be deleted waits for the next pass", deleted_later, deleted_again),
+    Mutation("sinks roll back too much", rolls_back_too_much, going_back_and_forth),
+    Mutation("sinks roll back too little", rolls_back_too_little, going_back_and_forth),
+    Mutation(
         "a job rewinds to before output that is being committed, and does not stop that",
         commits_under_way_are_overlooked,
         back_behind_a_commit,
     ),
-    "rolling_back_is_not_written_down": Mutation(
+    Mutation(
         "a start that was killed before sinks took anything back is forgotten",
         rolling_back_is_not_written_down,
         back_behind_a_commit,
     ),
-    "newer_ones_still_count": Mutation(
-        "what a rewind has dropped still counts", newer_ones_still_count, going_back_and_forth
-    ),
-    "newer_ones_count_beside_pending_output": Mutation(
+    Mutation("what a rewind has dropped still counts", newer_ones_still_count, going_back_and_forth),
+    Mutation(
         "what a rewind has dropped still counts if output is pending",
         newer_ones_count_beside_pending_output,
         back_to_pending_keeping,
     ),
-    "goes_back_to_the_newest": Mutation(
+    Mutation(
         "a job resumes from the newest checkpoint, whatever is given", goes_back_to_the_newest, going_back_and_forth
     ),
-    "fresh_is_not_written_down": Mutation(
-        "that a job was started over is not written down", fresh_is_not_written_down, going_back_and_forth
-    ),
-    "where_it_went_back_is_not_written_down": Mutation(
+    Mutation("that a job was started over is not written down", fresh_is_not_written_down, going_back_and_forth),
+    Mutation(
         "the checkpoint from which a start resumes is not written down",
         where_it_went_back_is_not_written_down,
         going_back_and_forth,
     ),
-}
+)

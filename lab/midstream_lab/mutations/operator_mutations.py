@@ -35,7 +35,7 @@ from midstream.engine.state.state_parts import Redistribute, StatePart
 from midstream.engine.state.table_state import TableState
 from midstream.engine.state.timers import TimerQueue
 from midstream.engine.worker.operator_chain import OperatorChain
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, of
 from midstream_lab.scenarios.scenario import draw
 from midstream_lab.scenarios.targeted import in_pieces
 from midstream_lab.scenarios.targeted_at_rest import dealt_anew, waiting_in_runs
@@ -378,107 +378,43 @@ def last_piece_is_dropped() -> Replacements:
     return [(window_operator.WindowOperator, "_cut_by_group", cut_by_group)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "reduced_in_place": Mutation(
-        "a reduction changes what a snapshot refers to", reduced_in_place, partial(draw, topology="pickled")
+MUTATIONS: Final = named(
+    Mutation("a reduction changes what a snapshot refers to", reduced_in_place, of("pickled")),
+    Mutation("restored durations lack their microseconds", durations_in_milliseconds, of("typed")),
+    Mutation("of the maps of several subtasks one is restored", map_of_the_last, dealt_anew("typed")),
+    Mutation("lists are restored backwards", lists_are_restored_backwards, of("typed")),
+    Mutation("broadcast state is restored to subtask 0 only", broadcast_to_the_first, of("rules")),
+    Mutation("a reader of broadcast state can change it", broadcast_is_handed_out, of("rules")),
+    Mutation("a timer that was deleted cannot be set again", deleted_for_good, of("clocks")),
+    Mutation(
+        "timers of the wall clock are restored as those of event time", clock_timers_as_event_timers, of("clocks")
     ),
-    "durations_in_milliseconds": Mutation(
-        "restored durations lack their microseconds", durations_in_milliseconds, partial(draw, topology="typed")
-    ),
-    "map_of_the_last": Mutation(
-        "of the maps of several subtasks one is restored", map_of_the_last, dealt_anew("typed")
-    ),
-    "lists_are_restored_backwards": Mutation(
-        "lists are restored backwards", lists_are_restored_backwards, partial(draw, topology="typed")
-    ),
-    "broadcast_to_the_first": Mutation(
-        "broadcast state is restored to subtask 0 only", broadcast_to_the_first, partial(draw, topology="rules")
-    ),
-    "broadcast_is_handed_out": Mutation(
-        "a reader of broadcast state can change it", broadcast_is_handed_out, partial(draw, topology="rules")
-    ),
-    "deleted_for_good": Mutation(
-        "a timer that was deleted cannot be set again", deleted_for_good, partial(draw, topology="clocks")
-    ),
-    "clock_timers_as_event_timers": Mutation(
-        "timers of the wall clock are restored as those of event time",
-        clock_timers_as_event_timers,
-        partial(draw, topology="clocks"),
-    ),
-    "tables_are_restored_twice": Mutation(
-        "restored rows of a join are there twice", tables_are_restored_twice, partial(draw, topology="join")
-    ),
-    "forgotten_before_their_time": Mutation(
-        "a join forgets rows too soon", forgotten_before_their_time, partial(draw, topology="join")
-    ),
-    "half_dead_runs_are_dropped": Mutation(
-        "a join forgets rows among which are dead ones", half_dead_runs_are_dropped, partial(draw, topology="join")
-    ),
-    "oldest_run_is_not_looked_at": Mutation(
-        "a join does not search all that it holds", oldest_run_is_not_looked_at, partial(draw, topology="join")
-    ),
-    "watermarks_leave_joins_undelayed": Mutation(
+    Mutation("restored rows of a join are there twice", tables_are_restored_twice, of("join")),
+    Mutation("a join forgets rows too soon", forgotten_before_their_time, of("join")),
+    Mutation("a join forgets rows among which are dead ones", half_dead_runs_are_dropped, of("join")),
+    Mutation("a join does not search all that it holds", oldest_run_is_not_looked_at, of("join")),
+    Mutation(
         "a join does not hold back event time for the rows that it still holds",
         watermarks_leave_joins_undelayed,
-        partial(draw, topology="full_join"),
+        of("full_join"),
     ),
-    "partners_do_not_count": Mutation(
-        "rows with a partner are emitted as rows without one too",
-        partners_do_not_count,
-        partial(draw, topology="anti_join"),
-    ),
-    "joins_restore_no_progress": Mutation(
-        "rows without a partner are emitted again after a restore",
-        joins_restore_no_progress,
-        partial(draw, topology="full_join"),
-    ),
-    "windows_of_a_row_are_only_the_last": Mutation(
-        "a join by sliding windows lacks pairs",
-        windows_of_a_row_are_only_the_last,
-        partial(draw, topology="window_join"),
-    ),
-    "ended_windows_take_rows": Mutation(
-        "a window of a join that has ended gets further rows",
-        ended_windows_take_rows,
-        partial(draw, topology="window_join"),
-    ),
-    "versions_are_not_waited_for": Mutation(
-        "an as-of join does not wait for versions",
-        versions_are_not_waited_for,
-        partial(draw, topology="asof_join"),
-    ),
-    "newest_versions_are_forgotten": Mutation(
-        "an as-of join forgets a version that later rows need",
-        newest_versions_are_forgotten,
-        partial(draw, topology="asof_join"),
-    ),
-    "merged_run_keeps_its_id": Mutation("a chunk outlives its rows", merged_run_keeps_its_id, waiting_in_runs),
-    "one_side_output_at_a_time": Mutation(
-        "of several side outputs one gets its rows", one_side_output_at_a_time, partial(draw, topology="tags")
-    ),
-    "side_rows_are_kept": Mutation(
-        "rows of side outputs are emitted twice", side_rows_are_kept, partial(draw, topology="tags")
-    ),
-    "lateness_is_forgotten": Mutation(
-        "rows are late though lateness is allowed", lateness_is_forgotten, partial(draw, topology="late_window")
-    ),
-    "updates_without_what_was_said": Mutation(
-        "a window that is emitted again has only what is new",
-        updates_without_what_was_said,
-        partial(draw, topology="late_slide"),
-    ),
-    "keys_by_the_wall_clock": Mutation(
-        "two hours of the wall clock are one key", keys_by_the_wall_clock, partial(draw, topology="by_zone")
-    ),
-    "state_by_the_first_key": Mutation(
-        "state is stored by the first of two key columns", state_by_the_first_key, partial(draw, topology="by_two")
-    ),
-    "shared_chunk_keeps_its_id": Mutation(
-        "a chunk that has changed counts as stored", shared_chunk_keeps_its_id, partial(draw, topology="join")
-    ),
-    "last_piece_is_dropped": Mutation(
+    Mutation("rows with a partner are emitted as rows without one too", partners_do_not_count, of("anti_join")),
+    Mutation("rows without a partner are emitted again after a restore", joins_restore_no_progress, of("full_join")),
+    Mutation("a join by sliding windows lacks pairs", windows_of_a_row_are_only_the_last, of("window_join")),
+    Mutation("a window of a join that has ended gets further rows", ended_windows_take_rows, of("window_join")),
+    Mutation("an as-of join does not wait for versions", versions_are_not_waited_for, of("asof_join")),
+    Mutation("an as-of join forgets a version that later rows need", newest_versions_are_forgotten, of("asof_join")),
+    Mutation("a chunk outlives its rows", merged_run_keeps_its_id, waiting_in_runs),
+    Mutation("of several side outputs one gets its rows", one_side_output_at_a_time, of("tags")),
+    Mutation("rows of side outputs are emitted twice", side_rows_are_kept, of("tags")),
+    Mutation("rows are late though lateness is allowed", lateness_is_forgotten, of("late_window")),
+    Mutation("a window that is emitted again has only what is new", updates_without_what_was_said, of("late_slide")),
+    Mutation("two hours of the wall clock are one key", keys_by_the_wall_clock, of("by_zone")),
+    Mutation("state is stored by the first of two key columns", state_by_the_first_key, of("by_two")),
+    Mutation("a chunk that has changed counts as stored", shared_chunk_keeps_its_id, of("join")),
+    Mutation(
         "of windows in pieces the last is missing",
         last_piece_is_dropped,
         in_pieces(partial(draw, topology="late_window", rows=100)),
     ),
-}
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from midstream.engine.checkpoint import redistribute_channel_state, redistribute_state
@@ -10,7 +9,7 @@ from midstream.engine.checkpoint.edge_identity import EdgeIdentity, edge_identit
 from midstream.engine.operators.functions import process_operator
 from midstream.engine.state.heap_snapshot import state_rows
 from midstream.engine.state.state_upgrade import upgrade_at_restore
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, nothing
 from midstream_lab.scenarios import targeted
 
 
@@ -64,29 +63,25 @@ def converted_chunks_are_referred_to() -> Replacements:
     return [(process_operator, "restore_entries", restore_entries)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "edges_by_number": Mutation(
-        "rows in flight are recovered on the edge that now has their number", edges_by_number, targeted.changing
-    ),
-    "edges_by_their_readers": Mutation(
+MUTATIONS: Final = named(
+    Mutation("rows in flight are recovered on the edge that now has their number", edges_by_number, targeted.changing),
+    Mutation(
         "rows in flight are recovered on an edge with the same consumer", edges_by_their_readers, targeted.changing
     ),
-    "rows_of_gone_edges_are_dropped": Mutation(
+    Mutation(
         "rows in flight on an edge that is gone are dropped without an error",
         rows_of_gone_edges_are_dropped,
         targeted.changing,
     ),
-    "one_had_finished_for_all": Mutation(
+    Mutation(
         "a new operator alongside one that had finished counts as finished",
         one_had_finished_for_all,
         targeted.changing_at_the_end,
     ),
-    "finished_is_fed": Mutation(
+    Mutation(
         "an operator that had finished may get rows from one that had not",
         finished_is_fed,
         targeted.changing_at_the_end,
     ),
-    "converted_chunks_are_referred_to": Mutation(
-        "state that was converted is not stored again", converted_chunks_are_referred_to, targeted.widening
-    ),
-}
+    Mutation("state that was converted is not stored again", converted_chunks_are_referred_to, targeted.widening),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
@@ -27,7 +27,7 @@ from midstream.engine.worker import gate_recovery as recovery
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
 from midstream.engine.worker.task_snapshots import StoredInFlight
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.targeted_at_rest import rejoined_with_gaps
 
@@ -362,75 +362,45 @@ def state_of_the_restore_before() -> Replacements:
     return [(distribute.StateDistribution, "distribute", distribute_state)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "range_one_too_long": Mutation(
-        "rows in flight of one key group more are recovered", range_one_too_long, targeted.backpressured
-    ),
-    "range_one_too_short": Mutation(
-        "rows in flight of the last key group are not recovered", range_one_too_short, targeted.backpressured
-    ),
-    "range_of_a_range_too_short": Mutation(
-        "rows that are distributed again lose a key group", range_of_a_range_too_short, targeted.rejoined
-    ),
-    "shared_border_off_by_one": Mutation(
-        "a key group that consumers share counts with the wrong one", shared_border_off_by_one, targeted.rejoined
-    ),
-    "merged_over_gaps": Mutation(
-        "key groups of which as much is gone are merged over gaps", merged_over_gaps, rejoined_with_gaps
-    ),
-    "state_range_one_too_long": Mutation(
-        "keyed state of one key group more is restored", state_range_one_too_long, targeted.backpressured
-    ),
-    "chunk_without_its_last_group": Mutation(
+MUTATIONS: Final = named(
+    Mutation("rows in flight of one key group more are recovered", range_one_too_long, targeted.backpressured),
+    Mutation("rows in flight of the last key group are not recovered", range_one_too_short, targeted.backpressured),
+    Mutation("rows that are distributed again lose a key group", range_of_a_range_too_short, targeted.rejoined),
+    Mutation("a key group that consumers share counts with the wrong one", shared_border_off_by_one, targeted.rejoined),
+    Mutation("key groups of which as much is gone are merged over gaps", merged_over_gaps, rejoined_with_gaps),
+    Mutation("keyed state of one key group more is restored", state_range_one_too_long, targeted.backpressured),
+    Mutation(
         "a chunk of state is not distributed to the owner of its last key group",
         chunk_without_its_last_group,
         targeted.dealt_by_groups,
     ),
-    "output_of_a_neighbour": Mutation(
+    Mutation(
         "output that waits for one consumer is stored as the next one's", output_of_a_neighbour, targeted.backpressured
     ),
-    "rest_behind_recovered": Mutation(
-        "the batch in process is stored after what is to be recovered", rest_behind_recovered, targeted.rejoined
-    ),
-    "skip_counted_twice": Mutation("batches that are gone are skipped twice", skip_counted_twice, targeted.rejoined),
-    "skip_of_the_last_segment": Mutation(
-        "batches of segments that are gone are skipped again", skip_of_the_last_segment, targeted.segmented
-    ),
-    "segment_read_twice": Mutation(
-        "a segment that could not be read is read twice", segment_read_twice, targeted.unreadable
-    ),
-    "read_ahead_by_file": Mutation(
+    Mutation("the batch in process is stored after what is to be recovered", rest_behind_recovered, targeted.rejoined),
+    Mutation("batches that are gone are skipped twice", skip_counted_twice, targeted.rejoined),
+    Mutation("batches of segments that are gone are skipped again", skip_of_the_last_segment, targeted.segmented),
+    Mutation("a segment that could not be read is read twice", segment_read_twice, targeted.unreadable),
+    Mutation(
         "rows that were read ahead are those of another segment of their file",
         read_ahead_by_file,
         targeted.backpressured,
     ),
-    "moved_segments_swapped": Mutation(
-        "segments have the places of their neighbours", moved_segments_swapped, targeted.backpressured
+    Mutation("segments have the places of their neighbours", moved_segments_swapped, targeted.backpressured),
+    Mutation(
+        "of rows in flight in several files the last is acknowledged", earlier_flush_forgotten, targeted.ending_rescaled
     ),
-    "earlier_flush_forgotten": Mutation(
-        "of rows in flight in several files the last is acknowledged",
-        earlier_flush_forgotten,
-        targeted.ending_rescaled,
-    ),
-    "files_of_an_earlier_flush": Mutation(
+    Mutation(
         "of several files of rows in flight the last is named", files_of_an_earlier_flush, targeted.ending_rescaled
     ),
-    "recovered_at_once": Mutation(
-        "recovered rows are not charged to the pool", recovered_at_once, targeted.backpressured
-    ),
-    "removed_consumers_dropped": Mutation(
+    Mutation("recovered rows are not charged to the pool", recovered_at_once, targeted.backpressured),
+    Mutation(
         "rows in flight to subtasks that no longer exist are dropped", removed_consumers_dropped, targeted.backpressured
     ),
-    "dealt_to_the_next": Mutation(
+    Mutation(
         "rows in flight are distributed to the subtask after their own", dealt_to_the_next, targeted.backpressured
     ),
-    "dealt_state_by_state": Mutation(
-        "rows in flight are distributed in the wrong order", dealt_state_by_state, targeted.backpressured
-    ),
-    "rescaled_from_the_one_before": Mutation(
-        "a rescale resumes from the checkpoint before its own", rescaled_from_the_one_before, targeted.rescaled
-    ),
-    "state_of_the_restore_before": Mutation(
-        "operators get the state of the restore before", state_of_the_restore_before, targeted.poisoned
-    ),
-}
+    Mutation("rows in flight are distributed in the wrong order", dealt_state_by_state, targeted.backpressured),
+    Mutation("a rescale resumes from the checkpoint before its own", rescaled_from_the_one_before, targeted.rescaled),
+    Mutation("operators get the state of the restore before", state_of_the_restore_before, targeted.poisoned),
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
@@ -20,7 +19,7 @@ from midstream.engine.coordinator.restore.distribute import StateDistribution
 from midstream.engine.protocol.messages import DoStop, Reply
 from midstream.simulation.faults import Fault
 from midstream_lab.fault_kinds import HANGS
-from midstream_lab.mutations.mutation import Mutation, Replacements, owner_of
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, owner_of
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted_at_rest import intolerant, with_requests
@@ -283,52 +282,32 @@ def _paused(seed: int) -> Scenario:
 _restarted = with_requests("kill_slot", "user_error", "crash_at_publish")
 _stopped = with_requests("stop", "checkpoint", "write_fails")
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "id_of_a_failed_one_again": Mutation(
-        "two checkpoints have one id", id_of_a_failed_one_again, with_requests("write_fails")
-    ),
-    "finished_meanwhile_is_missed": Mutation(
-        "a checkpoint waits for a task that has ended", finished_meanwhile_is_missed, _ending
-    ),
-    "trigger_at_the_sources_only": Mutation(
-        "no barrier comes after an ended source", trigger_at_the_sources_only, targeted.summed
-    ),
-    "outcome_is_not_awaited": Mutation("a restart does not wait for metadata", outcome_is_not_awaited, _hanging),
-    "restored_from_what_was_dealt": Mutation(
-        "a restart resumes from an older checkpoint", restored_from_what_was_dealt, _again
-    ),
-    "started_before_all_are_deployed": Mutation(
-        "tasks start before others exist", started_before_all_are_deployed, _restarted
-    ),
-    "end_of_a_slot_is_no_failure": Mutation(
-        "a slot that dies near the end is not missed", end_of_a_slot_is_no_failure, targeted.summed
-    ),
-    "rescaled_before_it_runs": Mutation("a rescale is answered too soon", rescaled_before_it_runs, targeted.rescaled),
-    "second_stop_replaces_the_first": Mutation(
+MUTATIONS: Final = named(
+    Mutation("two checkpoints have one id", id_of_a_failed_one_again, with_requests("write_fails")),
+    Mutation("a checkpoint waits for a task that has ended", finished_meanwhile_is_missed, _ending),
+    Mutation("no barrier comes after an ended source", trigger_at_the_sources_only, targeted.summed),
+    Mutation("a restart does not wait for metadata", outcome_is_not_awaited, _hanging),
+    Mutation("a restart resumes from an older checkpoint", restored_from_what_was_dealt, _again),
+    Mutation("tasks start before others exist", started_before_all_are_deployed, _restarted),
+    Mutation("a slot that dies near the end is not missed", end_of_a_slot_is_no_failure, targeted.summed),
+    Mutation("a rescale is answered too soon", rescaled_before_it_runs, targeted.rescaled),
+    Mutation(
         "the client that requested a stop first is not answered", second_stop_replaces_the_first, with_requests("stop")
     ),
-    "retry_is_not_asked_for": Mutation(
+    Mutation(
         "the client that waits for a checkpoint is forgotten", retry_is_not_asked_for, with_requests("checkpoint")
     ),
-    "savepoint_of_an_older_checkpoint": Mutation(
+    Mutation(
         "a savepoint is made of a checkpoint that was triggered before the request",
         savepoint_of_an_older_checkpoint,
         targeted.saving,
     ),
-    "stopped_with_a_failed_one": Mutation(
+    Mutation(
         "a job stops with a checkpoint that failed", stopped_with_a_failed_one, with_requests("publish_fails", "stop")
     ),
-    "pause_is_ignored": Mutation("the pause between checkpoints is ignored", pause_is_ignored, _paused),
-    "failures_are_never_forgotten": Mutation(
-        "failed checkpoints are counted indefinitely", failures_are_never_forgotten, intolerant
-    ),
-    "cancelled_is_not_awaited": Mutation(
-        "an attempt begins before the last one ends", cancelled_is_not_awaited, _restarted
-    ),
-    "asked_after_the_trigger": Mutation(
-        "a request is answered with a checkpoint that was triggered before it", asked_after_the_trigger, _stopped
-    ),
-    "drained_reads_on": Mutation(
-        "some sources do not get the request to end", drained_reads_on, with_requests("drain", "kill_slot")
-    ),
-}
+    Mutation("the pause between checkpoints is ignored", pause_is_ignored, _paused),
+    Mutation("failed checkpoints are counted indefinitely", failures_are_never_forgotten, intolerant),
+    Mutation("an attempt begins before the last one ends", cancelled_is_not_awaited, _restarted),
+    Mutation("a request is answered with a checkpoint that was triggered before it", asked_after_the_trigger, _stopped),
+    Mutation("some sources do not get the request to end", drained_reads_on, with_requests("drain", "kill_slot")),
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final
 
 from midstream.engine.operators.functions import running_aggregate
@@ -15,9 +14,8 @@ from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.ordered_tables import RowPerKey
 from midstream.engine.state.table_runs import TableRun
 from midstream.engine.state.tombstones import TombstonedRun
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, of
 from midstream_lab.scenarios import targeted
-from midstream_lab.scenarios.scenario import draw
 
 
 def each_batch_begins_again() -> Replacements:
@@ -81,25 +79,15 @@ def only_ranks_that_are_new() -> Replacements:
     return [(TopAggregation, "update", update)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "each_batch_begins_again": Mutation(
-        "running aggregates begin again with each batch", each_batch_begins_again, targeted.in_running
-    ),
-    "first_row_is_kept": Mutation(
-        "running aggregates keep the first row of a batch", first_row_is_kept, targeted.in_running
-    ),
-    "rows_by_key": Mutation("running aggregates leave in another order", rows_by_key, targeted.in_running),
-    "first_rows_are_the_newest": Mutation(
-        "the first rows of a key are forgotten", first_rows_are_the_newest, partial(draw, topology="first_rows")
-    ),
-    "only_ranks_that_are_new": Mutation(
-        "a key is emitted without some of its first rows", only_ranks_that_are_new, partial(draw, topology="first_rows")
-    ),
-    "multiples_begin_again": Mutation(
-        "aggregates at multiples begin again with a restore", multiples_begin_again, targeted.at_multiples
-    ),
-    "overwritten_rows_are_stored": Mutation(
+MUTATIONS: Final = named(
+    Mutation("running aggregates begin again with each batch", each_batch_begins_again, targeted.in_running),
+    Mutation("running aggregates keep the first row of a batch", first_row_is_kept, targeted.in_running),
+    Mutation("running aggregates leave in another order", rows_by_key, targeted.in_running),
+    Mutation("the first rows of a key are forgotten", first_rows_are_the_newest, of("first_rows")),
+    Mutation("a key is emitted without some of its first rows", only_ranks_that_are_new, of("first_rows")),
+    Mutation("aggregates at multiples begin again with a restore", multiples_begin_again, targeted.at_multiples),
+    Mutation(
         "a snapshot has later totals than those of its checkpoint", overwritten_rows_are_stored, targeted.in_running
     ),
-    "totals_stay": Mutation("what running aggregates replace stays in state", totals_stay, targeted.in_running),
-}
+    Mutation("what running aggregates replace stays in state", totals_stay, targeted.in_running),
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from midstream.engine.protocol import messages as m
 from midstream.engine.worker import slot_committers
 from midstream.engine.worker.slot_committers import SlotCommitters
 from midstream_lab.fault_kinds import KILL_ANOTHER
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named
 from midstream_lab.scenarios.targeted_at_rest import loaded_again, struck_committing
 
 
@@ -217,26 +216,22 @@ _declined = struck_committing("write_fails", KILL_ANOTHER, "publish_fails")
 _stopped = struck_committing("stop_driver")
 _rescaled = struck_committing("rescale", "rescale_struck")
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "lanes_are_split": Mutation("what belongs to one lane is committed in several calls", lanes_are_split, _killed),
-    "lane_is_backwards": Mutation("a lane is committed in the wrong order", lane_is_backwards, _killed),
-    "lane_moves": Mutation("a lane changes from slot to slot", lane_moves, _killed),
-    "done_when_asked": Mutation("a lane is committed when the request is sent to its slot", done_when_asked, _killed),
-    "answer_of_another_lane": Mutation("an answer counts for another lane", answer_of_another_lane, _refused),
-    "stopped_counts": Mutation("a commit that was stopped counts as done", stopped_counts, _failed),
-    "failed_lane_counts": Mutation("a lane that fails alongside others is dropped", failed_lane_counts, _refused),
-    "lost_with_the_slot": Mutation("what a dead slot was committing is dropped", lost_with_the_slot, _killed),
-    "deployed_while_committing": Mutation(
-        "tasks are deployed while slots still commit", deployed_while_committing, _killed
-    ),
-    "ended_while_committing": Mutation("a job ends while its slots still commit", ended_while_committing, _killed),
-    "let_go_while_committing": Mutation("a rescale lets slots go that commit", let_go_while_committing, _rescaled),
-    "aborted_is_committed": Mutation("what must be cleaned up is committed", aborted_is_committed, _declined),
-    "driver_commits": Mutation("the driver commits although there are slots", driver_commits, _killed),
-    "not_told_to_stop": Mutation("a commit outlives its attempt", not_told_to_stop, _failed),
-    "zombie_has_slots_commit": Mutation(
-        "slots commit for a driver although another one has taken over", zombie_has_slots_commit, _stopped
-    ),
-    "never_loaded_again": Mutation("sinks that could not be loaded never are", never_loaded_again, loaded_again),
-    "committers_stay_open": Mutation("a committer outlives its attempt", committers_stay_open, _failed),
-}
+MUTATIONS: Final = named(
+    Mutation("what belongs to one lane is committed in several calls", lanes_are_split, _killed),
+    Mutation("a lane is committed in the wrong order", lane_is_backwards, _killed),
+    Mutation("a lane changes from slot to slot", lane_moves, _killed),
+    Mutation("a lane is committed when the request is sent to its slot", done_when_asked, _killed),
+    Mutation("an answer counts for another lane", answer_of_another_lane, _refused),
+    Mutation("a commit that was stopped counts as done", stopped_counts, _failed),
+    Mutation("a lane that fails alongside others is dropped", failed_lane_counts, _refused),
+    Mutation("what a dead slot was committing is dropped", lost_with_the_slot, _killed),
+    Mutation("tasks are deployed while slots still commit", deployed_while_committing, _killed),
+    Mutation("a job ends while its slots still commit", ended_while_committing, _killed),
+    Mutation("a rescale lets slots go that commit", let_go_while_committing, _rescaled),
+    Mutation("what must be cleaned up is committed", aborted_is_committed, _declined),
+    Mutation("the driver commits although there are slots", driver_commits, _killed),
+    Mutation("a commit outlives its attempt", not_told_to_stop, _failed),
+    Mutation("slots commit for a driver although another one has taken over", zombie_has_slots_commit, _stopped),
+    Mutation("sinks that could not be loaded never are", never_loaded_again, loaded_again),
+    Mutation("a committer outlives its attempt", committers_stay_open, _failed),
+)

@@ -17,7 +17,7 @@ from midstream.engine.worker import task
 from midstream.engine.worker.source_reader import Reading, SourceReader
 from midstream.engine.worker.watermark_valve import WatermarkValve
 from midstream.simulation.faults import Fault
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named
 from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted_at_rest import finding, restarted
 
@@ -261,41 +261,21 @@ def _idling(seed: int) -> Scenario:
     return replace(drawn, shape=shape, tempo=tempo, splits=5, rounds=rounds, readers=1, batch_rows=3, blocking=True)
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "position_before_its_splits": Mutation(
-        "a discovery's position is in a checkpoint without its splits", position_before_its_splits, _found
-    ),
-    "exhausted_before_its_splits": Mutation(
-        "a source is at its end before its last splits are there", exhausted_before_its_splits, _found
-    ),
-    "found_before_the_reset": Mutation(
-        "splits found by the attempt before are handed out", found_before_the_reset, finding
-    ),
-    "handed_out_before_the_restart": Mutation(
-        "splits that wait stay when the job rewinds", handed_out_before_the_restart, _found
-    ),
-    "pending_of_the_last_round": Mutation(
-        "splits that wait are not in a checkpoint", pending_of_the_last_round, _found
-    ),
-    "last_batch_again": Mutation("the last batch of a split is read again", last_batch_again, _found),
-    "split_that_is_read_only": Mutation(
-        "of several open splits one is in a checkpoint", split_that_is_read_only, _dealt
-    ),
-    "split_being_read_is_left_out": Mutation(
-        "a split that is being read is not in a checkpoint", split_being_read_is_left_out, _found
-    ),
-    "restored_splits_are_all": Mutation("event time does not wait for other splits", restored_splits_are_all, _in_line),
-    "read_under_way_is_idle": Mutation("a split is idle while it is being read", read_under_way_is_idle, _idling),
-    "open_split_is_never_idle": Mutation("a split is never idle", open_split_is_never_idle, _idling),
-    "filtered_rows_are_no_evidence": Mutation(
-        "a split is not idle while a filter removes all of its rows", filtered_rows_are_no_evidence, _idling
-    ),
-    "assignment_is_a_row": Mutation("splits without rows keep a subtask from being idle", assignment_is_a_row, _idling),
-    "nothing_waits_unanswered": Mutation(
-        "a subtask is idle while it requests a split", nothing_waits_unanswered, _idling
-    ),
-    "time_waits_for_rows_without_it": Mutation(
-        "event time waits for a source without event time and end", time_waits_for_rows_without_it, _idling
-    ),
-    "told_of_now": Mutation("a source is notified of more than the completed checkpoint holds", told_of_now, _found),
-}
+MUTATIONS: Final = named(
+    Mutation("a discovery's position is in a checkpoint without its splits", position_before_its_splits, _found),
+    Mutation("a source is at its end before its last splits are there", exhausted_before_its_splits, _found),
+    Mutation("splits found by the attempt before are handed out", found_before_the_reset, finding),
+    Mutation("splits that wait stay when the job rewinds", handed_out_before_the_restart, _found),
+    Mutation("splits that wait are not in a checkpoint", pending_of_the_last_round, _found),
+    Mutation("the last batch of a split is read again", last_batch_again, _found),
+    Mutation("of several open splits one is in a checkpoint", split_that_is_read_only, _dealt),
+    Mutation("a split that is being read is not in a checkpoint", split_being_read_is_left_out, _found),
+    Mutation("event time does not wait for other splits", restored_splits_are_all, _in_line),
+    Mutation("a split is idle while it is being read", read_under_way_is_idle, _idling),
+    Mutation("a split is never idle", open_split_is_never_idle, _idling),
+    Mutation("a split is not idle while a filter removes all of its rows", filtered_rows_are_no_evidence, _idling),
+    Mutation("splits without rows keep a subtask from being idle", assignment_is_a_row, _idling),
+    Mutation("a subtask is idle while it requests a split", nothing_waits_unanswered, _idling),
+    Mutation("event time waits for a source without event time and end", time_waits_for_rows_without_it, _idling),
+    Mutation("a source is notified of more than the completed checkpoint holds", told_of_now, _found),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -25,7 +25,7 @@ from midstream.engine.state.table_state import TableState
 from midstream.engine.state.timers import TimerQueue
 from midstream.engine.worker.task_snapshots import TaskSnapshots
 from midstream_lab.jobs.expiring import EXPIRING
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, of
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted_at_rest import dealt_anew
@@ -457,83 +457,59 @@ def plain(topology: str) -> Callable[[int], Scenario]:
 _timers, _alarms, _tables = _holding("timers"), _holding("alarms"), _holding("tables")
 _keyed, _dealt = dealt_anew("keyed", "tables", "timers"), dealt_anew("tally")
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "map_is_shared": Mutation("a map grows in the snapshot that refers to it", map_is_shared, _timers),
-    "removed_keys_stay": Mutation("what was removed is in the next snapshot", removed_keys_stay, _timers),
-    "cleared_keys_stay": Mutation("a cleared entry is in the next snapshot", cleared_keys_stay, plain("typed")),
-    "unstored_entries_are_forgotten": Mutation(
-        "what a failed checkpoint had is not in the next one", unstored_entries_are_forgotten, plain("pickled")
-    ),
-    "merged_entries_are_forgotten": Mutation(
+MUTATIONS: Final = named(
+    Mutation("a map grows in the snapshot that refers to it", map_is_shared, _timers),
+    Mutation("what was removed is in the next snapshot", removed_keys_stay, _timers),
+    Mutation("a cleared entry is in the next snapshot", cleared_keys_stay, plain("typed")),
+    Mutation("what a failed checkpoint had is not in the next one", unstored_entries_are_forgotten, plain("pickled")),
+    Mutation(
         "when chunks are merged, one is left out", merged_entries_are_forgotten, targeted.in_pieces(plain("pickled"))
     ),
-    "older_chunks_win": Mutation("an older chunk takes the place of a newer one", older_chunks_win, plain("typed")),
-    "restored_keys_are_forgotten": Mutation(
+    Mutation("an older chunk takes the place of a newer one", older_chunks_win, plain("typed")),
+    Mutation(
         "what was restored in part is not stored again", restored_keys_are_forgotten, dealt_anew("typed", "pickled")
     ),
-    "older_items_stay": Mutation("items of older chunks are restored, too", older_items_stay, plain("pickled")),
-    "any_snapshot_counts": Mutation(
-        "a checkpoint that may fail counts as stored", any_snapshot_counts, partial(draw, topology="typed")
-    ),
-    "expired_entries_are_seen": Mutation(
-        "an entry that has expired is seen", expired_entries_are_seen, plain(EXPIRING)
-    ),
-    "restored_times_are_unknown": Mutation("a restore renews all entries", restored_times_are_unknown, plain(EXPIRING)),
-    "sweeps_remove_what_lives": Mutation("an entry is removed early", sweeps_remove_what_lives, plain(EXPIRING)),
-    "late_rows_write_in_the_past": Mutation(
-        "a row that is out of order writes in the past", late_rows_write_in_the_past, plain(EXPIRING)
-    ),
-    "fired_timers_come_back": Mutation("timers that have fired are restored", fired_timers_come_back, _timers),
-    "table_of_before_rows": Mutation("a table is read as before rows were added", table_of_before_rows, _tables),
-    "deleted_timers_come_back": Mutation(
-        "timers that were deleted are restored", deleted_timers_come_back, partial(draw, topology="clocks")
-    ),
-    "one_timer_of_a_time": Mutation("of two timers for one time one is lost", one_timer_of_a_time, _timers),
-    "clock_timers_are_not_dealt": Mutation(
+    Mutation("items of older chunks are restored, too", older_items_stay, plain("pickled")),
+    Mutation("a checkpoint that may fail counts as stored", any_snapshot_counts, of("typed")),
+    Mutation("an entry that has expired is seen", expired_entries_are_seen, plain(EXPIRING)),
+    Mutation("a restore renews all entries", restored_times_are_unknown, plain(EXPIRING)),
+    Mutation("an entry is removed early", sweeps_remove_what_lives, plain(EXPIRING)),
+    Mutation("a row that is out of order writes in the past", late_rows_write_in_the_past, plain(EXPIRING)),
+    Mutation("timers that have fired are restored", fired_timers_come_back, _timers),
+    Mutation("a table is read as before rows were added", table_of_before_rows, _tables),
+    Mutation("timers that were deleted are restored", deleted_timers_come_back, of("clocks")),
+    Mutation("of two timers for one time one is lost", one_timer_of_a_time, _timers),
+    Mutation(
         "timers of the wall clock are lost when the parallelism changes",
         clock_timers_are_not_dealt,
         dealt_anew("alarms"),
     ),
-    "one_group_more": Mutation("state of one key group too many is restored", one_group_more, _keyed),
-    "one_group_less": Mutation("state of the last key group is not restored", one_group_less, _keyed),
-    "whole_up_to_the_next": Mutation(
-        "a chunk that reaches into the next range is not filtered", whole_up_to_the_next, _keyed
-    ),
-    "chunk_ends_too_soon": Mutation(
-        "a chunk that ends where the range begins is not read", chunk_ends_too_soon, _keyed
-    ),
-    "last_reader_of_a_chunk": Mutation(
-        "of several subtasks the last does not get its rows", last_reader_of_a_chunk, _keyed
-    ),
-    "rest_of_a_list_is_lost": Mutation("the remainder of a list is not distributed", rest_of_a_list_is_lost, _dealt),
-    "union_of_its_own": Mutation("a subtask has only its own part of union state", union_of_its_own, _holding("tally")),
-    "no_broadcast_for_new_ones": Mutation(
-        "new subtasks have no broadcast state", no_broadcast_for_new_ones, dealt_anew("broadcast")
-    ),
-    "partly_finished_is_empty": Mutation(
+    Mutation("state of one key group too many is restored", one_group_more, _keyed),
+    Mutation("state of the last key group is not restored", one_group_less, _keyed),
+    Mutation("a chunk that reaches into the next range is not filtered", whole_up_to_the_next, _keyed),
+    Mutation("a chunk that ends where the range begins is not read", chunk_ends_too_soon, _keyed),
+    Mutation("of several subtasks the last does not get its rows", last_reader_of_a_chunk, _keyed),
+    Mutation("the remainder of a list is not distributed", rest_of_a_list_is_lost, _dealt),
+    Mutation("a subtask has only its own part of union state", union_of_its_own, _holding("tally")),
+    Mutation("new subtasks have no broadcast state", no_broadcast_for_new_ones, dealt_anew("broadcast")),
+    Mutation(
         "state of operators that have finished in part is lost", partly_finished_is_empty, targeted.ending("broadcast")
     ),
-    "finished_by_number": Mutation(
-        "what had finished at another parallelism is not run again", finished_by_number, targeted.ending_rescaled
-    ),
-    "map_values_are_shared": Mutation(
-        "a value of a map changes in the snapshot", map_values_are_shared, plain("pickled")
-    ),
-    "list_is_shared": Mutation("a list grows in the snapshot that refers to it", list_is_shared, plain("pickled")),
-    "value_is_shared": Mutation("a value changes in the snapshot that refers to it", value_is_shared, plain("pickled")),
-    "merged_chunk_is_known": Mutation(
+    Mutation("what had finished at another parallelism is not run again", finished_by_number, targeted.ending_rescaled),
+    Mutation("a value of a map changes in the snapshot", map_values_are_shared, plain("pickled")),
+    Mutation("a list grows in the snapshot that refers to it", list_is_shared, plain("pickled")),
+    Mutation("a value changes in the snapshot that refers to it", value_is_shared, plain("pickled")),
+    Mutation(
         "a chunk is not stored again though it has grown",
         merged_chunk_is_known,
         targeted.in_pieces(plain("late_slide")),
     ),
-    "table_order_is_lost": Mutation("rows of a table change places", table_order_is_lost, _tables),
-    "timer_waits_for_more": Mutation("a timer does not fire at the very watermark", timer_waits_for_more, _timers),
-    "timers_wait_for_their_stretch": Mutation(
-        "timers fire with the last of those they lie with", timers_wait_for_their_stretch, _timers
-    ),
-    "restored_timers_do_not_ring": Mutation(
+    Mutation("rows of a table change places", table_order_is_lost, _tables),
+    Mutation("a timer does not fire at the very watermark", timer_waits_for_more, _timers),
+    Mutation("timers fire with the last of those they lie with", timers_wait_for_their_stretch, _timers),
+    Mutation(
         "timers of the wall clock do not fire after a restore until another one is set",
         restored_timers_do_not_ring,
         _alarms,
     ),
-}
+)

@@ -13,7 +13,7 @@ from midstream.engine.operators.functions import duplicates
 from midstream.engine.operators.functions.on_time_functions import PROGRESS, OnTimeFunctionOperator
 from midstream.engine.state.state_parts import StatePart
 from midstream.engine.state.table_state import TableState
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, of
 from midstream_lab.scenarios.scenario import draw
 
 
@@ -52,26 +52,20 @@ def later_rows_of_a_batch_are_dropped() -> Replacements:
     return [(duplicates, "_keep_one_by_one", lambda *_: None)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "late_rows_are_on_time_after_a_restore": Mutation(
+MUTATIONS: Final = named(
+    Mutation(
         "after a restore, late rows are processed",
         late_rows_are_on_time_after_a_restore,
-        partial(draw, topology="unique_near", faults=("kill_slot",), rows=200),
+        partial(draw, topology="unique_near", faults=("kill_slot"), rows=200),
     ),
-    "late_rows_are_processed": Mutation(
-        "late rows are processed", late_rows_are_processed, partial(draw, topology="unique_near")
-    ),
-    "rows_are_due_too_soon": Mutation(
-        "rows are sorted before event time has passed them", rows_are_due_too_soon, partial(draw, topology="sorted")
-    ),
-    "other_kept_rows_are_not_compared": Mutation(
+    Mutation("late rows are processed", late_rows_are_processed, of("unique_near")),
+    Mutation("rows are sorted before event time has passed them", rows_are_due_too_soon, of("sorted")),
+    Mutation(
         "of several kept rows of a key none is compared with new ones",
         other_kept_rows_are_not_compared,
-        partial(draw, topology="unique_near"),
+        of("unique_near"),
     ),
-    "later_rows_of_a_batch_are_dropped": Mutation(
-        "of the rows of a key that share a batch one is kept",
-        later_rows_of_a_batch_are_dropped,
-        partial(draw, topology="unique_near"),
+    Mutation(
+        "of the rows of a key that share a batch one is kept", later_rows_of_a_batch_are_dropped, of("unique_near")
     ),
-}
+)

@@ -19,7 +19,7 @@ from midstream.engine.operators.windows.session_windows import Gap
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_specs import END, START
 from midstream.engine.state.table_state import TableState
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, of
 from midstream_lab.scenarios.scenario import draw
 
 
@@ -128,47 +128,27 @@ def all_keys_are_emitted_early() -> Replacements:
     return [(PaneWindowOperator, "_early_results", early_results)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "restored_windows_have_not_changed": Mutation(
+MUTATIONS: Final = named(
+    Mutation(
         "early results do not follow a restore",
         restored_windows_have_not_changed,
-        partial(draw, topology="early_slide", faults=("kill_slot",)),
+        partial(draw, topology="early_slide", faults=("kill_slot")),
     ),
-    "changes_during_a_round_are_lost": Mutation(
+    Mutation(
         "keys that change while early results are emitted are forgotten",
         changes_during_a_round_are_lost,
         partial(draw, topology="early_slide", rows=200),
     ),
-    "all_keys_are_emitted_early": Mutation(
-        "early results have keys that have not changed",
-        all_keys_are_emitted_early,
-        partial(draw, topology="early_window"),
-    ),
-    "rows_of_a_batch_are_one": Mutation(
-        "of the rows of a window that share a batch one is kept",
-        rows_of_a_batch_are_one,
-        partial(draw, topology="rows_slide"),
-    ),
-    "rows_keep_their_own_bounds": Mutation(
-        "the rows of a session keep bounds of their own",
-        rows_keep_their_own_bounds,
-        partial(draw, topology="rows_session"),
-    ),
-    "all_gaps_are_the_first": Mutation(
-        "all rows of a batch have the gap of the first", all_gaps_are_the_first, partial(draw, topology="gap_session")
-    ),
-    "neighbours_decide": Mutation(
-        "a row before the last does not hold a session open", neighbours_decide, partial(draw, topology="gap_session")
-    ),
-    "begun_windows_are_forgotten": Mutation(
+    Mutation("early results have keys that have not changed", all_keys_are_emitted_early, of("early_window")),
+    Mutation("of the rows of a window that share a batch one is kept", rows_of_a_batch_are_one, of("rows_slide")),
+    Mutation("the rows of a session keep bounds of their own", rows_keep_their_own_bounds, of("rows_session")),
+    Mutation("all rows of a batch have the gap of the first", all_gaps_are_the_first, of("gap_session")),
+    Mutation("a row before the last does not hold a session open", neighbours_decide, of("gap_session")),
+    Mutation(
         "windows by count begin again with a restore",
         begun_windows_are_forgotten,
-        partial(draw, topology="counted", faults=("kill_slot",), rows=100),
+        partial(draw, topology="counted", faults=("kill_slot"), rows=100),
     ),
-    "parts_of_one_row_are_lost": Mutation(
-        "the first row of a window by count is lost", parts_of_one_row_are_lost, partial(draw, topology="counted")
-    ),
-    "merged_rows_are_one": Mutation(
-        "of the rows of a window that are merged one is kept", merged_rows_are_one, partial(draw, topology="rows_slide")
-    ),
-}
+    Mutation("the first row of a window by count is lost", parts_of_one_row_are_lost, of("counted")),
+    Mutation("of the rows of a window that are merged one is kept", merged_rows_are_one, of("rows_slide")),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -27,7 +27,7 @@ from midstream.engine.state.join_index import JoinIndex
 from midstream.engine.state.session_index import IndexedRun, SessionIndex
 from midstream.engine.state.state_parts import StatePart
 from midstream.engine.worker import task
-from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.mutation import Mutation, Replacements, named
 from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted_at_rest import behind_closely, dropping_late, firing_slowly, uneven, windowed
 
@@ -354,50 +354,32 @@ _due_sessions = behind_closely(_sessions)
 _joined = partial(draw, topology="join", parallelism=2, rows=100, faults=("kill_slot", "user_error"))
 _updated = partial(draw, topology="late_window", parallelism=2, rows=100, faults=("kill_slot", "user_error"))
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "window_waits_for_more": Mutation("a window does not fire exactly at its end", window_waits_for_more, _panes),
-    "late_rows_are_taken": Mutation("late rows go into a window that is closed", late_rows_are_taken, _late),
-    "drops_wait_for_a_heartbeat": Mutation(
-        "dropped rows are reported only if their slot lives on", drops_wait_for_a_heartbeat, dropping_late
-    ),
-    "last_drops_are_not_reported": Mutation(
-        "what is dropped last is not reported", last_drops_are_not_reported, dropping_late
-    ),
-    "late_in_all_windows": Mutation("a row that missed one window is in none", late_in_all_windows, _panes),
-    "progress_is_forgotten": Mutation("windows that had fired fire again", progress_is_forgotten, _panes),
-    "progress_of_the_fastest": Mutation(
-        "all key groups have come as far as the furthest", progress_of_the_fastest, uneven
-    ),
-    "panes_are_restored_twice": Mutation("parts of windows are restored twice", panes_are_restored_twice, _panes),
-    "panes_of_the_first_chunk": Mutation(
-        "of two chunks with parts of a window one counts", panes_of_the_first_chunk, _panes
-    ),
-    "last_pane_is_lost": Mutation("rows at the end of a batch are in no window", last_pane_is_lost, _panes),
-    "third_part_is_lost": Mutation("of three parts of a session one is lost", third_part_is_lost, _sessions),
-    "window_fires_early": Mutation("a window fires a millisecond too soon", window_fires_early, _on_time),
-    "session_fires_early": Mutation("a session fires a millisecond too soon", session_fires_early, _due_sessions),
-    "session_fires_before_a_row_at_its_end": Mutation(
-        "rows exactly a gap apart are two sessions", session_fires_before_a_row_at_its_end, _due_sessions
-    ),
-    "fired_for_all": Mutation("an interrupted firing counts for all key groups", fired_for_all, firing_slowly),
-    "late_for_its_session": Mutation("a late row is not put in its session", late_for_its_session, _due_sessions),
-    "forgotten_too_soon": Mutation("windows that still take rows are forgotten", forgotten_too_soon, _updated),
-    "not_fired_again": Mutation("a window that got rows later is not emitted again", not_fired_again, _updated),
-    "windows_are_kept": Mutation("windows that can no longer change stay in state", windows_are_kept, _panes),
-    "sessions_are_kept": Mutation("sessions that can no longer change stay in state", sessions_are_kept, _sessions),
-    "sessions_fire_by_key_group": Mutation(
-        "sessions leave a firing by key group, not by their ends", sessions_fire_by_key_group, _due_sessions
-    ),
-    "touching_stay_apart": Mutation("sessions that touch are not merged", touching_stay_apart, _sessions),
-    "long_sessions_are_cut": Mutation("a session is cut after a short part of it", long_sessions_are_cut, _sessions),
-    "restored_sessions_never_end": Mutation(
-        "restored sessions do not fire", restored_sessions_never_end, _due_sessions
-    ),
-    "parts_that_went_are_stored": Mutation(
-        "parts of sessions that are gone are stored", parts_that_went_are_stored, _sessions
-    ),
-    "parts_of_old_runs_are_missed": Mutation(
-        "older parts of a session are not found", parts_of_old_runs_are_missed, _due_sessions
-    ),
-    "join_without_its_bound": Mutation("a join leaves out what is at its bound", join_without_its_bound, _joined),
-}
+MUTATIONS: Final = named(
+    Mutation("a window does not fire exactly at its end", window_waits_for_more, _panes),
+    Mutation("late rows go into a window that is closed", late_rows_are_taken, _late),
+    Mutation("dropped rows are reported only if their slot lives on", drops_wait_for_a_heartbeat, dropping_late),
+    Mutation("what is dropped last is not reported", last_drops_are_not_reported, dropping_late),
+    Mutation("a row that missed one window is in none", late_in_all_windows, _panes),
+    Mutation("windows that had fired fire again", progress_is_forgotten, _panes),
+    Mutation("all key groups have come as far as the furthest", progress_of_the_fastest, uneven),
+    Mutation("parts of windows are restored twice", panes_are_restored_twice, _panes),
+    Mutation("of two chunks with parts of a window one counts", panes_of_the_first_chunk, _panes),
+    Mutation("rows at the end of a batch are in no window", last_pane_is_lost, _panes),
+    Mutation("of three parts of a session one is lost", third_part_is_lost, _sessions),
+    Mutation("a window fires a millisecond too soon", window_fires_early, _on_time),
+    Mutation("a session fires a millisecond too soon", session_fires_early, _due_sessions),
+    Mutation("rows exactly a gap apart are two sessions", session_fires_before_a_row_at_its_end, _due_sessions),
+    Mutation("an interrupted firing counts for all key groups", fired_for_all, firing_slowly),
+    Mutation("a late row is not put in its session", late_for_its_session, _due_sessions),
+    Mutation("windows that still take rows are forgotten", forgotten_too_soon, _updated),
+    Mutation("a window that got rows later is not emitted again", not_fired_again, _updated),
+    Mutation("windows that can no longer change stay in state", windows_are_kept, _panes),
+    Mutation("sessions that can no longer change stay in state", sessions_are_kept, _sessions),
+    Mutation("sessions leave a firing by key group, not by their ends", sessions_fire_by_key_group, _due_sessions),
+    Mutation("sessions that touch are not merged", touching_stay_apart, _sessions),
+    Mutation("a session is cut after a short part of it", long_sessions_are_cut, _sessions),
+    Mutation("restored sessions do not fire", restored_sessions_never_end, _due_sessions),
+    Mutation("parts of sessions that are gone are stored", parts_that_went_are_stored, _sessions),
+    Mutation("older parts of a session are not found", parts_of_old_runs_are_missed, _due_sessions),
+    Mutation("a join leaves out what is at its bound", join_without_its_bound, _joined),
+)

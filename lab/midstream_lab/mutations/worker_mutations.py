@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -20,7 +19,7 @@ from midstream.engine.worker import task, task_snapshots
 from midstream.engine.worker import watermark_valve as valve
 from midstream.engine.worker.source_reader import SourceReader
 from midstream.engine.worker.watermark_valve import WatermarkValve
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, nothing
 from midstream_lab.mutations.state_mutations import plain
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.targeted_at_rest import ending_with_generators
@@ -344,90 +343,68 @@ def progress_of_the_slowest() -> Replacements:
     return [(key_group_watermarks.KeyGroupWatermarks, "restore", restore)]
 
 
-MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "partition_ends_early": Mutation("EndOfPartition before the final checkpoint", partition_ends_early),
-    "failure_discards": Mutation("a failed task drops channels that peers still use", failure_discards),
-    "early_split": Mutation("a split that comes after the trigger is in the snapshot", early_split),
-    "offset_before_emit": Mutation("rows that were read ahead count as emitted", offset_before_emit),
-    "snapshot_after_the_next_rows": Mutation("a snapshot is taken after the next rows", snapshot_after_the_next_rows),
-    "source_ahead_of_its_barrier": Mutation(
-        "a source continues between its barrier and its snapshot", source_ahead_of_its_barrier
-    ),
-    "barrier_before_the_last_batch": Mutation(
-        "what was emitted last goes out after the barrier", barrier_before_the_last_batch
-    ),
-    "final_by_any_checkpoint": Mutation(
-        "a task ends with a checkpoint from before its end", final_by_any_checkpoint, targeted.ending("keyed")
-    ),
-    "aborted_final_is_forgotten": Mutation(
+MUTATIONS: Final = named(
+    Mutation("EndOfPartition before the final checkpoint", partition_ends_early),
+    Mutation("a failed task drops channels that peers still use", failure_discards),
+    Mutation("a split that comes after the trigger is in the snapshot", early_split),
+    Mutation("rows that were read ahead count as emitted", offset_before_emit),
+    Mutation("a snapshot is taken after the next rows", snapshot_after_the_next_rows),
+    Mutation("a source continues between its barrier and its snapshot", source_ahead_of_its_barrier),
+    Mutation("what was emitted last goes out after the barrier", barrier_before_the_last_batch),
+    Mutation("a task ends with a checkpoint from before its end", final_by_any_checkpoint, targeted.ending("keyed")),
+    Mutation(
         "a final checkpoint that is aborted is forgotten, and with it the next one, which the task has joined",
         aborted_final_is_forgotten,
         ending_without_another,
     ),
-    "only_the_first_is_final": Mutation(
+    Mutation(
         "only the first checkpoint that a task has joined since its end is final",
         only_the_first_is_final,
         ending_without_another,
     ),
-    "runs_while_it_waits_for_consumers": Mutation(
+    Mutation(
         "a task that waits for its consumers is in checkpoints as running",
         runs_while_it_waits_for_consumers,
         targeted.writing_at_the_end,
     ),
-    "last_watermark_replaces": Mutation(
-        "the last watermark of a channel replaces the one before it", last_watermark_replaces
-    ),
-    "ends_before_all_is_sent": Mutation(
-        "a task ends before all it has emitted is sent", ends_before_all_is_sent, targeted.sent_at_the_end
-    ),
-    "ends_before_it_has_answered": Mutation(
-        "a task ends while it owes an answer", ends_before_it_has_answered, targeted.writing_at_the_end
-    ),
-    "silent_channel_is_forgotten": Mutation(
-        "a silent channel is not waited for after a restore", silent_channel_is_forgotten, targeted.timely
-    ),
-    "idle_channel_holds": Mutation("an idle channel is waited for", idle_channel_holds),
-    "idle_channel_does_not_come_back": Mutation(
-        "a channel that was idle is never waited for again", idle_channel_does_not_come_back
-    ),
-    "idle_subtask_is_passed": Mutation(
+    Mutation("the last watermark of a channel replaces the one before it", last_watermark_replaces),
+    Mutation("a task ends before all it has emitted is sent", ends_before_all_is_sent, targeted.sent_at_the_end),
+    Mutation("a task ends while it owes an answer", ends_before_it_has_answered, targeted.writing_at_the_end),
+    Mutation("a silent channel is not waited for after a restore", silent_channel_is_forgotten, targeted.timely),
+    Mutation("an idle channel is waited for", idle_channel_holds),
+    Mutation("a channel that was idle is never waited for again", idle_channel_does_not_come_back),
+    Mutation(
         "an idle subtask is not waited for while another one that reads the same is active",
         idle_subtask_is_passed,
         targeted.quiet("quiet"),
     ),
-    "idle_way_is_passed": Mutation(
+    Mutation(
         "an idle operator is not waited for while its source is active alongside it",
         idle_way_is_passed,
         targeted.quiet("quiet_twice"),
     ),
-    "idle_ways_together_are_passed": Mutation(
+    Mutation(
         "all subtasks of an idle source are not waited for while an operator downstream is active alongside them",
         idle_ways_together_are_passed,
         targeted.quiet("quiet_twice"),
     ),
-    "end_stays_before_a_generator": Mutation(
+    Mutation(
         "the end of event time does not pass a generator that is new",
         end_stays_before_a_generator,
         ending_with_generators,
     ),
-    "event_time_begins_again": Mutation(
-        "event time begins again after a restore", event_time_begins_again, targeted.timely
-    ),
-    "pending_firing_not_resumed": Mutation(
+    Mutation("event time begins again after a restore", event_time_begins_again, targeted.timely),
+    Mutation(
         "a watermark that was firing is forgotten by a restore",
         pending_firing_not_resumed,
         targeted.in_pieces(plain("timers")),
     ),
-    "fired_watermark_stays": Mutation(
-        "a watermark that fires in slices is not passed on", fired_watermark_stays, targeted.firing
-    ),
-    "watermark_not_said_again": Mutation(
-        "the watermark is not sent again after a restore", watermark_not_said_again, targeted.unheard
-    ),
-    "watermark_of_one_slice_more": Mutation(
+    Mutation("a watermark that fires in slices is not passed on", fired_watermark_stays, targeted.firing),
+    Mutation("the watermark is not sent again after a restore", watermark_not_said_again, targeted.unheard),
+    Mutation(
         "a watermark that is firing is stored as one that has fired", watermark_of_one_slice_more, targeted.firing
     ),
-    "progress_of_the_slowest": Mutation(
+    Mutation(
         "key groups have come as far as the last after a rescale", progress_of_the_slowest, targeted.fired_unevenly
     ),
-}
+)

@@ -24,14 +24,12 @@ from midstream.engine.core.errors import ClusterError
 from midstream.engine.core.interfaces import Done, Failed, LocalDisk, Signal, Storage
 from midstream.engine.protocol import messages as m
 from midstream.simulation.checked_shell import CheckedShell
-from midstream.simulation.control_connection import ControlConnection
 from midstream.simulation.graph_pickle import GraphUnpickler, Pickler
 from midstream.simulation.message_checker import MessageChecker
 from midstream.simulation.network import SIM, Network
-from midstream.simulation.signals import SimSignal
-from midstream.simulation.simulated_slot import HEARTBEAT_S, SimulatedSlot
+from midstream.simulation.simulated_slot import HEARTBEAT_S, ControlConnection, SimulatedSlot
 from midstream.simulation.trace import Kind
-from midstream.simulation.world import Process, World
+from midstream.simulation.world import Process, SimSignal, World
 
 LAUNCH_US: Final = 20_000
 """How long a slot process takes to start."""

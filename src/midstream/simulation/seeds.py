@@ -1,4 +1,4 @@
-"""The seeds and the time of a campaign, as users give them."""
+"""The seeds of a campaign, as users give them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,3 @@ def parse_seeds(text: str) -> range:
     if end <= first:
         raise ConfigError(f"seeds: {text!r} is empty; the second number must be larger than the first")
     return range(first, end)
-
-
-def check_seconds(seconds: float | None) -> None:
-    if seconds is not None and not seconds > 0:
-        raise ConfigError(f"seconds: {seconds:g} is no time to run anything")

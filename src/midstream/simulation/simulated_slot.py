@@ -17,12 +17,10 @@ from midstream.engine.protocol import messages as m
 from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_machine import SlotMachine
 from midstream.runtime.calls_in_turn import CallsInTurn
-from midstream.simulation.control_connection import ControlConnection
 from midstream.simulation.message_checker import NOT_OPENED, OwedCommits
-from midstream.simulation.network import SIM, SimTransport
-from midstream.simulation.signals import SimSignal
+from midstream.simulation.network import SIM, Pipe, SimTransport
 from midstream.simulation.trace import Kind
-from midstream.simulation.world import Process
+from midstream.simulation.world import Process, SimSignal
 
 if TYPE_CHECKING:
     from midstream.simulation.cluster import SimulatedCluster, SimulatedDriver
@@ -31,6 +29,33 @@ HEARTBEAT_S: Final = 0.5
 CHECK_STEPS: Final = 16
 _from_slot: Final = msgspec.msgpack.Decoder(m.FromSlot)
 _encoder: Final = msgspec.msgpack.Encoder()
+
+
+class ControlConnection:
+    """The control connection between a driver and a slot process, from the driver's side."""
+
+    def __init__(self, driver: SimulatedDriver, slot: SimulatedSlot) -> None:
+        world = driver.cluster.world
+        self.number = -1
+        """The slot's number, once it has been accepted; -1 before."""
+        self.slot = slot
+        self.to_slot = Pipe(world, slot.process, slot.received)
+        self.to_driver = Pipe(world, driver.process, partial(driver.received, self))
+        self.is_open = True
+        """Whether the driver still receives messages from it."""
+        self.received_us = world.now_us
+
+    def cut(self) -> None:
+        """Cut the connection: neither side receives anything more."""
+        self.is_open = False
+        self.to_slot.is_cut = True
+        self.to_driver.is_cut = True
+
+    def release(self) -> None:
+        """Release the slot: it ends once it has received everything that was sent, and the driver ignores it."""
+        self.is_open = False
+        self.to_driver.is_cut = True
+        self.to_slot.send(m.Release())
 
 
 class SimulatedSlot:

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 EPOCH_MS: Final = 1_700_000_000_000
 NESTING_MAX: Final = 3
+WAIT_S_MAX: Final = 600.0
+"""The longest wait for a signal if none is given; a wait that takes longer hangs."""
 _MASK: Final = (1 << 61) - 1
 _MAIL: Final = Kind.MAIL  # looking a member up in its class takes ten times as long
 _TIMER: Final = Kind.TIMER
@@ -471,3 +473,22 @@ class Process:
     def resume(self) -> None:
         self.paused = False
         self.world.requeue(self)
+
+
+class SimSignal:
+    """A Signal (engine.core.interfaces); while a process waits for it, other processes run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._is_set:
+            self._world.hang(int((WAIT_S_MAX if timeout is None else min(timeout, WAIT_S_MAX)) * 1e6))
+        return self._is_set

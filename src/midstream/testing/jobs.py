@@ -21,13 +21,14 @@ from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.job_pickle import in_the_programs_classes
 from midstream.engine.graph.logical_graph import Node
 from midstream.engine.operators.base import Operator
+from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator
+from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.source_api import DiscoveryContext, Source, rows_text
 from midstream.inprocess.endpoints import FedSource, table_rows
 from midstream.inprocess.in_process_job import InProcessFailure, InProcessJob, JobSnapshot, noted, surfaced
 from midstream.inprocess.rewrite import End, rewritten
 from midstream.testing.inputs import LAST_US, Cut, Instant, Rows, as_batch, as_us, batches
 from midstream.testing.results import Name, Result, Row, find, only
-from midstream.testing.states import contents
 
 What: TypeAlias = "Environment | DataStream | Sequence[DataStream]"
 """A job, the stream of a job that a test is about, or several of them."""
@@ -365,7 +366,7 @@ class RunningJob:
             ...     job.feed_all().state("totals")
             {'total': {'ann': 7, 'bob': 5}}
         """
-        held = contents(self.operators(operator), operator)
+        held = _contents(self.operators(operator), operator)
         try:
             return in_the_programs_classes(held, self._engine.originals)
         except Exception as error:  # of a value's own class
@@ -541,6 +542,21 @@ def _own_rows(uid: str, source: Source, has_event_time: bool) -> pa.RecordBatch:
 
 def _none(source: Source) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in source.schema], schema=source.schema)
+
+
+def _contents(operators: Sequence[Operator], name: str) -> dict[str, Any]:
+    """Return the contents over all subtasks of one operator. Raises ConfigError for one without declared states."""
+    found: dict[str, Any] = {}
+    for operator in operators:
+        if isinstance(operator, ProcessOperator):
+            for state, entries in operator.contents().items():
+                found.setdefault(state, {}).update(entries)
+        elif isinstance(operator, BatchFunctionOperator):
+            for state, frame in operator.contents().items():
+                found[state] = frame if state not in found else pl.concat([found[state], frame])
+        else:
+            raise ConfigError(f"operator {name!r} has no states that a function declares ({type(operator).__name__})")
+    return found
 
 
 class _Surfacing:
