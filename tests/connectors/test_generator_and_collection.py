@@ -26,6 +26,7 @@ from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import ConfigError, JobError, SchemaError
 from midstream.engine.operators.source_api import DiscoveryContext
+from midstream.engine.worker.drift_limit import DriftLimit
 from midstream.engine.worker.source_reader import ReadProgress, SourceReader
 from recovering import task_seams
 
@@ -187,6 +188,7 @@ def test_a_rate_limit_is_kept_over_any_second_and_reached_in_the_long_run(rows_p
         emit=lambda batch: emitted.append((time.now_s, batch.num_rows)),
         emit_bad=pytest.fail,  # type: ignore[arg-type]  # a stand-in
         request_split=lambda: None,
+        limit=DriftLimit(lambda lowest_us, splits: None),
         wake=lambda: None,
         fail=pytest.fail,  # type: ignore[arg-type]  # a stand-in
     )

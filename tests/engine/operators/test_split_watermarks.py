@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from operator_world import World
 
 from midstream.engine.core.elements import MIN_WATERMARK_US
-from midstream.engine.operators.base import Splits
+from midstream.engine.operators.base import Splits, SplitTimes
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 
 TIMED = pa.schema([("t", pa.timestamp("us"))])
@@ -49,6 +49,9 @@ class FakeSplits(Splits):
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self.changed = changed
+
+    def limit_drift(self, times: SplitTimes, drift_us: int) -> None:
+        raise AssertionError("no strategy here has a drift")
 
 
 class Stream:
