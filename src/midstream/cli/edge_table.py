@@ -42,7 +42,7 @@ def edge_table(status: JobStatus, names: dict[str, str]) -> Table | None:
 
 def held_back_lines(status: JobStatus) -> list[str]:
     """Return a sentence for each subtask or split that event time waits for, if it is far behind the others or has had
-    no rows.
+    no rows, and for each source some of whose splits wait for such a one.
     """
     if status.state != "running":
         return []
@@ -61,7 +61,12 @@ def held_back_lines(status: JobStatus) -> list[str]:
             how = f"no {'row' if held.split else 'watermark'} of it has arrived"
         line = f"event time of {vertex.name} is held back by {held.name}{subtask}{split}: {how}"
         lines.setdefault((held.vertex, held.subtask, held.split), formatting.printable(line))
-    return list(lines.values())
+    ahead = [
+        formatting.printable(f"{vertex.name}: {vertex.splits_ahead:,} of its splits wait, ahead by more than drift")
+        for vertex in status.vertices
+        if vertex.splits_ahead
+    ]
+    return [*lines.values(), *ahead]
 
 
 def _is_worth_reporting(status: JobStatus, held: HeldBackStatus) -> bool:

@@ -202,6 +202,11 @@ def _of_tasks(status: JobStatus) -> Iterator[Family]:
         "How far the input or split that event time waits for is behind the most advanced one.",
         (None if each is None or each.behind_us is None else each.behind_us / 1e6 for each in held),
     )
+    yield of_each(
+        "splits_ahead",
+        "Splits that are not read because they are further ahead of the slowest one than the drift allows.",
+        (float(vertex.splits_ahead) for vertex in vertices),
+    )
     found = status.bottleneck
     named = [] if found is None else [(_task(v), 1.0) for v in vertices if v.id == found.vertex]
     yield _gauge("task_bottleneck", "1 for the task that the others wait for.", named)

@@ -51,7 +51,7 @@ class FakeSplits(Splits):
         self.changed = changed
 
     def limit_drift(self, times: SplitTimes, drift_us: int) -> None:
-        raise AssertionError("these strategies have no drift")
+        raise AssertionError("no strategy here has a drift")
 
 
 class Stream:

@@ -732,7 +732,7 @@ def test_a_split_above_the_ceiling_is_not_read_and_the_others_are(blocking: bool
     reader = in_step("0:40", "1000:1040", blocking=blocking)
     reader.run(20)
     assert sorted(reader.rows) == [*range(7), *range(1000, 1007)], "one batch of each, until there is a ceiling"
-    assert reader.progress[-1] == (7, 2) and reader.driver.held_back == 2
+    assert reader.progress[-1] == (7, 2) and reader.driver.splits_ahead == 2
     assert reader.run(3) is ReadProgress.WAITING
     reader.driver.set_ceiling(7)
     reader.run(20)
@@ -740,7 +740,7 @@ def test_a_split_above_the_ceiling_is_not_read_and_the_others_are(blocking: bool
     reader.driver.set_ceiling(MAX_WATERMARK_US)
     reader.driver.no_more_splits()
     assert reader.run(200) is ReadProgress.ENDED
-    assert len(reader.rows) == 80 and reader.driver.held_back == 0
+    assert len(reader.rows) == 80 and reader.driver.splits_ahead == 0
     assert reader.progress[-1] == (MAX_WATERMARK_US, 2)
 
 
@@ -748,7 +748,7 @@ def test_a_split_above_the_ceiling_is_not_read_and_the_others_are(blocking: bool
 def test_splits_that_are_held_back_keep_nothing_from_happening(blocking: bool) -> None:
     reader = in_step("0:7", "1000:1040", blocking=blocking)
     reader.run(20)
-    assert (reader.driver.held_back, reader.requests) == (1 if blocking else 2, 1 if blocking else 0)
+    assert (reader.driver.splits_ahead, reader.requests) == (1 if blocking else 2, 1 if blocking else 0)
     assert len(splits_of(reader.driver.snapshot(lambda: "chunk")[SPLITS])) == (1 if blocking else 2)
     reader.give("2000:2003")
     assert reader.progress[-1] == (MIN_WATERMARK_US, 3), "the coordinator gets to know that the split is known"

@@ -149,6 +149,10 @@ class VertexStatus(msgspec.Struct, frozen=True):
     """The subtasks that have reported since the attempt began."""
     held_back: HeldBackStatus | None = None
     """What holds back its event time, if something is more advanced."""
+    splits_ahead: int = 0
+    """The number of splits that its source does not read at present: they are further ahead of the slowest one than
+    `drift` allows.
+    """
 
     @property
     def busiest(self) -> SubtaskStatus | None:

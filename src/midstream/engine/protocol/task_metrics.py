@@ -83,3 +83,5 @@ class TaskMetrics(msgspec.Struct, frozen=True):
     slowest_split: SplitMetrics | None = None
     """The least advanced split that is waited for, of a source whose event time is tracked by split."""
     user: tuple[UserMetric, ...] = ()
+    splits_ahead: int = 0
+    """The number of splits that are not read at present, because they are further ahead than the drift allows."""

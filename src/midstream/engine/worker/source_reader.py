@@ -333,7 +333,7 @@ class SourceReader(Splits):
         return self._limit.holds(open_split.number) and open_split.state is not _AT_END
 
     @property
-    def held_back(self) -> int:
+    def splits_ahead(self) -> int:
         """How many splits are not read at present because they are too far ahead."""
         return sum(map(self._is_held_back, self._splits))
 

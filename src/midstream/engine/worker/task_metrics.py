@@ -58,6 +58,7 @@ def task_metrics(task: Task) -> TaskMetrics:
         inputs=task.input.event_times(),
         slowest_split=None if source is None else _slowest_split(chain, source),
         user=tuple(_user_metrics(uids, chain)),
+        splits_ahead=0 if source is None else source.splits_ahead,
     )
 
 

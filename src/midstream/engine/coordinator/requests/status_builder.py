@@ -165,6 +165,7 @@ def _vertex_status(
         recovering=_recovering(rates),
         subtasks=tuple(_subtask_status(rate, works) for rate in rates),
         held_back=held_back(job.plan.graph, vertex, metrics),
+        splits_ahead=sum(rate.metrics.splits_ahead for rate in rates) if works else 0,
     )
 
 
