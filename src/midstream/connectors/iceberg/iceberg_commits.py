@@ -19,11 +19,13 @@ from uuid import uuid4
 import pyarrow.fs
 
 from midstream.connectors.common.filesystem import make_durable
+from midstream.connectors.iceberg.iceberg_tables import written_schema
 from midstream.engine.core.errors import ConfigError, MidstreamError, StorageError
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
     from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Operation, Snapshot
 
 T = TypeVar("T")
@@ -189,10 +191,11 @@ class SnapshotCommit:
         from pyiceberg.manifest import write_manifest
 
         path = self._new_path(f"{self._commit_id}-m{next(self._numbers)}.avro")
+        spec = self._metadata.specs()[spec_id]
         with write_manifest(
             format_version=self._metadata.format_version,
-            spec=self._metadata.specs()[spec_id],
-            schema=self._metadata.schema(),
+            spec=spec,
+            schema=written_schema(self._metadata, spec) or self._metadata.schema(),
             output_file=self._table.io.new_output(path),
             snapshot_id=self._id,
             avro_compression="deflate",
@@ -257,7 +260,9 @@ class SnapshotCommit:
             SetSnapshotRefUpdate,
         )
 
-        head = {"ref-name": MAIN_BRANCH, "snapshot-id": self._id, "type": SnapshotRefType.BRANCH}
+        branch = self._metadata.refs.get(MAIN_BRANCH)
+        retention = {} if branch is None else branch.model_dump(by_alias=True, exclude_none=True)
+        head = {**retention, "ref-name": MAIN_BRANCH, "snapshot-id": self._id, "type": SnapshotRefType.BRANCH}
         updates = (
             AddSnapshotUpdate(snapshot=snapshot),
             SetSnapshotRefUpdate.model_validate(head),
@@ -275,6 +280,19 @@ class SnapshotCommit:
                     self._table.io.delete(each)
             raise
         _make_durable(done.metadata_location)
+        self._delete_old_metadata(done.metadata)
+
+    def _delete_old_metadata(self, now: TableMetadata) -> None:
+        """Delete the table's metadata files that its log has just dropped, if its properties ask for that."""
+        from pyiceberg.table import TableProperties
+
+        enabled = now.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, "")
+        if enabled.lower() == "true":
+            kept = {entry.metadata_file for entry in now.metadata_log}
+            for entry in self._metadata.metadata_log:
+                if entry.metadata_file not in kept:
+                    with suppress(OSError):
+                        self._table.io.delete(entry.metadata_file)
 
     def _summary(
         self,

@@ -57,6 +57,7 @@ from midstream.connectors.iceberg.iceberg_commits import (
 )
 from midstream.connectors.iceberg.iceberg_tables import (
     Partitioner,
+    check_metrics,
     check_supported,
     column_metrics,
     columns_of,
@@ -147,6 +148,13 @@ class IcebergSink(Sink):
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> None:
         require("pyiceberg", "iceberg", "IcebergSink")
+        from pyiceberg.catalog import Catalog
+
+        if not isinstance(catalog, str | Mapping | Catalog):
+            raise ConfigError(
+                f"IcebergSink: catalog={catalog!r} is no catalog; give the name of one that pyiceberg is configured with, "
+                "its properties, or a pyiceberg Catalog"
+            )
         if isinstance(partition_by, str):
             raise ConfigError(
                 f"IcebergSink: partition_by={partition_by!r} is a string; give a list: [{partition_by!r}]"
@@ -183,6 +191,7 @@ class IcebergSink(Sink):
                 f"({', '.join(self.partition_by)}); leave partition_by out, or name another table"
             )
         columns = fitted(schema, stored, columns_of(found), self._where)
+        check_metrics(found, table.metadata.properties, self._where)
         with catalog_errors(f"{self._where}: its files cannot be listed"):
             is_in_use = not (restoring or self.append) and has_files(table)
         if is_in_use:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet
 
@@ -19,10 +19,13 @@ from midstream.engine.core.batches import canonical_type
 from midstream.engine.core.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
+    from pyiceberg.io.pyarrow import StatisticsCollector
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
-    from pyiceberg.types import PrimitiveType
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.transforms import Transform
+    from pyiceberg.types import IcebergType, PrimitiveType
 
 FORMAT_VERSION_MAX: Final = 2
 """The newest format of tables that pyiceberg writes."""
@@ -39,7 +42,10 @@ _TICKS: Final = {
 
 
 class ColumnMetrics(msgspec.Struct, frozen=True, array_like=True):
-    """What a manifest records about the columns of a file, by the ids of fields, and where its row groups begin."""
+    """What a manifest records about the columns of a file, by the ids of fields, and where its row groups begin.
+
+    `with_nulls`: fields that are null in a row; the table's properties may have left out `nulls`.
+    """
 
     sizes: dict[int, int]
     values: dict[int, int]
@@ -47,6 +53,7 @@ class ColumnMetrics(msgspec.Struct, frozen=True, array_like=True):
     lower: dict[int, bytes]
     upper: dict[int, bytes]
     offsets: list[int]
+    with_nulls: list[int]
 
 
 def iceberg_type(kind: pa.DataType) -> pa.DataType | None:
@@ -156,7 +163,7 @@ def same_partitioning(one: PartitionSpec, other: PartitionSpec) -> bool:
 
 def check_supported(table: Table, where: str) -> None:
     """Raise ConfigError for a table that this sink cannot write."""
-    from pyiceberg.transforms import UnknownTransform
+    from pyiceberg.transforms import UnknownTransform, VoidTransform
     from pyiceberg.types import DoubleType, FloatType
 
     metadata = table.metadata
@@ -167,6 +174,8 @@ def check_supported(table: Table, where: str) -> None:
         )
     columns = {field.field_id: field for field in metadata.schema().fields}
     for field in metadata.spec().fields:
+        if isinstance(field.transform, VoidTransform):
+            continue
         if field.source_id not in columns:
             raise ConfigError(
                 f"{where}: partition field {field.name!r} is made of a field within a column, which this sink does not "
@@ -199,14 +208,15 @@ class Partitioner:
 
     def values(self, batch: pa.RecordBatch) -> list[pa.Array[Any]]:
         """Return the value of each partition field for each row."""
+        columns = {field.field_id: field for field in self.schema.fields}
         found: list[pa.Array[Any]] = []
         for field in self.spec.fields:
-            source = self.schema.find_field(field.source_id)
-            index = batch.schema.get_field_index(source.name)
-            if index < 0:  # the stream lacks the column, so it is null
+            source = columns.get(field.source_id)  # None: only a void transform is left of a column that was dropped
+            index = -1 if source is None else batch.schema.get_field_index(source.name)
+            if source is None or index < 0:  # what the stream lacks is null
                 found.append(pa.nulls(batch.num_rows))
                 continue
-            made = field.transform.pyarrow_transform(source.field_type)(batch.column(index))
+            made = _transformed(field.transform, source.field_type, batch.column(index))
             found.append(made.view(_TICKS[made.type.id]) if made.type.id in _TICKS else made)
         return found
 
@@ -216,6 +226,25 @@ class Partitioner:
 
         kinds = _value_types(self.spec, self.schema)
         return [None if value is None else to_bytes(kind, value) for kind, value in zip(kinds, values, strict=True)]
+
+
+def _transformed(transform: Transform[Any, Any], kind: IcebergType, column: pa.Array[Any]) -> pa.Array[Any]:
+    from pyiceberg.transforms import TruncateTransform
+
+    if isinstance(transform, TruncateTransform) and pa.types.is_large_binary(column.type):
+        return pc.binary_slice(column, 0, transform.width)  # pyiceberg truncates small binaries only
+    return transform.pyarrow_transform(kind)(column)
+
+
+def written_schema(metadata: TableMetadata, spec: PartitionSpec) -> Schema | None:
+    """Return the newest schema of the table with all columns that `spec` is made of, also those that were dropped since.
+
+    A manifest of files with that partitioning needs it: without the type of each partition value nobody can read it.
+    """
+    needed = {field.source_id for field in spec.fields}
+    newest_first = sorted(metadata.schemas, key=lambda schema: schema.schema_id, reverse=True)
+    schemas = [metadata.schema(), *newest_first]
+    return next((schema for schema in schemas if needed <= schema.field_ids), None)
 
 
 def _value_types(spec: PartitionSpec, schema: Schema) -> list[PrimitiveType]:
@@ -238,50 +267,67 @@ def decoded_partition(spec: PartitionSpec, schema: Schema, values: Sequence[byte
         raise ValueError(str(error)) from error
 
 
+def check_metrics(schema: Schema, properties: Mapping[str, str], where: str) -> None:
+    """Raise ConfigError if the table's properties say in an unknown way what manifests record about columns."""
+    try:
+        _metrics_plan(schema, properties)
+    except ValueError as error:
+        raise ConfigError(
+            f"{where}: {error}, in one of the table's properties {_METRICS}*; set it to none, counts, truncate(16) or full"
+        ) from error
+
+
+def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, StatisticsCollector]:
+    from pyiceberg.io.pyarrow import compute_statistics_plan
+
+    return compute_statistics_plan(schema, {k: v for k, v in properties.items() if k.startswith(_METRICS)})
+
+
 def column_metrics(
     filesystem: pyarrow.fs.FileSystem,
     path: str,
     schema: Schema,
     properties: Mapping[str, str],
-    unbounded: Collection[str],
+    with_nan: Collection[str],
 ) -> ColumnMetrics:
     """Return what the manifest records about a file's columns.
 
     `schema`: the table's, with the file's columns only.
-    `unbounded`: columns for which Parquet's least and greatest values do not hold.
+    `with_nan`: columns for which Parquet's least and greatest values do not hold.
     """
-    from pyiceberg.io.pyarrow import (
-        compute_statistics_plan,
-        data_file_statistics_from_parquet_metadata,
-        parquet_path_to_id_mapping,
-    )
-    from pyiceberg.types import DoubleType, FloatType
+    from pyiceberg.io.pyarrow import data_file_statistics_from_parquet_metadata, parquet_path_to_id_mapping
 
     metadata = pyarrow.parquet.read_metadata(path, filesystem=filesystem)
     ids = parquet_path_to_id_mapping(schema)
-    plan = compute_statistics_plan(schema, {k: v for k, v in properties.items() if k.startswith(_METRICS)})
-    lower: dict[int, bytes] = {}
-    upper: dict[int, bytes] = {}
     try:
-        found = data_file_statistics_from_parquet_metadata(metadata, plan, ids)
+        found = data_file_statistics_from_parquet_metadata(metadata, _metrics_plan(schema, properties), ids)
     except (OverflowError, ValueError):  # a time outside of the years 1 to 9999
-        counts = compute_statistics_plan(schema, {f"{_METRICS}default": "counts"})
+        counts = _metrics_plan(schema, {f"{_METRICS}default": "counts"})
         found = data_file_statistics_from_parquet_metadata(metadata, counts, ids)
+    with_nulls, unbounded = _nulls_and_unbounded(metadata, ids)
+    # Fields within others have no bounds: it is not known which have NaN.
+    bounded = {field.field_id for field in schema.fields if field.name not in with_nan} - unbounded
     bounds = found.to_serialized_dict()
-    top = {field.field_id: field for field in schema.fields}
-    for field_id in {*bounds["lower_bounds"], *bounds["upper_bounds"]}:
-        field = top.get(field_id)  # fields within others have no bounds: it is not known which have NaN
-        if field is None or (isinstance(field.field_type, FloatType | DoubleType) and field.name in unbounded):
-            continue
-        with suppress(KeyError):
-            lower[field_id] = bounds["lower_bounds"][field_id]
-        with suppress(KeyError):
-            upper[field_id] = bounds["upper_bounds"][field_id]
     return ColumnMetrics(
         dict(found.column_sizes),
         dict(found.value_counts),
         dict(found.null_value_counts),
-        lower,
-        upper,
+        {field_id: bound for field_id, bound in bounds["lower_bounds"].items() if field_id in bounded},
+        {field_id: bound for field_id, bound in bounds["upper_bounds"].items() if field_id in bounded},
         found.split_offsets,
+        sorted(with_nulls),
     )
+
+
+def _nulls_and_unbounded(metadata: pyarrow.parquet.FileMetaData, ids: Mapping[str, int]) -> tuple[set[int], set[int]]:
+    """Return the fields with a null, and those of which a row group has values, but no bounds: Parquet omits long ones."""
+    with_nulls, unbounded = set(), set()
+    for group in range(metadata.num_row_groups):
+        for column in range(metadata.num_columns):
+            chunk = metadata.row_group(group).column(column)
+            field_id, found = ids[chunk.path_in_schema], chunk.statistics
+            if found is None or found.null_count:
+                with_nulls.add(field_id)
+            if found is None or not (found.has_min_max or found.null_count == chunk.num_values):
+                unbounded.add(field_id)
+    return with_nulls, unbounded
