@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import re
 import threading
@@ -26,7 +27,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import SetSnapshotRefUpdate
-from pyiceberg.transforms import DayTransform
+from pyiceberg.transforms import BucketTransform, DayTransform
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from committers import committer_of
@@ -187,6 +188,22 @@ def test_a_commit_that_lost_leaves_no_file_of_metadata(catalog, tmp_path, monkey
     committer_of(sink, "job-a").commit(1, committables)
     assert numbers(catalog) == [1]
     assert len(list((tmp_path / "warehouse").rglob("*.avro"))) == 2, "a manifest and a manifest list"
+
+
+def test_a_commit_for_which_there_is_no_space_leaves_no_file_of_metadata(catalog, tmp_path, monkeypatch):
+    sink = new_sink(catalog)
+    committables = written(sink, batch(1))
+
+    def full(_: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(iceberg_commits, "_make_durable", full)
+        with pytest.raises(StorageError, match=r"cannot commit checkpoint 1: OSError: .*No space left on device"):
+            committer_of(sink, "job-a").commit(1, committables)
+    assert list((tmp_path / "warehouse").rglob("*.avro")) == []
+    committer_of(sink, "job-a").commit(1, committables)
+    assert numbers(catalog) == [1]
 
 
 def test_other_writers_that_always_come_first_are_named(catalog, monkeypatch):
@@ -600,10 +617,12 @@ def test_files_wait_although_the_column_of_their_partitions_is_dropped(catalog, 
     waiting = written(sink, pa.record_batch({"p": [7, 8], "n": [2, 3]}), 2, attempt=1)
     with opened(catalog).update_spec() as update:
         update.remove_field("p")
+        if version == "1":
+            update.add_field("n", BucketTransform(2), "n_bucket")
     with opened(catalog).update_schema() as change:
         change.delete_column("p")
     committer_of(sink, "job-a").commit(2, waiting)
-    now = new_sink(catalog, restoring=True)
+    now = new_sink(catalog, restoring=True, partition_by=["bucket(2, n)"] if version == "1" else [])
     committer_of(now, "job-a").commit(3, written(now, batch(4), 3, attempt=2))
     assert numbers(catalog) == [1, 2, 3, 4]
     now.roll_back(CommittedOutput("out", frozenset({"job-a"})), 1, ())
@@ -699,15 +718,19 @@ def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(catalog):
         (["weeks(at)"], ConfigError, r"partition_by has 'weeks\(at\)'; give a column, year\(c\)"),
         (["bucket(who)"], ConfigError, r"partition_by has 'bucket\(who\)'; give"),
         (["bucket(0, who)"], ConfigError, r"partition_by has 'bucket\(0, who\)'; give"),
+        (["bucket(4294967297, who)"], ConfigError, r"partition_by has 'bucket\(4294967297, who\)'; give"),
+        (["place.x"], ConfigError, r"partition field 'place\.x' is made of a field within a column"),
+        (["real"], ConfigError, "partition field 'real' is identity of a column that is double"),
         (["day(who)"], SchemaError, r"partition_by has 'day\(who\)', and column 'who' is string"),
-        (["day(when)"], SchemaError, "the stream has no column 'when'; it has who, at, day, n, raw"),
+        (["day(when)"], SchemaError, "the stream has no column 'when'; it has who, at, day, n, raw, real, place"),
         (["nope"], SchemaError, "the stream has no column 'nope'"),
         (["who", "who"], ConfigError, "partition_by names 'who' twice"),
     ],
 )
 def test_partitioning_that_iceberg_does_not_know_is_refused(catalog, by, error, said):
+    more = [pa.field("real", pa.float64()), pa.field("place", pa.struct([("x", pa.int64())]))]
     with pytest.raises(error, match=said):
-        new_sink(catalog, VISITS, partition_by=by)
+        new_sink(catalog, pa.schema([*VISITS, *more]), partition_by=by)
     assert not catalog.table_exists(NAME)
 
 

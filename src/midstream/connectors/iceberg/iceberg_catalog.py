@@ -20,6 +20,7 @@ from midstream.connectors.files.rolling_files import explained
 from midstream.connectors.iceberg.iceberg_commits import CommitUnknownError, answered, catalog_errors, entries_of
 from midstream.connectors.iceberg.iceberg_tables import (
     ColumnMetrics,
+    check_partitioning,
     decoded_partition,
     new_schema,
     new_spec,
@@ -113,6 +114,7 @@ class CatalogTable:
             try:
                 schema = new_schema(columns)
                 spec = new_spec(partition_by, schema, self.where)
+                check_partitioning(spec, schema, self.where)
                 if not self._answered(lambda: catalog.namespace_exists(namespace)):
                     with suppress(NamespaceAlreadyExistsError):
                         self._answered(lambda: catalog.create_namespace(namespace))

@@ -96,6 +96,8 @@ class SnapshotCommit:
         self._commit_id = uuid4()
         self._numbers = count()
         self._written: list[str] = []
+        self._is_sent = False
+        """Whether the catalog may know of the files that were written."""
 
     def append(self, files: Sequence[DataFile], properties: Mapping[str, str], summary: Mapping[str, str]) -> None:
         """Add data files, perhaps none, and set properties of the table.
@@ -105,8 +107,9 @@ class SnapshotCommit:
         from pyiceberg.table.snapshots import Operation
 
         specs = sorted({file.spec_id for file in files})
-        added = [self._added([file for file in files if file.spec_id == spec_id]) for spec_id in specs]
-        self._commit(Operation.APPEND, [*added, *self._merged(self._live())], files, (), properties, summary)
+        with self._no_leftovers():
+            added = [self._added([file for file in files if file.spec_id == spec_id]) for spec_id in specs]
+            self._commit(Operation.APPEND, [*added, *self._merged(self._live())], files, (), properties, summary)
 
     def remove(
         self, is_removed: Callable[[ManifestEntry], bool], properties: Mapping[str, str], summary: Mapping[str, str]
@@ -115,15 +118,30 @@ class SnapshotCommit:
         from pyiceberg.table.snapshots import Operation
 
         manifests, removed = [], []
-        for manifest in self._live():
-            entries = data_entries(self._table, manifest)
-            gone = [entry for entry in entries if is_removed(entry)]
-            if gone:
-                removed += [entry.data_file for entry in gone]
-                manifests.append(self._rewritten(manifest.partition_spec_id, entries, gone))
-            else:
-                manifests.append(manifest)
-        self._commit(Operation.OVERWRITE, manifests, (), removed, properties, summary)
+        with self._no_leftovers():
+            for manifest in self._live():
+                entries = data_entries(self._table, manifest)
+                gone = [entry for entry in entries if is_removed(entry)]
+                if gone:
+                    removed += [entry.data_file for entry in gone]
+                    manifests.append(self._rewritten(manifest.partition_spec_id, entries, gone))
+                else:
+                    manifests.append(manifest)
+            self._commit(Operation.OVERWRITE, manifests, (), removed, properties, summary)
+
+    @contextmanager
+    def _no_leftovers(self) -> Iterator[None]:
+        """Delete what was written if the commit fails for certain, and not if it may still succeed."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        try:
+            yield
+        except Exception as error:
+            if not self._is_sent or isinstance(error, CommitFailedException):
+                for each in self._written:
+                    with suppress(OSError):
+                        self._table.io.delete(each)
+            raise
 
     def _live(self) -> list[ManifestFile]:
         """Return the manifests of the newest snapshot that list files it has."""
@@ -250,7 +268,6 @@ class SnapshotCommit:
 
     def _replace_newest(self, parent_id: int | None, snapshot: Snapshot, properties: Mapping[str, str]) -> None:
         """Commit, if `parent_id` is still the newest snapshot."""
-        from pyiceberg.exceptions import CommitFailedException
         from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
         from pyiceberg.table.update import (
             AddSnapshotUpdate,
@@ -272,13 +289,8 @@ class SnapshotCommit:
             AssertTableUUID(uuid=self._metadata.table_uuid),
             AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": parent_id}),
         )
-        try:
-            done = answered(lambda: self._table.catalog.commit_table(self._table, required, updates))
-        except CommitFailedException:  # any other error leaves open whether these files belong to the table
-            for each in self._written:
-                with suppress(OSError):
-                    self._table.io.delete(each)
-            raise
+        self._is_sent = True
+        done = answered(lambda: self._table.catalog.commit_table(self._table, required, updates))
         _make_durable(done.metadata_location)
         self._delete_old_metadata(done.metadata)
 

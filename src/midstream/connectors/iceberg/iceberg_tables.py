@@ -123,7 +123,9 @@ def new_spec(partition_by: Sequence[str], schema: Schema, where: str) -> Partiti
         if called is not None and text not in schema.column_names:
             kind, width, column = called["name"], called["width"], called["column"]
             kind = kind.removesuffix("s") if kind.removesuffix("s") in _BY_TIME else kind
-            if not (kind in _BY_TIME and width is None) and not (kind in _BY_WIDTH and width and int(width) > 0):
+            if not (kind in _BY_TIME and width is None) and not (
+                kind in _BY_WIDTH and width and 0 < int(width) < 2**31
+            ):
                 raise ConfigError(
                     f"{where}: partition_by has {text!r}; give a column, year(c), month(c), day(c), hour(c), "
                     "bucket(16, c) or truncate(4, c)"
@@ -157,23 +159,30 @@ def spec_text(spec: PartitionSpec, schema: Schema) -> str:
 
 
 def same_partitioning(one: PartitionSpec, other: PartitionSpec) -> bool:
+    """Whether two partitionings differ in nothing but names, and fields that were removed: tables of version 1 keep these."""
     pairs = [[(field.source_id, str(field.transform)) for field in spec.fields] for spec in (one, other)]
-    return pairs[0] == pairs[1]
+    left = [[pair for pair in each if pair[1] != "void"] for each in pairs]
+    return left[0] == left[1]
 
 
 def check_supported(table: Table, where: str) -> None:
     """Raise ConfigError for a table that this sink cannot write."""
-    from pyiceberg.transforms import UnknownTransform, VoidTransform
-    from pyiceberg.types import DoubleType, FloatType
-
     metadata = table.metadata
     if metadata.format_version > FORMAT_VERSION_MAX:
         raise ConfigError(
             f"{where}: the table has format version {metadata.format_version}, and pyiceberg writes up to "
             f"{FORMAT_VERSION_MAX}; write to a table of version {FORMAT_VERSION_MAX}"
         )
-    columns = {field.field_id: field for field in metadata.schema().fields}
-    for field in metadata.spec().fields:
+    check_partitioning(metadata.spec(), metadata.schema(), where)
+
+
+def check_partitioning(spec: PartitionSpec, schema: Schema, where: str) -> None:
+    """Raise ConfigError for a partitioning that this sink does not support."""
+    from pyiceberg.transforms import UnknownTransform, VoidTransform
+    from pyiceberg.types import DoubleType, FloatType
+
+    columns = {field.field_id: field for field in schema.fields}
+    for field in spec.fields:
         if isinstance(field.transform, VoidTransform):
             continue
         if field.source_id not in columns:
