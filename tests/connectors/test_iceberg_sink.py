@@ -569,11 +569,21 @@ def test_values_of_all_types_come_back_as_they_were(catalog):
         pa.array([float("nan"), None]),
         pa.array(["a" * 5000, ""], pa.large_string()),
         pa.array(["\U0010ffff" * 20, ""], pa.large_string()),
+        pa.array(["\ud7ff" * 20, ""], pa.large_string()),
         pa.array([0, 253_402_300_800_000_000], pa.timestamp("us", "UTC")),
         pa.array([0, -(2**31)], pa.date32()),
         pa.array([Decimal(10) ** 34, None], pa.decimal128(38, 3)),
     ],
-    ids=["NaN", "NaN alone", "long text", "last characters", "the year 10000", "before the year 1", "decimal"],
+    ids=[
+        "NaN",
+        "NaN alone",
+        "long text",
+        "last characters",
+        "before surrogates",
+        "the year 10000",
+        "before the year 1",
+        "decimal",
+    ],
 )
 def test_bounds_never_hide_a_row(catalog, column):
     rows = pa.record_batch({"n": pa.array([1, 2]), "x": column})
@@ -762,6 +772,16 @@ def test_a_column_that_was_made_required_since_is_not_given_a_file_with_nulls(ca
         committer_of(sink, "job-a").commit(1, with_null)
     committer_of(sink, "job-a").commit(1, without)
     assert numbers(catalog) == [3]
+
+
+def test_nor_is_a_struct_that_was_made_required(catalog):
+    rows = pa.record_batch({"s": pa.array([{"b": 1}, None])})
+    sink = new_sink(catalog, rows.schema)
+    committables = written(sink, rows)
+    with opened(catalog).update_schema(allow_incompatible_changes=True) as update:
+        update.update_column("s", required=True)
+    with pytest.raises(SchemaError, match="column 's' of the table must have a value now"):
+        committer_of(sink, "job-a").commit(1, committables)
 
 
 def test_a_property_that_no_sink_writes_is_not_guessed_at(catalog):

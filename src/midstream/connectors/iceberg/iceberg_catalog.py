@@ -51,7 +51,12 @@ _MARK: Final = re.compile(r"(\d+)( superseded)?")
 
 
 class IcebergFile(msgspec.Struct, frozen=True, array_like=True):
-    """A committable. `name` is relative to `directory`, the location of the table's data."""
+    """A committable.
+
+    `name`: relative to `directory`, the location of the table's data.
+    `partition`: the values of the partition fields of the spec, each in the form that Iceberg gives to single values.
+    `filled`: the columns, by the ids of their fields, that have a value in each row.
+    """
 
     job_id: str
     uid: str
@@ -64,6 +69,7 @@ class IcebergFile(msgspec.Struct, frozen=True, array_like=True):
     spec_id: int
     partition: list[bytes | None]
     metrics: ColumnMetrics
+    filled: list[int]
 
 
 class Mark(NamedTuple):
@@ -293,8 +299,7 @@ def _summary_of(snapshot: Snapshot) -> Mapping[str, str]:
 def _check_required(schema: Schema, file: IcebergFile, where: str) -> None:
     """Raise SchemaError if the table now requires values that a file does not have."""
     for field in schema.fields:
-        is_there = field.field_id in file.metrics.sizes or not field.field_type.is_primitive
-        if field.required and (field.field_id in file.metrics.with_nulls or not is_there):
+        if field.required and field.field_id not in file.filled:
             raise SchemaError(
                 f"{where}: column {field.name!r} of the table must have a value now, and files written for it have none "
                 "in a row; change it back until they are committed"

@@ -294,6 +294,8 @@ class _IcebergPart(PartitionedPart):
         self._context = context
         self._next_name = next_name
         self._partitioner: Partitioner | None = None
+        self._with_nulls: set[str] = set()
+        """Columns with a null."""
 
     def _partition(self) -> Partitioner:
         if self._partitioner is None:  # made on the I/O pool: to import pyiceberg takes its time
@@ -301,6 +303,7 @@ class _IcebergPart(PartitionedPart):
         return self._partitioner
 
     def _parts(self, batch: pa.RecordBatch) -> list[tuple[Partition, pa.RecordBatch]]:
+        self._with_nulls |= {name for name in batch.schema.names if batch.column(name).null_count}
         values = self._partition().values(batch)
         if not values:
             return [((), batch)]
@@ -318,6 +321,7 @@ class _IcebergPart(PartitionedPart):
     def _committables(self, ended: Sequence[tuple[Partition, OpenFile]], checkpoint_id: int) -> list[bytes]:
         target, context, partitioner = self._target, self._context, self._partition()
         schema = partitioner.schema.select(*target.columns.names)
+        filled = [field.field_id for field in schema.fields if field.name not in self._with_nulls]
         return [
             msgspec.msgpack.encode(
                 IcebergFile(
@@ -338,6 +342,7 @@ class _IcebergPart(PartitionedPart):
                         target.properties,
                         self._unbounded,
                     ),
+                    filled,
                 )
             )
             for values, file in ended

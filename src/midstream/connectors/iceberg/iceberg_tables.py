@@ -42,10 +42,7 @@ _TICKS: Final = {
 
 
 class ColumnMetrics(msgspec.Struct, frozen=True, array_like=True):
-    """What a manifest records about the columns of a file, by the ids of fields, and where its row groups begin.
-
-    `with_nulls`: fields that are null in a row; the table's properties may have left out `nulls`.
-    """
+    """What a manifest records about the columns of a file, by the ids of fields, and where its row groups begin."""
 
     sizes: dict[int, int]
     values: dict[int, int]
@@ -53,7 +50,6 @@ class ColumnMetrics(msgspec.Struct, frozen=True, array_like=True):
     lower: dict[int, bytes]
     upper: dict[int, bytes]
     offsets: list[int]
-    with_nulls: list[int]
 
 
 def iceberg_type(kind: pa.DataType) -> pa.DataType | None:
@@ -310,13 +306,14 @@ def column_metrics(
     ids = parquet_path_to_id_mapping(schema)
     try:
         found = data_file_statistics_from_parquet_metadata(metadata, _metrics_plan(schema, properties), ids)
-    except (OverflowError, ValueError):  # a time outside of the years 1 to 9999
+        bounds = found.to_serialized_dict()
+    except (OverflowError, ValueError):  # a time outside of the years 1 to 9999, or a bound that would be a surrogate
         counts = _metrics_plan(schema, {f"{_METRICS}default": "counts"})
         found = data_file_statistics_from_parquet_metadata(metadata, counts, ids)
-    with_nulls, unbounded = _nulls_and_unbounded(metadata, ids)
+        bounds = found.to_serialized_dict()
     # Fields within others have no bounds: it is not known which have NaN.
-    bounded = {field.field_id for field in schema.fields if field.name not in with_nan} - unbounded
-    bounds = found.to_serialized_dict()
+    bounded = {field.field_id for field in schema.fields if field.name not in with_nan}
+    bounded -= _without_bounds(metadata, ids)
     return ColumnMetrics(
         dict(found.column_sizes),
         dict(found.value_counts),
@@ -324,19 +321,16 @@ def column_metrics(
         {field_id: bound for field_id, bound in bounds["lower_bounds"].items() if field_id in bounded},
         {field_id: bound for field_id, bound in bounds["upper_bounds"].items() if field_id in bounded},
         found.split_offsets,
-        sorted(with_nulls),
     )
 
 
-def _nulls_and_unbounded(metadata: pyarrow.parquet.FileMetaData, ids: Mapping[str, int]) -> tuple[set[int], set[int]]:
-    """Return the fields with a null, and those of which a row group has values, but no bounds: Parquet omits long ones."""
-    with_nulls, unbounded = set(), set()
+def _without_bounds(metadata: pyarrow.parquet.FileMetaData, ids: Mapping[str, int]) -> set[int]:
+    """Return the fields of which a row group has values, but no bounds: Parquet omits long ones."""
+    without = set()
     for group in range(metadata.num_row_groups):
         for column in range(metadata.num_columns):
             chunk = metadata.row_group(group).column(column)
-            field_id, found = ids[chunk.path_in_schema], chunk.statistics
-            if found is None or found.null_count:
-                with_nulls.add(field_id)
+            found = chunk.statistics
             if found is None or not (found.has_min_max or found.null_count == chunk.num_values):
-                unbounded.add(field_id)
-    return with_nulls, unbounded
+                without.add(ids[chunk.path_in_schema])
+    return without
