@@ -10,7 +10,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, NamespaceAlreadyExistsError, NoSuchTableError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NamespaceAlreadyExistsError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+)
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableRequest, Table
@@ -35,6 +40,9 @@ class RestCatalogServer:
                 return 409, refusal(error, 409)
             return 200, {"namespace": body["namespace"], "properties": {}}
         namespace = path[1]
+        if len(path) == 2:
+            there = self.catalog.namespace_exists(namespace)
+            return (200, {"namespace": [namespace]}) if there else (404, refusal(NoSuchNamespaceError(namespace), 404))
         if method == "POST" and len(path) == 3:
             schema = Schema.model_validate(body["schema"])
             spec = PartitionSpec.model_validate(body["partition-spec"])
@@ -80,6 +88,9 @@ def rest_catalog(catalog: Catalog) -> Iterator[tuple[RestCatalogServer, str]]:
         def do_GET(self) -> None:
             self.reply("GET")
 
+        def do_HEAD(self) -> None:
+            self.reply("HEAD")
+
         def do_POST(self) -> None:
             self.reply("POST")
 
@@ -94,7 +105,8 @@ def rest_catalog(catalog: Catalog) -> Iterator[tuple[RestCatalogServer, str]]:
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
-            self.wfile.write(payload)
+            if method != "HEAD":
+                self.wfile.write(payload)
 
         def log_message(self, format: str, *arguments: Any) -> None: ...
 

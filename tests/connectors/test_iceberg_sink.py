@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import re
 import threading
@@ -19,16 +20,19 @@ import pytest
 from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from iceberg_rest import rest_catalog
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ForbiddenError
+from pyiceberg.expressions import EqualTo
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.transforms import DayTransform
+from pyiceberg.table.update import SetSnapshotRefUpdate
+from pyiceberg.transforms import BucketTransform, DayTransform
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from committers import committer_of
-from midstream.connectors.iceberg import iceberg_commits, iceberg_sink
+from midstream.connectors.files import rolling_files
+from midstream.connectors.iceberg import iceberg_commits, iceberg_sink, iceberg_tables
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
 from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.engine.core.arrow_types import schema_of, to_list
@@ -184,6 +188,22 @@ def test_a_commit_that_lost_leaves_no_file_of_metadata(catalog, tmp_path, monkey
     committer_of(sink, "job-a").commit(1, committables)
     assert numbers(catalog) == [1]
     assert len(list((tmp_path / "warehouse").rglob("*.avro"))) == 2, "a manifest and a manifest list"
+
+
+def test_a_commit_for_which_there_is_no_space_leaves_no_file_of_metadata(catalog, tmp_path, monkeypatch):
+    sink = new_sink(catalog)
+    committables = written(sink, batch(1))
+
+    def full(_: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(iceberg_commits, "_make_durable", full)
+        with pytest.raises(StorageError, match=r"cannot commit checkpoint 1: OSError: .*No space left on device"):
+            committer_of(sink, "job-a").commit(1, committables)
+    assert list((tmp_path / "warehouse").rglob("*.avro")) == []
+    committer_of(sink, "job-a").commit(1, committables)
+    assert numbers(catalog) == [1]
 
 
 def test_other_writers_that_always_come_first_are_named(catalog, monkeypatch):
@@ -457,13 +477,8 @@ VISITS = schema_of(
 
 
 def visit(n: int, who: str | None = "ann") -> dict[str, Any]:
-    return {
-        "who": who,
-        "at": datetime(2024, 1, 1 + n % 3, n % 24, tzinfo=UTC),
-        "day": date(2024, 1, 1 + n % 2),
-        "n": n,
-        "raw": bytes([n % 3] * 4),
-    }
+    at, raw = datetime(2024, 1, 1 + n % 3, n % 24, tzinfo=UTC), None if who is None else who.encode()
+    return {"who": who, "at": at, "day": date(2024, 1, 1 + n % 2), "n": n, "raw": raw}
 
 
 @pytest.mark.parametrize(
@@ -476,9 +491,9 @@ def visit(n: int, who: str | None = "ann") -> dict[str, Any]:
         (["month(at)", "year(day)"], "month(at), year(day)", 1),
         (["bucket(4, who)"], "bucket[4](who)", None),
         (["truncate(10, n)"], "truncate[10](n)", 2),
+        (["truncate(1, raw)"], "truncate[1](raw)", 4),
         (["day", "bucket(2, n)"], "day, bucket[2](n)", 4),
         (["at"], "at", 20),
-        (["truncate(1, raw)"], "truncate[1](raw)", 3),
     ],
 )
 def test_rows_are_kept_by_partition(catalog, tmp_path, by, said, files):
@@ -556,11 +571,21 @@ def test_values_of_all_types_come_back_as_they_were(catalog):
         pa.array([float("nan"), None]),
         pa.array(["a" * 5000, ""], pa.large_string()),
         pa.array(["\U0010ffff" * 20, ""], pa.large_string()),
+        pa.array(["\ud7ff" * 20, ""], pa.large_string()),
         pa.array([0, 253_402_300_800_000_000], pa.timestamp("us", "UTC")),
         pa.array([0, -(2**31)], pa.date32()),
         pa.array([Decimal(10) ** 34, None], pa.decimal128(38, 3)),
     ],
-    ids=["NaN", "NaN alone", "long text", "last characters", "the year 10000", "before the year 1", "decimal"],
+    ids=[
+        "NaN",
+        "NaN alone",
+        "long text",
+        "last characters",
+        "before surrogates",
+        "the year 10000",
+        "before the year 1",
+        "decimal",
+    ],
 )
 def test_bounds_never_hide_a_row(catalog, column):
     rows = pa.record_batch({"n": pa.array([1, 2]), "x": column})
@@ -573,6 +598,63 @@ def test_bounds_never_hide_a_row(catalog, column):
     if pa.types.is_floating(column.type):
         assert x not in task.file.upper_bounds
     assert task.file.null_value_counts[x] == column.null_count
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.large_binary()])
+@pytest.mark.parametrize("values", [["b" * 5000, "b"], ["b", "b" * 5000]])
+def test_bounds_of_one_row_group_do_not_stand_for_another(catalog, monkeypatch, kind, values):
+    """Parquet has no bounds of a row group with long text."""
+    monkeypatch.setattr(rolling_files, "HELD_ROWS", 1)
+    column = pa.array(values, pa.large_string()).cast(kind)
+    sink, loop = new_sink(catalog, pa.schema([("n", pa.int64()), ("x", kind)])), Loop()
+    writer = open_writer(sink, pa.schema([("n", pa.int64()), ("x", kind)]), loop)
+    for n in range(2):
+        writer.write(pa.record_batch({"n": [n], "x": column[n : n + 1]}))
+        loop.run()
+    committer_of(sink, "job-a").commit(1, prepared(writer, 1))
+    assert len(list(opened(catalog).scan().plan_files())) == 1
+    for n in range(2):
+        assert opened(catalog).scan(EqualTo("x", column[n].as_py())).to_arrow()["n"].to_pylist() == [n]
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_files_wait_although_the_column_of_their_partitions_is_dropped(catalog, version):
+    schema = schema_of([("p", pa.int64()), ("n", pa.int64())])
+    catalog.create_namespace("lake")
+    columns = iceberg_tables.new_schema(schema)
+    spec = iceberg_tables.new_spec(["p"], columns, "here")
+    catalog.create_table(NAME, columns, partition_spec=spec, properties={"format-version": version})
+    sink = new_sink(catalog, schema)
+    committer_of(sink, "job-a").commit(1, written(sink, pa.record_batch({"p": [7], "n": [1]})))
+    waiting = written(sink, pa.record_batch({"p": [7, 8], "n": [2, 3]}), 2, attempt=1)
+    with opened(catalog).update_spec() as update:
+        update.remove_field("p")
+        if version == "1":
+            update.add_field("n", BucketTransform(2), "n_bucket")
+    with opened(catalog).update_schema() as change:
+        change.delete_column("p")
+    committer_of(sink, "job-a").commit(2, waiting)
+    now = new_sink(catalog, restoring=True, partition_by=["bucket(2, n)"] if version == "1" else [])
+    committer_of(now, "job-a").commit(3, written(now, batch(4), 3, attempt=2))
+    assert numbers(catalog) == [1, 2, 3, 4]
+    now.roll_back(CommittedOutput("out", frozenset({"job-a"})), 1, ())
+    assert opened(catalog).scan("n > 0").to_arrow().to_pylist() == [{"n": 1}]
+
+
+def test_manifests_of_a_dropped_column_become_one_as_well(catalog, monkeypatch):
+    monkeypatch.setattr(iceberg_commits, "SMALL_MANIFESTS_MAX", 2)
+    schema = schema_of([("p", pa.int64()), ("n", pa.int64())])
+    sink = new_sink(catalog, schema, partition_by=["p"])
+    for n in (1, 2):
+        committer_of(sink, "job-a").commit(n, written(sink, pa.record_batch({"p": [n], "n": [n]}), n, attempt=n))
+    with opened(catalog).update_spec() as update:
+        update.remove_field("p")
+    with opened(catalog).update_schema() as change:
+        change.delete_column("p")
+    now = new_sink(catalog, restoring=True)
+    for n in (3, 4, 5):
+        committer_of(now, "job-a").commit(n, written(now, batch(n), n, attempt=n))
+    assert numbers(catalog) == [1, 2, 3, 4, 5]
 
 
 def test_columns_that_the_stream_lacks_are_null_to_readers(catalog):
@@ -648,15 +730,19 @@ def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(catalog):
         (["weeks(at)"], ConfigError, r"partition_by has 'weeks\(at\)'; give a column, year\(c\)"),
         (["bucket(who)"], ConfigError, r"partition_by has 'bucket\(who\)'; give"),
         (["bucket(0, who)"], ConfigError, r"partition_by has 'bucket\(0, who\)'; give"),
+        (["bucket(4294967297, who)"], ConfigError, r"partition_by has 'bucket\(4294967297, who\)'; give"),
+        (["place.x"], ConfigError, r"partition field 'place\.x' is made of a field within a column"),
+        (["real"], ConfigError, "partition field 'real' is identity of a column that is double"),
         (["day(who)"], SchemaError, r"partition_by has 'day\(who\)', and column 'who' is string"),
-        (["day(when)"], SchemaError, "the stream has no column 'when'; it has who, at, day, n, raw"),
+        (["day(when)"], SchemaError, "the stream has no column 'when'; it has who, at, day, n, raw, real, place"),
         (["nope"], SchemaError, "the stream has no column 'nope'"),
         (["who", "who"], ConfigError, "partition_by names 'who' twice"),
     ],
 )
 def test_partitioning_that_iceberg_does_not_know_is_refused(catalog, by, error, said):
+    more = [pa.field("real", pa.float64()), pa.field("place", pa.struct([("x", pa.int64())]))]
     with pytest.raises(error, match=said):
-        new_sink(catalog, VISITS, partition_by=by)
+        new_sink(catalog, pa.schema([*VISITS, *more]), partition_by=by)
     assert not catalog.table_exists(NAME)
 
 
@@ -674,7 +760,11 @@ def test_a_catalog_that_is_not_there_is_named(tmp_path):
         IcebergSink(NAME, catalog={"type": "no such type"}).validate(SCHEMA, restoring=False)
 
 
-def test_a_column_that_was_made_required_since_is_not_given_a_file_with_nulls(catalog):
+@pytest.mark.parametrize("metrics", ["none", "counts", "full"])
+def test_a_column_that_was_made_required_since_is_not_given_a_file_with_nulls(catalog, metrics):
+    new_sink(catalog)
+    with opened(catalog).transaction() as change:
+        change.set_properties({"write.metadata.metrics.default": metrics})
     sink = new_sink(catalog)
     with_null = written(sink, pa.record_batch({"n": pa.array([1, None], pa.int64())}))
     without = written(sink, batch(3), subtask=1)
@@ -686,12 +776,89 @@ def test_a_column_that_was_made_required_since_is_not_given_a_file_with_nulls(ca
     assert numbers(catalog) == [3]
 
 
+def test_nor_is_a_struct_that_was_made_required(catalog):
+    rows = pa.record_batch({"s": pa.array([{"b": 1}, None])})
+    sink = new_sink(catalog, rows.schema)
+    committables = written(sink, rows)
+    with opened(catalog).update_schema(allow_incompatible_changes=True) as update:
+        update.update_column("s", required=True)
+    with pytest.raises(SchemaError, match="column 's' of the table must have a value now"):
+        committer_of(sink, "job-a").commit(1, committables)
+
+
 def test_a_property_that_no_sink_writes_is_not_guessed_at(catalog):
     sink = new_sink(catalog)
     with opened(catalog).transaction() as change:
         change.set_properties({"midstream/job-a/out": "seven"})
     with pytest.raises(StorageError, match="property 'midstream/job-a/out' is 'seven', which no Iceberg sink writes"):
         committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
+
+
+@pytest.mark.parametrize("mode", ["some", "truncate(0)", "truncate"])
+def test_metrics_that_pyiceberg_does_not_know_are_refused(catalog, mode):
+    new_sink(catalog)
+    with opened(catalog).transaction() as change:
+        change.set_properties({"write.metadata.metrics.column.n": mode})
+    with pytest.raises(
+        ConfigError, match=r"in one of the table's properties write\.metadata\.metrics\.\*; set it to none"
+    ):
+        new_sink(catalog)
+
+
+def test_a_table_that_iceberg_cannot_make_names_the_cure(catalog):
+    columns = schema_of([("n", pa.int64()), ("n_bucket", pa.int64())])
+    with pytest.raises(
+        ConfigError, match="a name that exists in schema: n_bucket; rename the column, or make the table"
+    ):
+        new_sink(catalog, columns, partition_by=["bucket(2, n)"])
+    inner = pa.struct([("b", pa.int64())])
+    with pytest.raises(ConfigError, match=r"multiple fields for name s\.b: 2 and 3; rename the column"):
+        new_sink(catalog, schema_of([("s", inner), ("s.b", pa.int64())]))
+
+
+def test_a_namespace_that_exists_need_not_be_created(catalog, monkeypatch):
+    def create_namespace(*_: Any) -> None:
+        raise ForbiddenError("not allowed")
+
+    catalog.create_namespace("lake")
+    monkeypatch.setattr(catalog, "create_namespace", create_namespace)
+    new_sink(catalog)
+    with pytest.raises(StorageError, match="cannot be opened or made: ForbiddenError: not allowed"):
+        new_sink(catalog, table="sea.numbers")
+
+
+def test_old_metadata_goes_if_the_table_says_so(catalog, tmp_path):
+    new_sink(catalog)
+    with opened(catalog).transaction() as change:
+        change.set_properties(
+            {"write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "2"}
+        )
+    sink = new_sink(catalog)
+    for n in range(1, 8):
+        committer_of(sink, "job-a").commit(n, written(sink, batch(n), n, attempt=n))
+    assert len(list((tmp_path / "warehouse").rglob("*.metadata.json"))) == 3
+    assert numbers(catalog) == list(range(1, 8))
+
+
+def test_how_long_a_branch_keeps_snapshots_stays(catalog):
+    sink = with_commits(catalog, {"a": [1]})
+    kept = {"ref-name": "main", "snapshot-id": newest(catalog).snapshot_id, "type": "branch", "max-snapshot-age-ms": 7}
+    catalog.commit_table(opened(catalog), (), (SetSnapshotRefUpdate.model_validate(kept),))
+    committer_of(sink, "a").commit(2, written(sink, batch(2), 2, job_id="a"))
+    assert opened(catalog).metadata.refs["main"].max_snapshot_age_ms == 7
+
+
+@pytest.mark.parametrize("given", [None, 7, [("type", "sql")]])
+def test_what_is_no_catalog_is_refused(given):
+    with pytest.raises(ConfigError, match="is no catalog; give the name of one that pyiceberg is configured with"):
+        IcebergSink(NAME, catalog=given)
+
+
+def test_properties_may_have_the_name_of_the_catalog(tmp_path):
+    uri = f"sqlite:///{tmp_path}/catalog.db"
+    properties = {"name": "prod", "type": "sql", "uri": uri, "warehouse": f"file://{tmp_path}/warehouse"}
+    IcebergSink(NAME, catalog=properties).validate(SCHEMA, restoring=False)
+    assert load_catalog("prod", type="sql", uri=uri).table_exists(NAME)
 
 
 def test_the_catalog_does_not_travel(catalog):

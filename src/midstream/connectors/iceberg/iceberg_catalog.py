@@ -18,16 +18,23 @@ import pyarrow.fs
 from midstream.connectors.common.filesystem import below
 from midstream.connectors.files.rolling_files import explained
 from midstream.connectors.iceberg.iceberg_commits import CommitUnknownError, answered, catalog_errors, entries_of
-from midstream.connectors.iceberg.iceberg_tables import ColumnMetrics, decoded_partition, new_schema, new_spec
+from midstream.connectors.iceberg.iceberg_tables import (
+    ColumnMetrics,
+    check_partitioning,
+    decoded_partition,
+    new_schema,
+    new_spec,
+    written_schema,
+)
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
-    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
 
 T = TypeVar("T")
@@ -44,7 +51,12 @@ _MARK: Final = re.compile(r"(\d+)( superseded)?")
 
 
 class IcebergFile(msgspec.Struct, frozen=True, array_like=True):
-    """A committable. `name` is relative to `directory`, the location of the table's data."""
+    """A committable.
+
+    `name`: relative to `directory`, the location of the table's data.
+    `partition`: the values of the partition fields of the spec, each in the form that Iceberg gives to single values.
+    `filled`: the columns, by the ids of their fields, that have a value in each row.
+    """
 
     job_id: str
     uid: str
@@ -57,6 +69,7 @@ class IcebergFile(msgspec.Struct, frozen=True, array_like=True):
     spec_id: int
     partition: list[bytes | None]
     metrics: ColumnMetrics
+    filled: list[int]
 
 
 class Mark(NamedTuple):
@@ -94,19 +107,29 @@ class CatalogTable:
             return self._answered(lambda: catalog.load_table(self.identifier))
 
     def opened_or_made(self, columns: pa.Schema, partition_by: Sequence[str]) -> Table:
-        """Return the table, which is made with these columns if it does not exist, with its namespace."""
+        """Return the table, which is made with these columns if it does not exist, with its namespace.
+
+        Raises ConfigError if Iceberg has no such table.
+        """
         from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError, TableAlreadyExistsError
 
-        catalog = self._connected()
+        catalog, namespace = self._connected(), self.identifier[:-1]
         with catalog_errors(f"{self.where}: cannot be opened or made"):
             with suppress(NoSuchTableError):
                 return self._answered(lambda: catalog.load_table(self.identifier))
-            schema = new_schema(columns)
-            spec = new_spec(partition_by, schema, self.where)
-            with suppress(NamespaceAlreadyExistsError):
-                self._answered(lambda: catalog.create_namespace(self.identifier[:-1]))
-            with suppress(TableAlreadyExistsError):  # another job that starts now was first
-                return self._answered(lambda: catalog.create_table(self.identifier, schema, partition_spec=spec))
+            try:
+                schema = new_schema(columns)
+                spec = new_spec(partition_by, schema, self.where)
+                check_partitioning(spec, schema, self.where)
+                if not self._answered(lambda: catalog.namespace_exists(namespace)):
+                    with suppress(NamespaceAlreadyExistsError):
+                        self._answered(lambda: catalog.create_namespace(namespace))
+                with suppress(TableAlreadyExistsError):  # another job that starts now was first
+                    return self._answered(lambda: catalog.create_table(self.identifier, schema, partition_spec=spec))
+            except ValueError as error:
+                raise ConfigError(
+                    f"{self.where}: the table cannot be made: {error}; rename the column, or make the table yourself"
+                ) from error
             return self._answered(lambda: catalog.load_table(self.identifier))
 
     def at(self, identifier: tuple[str, ...], uuid: str) -> CatalogTable:
@@ -164,7 +187,7 @@ class CatalogTable:
                     "committed: restore the file, or start from another checkpoint"
                 )
             _check_required(metadata.schema(), file, where)
-            values = _partition_values(metadata.specs().get(file.spec_id), metadata.schema(), file.partition)
+            values = _partition_values(metadata, file)
             if values is None:
                 raise StorageError(
                     f"{where}: {info.path} has a partition that the table does not have; the checkpoint is corrupt or forged"
@@ -237,10 +260,9 @@ class CatalogTable:
 
         if not isinstance(self._catalog, Catalog):
             with catalog_errors(f"{self.where}: the catalog cannot be opened"):
-                name, properties = ("midstream", self._catalog)
-                if isinstance(properties, str):
-                    name, properties = properties, {}
-                self._catalog = self._answered(lambda: load_catalog(name, **properties))
+                given = {"name": self._catalog} if isinstance(self._catalog, str) else self._catalog
+                properties = {"name": "midstream", **given}
+                self._catalog = self._answered(lambda: load_catalog(**properties))
         return self._catalog
 
     def _answered(self, work: Callable[[], T]) -> T:
@@ -277,17 +299,20 @@ def _summary_of(snapshot: Snapshot) -> Mapping[str, str]:
 def _check_required(schema: Schema, file: IcebergFile, where: str) -> None:
     """Raise SchemaError if the table now requires values that a file does not have."""
     for field in schema.fields:
-        is_there = field.field_id in file.metrics.sizes or not field.field_type.is_primitive
-        if field.required and (file.metrics.nulls.get(field.field_id) or not is_there):
+        if field.required and field.field_id not in file.filled:
             raise SchemaError(
                 f"{where}: column {field.name!r} of the table must have a value now, and files written for it have none "
                 "in a row; change it back until they are committed"
             )
 
 
-def _partition_values(spec: PartitionSpec | None, schema: Schema, values: Sequence[bytes | None]) -> list[Any] | None:
+def _partition_values(metadata: TableMetadata, file: IcebergFile) -> list[Any] | None:
+    spec = metadata.specs().get(file.spec_id)
+    schema = None if spec is None else written_schema(metadata, spec)
+    if spec is None or schema is None:
+        return None
     try:
-        return None if spec is None else decoded_partition(spec, schema, values)
+        return decoded_partition(spec, schema, file.partition)
     except ValueError:
         return None
 

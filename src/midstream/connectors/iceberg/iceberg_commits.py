@@ -19,11 +19,13 @@ from uuid import uuid4
 import pyarrow.fs
 
 from midstream.connectors.common.filesystem import make_durable
+from midstream.connectors.iceberg.iceberg_tables import written_schema
 from midstream.engine.core.errors import ConfigError, MidstreamError, StorageError
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
     from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Operation, Snapshot
 
 T = TypeVar("T")
@@ -94,6 +96,8 @@ class SnapshotCommit:
         self._commit_id = uuid4()
         self._numbers = count()
         self._written: list[str] = []
+        self._is_sent = False
+        """Whether the catalog may know of the files that were written."""
 
     def append(self, files: Sequence[DataFile], properties: Mapping[str, str], summary: Mapping[str, str]) -> None:
         """Add data files, perhaps none, and set properties of the table.
@@ -103,8 +107,9 @@ class SnapshotCommit:
         from pyiceberg.table.snapshots import Operation
 
         specs = sorted({file.spec_id for file in files})
-        added = [self._added([file for file in files if file.spec_id == spec_id]) for spec_id in specs]
-        self._commit(Operation.APPEND, [*added, *self._merged(self._live())], files, (), properties, summary)
+        with self._no_leftovers():
+            added = [self._added([file for file in files if file.spec_id == spec_id]) for spec_id in specs]
+            self._commit(Operation.APPEND, [*added, *self._merged(self._live())], files, (), properties, summary)
 
     def remove(
         self, is_removed: Callable[[ManifestEntry], bool], properties: Mapping[str, str], summary: Mapping[str, str]
@@ -113,15 +118,30 @@ class SnapshotCommit:
         from pyiceberg.table.snapshots import Operation
 
         manifests, removed = [], []
-        for manifest in self._live():
-            entries = data_entries(self._table, manifest)
-            gone = [entry for entry in entries if is_removed(entry)]
-            if gone:
-                removed += [entry.data_file for entry in gone]
-                manifests.append(self._rewritten(manifest.partition_spec_id, entries, gone))
-            else:
-                manifests.append(manifest)
-        self._commit(Operation.OVERWRITE, manifests, (), removed, properties, summary)
+        with self._no_leftovers():
+            for manifest in self._live():
+                entries = data_entries(self._table, manifest)
+                gone = [entry for entry in entries if is_removed(entry)]
+                if gone:
+                    removed += [entry.data_file for entry in gone]
+                    manifests.append(self._rewritten(manifest.partition_spec_id, entries, gone))
+                else:
+                    manifests.append(manifest)
+            self._commit(Operation.OVERWRITE, manifests, (), removed, properties, summary)
+
+    @contextmanager
+    def _no_leftovers(self) -> Iterator[None]:
+        """Delete what was written if the commit fails for certain, and not if it may still succeed."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        try:
+            yield
+        except Exception as error:
+            if not self._is_sent or isinstance(error, CommitFailedException):
+                for each in self._written:
+                    with suppress(OSError):
+                        self._table.io.delete(each)
+            raise
 
     def _live(self) -> list[ManifestFile]:
         """Return the manifests of the newest snapshot that list files it has."""
@@ -189,10 +209,11 @@ class SnapshotCommit:
         from pyiceberg.manifest import write_manifest
 
         path = self._new_path(f"{self._commit_id}-m{next(self._numbers)}.avro")
+        spec = self._metadata.specs()[spec_id]
         with write_manifest(
             format_version=self._metadata.format_version,
-            spec=self._metadata.specs()[spec_id],
-            schema=self._metadata.schema(),
+            spec=spec,
+            schema=written_schema(self._metadata, spec) or self._metadata.schema(),
             output_file=self._table.io.new_output(path),
             snapshot_id=self._id,
             avro_compression="deflate",
@@ -247,7 +268,6 @@ class SnapshotCommit:
 
     def _replace_newest(self, parent_id: int | None, snapshot: Snapshot, properties: Mapping[str, str]) -> None:
         """Commit, if `parent_id` is still the newest snapshot."""
-        from pyiceberg.exceptions import CommitFailedException
         from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
         from pyiceberg.table.update import (
             AddSnapshotUpdate,
@@ -257,7 +277,9 @@ class SnapshotCommit:
             SetSnapshotRefUpdate,
         )
 
-        head = {"ref-name": MAIN_BRANCH, "snapshot-id": self._id, "type": SnapshotRefType.BRANCH}
+        branch = self._metadata.refs.get(MAIN_BRANCH)
+        retention = {} if branch is None else branch.model_dump(by_alias=True, exclude_none=True)
+        head = {**retention, "ref-name": MAIN_BRANCH, "snapshot-id": self._id, "type": SnapshotRefType.BRANCH}
         updates = (
             AddSnapshotUpdate(snapshot=snapshot),
             SetSnapshotRefUpdate.model_validate(head),
@@ -267,14 +289,22 @@ class SnapshotCommit:
             AssertTableUUID(uuid=self._metadata.table_uuid),
             AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": parent_id}),
         )
-        try:
-            done = answered(lambda: self._table.catalog.commit_table(self._table, required, updates))
-        except CommitFailedException:  # any other error leaves open whether these files belong to the table
-            for each in self._written:
-                with suppress(OSError):
-                    self._table.io.delete(each)
-            raise
+        self._is_sent = True
+        done = answered(lambda: self._table.catalog.commit_table(self._table, required, updates))
         _make_durable(done.metadata_location)
+        self._delete_old_metadata(done.metadata)
+
+    def _delete_old_metadata(self, now: TableMetadata) -> None:
+        """Delete the table's metadata files that its log has just dropped, if its properties ask for that."""
+        from pyiceberg.table import TableProperties
+
+        enabled = now.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, "")
+        if enabled.lower() == "true":
+            kept = {entry.metadata_file for entry in now.metadata_log}
+            for entry in self._metadata.metadata_log:
+                if entry.metadata_file not in kept:
+                    with suppress(OSError):
+                        self._table.io.delete(entry.metadata_file)
 
     def _summary(
         self,

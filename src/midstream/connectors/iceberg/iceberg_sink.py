@@ -57,6 +57,7 @@ from midstream.connectors.iceberg.iceberg_commits import (
 )
 from midstream.connectors.iceberg.iceberg_tables import (
     Partitioner,
+    check_metrics,
     check_supported,
     column_metrics,
     columns_of,
@@ -147,6 +148,13 @@ class IcebergSink(Sink):
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> None:
         require("pyiceberg", "iceberg", "IcebergSink")
+        from pyiceberg.catalog import Catalog
+
+        if not isinstance(catalog, str | Mapping | Catalog):
+            raise ConfigError(
+                f"IcebergSink: catalog={catalog!r} is no catalog; give the name of one that pyiceberg is configured with, "
+                "its properties, or a pyiceberg Catalog"
+            )
         if isinstance(partition_by, str):
             raise ConfigError(
                 f"IcebergSink: partition_by={partition_by!r} is a string; give a list: [{partition_by!r}]"
@@ -183,6 +191,7 @@ class IcebergSink(Sink):
                 f"({', '.join(self.partition_by)}); leave partition_by out, or name another table"
             )
         columns = fitted(schema, stored, columns_of(found), self._where)
+        check_metrics(found, table.metadata.properties, self._where)
         with catalog_errors(f"{self._where}: its files cannot be listed"):
             is_in_use = not (restoring or self.append) and has_files(table)
         if is_in_use:
@@ -285,6 +294,8 @@ class _IcebergPart(PartitionedPart):
         self._context = context
         self._next_name = next_name
         self._partitioner: Partitioner | None = None
+        self._with_nulls: set[str] = set()
+        """Columns with a null."""
 
     def _partition(self) -> Partitioner:
         if self._partitioner is None:  # made on the I/O pool: to import pyiceberg takes its time
@@ -292,6 +303,7 @@ class _IcebergPart(PartitionedPart):
         return self._partitioner
 
     def _parts(self, batch: pa.RecordBatch) -> list[tuple[Partition, pa.RecordBatch]]:
+        self._with_nulls |= {name for name in batch.schema.names if batch.column(name).null_count}
         values = self._partition().values(batch)
         if not values:
             return [((), batch)]
@@ -309,6 +321,7 @@ class _IcebergPart(PartitionedPart):
     def _committables(self, ended: Sequence[tuple[Partition, OpenFile]], checkpoint_id: int) -> list[bytes]:
         target, context, partitioner = self._target, self._context, self._partition()
         schema = partitioner.schema.select(*target.columns.names)
+        filled = [field.field_id for field in schema.fields if field.name not in self._with_nulls]
         return [
             msgspec.msgpack.encode(
                 IcebergFile(
@@ -329,6 +342,7 @@ class _IcebergPart(PartitionedPart):
                         target.properties,
                         self._unbounded,
                     ),
+                    filled,
                 )
             )
             for values, file in ended

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet
 
@@ -19,10 +19,13 @@ from midstream.engine.core.batches import canonical_type
 from midstream.engine.core.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
+    from pyiceberg.io.pyarrow import StatisticsCollector
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
-    from pyiceberg.types import PrimitiveType
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.transforms import Transform
+    from pyiceberg.types import IcebergType, PrimitiveType
 
 FORMAT_VERSION_MAX: Final = 2
 """The newest format of tables that pyiceberg writes."""
@@ -116,7 +119,9 @@ def new_spec(partition_by: Sequence[str], schema: Schema, where: str) -> Partiti
         if called is not None and text not in schema.column_names:
             kind, width, column = called["name"], called["width"], called["column"]
             kind = kind.removesuffix("s") if kind.removesuffix("s") in _BY_TIME else kind
-            if not (kind in _BY_TIME and width is None) and not (kind in _BY_WIDTH and width and int(width) > 0):
+            if not (kind in _BY_TIME and width is None) and not (
+                kind in _BY_WIDTH and width and 0 < int(width) < 2**31
+            ):
                 raise ConfigError(
                     f"{where}: partition_by has {text!r}; give a column, year(c), month(c), day(c), hour(c), "
                     "bucket(16, c) or truncate(4, c)"
@@ -150,23 +155,32 @@ def spec_text(spec: PartitionSpec, schema: Schema) -> str:
 
 
 def same_partitioning(one: PartitionSpec, other: PartitionSpec) -> bool:
+    """Whether two partitionings differ in nothing but names, and fields that were removed: tables of version 1 keep these."""
     pairs = [[(field.source_id, str(field.transform)) for field in spec.fields] for spec in (one, other)]
-    return pairs[0] == pairs[1]
+    left = [[pair for pair in each if pair[1] != "void"] for each in pairs]
+    return left[0] == left[1]
 
 
 def check_supported(table: Table, where: str) -> None:
     """Raise ConfigError for a table that this sink cannot write."""
-    from pyiceberg.transforms import UnknownTransform
-    from pyiceberg.types import DoubleType, FloatType
-
     metadata = table.metadata
     if metadata.format_version > FORMAT_VERSION_MAX:
         raise ConfigError(
             f"{where}: the table has format version {metadata.format_version}, and pyiceberg writes up to "
             f"{FORMAT_VERSION_MAX}; write to a table of version {FORMAT_VERSION_MAX}"
         )
-    columns = {field.field_id: field for field in metadata.schema().fields}
-    for field in metadata.spec().fields:
+    check_partitioning(metadata.spec(), metadata.schema(), where)
+
+
+def check_partitioning(spec: PartitionSpec, schema: Schema, where: str) -> None:
+    """Raise ConfigError for a partitioning that this sink does not support."""
+    from pyiceberg.transforms import UnknownTransform, VoidTransform
+    from pyiceberg.types import DoubleType, FloatType
+
+    columns = {field.field_id: field for field in schema.fields}
+    for field in spec.fields:
+        if isinstance(field.transform, VoidTransform):
+            continue
         if field.source_id not in columns:
             raise ConfigError(
                 f"{where}: partition field {field.name!r} is made of a field within a column, which this sink does not "
@@ -199,17 +213,15 @@ class Partitioner:
 
     def values(self, batch: pa.RecordBatch) -> list[pa.Array[Any]]:
         """Return the value of each partition field for each row."""
+        columns = {field.field_id: field for field in self.schema.fields}
         found: list[pa.Array[Any]] = []
         for field in self.spec.fields:
-            source = self.schema.find_field(field.source_id)
-            index = batch.schema.get_field_index(source.name)
-            if index < 0:  # the stream lacks the column, so it is null
+            source = columns.get(field.source_id)  # None: only a void transform is left of a column that was dropped
+            index = -1 if source is None else batch.schema.get_field_index(source.name)
+            if source is None or index < 0:  # what the stream lacks is null
                 found.append(pa.nulls(batch.num_rows))
                 continue
-            column = batch.column(index)
-            if pa.types.is_large_binary(column.type):  # which truncate does not know
-                column = column.cast(pa.binary())
-            made = field.transform.pyarrow_transform(source.field_type)(column)
+            made = _transformed(field.transform, source.field_type, batch.column(index))
             found.append(made.view(_TICKS[made.type.id]) if made.type.id in _TICKS else made)
         return found
 
@@ -219,6 +231,25 @@ class Partitioner:
 
         kinds = _value_types(self.spec, self.schema)
         return [None if value is None else to_bytes(kind, value) for kind, value in zip(kinds, values, strict=True)]
+
+
+def _transformed(transform: Transform[Any, Any], kind: IcebergType, column: pa.Array[Any]) -> pa.Array[Any]:
+    from pyiceberg.transforms import TruncateTransform
+
+    if isinstance(transform, TruncateTransform) and pa.types.is_large_binary(column.type):
+        return pc.binary_slice(column, 0, transform.width)  # pyiceberg truncates small binaries only
+    return transform.pyarrow_transform(kind)(column)
+
+
+def written_schema(metadata: TableMetadata, spec: PartitionSpec) -> Schema | None:
+    """Return the newest schema of the table with all columns that `spec` is made of, also those that were dropped since.
+
+    A manifest of files with that partitioning needs it: without the type of each partition value nobody can read it.
+    """
+    needed = {field.source_id for field in spec.fields}
+    newest_first = sorted(metadata.schemas, key=lambda schema: schema.schema_id, reverse=True)
+    schemas = [metadata.schema(), *newest_first]
+    return next((schema for schema in schemas if needed <= schema.field_ids), None)
 
 
 def _value_types(spec: PartitionSpec, schema: Schema) -> list[PrimitiveType]:
@@ -241,50 +272,65 @@ def decoded_partition(spec: PartitionSpec, schema: Schema, values: Sequence[byte
         raise ValueError(str(error)) from error
 
 
+def check_metrics(schema: Schema, properties: Mapping[str, str], where: str) -> None:
+    """Raise ConfigError if the table's properties say in an unknown way what manifests record about columns."""
+    try:
+        _metrics_plan(schema, properties)
+    except ValueError as error:
+        raise ConfigError(
+            f"{where}: {error}, in one of the table's properties {_METRICS}*; set it to none, counts, truncate(16) or full"
+        ) from error
+
+
+def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, StatisticsCollector]:
+    from pyiceberg.io.pyarrow import compute_statistics_plan
+
+    return compute_statistics_plan(schema, {k: v for k, v in properties.items() if k.startswith(_METRICS)})
+
+
 def column_metrics(
     filesystem: pyarrow.fs.FileSystem,
     path: str,
     schema: Schema,
     properties: Mapping[str, str],
-    unbounded: Collection[str],
+    with_nan: Collection[str],
 ) -> ColumnMetrics:
     """Return what the manifest records about a file's columns.
 
     `schema`: the table's, with the file's columns only.
-    `unbounded`: columns for which Parquet's least and greatest values do not hold.
+    `with_nan`: columns for which Parquet's least and greatest values do not hold.
     """
-    from pyiceberg.io.pyarrow import (
-        compute_statistics_plan,
-        data_file_statistics_from_parquet_metadata,
-        parquet_path_to_id_mapping,
-    )
-    from pyiceberg.types import DoubleType, FloatType
+    from pyiceberg.io.pyarrow import data_file_statistics_from_parquet_metadata, parquet_path_to_id_mapping
 
     metadata = pyarrow.parquet.read_metadata(path, filesystem=filesystem)
     ids = parquet_path_to_id_mapping(schema)
-    plan = compute_statistics_plan(schema, {k: v for k, v in properties.items() if k.startswith(_METRICS)})
-    lower: dict[int, bytes] = {}
-    upper: dict[int, bytes] = {}
     try:
-        found = data_file_statistics_from_parquet_metadata(metadata, plan, ids)
-    except (OverflowError, ValueError):  # a time outside of the years 1 to 9999
-        counts = compute_statistics_plan(schema, {f"{_METRICS}default": "counts"})
+        found = data_file_statistics_from_parquet_metadata(metadata, _metrics_plan(schema, properties), ids)
+        bounds = found.to_serialized_dict()
+    except (OverflowError, ValueError):  # a time outside of the years 1 to 9999, or a bound that would be a surrogate
+        counts = _metrics_plan(schema, {f"{_METRICS}default": "counts"})
         found = data_file_statistics_from_parquet_metadata(metadata, counts, ids)
-    bounds = found.to_serialized_dict()
-    top = {field.field_id: field for field in schema.fields}
-    for field_id in {*bounds["lower_bounds"], *bounds["upper_bounds"]}:
-        field = top.get(field_id)  # fields within others have no bounds: it is not known which have NaN
-        if field is None or (isinstance(field.field_type, FloatType | DoubleType) and field.name in unbounded):
-            continue
-        with suppress(KeyError):
-            lower[field_id] = bounds["lower_bounds"][field_id]
-        with suppress(KeyError):
-            upper[field_id] = bounds["upper_bounds"][field_id]
+        bounds = found.to_serialized_dict()
+    # Fields within others have no bounds: it is not known which have NaN.
+    bounded = {field.field_id for field in schema.fields if field.name not in with_nan}
+    bounded -= _without_bounds(metadata, ids)
     return ColumnMetrics(
         dict(found.column_sizes),
         dict(found.value_counts),
         dict(found.null_value_counts),
-        lower,
-        upper,
+        {field_id: bound for field_id, bound in bounds["lower_bounds"].items() if field_id in bounded},
+        {field_id: bound for field_id, bound in bounds["upper_bounds"].items() if field_id in bounded},
         found.split_offsets,
     )
+
+
+def _without_bounds(metadata: pyarrow.parquet.FileMetaData, ids: Mapping[str, int]) -> set[int]:
+    """Return the fields of which a row group has values, but no bounds: Parquet omits long ones."""
+    without = set()
+    for group in range(metadata.num_row_groups):
+        for column in range(metadata.num_columns):
+            chunk = metadata.row_group(group).column(column)
+            found = chunk.statistics
+            if found is None or not (found.has_min_max or found.null_count == chunk.num_values):
+                without.add(ids[chunk.path_in_schema])
+    return without
