@@ -16,21 +16,8 @@ import pytest
 from connector_worlds import written
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyiceberg import expressions
 from pyiceberg.catalog import load_catalog
-from pyiceberg.expressions import (
-    BooleanExpression,
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNaN,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    NotEqualTo,
-    NotNull,
-    StartsWith,
-)
 from pyiceberg.table import Table
 
 from committers import committer_of
@@ -38,14 +25,16 @@ from effort import examples
 from midstream.connectors.iceberg import iceberg_tables
 from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 
+PREDICATES: Any = expressions
+"""They take positional arguments, which pyiceberg's types do not show."""
 EPOCH = datetime(1970, 1, 1)
-OPERATORS: tuple[tuple[Callable[..., BooleanExpression], Callable[[Any, Any], Any]], ...] = (
-    (EqualTo, operator.eq),
-    (NotEqualTo, operator.ne),
-    (LessThan, operator.lt),
-    (LessThanOrEqual, operator.le),
-    (GreaterThan, operator.gt),
-    (GreaterThanOrEqual, operator.ge),
+OPERATORS: tuple[tuple[Callable[..., expressions.BooleanExpression], Callable[[Any, Any], Any]], ...] = (
+    (PREDICATES.EqualTo, operator.eq),
+    (PREDICATES.NotEqualTo, operator.ne),
+    (PREDICATES.LessThan, operator.lt),
+    (PREDICATES.LessThanOrEqual, operator.le),
+    (PREDICATES.GreaterThan, operator.gt),
+    (PREDICATES.GreaterThanOrEqual, operator.ge),
 )
 CHARACTERS = st.sampled_from("aZ\0\u00e9\ud7ff\ue000\uffff\U00010000\U0010ffff")
 BEGINNINGS = ("", "a" * 15, "a" * 32, "\U0010ffff" * 33, "b" * 5000)
@@ -94,21 +83,21 @@ def tables(draw: st.DrawFn) -> tuple[str, list[list[Any]], Any, tuple[str, ...]]
     return name, files, other, draw(st.sampled_from([(), *((each,) for each in by)]))
 
 
-def filters(values: list[Any], other: Any) -> list[tuple[BooleanExpression, list[bool]]]:
+def filters(values: list[Any], other: Any) -> list[tuple[expressions.BooleanExpression, list[bool]]]:
     """Filters of column v, with the rows for which each is true."""
-    found: list[tuple[BooleanExpression, list[bool]]] = [
-        (IsNull("v"), [value is None for value in values]),
-        (NotNull("v"), [value is not None for value in values]),
+    found: list[tuple[expressions.BooleanExpression, list[bool]]] = [
+        (PREDICATES.IsNull("v"), [value is None for value in values]),
+        (PREDICATES.NotNull("v"), [value is not None for value in values]),
     ]
     if isinstance(other, float):
-        found.append((IsNaN("v"), [is_nan(value) for value in values]))
+        found.append((PREDICATES.IsNaN("v"), [is_nan(value) for value in values]))
     if isinstance(other, str):
         for end in (1, 3, 33):
             begins = [value is not None and value.startswith(other[:end]) for value in values]
-            found += [(StartsWith("v", other[:end]), begins)] if other else []
+            found += [(PREDICATES.StartsWith("v", other[:end]), begins)] if other else []
     if not is_nan(other):
         if not isinstance(other, float):  # 0.0 is not in [-0.0] to pyiceberg
-            found.append((In("v", [other]), [value == other for value in values]))
+            found.append((PREDICATES.In("v", [other]), [value == other for value in values]))
         for condition, compare in OPERATORS if not isinstance(other, bool) else OPERATORS[:2]:
             found.append((condition("v", other), [value is not None and compare(value, other) for value in values]))
     return found
@@ -149,7 +138,7 @@ def test_a_filter_finds_the_rows_that_it_is_true_for(drawn, metrics, version):
             numbers = range(len(values), len(values) + len(file))
             rows = pa.record_batch([pa.array(numbers), pa.array(file, kind)], schema=schema)
             committer_of(sink, "job").commit(n, written(sink, rows, n, subtask=n))
-            values += pa.array(file, kind).to_pylist()
+            values += [pa.scalar(value, kind).as_py() for value in file]
         table, other = catalog.load_table("lake.t"), pa.scalar(other, kind).as_py()
         unordered = {n for n, value in enumerate(values) if value is None or is_nan(value)}
         for condition, there in filters(values, other):

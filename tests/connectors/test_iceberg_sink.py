@@ -21,7 +21,7 @@ from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from iceberg_rest import rest_catalog
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ForbiddenError
-from pyiceberg.expressions import EqualTo
+from pyiceberg.expressions import EqualTo, Reference
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -614,7 +614,9 @@ def test_bounds_of_one_row_group_do_not_stand_for_another(catalog, monkeypatch, 
     committer_of(sink, "job-a").commit(1, prepared(writer, 1))
     assert len(list(opened(catalog).scan().plan_files())) == 1
     for n in range(2):
-        assert opened(catalog).scan(EqualTo("x", column[n].as_py())).to_arrow()["n"].to_pylist() == [n]
+        assert opened(catalog).scan(EqualTo(term=Reference("x"), value=column[n].as_py())).to_arrow()[
+            "n"
+        ].to_pylist() == [n]
 
 
 @pytest.mark.parametrize("version", ["1", "2"])

@@ -84,7 +84,7 @@ class Mark(NamedTuple):
 
 
 class CatalogTable:
-    """A table by its identifier. It is loaded anew by each call, since others change it.
+    """A table by its identifier. Each call loads it again, since others change it.
 
     `filesystem`: the one that files are written with, if it is not that of the table's location.
     """
@@ -107,9 +107,9 @@ class CatalogTable:
             return self._answered(lambda: catalog.load_table(self.identifier))
 
     def opened_or_made(self, columns: pa.Schema, partition_by: Sequence[str]) -> Table:
-        """Return the table, which is made with these columns if it does not exist, with its namespace.
+        """Return the table. If it does not exist, make it with these columns, and its namespace.
 
-        Raises ConfigError if Iceberg has no such table.
+        Raises ConfigError if Iceberg cannot have such a table.
         """
         from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError, TableAlreadyExistsError
 
@@ -227,7 +227,7 @@ class CatalogTable:
                 snapshots[application(summary[JOB], summary[SINK]), int(summary[CHECKPOINT])] = snapshot
         newer, ended = {}, {}
         marks = self.marks(table, output)
-        for app in applications(output):  # also one that has committed nothing: its first commit may be in progress
+        for app in applications(output):  # including one without commits: its first commit may be in progress
             checkpoint = marks[app].checkpoint if app in marks else 0
             while checkpoint > after:
                 found = snapshots.get((app, checkpoint))

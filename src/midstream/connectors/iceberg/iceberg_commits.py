@@ -33,7 +33,7 @@ T = TypeVar("T")
 ANSWER_S: float = 60
 """The time within which a catalog has to answer."""
 SMALL_MANIFESTS_MAX: Final = 100
-"""So many small manifests become one: a reader opens them all, and each commit adds one."""
+"""The number of small manifests that are merged into one: a reader opens them all, and each commit adds one."""
 _SMALL_BYTES: Final = 8 * 2**20
 
 
@@ -42,7 +42,7 @@ class LostRaceError(Exception):
 
 
 class CommitUnknownError(Exception):
-    """The catalog did not say what became of a call. A commit may still succeed, unless another one comes first."""
+    """The outcome of a call of the catalog is unknown. A commit may still succeed, unless another one comes first."""
 
 
 @contextmanager
@@ -295,7 +295,7 @@ class SnapshotCommit:
         self._delete_old_metadata(done.metadata)
 
     def _delete_old_metadata(self, now: TableMetadata) -> None:
-        """Delete the table's metadata files that its log has just dropped, if its properties ask for that."""
+        """Delete the table's metadata files that its log has just dropped, if its properties say so."""
         from pyiceberg.table import TableProperties
 
         enabled = now.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, "")

@@ -5,14 +5,14 @@
 
 Each commit is one snapshot with the files of a checkpoint, and sets the property of its job and sink. The summary of the
 snapshot has the same, but snapshots expire, while properties stay. A committer that lost a race against another commit,
-or does not know whether its own succeeded, loads the table again and looks at the property before it decides.
+or whose own commit has an unknown outcome, loads the table again, and reads the property before it decides.
 
 A committable names the table, by its identifier and its UUID, to which its file belongs, and is committed there even if
 the sink now writes to another one. It comes from a checkpoint, so it is not trusted: it can only name files in their
 table's data directory whose names have the form that such a sink gives them.
 
 A job that resumes from another's checkpoint adds `superseded` to the other's property: afterwards the other job can
-commit nothing more, even if it has not yet learned that it is over.
+commit nothing more, even if it is still running.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _PAUSE_MAX_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class TableTarget:
-    """What a slot needs to know about the table in order to write files for it."""
+    """What a slot needs of the table to write files for it."""
 
     identifier: tuple[str, ...]
     uuid: str
@@ -298,7 +298,7 @@ class _IcebergPart(PartitionedPart):
         """Columns with a null."""
 
     def _partition(self) -> Partitioner:
-        if self._partitioner is None:  # made on the I/O pool: to import pyiceberg takes its time
+        if self._partitioner is None:  # made on the I/O pool: the import of pyiceberg is slow
             self._partitioner = Partitioner.of(self._target.spec, self._target.schema, self._where)
         return self._partitioner
 

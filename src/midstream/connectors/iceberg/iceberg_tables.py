@@ -244,7 +244,7 @@ def _transformed(transform: Transform[Any, Any], kind: IcebergType, column: pa.A
 def written_schema(metadata: TableMetadata, spec: PartitionSpec) -> Schema | None:
     """Return the newest schema of the table with all columns that `spec` is made of, also those that were dropped since.
 
-    A manifest of files with that partitioning needs it: without the type of each partition value nobody can read it.
+    A manifest of files with that partitioning needs it: readers fail without the type of each partition value.
     """
     needed = {field.source_id for field in spec.fields}
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.schema_id, reverse=True)
@@ -273,7 +273,7 @@ def decoded_partition(spec: PartitionSpec, schema: Schema, values: Sequence[byte
 
 
 def check_metrics(schema: Schema, properties: Mapping[str, str], where: str) -> None:
-    """Raise ConfigError if the table's properties say in an unknown way what manifests record about columns."""
+    """Raise ConfigError if the table's properties have an unknown mode for what manifests record about columns."""
     try:
         _metrics_plan(schema, properties)
     except ValueError as error:
