@@ -13,7 +13,7 @@ from midstream.engine.core.interfaces import LocalDisk
 from midstream.engine.state import columns_on_disk
 from midstream.engine.state.columnar import Columns
 from midstream.engine.state.session_index import IndexedRun
-from midstream.engine.state.spilled_state import SpilledRows, SpilledTimers
+from midstream.engine.state.spilled_state import SpilledEntries, SpilledRows, SpilledTimers
 from midstream.engine.state.table_runs import TableRun
 from midstream.engine.worker import state_memory
 from midstream_lab.jobs.expiring import EXPIRING
@@ -110,11 +110,12 @@ def fetched_entries_stay_rows() -> Replacements:
     """What a batch fetches is not removed from the rows."""
 
     def fetch(self: Any, keys: Any) -> None:
-        missing = list(dict.fromkeys(self._missing(keys)))
+        held = self._state.entries()
+        missing = [key for key in dict.fromkeys(keys) if key not in held]
         if missing:
             self._revive(self.lookup(to_polars(self._encoding.flat_batch(missing))))
 
-    return [(SpilledRows, "fetch", fetch)]
+    return [(SpilledEntries, "fetch", fetch)]
 
 
 def spilled_rows_are_not_stored() -> Replacements:
@@ -123,8 +124,13 @@ def spilled_rows_are_not_stored() -> Replacements:
 
 
 def spilled_timers_wait() -> Replacements:
-    """Spilled timers are not known to be due before they are fetched with their keys."""
+    """Spilled timers are not known to be due."""
     return [(SpilledTimers, "_note_first", lambda self: None)]
+
+
+def deleted_timers_stay_rows() -> Replacements:
+    """Spilled timers fire although they have been deleted."""
+    return [(SpilledTimers, "settle", lambda self: None)]
 
 
 def some_due_timers_are_dropped() -> Replacements:
@@ -146,5 +152,6 @@ MUTATIONS: Final = named(
     Mutation("an entry is an object and a row", fetched_entries_stay_rows, spilled),
     Mutation("a checkpoint lacks spilled rows", spilled_rows_are_not_stored, spilled),
     Mutation("spilled timers are late", spilled_timers_wait, spilled),
+    Mutation("deleted timers that are spilled fire", deleted_timers_stay_rows, spilled),
     Mutation("one of the spilled timers is dropped", some_due_timers_are_dropped, spilled),
 )

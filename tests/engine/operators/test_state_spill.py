@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -26,9 +27,9 @@ from midstream.engine.core.key_groups import key_groups, subtask_of
 from midstream.engine.core.schemas import as_schema
 from midstream.engine.operators.functions import state_spill
 from midstream.engine.operators.functions.process_operator import ProcessOperator
-from midstream.engine.operators.functions.state_spill import EntrySize, size_of
+from midstream.engine.operators.functions.state_spill import TIMER_BYTES, EntrySize, size_of
 from midstream.engine.state import spilled_state
-from midstream.engine.state.spilled_state import SPILLED_ID
+from midstream.engine.state.spilled_state import SPILLED_ID, SpilledTimers
 from midstream.engine.state.state_parts import Chunk, StatePart
 from midstream.engine.state.timers import STRETCH_BITS, TimerQueue
 from process_operators import process_operator
@@ -318,6 +319,8 @@ class Fires(KeyedProcessFunction):
         self.fired.value += 1
         if self.fired.value % 3 == 1:
             ctx.timers.event_time(time + timedelta(seconds=self.fired.value))
+        elif self.fired.value % 3 == 2:
+            ctx.timers.delete_event_time(time + timedelta(seconds=self.fired.value))
         return {"k": ctx.key, "seen": f"{time} {self.fired.value}"}
 
 
@@ -330,9 +333,13 @@ def fires() -> ProcessOperator:
 TIMER_ROWS = st.lists(st.tuples(st.integers(0, 30), st.sampled_from(["set", "set", "delete"]), st.integers(0, 60)))
 
 
-@given(st.lists(st.one_of(TIMER_ROWS, st.integers(0, 90)), max_size=12), st.sampled_from([1, 5, 65_536]))
+@given(
+    st.lists(st.one_of(TIMER_ROWS, st.integers(0, 90)), max_size=12),
+    st.sampled_from([1, 5, 65_536]),
+    st.sampled_from([0, 20 * TIMER_BYTES]),
+)
 @settings(max_examples=examples(150), deadline=None)
-def test_timers_fire_in_the_order_of_time_wherever_they_are(steps: list[Any], timers_max: int):
+def test_timers_fire_in_the_order_of_time_wherever_they_are(steps: list[Any], timers_max: int, entry_bytes: int):
     patch = pytest.MonkeyPatch()
     patch.setattr(spilled_state, "TIMERS_MAX", timers_max)
     context: dict[str, Any] = {"ids": CountingIds()}
@@ -343,7 +350,7 @@ def test_timers_fire_in_the_order_of_time_wherever_they_are(steps: list[Any], ti
             entry_bytes=limited_to(limit),
             **context,
         )
-        for limit in (None, 0)
+        for limit in (None, entry_bytes)
     ]
     reached = 0
     for number, step in enumerate([*steps, 1_000]):
@@ -373,7 +380,7 @@ def test_timers_fire_in_the_order_of_time_wherever_they_are(steps: list[Any], ti
                     entry_bytes=limited_to(limit),
                     **context,
                 )[0]
-                for world, limit in zip(worlds, (None, 0), strict=True)
+                for world, limit in zip(worlds, (None, entry_bytes), strict=True)
             ]
     patch.undo()
 
@@ -387,6 +394,99 @@ def test_a_spilled_timer_that_is_set_again_fires_once():
     world.process(batch_of([(2, "set", 1_000)], START))
     world.advance(MAX_WATERMARK_US)
     assert [row["k"] for row in world.out.rows()] == [2, 2]
+
+
+class Work:
+    """Counts the timers that become objects, and those that become rows."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.revived = self.spilled = 0
+        revive, append = SpilledTimers._revive, SpilledTimers.append
+
+        def reviving(timers: SpilledTimers, rows: pl.DataFrame) -> None:
+            self.revived += rows.height
+            revive(timers, rows)
+
+        def appending(timers: SpilledTimers, frame: pl.DataFrame) -> None:
+            self.spilled += frame.height
+            append(timers, frame)
+
+        monkeypatch.setattr(SpilledTimers, "_revive", reviving)
+        monkeypatch.setattr(SpilledTimers, "append", appending)
+
+
+@pytest.mark.parametrize("rows", [100, 1_000])
+def test_each_timer_is_spilled_once_and_fetched_once_however_many_its_key_has(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+):
+    world = World(fires(), max_parallelism=MAX_PARALLELISM, entry_bytes=limited_to(0))
+    work = Work(monkeypatch)
+    for n in range(0, rows, 10):
+        world.process(batch_of([(i % 2, "set", 100 + i) for i in range(n, n + 10)], START))
+    world.process(batch_of([(i % 2, "delete", 100 + i) for i in range(10)], START))
+    assert (work.revived, work.spilled) == (0, rows)
+    world.advance((START + timedelta(seconds=100 + rows // 2) - datetime(1970, 1, 1)) // timedelta(microseconds=1))
+    assert work.revived < rows * 3 // 4 and work.spilled < rows * 3 // 2
+
+
+def test_a_timer_that_every_row_sets_is_one_row_on_disk(monkeypatch: pytest.MonkeyPatch):
+    world = World(fires(), max_parallelism=MAX_PARALLELISM, entry_bytes=limited_to(0))
+    work = Work(monkeypatch)
+    for _ in range(20):
+        world.process(batch_of([(k, "set", 1_000) for k in range(30)], START))
+        world = restored(fires, [world.snapshot()], 1, MAX_PARALLELISM, entry_bytes=limited_to(0), ids=CountingIds())[0]
+    assert work.spilled == 30
+    chunks = world.snapshot()["timers:event"].chunks
+    assert sum(chunk.stored.num_rows for chunk in chunks) == 30
+    world.advance((START + timedelta(seconds=1_000) - datetime(1970, 1, 1)) // timedelta(microseconds=1))
+    assert sorted(row["k"] for row in world.out.rows()) == list(range(30))
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_timer_that_is_a_row_and_an_object_fires_once_after_a_restore(in_memory: bool):
+    limit = 20 * TIMER_BYTES
+    world = World(fires(), max_parallelism=MAX_PARALLELISM, entry_bytes=limited_to(limit), ids=CountingIds())
+    world.process(batch_of([(k, "set", 1_000) for k in range(40)], START))
+    queue = world.operator._queues()["timers:event"]  # type: ignore[attr-defined]
+    spilled = sorted({*range(40)} - {key for _, key in queue.timers()})
+    world.process(batch_of([(spilled[0], "set", 1_000), (spilled[1], "delete", 1_000)], START))
+    assert spilled[0] in {key for _, key in queue.timers()}
+    parts = [world.snapshot()]
+    context = {"entry_bytes": limited_to(None if in_memory else limit), "ids": CountingIds()}
+    worlds = restored(fires, parts, 3, MAX_PARALLELISM, **context)
+    worlds = restored(fires, [world.snapshot() for world in worlds], 1, MAX_PARALLELISM, **context)
+    worlds[0].process(batch_of([(spilled[2], "delete", 1_000)], START))
+    worlds[0].advance((START + timedelta(seconds=1_000) - datetime(1970, 1, 1)) // timedelta(microseconds=1))
+    expected = [k for k in range(40) if k not in spilled[1:3]]
+    assert sorted(row["k"] for row in worlds[0].out.rows()) == expected
+
+
+class Rings(KeyedProcessFunction):
+    """Timers of processing time, each of which sets the next one, and at times deletes the one after it."""
+
+    def process(self, row: Any, ctx: Any) -> None:
+        ctx.timers.processing_time(START + timedelta(seconds=row["n"]))
+
+    def on_timer(self, time: datetime, ctx: Any) -> Any:
+        seconds = (time - START) // timedelta(seconds=1)
+        if seconds % 40 == 0:
+            ctx.timers.delete_processing_time(time + timedelta(seconds=20))
+            ctx.timers.processing_time(time + timedelta(seconds=20))
+        ctx.timers.processing_time(time + timedelta(seconds=10))
+        return {"k": ctx.key, "seen": str(seconds)}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20).map(lambda n: 10 * n)), max_size=40))
+@settings(max_examples=examples(50), deadline=None)
+def test_attempts_to_set_timers_after_the_end_are_counted_wherever_the_timers_are(timers: list[tuple[int, int]]):
+    found = []
+    for limit in (None, 0):
+        made = process_operator("op", Rings(), keys=["k"], event_time="at", input_schema=ROW, schema=SEEN)
+        world = World(made, max_parallelism=MAX_PARALLELISM, entry_bytes=limited_to(limit))
+        world.process(batch_of([(k, "set", n) for k, n in timers], START))
+        world.advance(MAX_WATERMARK_US)
+        found.append((Counter((row["k"], row["seen"]) for row in world.out.rows()), made.timers_dropped))
+    assert found[1] == found[0]
 
 
 def test_a_timer_at_the_end_of_time_fires_once_at_the_end():

@@ -1,8 +1,8 @@
 """State of process functions that is rows in columns, because all of it would take too much memory as Python objects.
 
-An entry of a keyed state, or a timer, is either an object or a row here. Since rows come in batches, what the keys of a
-batch have is fetched at once before the function sees the first row. What exceeds the limit is spilled once a batch is
-processed: the entries that have been objects for longest, and timers that are due late.
+An entry of a keyed state is either an object or a row here. Since rows come in batches, the entries of the keys of a batch
+are fetched at once before the function sees the first row; timers are fetched when they are due. What exceeds the limit is
+spilled once a batch is processed: the entries that have been objects for longest, and timers that are due late.
 
 A checkpoint has these rows as chunks that follow those of the objects, in the same columns, so that whatever reads the
 state needs no difference: a later chunk supersedes earlier ones for its keys.
@@ -11,7 +11,7 @@ state needs no difference: a later chunk supersedes earlier ones for its keys.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -32,7 +32,7 @@ from midstream.engine.state.safe_pickle import OwnCode
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 from midstream.engine.state.table_runs import LAST_TICK, TableRun, run_frames
 from midstream.engine.state.table_state import TableState
-from midstream.engine.state.timers import NEVER_US, TimerQueue
+from midstream.engine.state.timers import NEVER_US, TimerQueue, TimerRow
 from midstream.engine.state.tombstones import Int64s
 
 S = TypeVar("S", bound="SpilledRows")
@@ -71,12 +71,6 @@ class SpilledRows(TableState):
     def has_rows(self) -> bool:
         return bool(self._bound_runs())
 
-    def fetch(self, keys: Sequence[Any]) -> None:
-        """Make objects of what these keys have."""
-        missing = list(dict.fromkeys(self._missing(keys)))
-        if missing:
-            self._revive(self.pop(to_polars(self._encoding.flat_batch(missing))))
-
     def fetch_all(self) -> None:
         rows = self.frame
         self._hold([])
@@ -107,10 +101,6 @@ class SpilledRows(TableState):
         frames = self._restored_frames([Chunk(chunk.id, self._encoding.flat(chunk.table))], self._where)
         self._hold([*self._bound_runs(), *map(TableRun, run_frames(frames))])
 
-    def _missing(self, keys: Sequence[Any]) -> Iterable[Any]:
-        """Return those of the keys that may have rows."""
-        return keys
-
     def _revive(self, rows: pl.DataFrame) -> None:
         """Make objects of rows that have been removed."""
         if rows.height:
@@ -140,6 +130,13 @@ class SpilledEntries(SpilledRows):
         if isinstance(bound._state, ExpiringState):
             bound._state.spilled = bound
         return bound
+
+    def fetch(self, keys: Iterable[Any]) -> None:
+        """Make objects of what these keys have."""
+        held = self._state.entries()
+        missing = [key for key in dict.fromkeys(keys) if key not in held]
+        if missing:
+            self._revive(self.pop(to_polars(self._encoding.flat_batch(missing))))
 
     @property
     def first_us(self) -> int:
@@ -172,10 +169,6 @@ class SpilledEntries(SpilledRows):
         self._state.log.changed.update(dict.fromkeys(keys, GONE))
         return len(keys)
 
-    def _missing(self, keys: Sequence[Any]) -> Iterable[Any]:
-        entries = self._state.entries()
-        return (key for key in keys if key not in entries)
-
     def _restore_objects(self, table: pa.Table) -> None:
         state = self._state
         keys, entries = state_rows(state, table, self._encoding, self._own, self._where)
@@ -185,7 +178,12 @@ class SpilledEntries(SpilledRows):
 
 
 class SpilledTimers(SpilledRows):
-    """The spilled timers of one queue. Those of one time are due in any order, since they belong to different keys."""
+    """The spilled timers of one queue. Those of one time are due in any order, since they belong to different keys.
+
+    They become objects when they are due, and not with the rows of their keys. So a timer that is set again is a row and an
+    object: it is spilled no second time, and one timer when it is due, since all rows of a time become objects before the
+    first timer of this time is removed from the queue. The row of one that is deleted is removed once the batch is processed.
+    """
 
     def __init__(self, queue: TimerQueue, encoding: KeyEncoding, where: str) -> None:
         super().__init__(encoding, [pa.field(_TIME, pa.int64())], where)
@@ -195,22 +193,40 @@ class SpilledTimers(SpilledRows):
         bound = super().opened(name, key_groups, max_parallelism)
         assert isinstance(bound, SpilledTimers)
         bound._queue.load = bound._load
+        bound._lookup_keys = *bound._lookup_keys, _TIME
         return bound
 
     def spill(self, number: int) -> int:
-        """Turn up to about `number` timers into rows, and return how many."""
+        """Turn up to about `number` timers into rows, unless they are rows already, and return how many."""
         timers = self._queue.pop_late(number)
         if timers:
-            keys = self._encoding.flat_batch([key for _, key in timers])
-            times = pa.array([time_us for time_us, _ in timers], pa.int64())
-            self.append(to_polars(keys.append_column(pa.field(_TIME, pa.int64()), times)))
+            self.append(self._new(timers))
         return len(timers)
 
-    def fetch(self, keys: Sequence[Any]) -> None:
-        super().fetch(keys)
-        self._note_first()
+    def settle(self) -> None:
+        """Remove the rows of timers that have been deleted, and find out which of those that were refused are set."""
+        queue = self._queue
+        if queue.refused:
+            refused, queue.refused = queue.refused, []
+            queue.dropped += self._new(refused).height
+        if queue.deleted:
+            deleted, queue.deleted = queue.deleted, set()
+            self.pop(self._rows(deleted))
+            self._note_first()
+
+    def _rows(self, timers: Collection[TimerRow]) -> pl.DataFrame:
+        keys = self._encoding.flat_batch([key for _, key in timers])
+        times = pa.array([time_us for time_us, _ in timers], pa.int64())
+        return to_polars(keys.append_column(pa.field(_TIME, pa.int64()), times))
+
+    def _new(self, timers: Collection[TimerRow]) -> pl.DataFrame:
+        """Return rows of those of the timers that have none here."""
+        rows = self._rows(timers)
+        found = self.lookup(rows)
+        return rows.join(found, on=rows.columns, how="anti", maintain_order="left") if found.height else rows
 
     def fetch_all(self) -> None:
+        self.settle()
         super().fetch_all()
         self._note_first()
 
@@ -231,6 +247,7 @@ class SpilledTimers(SpilledRows):
 
     def _load(self, until_us: int) -> None:
         """Make objects of the timers that are due first, by `until_us` at the latest, but not of too many."""
+        self.settle()
         found = [(run, at) for run in self._searchable() if len(at := run.until(_TIME, until_us))]
         if sum(len(at) for _, at in found) > TIMERS_MAX:
             found = [(run, at) for run, at in self._first_of(found) if len(at)]

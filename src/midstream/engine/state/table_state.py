@@ -91,6 +91,8 @@ class TableState(DeclaredState):
         # The following attributes are set when the state is bound.
         self._key_groups: range
         self._layout: StateLayout
+        self._lookup_keys: tuple[str, ...]
+        """The columns by which rows are looked up: the key columns."""
         self._empty: pl.DataFrame
         self._is_exact: bool
         """Whether polars has exactly the types of the schema, not finer ones."""
@@ -211,28 +213,28 @@ class TableState(DeclaredState):
         codes = distinct(codes)
         found = []
         for run in runs:
-            positions = run.positions(codes, self._layout.keys)
+            positions = run.positions(codes, self._lookup_keys)
             if len(positions) and not is_exact:  # other keys may have the same hash
-                positions = positions[among(run.frame.select(self._layout.keys)[positions], requested)]
+                positions = positions[among(run.frame.select(self._lookup_keys)[positions], requested)]
             if len(positions):
                 found.append((run, positions))
         return found
 
     def _keys_of(self, keys: object) -> pl.DataFrame:
-        where, names = f"state {self.name!r}", ", ".join(self._layout.keys)
+        where, names = f"state {self.name!r}", ", ".join(self._lookup_keys)
         if not isinstance(keys, pl.DataFrame):
             raise SchemaError(
                 f"{where}: keys are looked up with a polars DataFrame that has the columns {names}, not {type(keys).__name__}"
             )
-        missing = [name for name in self._layout.keys if name not in keys.columns]
+        missing = [name for name in self._lookup_keys if name not in keys.columns]
         if missing:
             raise SchemaError(
                 f"{where}: the keys to look up have no column {missing[0]!r} (they have {', '.join(keys.columns)}); "
                 "give the key columns the names that they have in the table, with rename() or select()"
             )
-        requested, own = keys.select(self._layout.keys), self._empty.select(self._layout.keys)
+        requested, own = keys.select(self._lookup_keys), self._empty.select(self._lookup_keys)
         if requested.schema != own.schema:
-            schema = pa.schema([self.schema.field(name) for name in self._layout.keys])
+            schema = pa.schema([self.schema.field(name) for name in self._lookup_keys])
             requested = to_polars(from_polars(requested, schema, f"{where}: the keys to look up"))
         return requested.drop_nulls()
 
@@ -334,6 +336,7 @@ class TableState(DeclaredState):
         state.name = name
         state._key_groups = key_groups
         state._layout = StateLayout(self.schema, tuple(keys), max_parallelism)
+        state._lookup_keys = state._layout.keys
         state._empty = to_polars(empty_batch(self.schema))
         state._is_exact = frame_schema(state._empty) == self.schema
         state._hold([])

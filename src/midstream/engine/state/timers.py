@@ -27,8 +27,8 @@ NEVER_US: Final = 1 << 63
 
 
 class TimerQueue:
-    """The timers of one kind, except those that are spilled. Deletion is lazy: an entry is valid only while `_live` has its
-    number.
+    """The timers of one kind, except those that are spilled; a timer that is set again may be here too. Deletion is lazy: an
+    entry is valid only while `_live` has its number.
 
     A deletion removes the invalid entries of a stretch once they may be more than half of it.
     """
@@ -52,12 +52,15 @@ class TimerQueue:
         """When the first of the spilled timers is due."""
         self.load: Callable[[int], None]
         """Restores spilled timers that are due by a time, some of the first ones at least."""
+        self.deleted: set[TimerRow] = set()
+        """Timers that have been deleted and may be spilled, until their rows are removed."""
+        self.refused: list[TimerRow] = []
+        """Attempts to set timers after the end that are not objects and may be spilled, until they are looked up."""
+        self.dropped = 0
+        """The number of other attempts after the end."""
 
     def __len__(self) -> int:
         return len(self._live)
-
-    def __contains__(self, timer: TimerRow) -> bool:
-        return timer in self._live
 
     def add(self, time_us: int, key: Any) -> None:
         """Set a timer. Setting one that is already set changes nothing."""
@@ -79,6 +82,8 @@ class TimerQueue:
     def delete(self, time_us: int, key: Any) -> None:
         """Delete a timer. Deleting one that is not set changes nothing."""
         timer = time_us, key
+        if time_us >= self.first_spilled_us:
+            self.deleted.add(timer)
         if self._live.pop(timer, None) is None:
             return
         self.log.changed[timer] = GONE
@@ -87,6 +92,16 @@ class TimerQueue:
         dead = self._dead[stretch] = self._dead.get(stretch, 0) + 1
         if 2 * dead > len(entries):
             self._clean(stretch, entries)
+
+    def drop(self, time_us: int, key: Any) -> None:
+        """Count an attempt to set a timer after the end, unless it is set already."""
+        timer = time_us, key
+        if timer in self._live:
+            return
+        if time_us < self.first_spilled_us or timer in self.deleted:
+            self.dropped += 1
+        else:
+            self.refused.append(timer)
 
     def _clean(self, stretch: int, entries: list[_Entry]) -> None:
         del self._dead[stretch]

@@ -18,9 +18,8 @@ from midstream.engine.state.timers import TimerQueue
 def restore_timers(name: str, queue: TimerQueue, part: StatePart, encoding: KeyEncoding, spill: StateSpill) -> None:
     """Restore the chunks of one kind of timers. `name`: that of the part."""
     spilled = spill.of(name)
-    for chunk, is_spilled in _spilled_last(part.chunks):
-        if is_spilled:
-            spill.settle()
+    chunks = _spilled_last(part.chunks)
+    for chunk, is_spilled in chunks:
         if is_spilled and spilled is not None and spilled.has_columns_of(chunk):
             spilled.restore_chunk(chunk)
             continue
@@ -29,6 +28,8 @@ def restore_timers(name: str, queue: TimerQueue, part: StatePart, encoding: KeyE
         queue.restore(rows)
         if not is_spilled:
             queue.log.restored(chunk.id, named, len(named))
+    if any(is_spilled for _, is_spilled in chunks):
+        spill.settle()  # once all rows are here: timers that are rows are spilled no second time
 
 
 def restore_entries(

@@ -55,14 +55,13 @@ class ContextTimers:
     While `held` is a list, calls wait in it until `release`.
 
     After the end of processing time (`has_ended`) no processing-time timer is set; attempts to set one are counted in
-    `dropped`.
+    `processing.dropped`.
     """
 
     def __init__(self, scope: KeyScope, changed: Callable[[], None]) -> None:
         self.event = TimerQueue()
         self.processing = TimerQueue()
         self.has_ended = False
-        self.dropped = 0
         self.held: list[tuple[Callable[[int, Any], None], int, Any]] | None = None
         self._scope = scope
         self._changed = changed
@@ -92,12 +91,11 @@ class ContextTimers:
             self.held.append((change, time_us, self._key()))
 
     def _add_processing(self, time_us: int, key: Any) -> None:
-        timer = time_us, key
-        if not self.has_ended:
-            self.processing.add(*timer)
-            self._changed()
-        elif timer not in self.processing:
-            self.dropped += 1
+        if self.has_ended:
+            self.processing.drop(time_us, key)
+            return
+        self.processing.add(time_us, key)
+        self._changed()
 
     def _key(self) -> Any:
         if not self._scope.is_set:

@@ -290,6 +290,7 @@ class ProcessOperator(FunctionOperator):
         elif all_fired:
             all_fired = self._expiry.advance_watermark(watermark_us)
         self._flush()
+        self.timers_dropped = self._timers.processing.dropped
         return all_fired
 
     def _fire_last(self) -> bool:
@@ -301,9 +302,7 @@ class ProcessOperator(FunctionOperator):
         """
         self._disarm()
         self._timers.has_ended = True
-        fired = self._fire(MAX_WATERMARK_US, event_time=False) and self._fire(MAX_WATERMARK_US, event_time=True)
-        self.timers_dropped = self._timers.dropped
-        return fired
+        return self._fire(MAX_WATERMARK_US, event_time=False) and self._fire(MAX_WATERMARK_US, event_time=True)
 
     def _fire(self, until_us: int, *, event_time: bool) -> bool:
         """Fire the timers that are due. Returns False if the slice was used up first."""

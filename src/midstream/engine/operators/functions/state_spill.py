@@ -45,33 +45,40 @@ class StateSpill:
         self._limit_bytes = context.entry_bytes
         self._spilled: dict[str, SpilledEntries | SpilledTimers] = {}
         """By the name of the part in a checkpoint."""
+        self._entries: list[SpilledEntries] = []
+        self._timers: list[SpilledTimers] = []
         self._sizes: dict[str, EntrySize | TimerSize] = {}
         if self._limit_bytes() is None or not encoding.is_keyed:
             return
         groups = context.key_groups, context.max_parallelism
         for state in states:
             if can_spill(state, encoding):
-                spilled = SpilledEntries(state, encoding, own, where)
-                self._spilled[state.part_name] = spilled.opened(state.name, *groups)
+                entries = SpilledEntries(state, encoding, own, where).opened(state.name, *groups)
+                self._spilled[state.part_name] = entries
+                self._entries.append(entries)
                 self._sizes[state.part_name] = EntrySize(state.entries())
         if can_spill_keys(encoding):
             for name, queue in queues.items():
-                self._spilled[name] = SpilledTimers(queue, encoding, where).opened(name, *groups)
+                timers = SpilledTimers(queue, encoding, where).opened(name, *groups)
+                self._spilled[name] = timers
+                self._timers.append(timers)
                 self._sizes[name] = TimerSize(queue)
 
     def __bool__(self) -> bool:
-        """Whether anything is spilled."""
-        return any(spilled.has_rows for spilled in self._spilled.values())
+        """Whether any entries are spilled."""
+        return any(entries.has_rows for entries in self._entries)
 
     def of(self, part: str) -> SpilledEntries | SpilledTimers | None:
         """Return what is spilled of a part; None if it stays in memory."""
         return self._spilled.get(part)
 
     def fetch(self, keys: Sequence[Any]) -> None:
-        """Make objects of all that these keys have, before the function is called for them."""
-        for spilled in self._spilled.values():
-            if spilled.has_rows:
-                spilled.fetch(keys)
+        """Make objects of the entries of these keys, before the function is called for them. Their timers stay rows: a key
+        may have any number of them.
+        """
+        for entries in self._entries:
+            if entries.has_rows:
+                entries.fetch(keys)
 
     def runs(self) -> Iterator[FrameRun]:
         """Yield the runs that spilled rows lie in."""
@@ -92,6 +99,8 @@ class StateSpill:
 
         `rows`: the number of rows since the last call, which limits how much is spilled now; None: all at once.
         """
+        for timers in self._timers:
+            timers.settle()
         sizes = dict(self._sizes)
         limit = self._limit_bytes() if sizes else None
         if limit is None or sum(size.total for size in sizes.values()) <= limit:
