@@ -23,7 +23,7 @@ EXAMPLES = {
         "Calls that take time",
         "Running aggregates",
     ],
-    "event-time.md": ["Event time and windows", "Late rows", "Joins"],
+    "event-time.md": ["Event time and windows", "Sources in step", "Late rows", "Joins"],
     "state.md": [
         "State and timers",
         "Time to live",

@@ -107,6 +107,13 @@ def test_rows_that_a_test_feeds_are_not_kept_in_step() -> None:
     assert [len(result[name]) for name in result] == [20, 0, 0], "no row is late"
 
 
+def test_a_preview_of_many_splits_is_not_kept_in_step() -> None:
+    env = Environment("previewed")
+    rows = [{"k": 1, "at": START + timedelta(hours=hour)} for hour in range(2_000)]
+    timed = env.from_collection(rows, splits=5).with_watermarks("at", IN_STEP)
+    assert timed.preview(2_000).table.num_rows == 2_000
+
+
 def wide_rows_of(index: Any) -> dict[str, Any]:
     return {**rows_of(index), "text": [Random(int(each)).randbytes(200).hex() for each in index]}
 

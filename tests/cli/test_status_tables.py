@@ -94,6 +94,13 @@ def test_what_holds_event_time_back_is_named_once_and_only_when_it_is_far_behind
     assert shown(None, one) == ["event time of write is held back by write, split f: no row of it has arrived"]
 
 
+def test_a_source_whose_splits_wait_for_slower_ones_is_named(status):
+    read, write = status.vertices
+    ahead = msgspec.structs.replace(status, vertices=(msgspec.structs.replace(read, splits_ahead=3), write))
+    assert "read → parse: 3 of its splits wait, ahead by more than drift" in render(job_view(ahead))
+    assert "ahead by more than drift" not in render(job_view(status))
+
+
 def test_a_name_in_a_job_is_printed_as_it_is_and_cannot_steer_the_terminal(status):
     assert "parse [bold]x[/]" in render(job_view(status))
     evil = msgspec.structs.replace(status, name="a\x1b[2Jb")

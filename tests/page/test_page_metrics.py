@@ -48,6 +48,7 @@ def full() -> JobStatus:
         operators=(first, counting),
         subtasks=subtasks,
         recovering=(RecoveryStatus(0, 100, 40),),
+        splits_ahead=3,
     )
     held = HeldBackStatus(0, "read", 1, "read-3", 1_357_023_600_000_000, 840_000_000)
     write = msgspec.structs.replace(status.vertices[1], held_back=held)
@@ -120,6 +121,7 @@ def test_what_passes_an_edge_is_told_apart_by_edge_even_between_the_same_tasks()
     assert values(twice, "midstream_edge_rows", "partitioning") == {"keyed": 1_200_000, "rebalance": 7}
     assert values(full(), "midstream_edge_watermark_timestamp_seconds", "edge") == {"0": 1_357_023_600}
     assert values(full(), "midstream_task_watermark_held_back_seconds", "task") == {"write": 840}
+    assert values(full(), "midstream_task_splits_ahead", "task") == {"read": 3, "write": 0}
 
 
 def test_metrics_of_functions_are_told_apart_by_a_label_and_need_no_family_each():

@@ -189,7 +189,7 @@ class InProcessJob:
                 for ref in self._subtasks(vertex.id):
                     self._slot.handle(m.SplitsAssigned(self.attempt, ref))
         self._slot.handle(m.Start(self.attempt, ()))
-        for vertex in graph.vertices:  # rows come in the order in which they are fed, or of a preview's sources
+        for vertex in graph.vertices:  # nobody compares sources here: no split is held back
             self._slot.handle(m.DriftCeiling(self.attempt, vertex.id, MAX_WATERMARK_US))
         self._settle()
 

@@ -284,6 +284,8 @@ class _OwnSources:
     def _carry_out(self) -> None:
         for instruction in self._effects.take():
             match instruction:
+                case Send(_, m.DriftCeiling()):
+                    pass  # in a preview, splits may be any distance apart
                 case Send(_, message):
                     self._engine.pass_on(message)
                 case SetTimer(token, delay_s):
