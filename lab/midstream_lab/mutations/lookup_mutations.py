@@ -76,7 +76,7 @@ MUTATIONS: Final = named(
     Mutation(
         "rows that have been called are not in the checkpoint",
         rows_in_flight_are_not_stored,
-        partial(draw, topology="lookup", faults=("kill_slot")),
+        partial(draw, topology="lookup", faults=("kill_slot",)),
     ),
     Mutation(
         "a watermark overtakes rows that have been called",
@@ -91,7 +91,7 @@ MUTATIONS: Final = named(
     Mutation(
         "rows are called again, and emitted twice, after a restore",
         emitted_rows_are_stored,
-        partial(draw, topology="lookup", faults=("kill_slot")),
+        partial(draw, topology="lookup", faults=("kill_slot",)),
     ),
     Mutation(
         "an outcome that must wait holds up those of the operators it waits for",

@@ -56,7 +56,7 @@ MUTATIONS: Final = named(
     Mutation(
         "after a restore, late rows are processed",
         late_rows_are_on_time_after_a_restore,
-        partial(draw, topology="unique_near", faults=("kill_slot"), rows=200),
+        partial(draw, topology="unique_near", faults=("kill_slot",), rows=200),
     ),
     Mutation("late rows are processed", late_rows_are_processed, of("unique_near")),
     Mutation("rows are sorted before event time has passed them", rows_are_due_too_soon, of("sorted")),

@@ -132,7 +132,7 @@ MUTATIONS: Final = named(
     Mutation(
         "early results do not follow a restore",
         restored_windows_have_not_changed,
-        partial(draw, topology="early_slide", faults=("kill_slot")),
+        partial(draw, topology="early_slide", faults=("kill_slot",)),
     ),
     Mutation(
         "keys that change while early results are emitted are forgotten",
@@ -147,7 +147,7 @@ MUTATIONS: Final = named(
     Mutation(
         "windows by count begin again with a restore",
         begun_windows_are_forgotten,
-        partial(draw, topology="counted", faults=("kill_slot"), rows=100),
+        partial(draw, topology="counted", faults=("kill_slot",), rows=100),
     ),
     Mutation("the first row of a window by count is lost", parts_of_one_row_are_lost, of("counted")),
     Mutation("of the rows of a window that are merged one is kept", merged_rows_are_one, of("rows_slide")),
