@@ -116,7 +116,7 @@ def oldest() -> None:
     lines = [*PROJECT["dependencies"], *(line for name in IMPORTS for line in optional[name])]
     found: dict[str, str] = {}
     for line in lines:
-        match = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+)", line)
+        match = re.fullmatch(r"([\w-]+)(?:\[[\w,-]+\])?>=([\d.]+)", line)
         if match is None:
             refuse(f"pyproject.toml: {line!r} has no lowest version; write name>=version")
         else:
