@@ -113,7 +113,7 @@ def test_rows_are_in_the_table_after_the_commit_and_not_before(catalog, tmp_path
     assert (found["total-records"], found["total-data-files"], found["midstream.checkpoint"]) == ("5", "2", "1")
 
 
-def test_committing_twice_changes_nothing_whoever_does_it(catalog):
+def test_a_commit_that_is_repeated_by_this_or_another_job_changes_nothing(catalog):
     sink = new_sink(catalog)
     committables = written(sink, batch(1, 2))
     committer = committer_of(sink, "job-a")

@@ -125,7 +125,7 @@ class DriftChecker:
             self.check_held()
 
     def rests(self, source: SourceReader, split: int) -> None:
-        """The source has found no rows of the split: perhaps nobody waits for it any more."""
+        """Note that the source has found no rows of the split, so that others may no longer have to wait for it."""
         reader = self._readers.get(source)
         if reader is not None and split not in reader.waited_for:
             reader.first_report.pop(split, None)

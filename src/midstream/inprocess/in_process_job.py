@@ -189,7 +189,7 @@ class InProcessJob:
                 for ref in self._subtasks(vertex.id):
                     self._slot.handle(m.SplitsAssigned(self.attempt, ref))
         self._slot.handle(m.Start(self.attempt, ()))
-        for vertex in graph.vertices:  # nobody compares sources here: no split is held back
+        for vertex in graph.vertices:  # there is no coordinator that keeps sources in step: no split is held back
             self._slot.handle(m.DriftCeiling(self.attempt, vertex.id, MAX_WATERMARK_US))
         self._settle()
 

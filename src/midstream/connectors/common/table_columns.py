@@ -1,4 +1,4 @@
-"""Columns of a stream beside those of a table in a lakehouse: which types it holds, and whether a stream fits it."""
+"""The columns of a stream and of a lakehouse table: which types the table holds, and whether the stream fits it."""
 
 from __future__ import annotations
 

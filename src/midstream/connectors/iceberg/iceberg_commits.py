@@ -73,7 +73,7 @@ def answered(work: Callable[[], T]) -> T:
     def call() -> None:
         try:
             outcome.put((work(), None))
-        except BaseException as error:  # noqa: BLE001 - the caller raises it
+        except BaseException as error:  # noqa: BLE001 - whatever ends the call, the waiting thread raises it
             outcome.put((None, error))
 
     threading.Thread(target=call, name="iceberg-catalog", daemon=True).start()

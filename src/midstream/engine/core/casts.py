@@ -2,9 +2,9 @@
 
 A cast is between types of one kind: integers, floats (integers fit into floats that hold them exactly), decimals,
 strings, bytes, dates, times of day, durations, timestamps that both have a zone or both have none, and lists, structs
-and maps of those. Of an extension type of Arrow itself, it is of what
-is stored. Within a kind it is checked value by value. Nothing is parsed, rounded, cut, or mistaken for another
-kind; the fields of a struct must be the same, in any order.
+and maps of those. An extension type of Arrow itself counts as the type in which it is stored. Within a kind each value
+is checked. Nothing is parsed, rounded, cut, or mistaken for another kind; the fields of a struct must be the same, in
+any order.
 """
 
 from __future__ import annotations
