@@ -46,11 +46,13 @@ from midstream.engine.protocol.job_status import JobStatus
 from midstream.runtime.storage.file_storage import absolute
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
     from pyspark.sql import DataFrame
     from pyspark.sql.datasource import DataSource
     from pyspark.sql.types import StructType
 
     from midstream.api.submit import StartOptions, Submission
+    from midstream.connectors.files.table_source import OnChange, TableStart
     from midstream.connectors.kafka.client import OptionValue
     from midstream.connectors.kafka.kafka_source import OnGap
     from midstream.connectors.kafka.record_parser import KafkaFormat
@@ -317,6 +319,107 @@ class Environment(Hinted):
         )
         check_shippable(source, "read_kafka")
         return self._begin("kafka", source)
+
+    @located
+    def read_delta(
+        self,
+        table: str | os.PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        watch: bool = False,
+        start: TableStart | None = None,
+        on_change: OnChange = "fail",
+        interval: Duration = "1 s",
+        storage_options: Mapping[str, str] | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        rows_per_s: float | None = None,
+    ) -> DataStream:
+        """Read a Delta table: its rows, and with `watch` those that later versions add.
+
+        Needs `pip install 'midstream[delta]'`. DeltaSource describes the arguments.
+
+        `table`: a local path, or a URL that pyarrow and deltalake know.
+        `columns`: the columns to read, by default all.
+        `watch`: never end, and read new versions.
+        `start`: where a new job begins: None (the table as it is), a version, "latest", or a datetime with a zone.
+        `on_change`: of versions that delete or update rows: "fail", or "skip" to ignore all that such a version does.
+        `interval`: how often the source checks for new versions.
+        `storage_options`: what deltalake needs to read the log.
+        `filesystem`: the pyarrow filesystem that files are read with.
+        `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+
+        Returns a stream of the table's rows. Raises ConfigError if there is no such table, or if it cannot be read,
+        SchemaError for columns that do not exist, StorageError if it cannot be reached.
+
+            >>> pl.DataFrame({"n": [1, 2]}).write_delta("numbers")
+            >>> env.read_delta("numbers").preview().rows
+            [{'n': 1}, {'n': 2}]
+        """
+        from midstream.connectors.delta.delta_source import DeltaSource
+
+        source = DeltaSource(
+            table,
+            columns=columns,
+            watch=watch,
+            start=start,
+            on_change=on_change,
+            interval=interval,
+            storage_options=storage_options,
+            filesystem=filesystem,
+            rows_per_s=rows_per_s,
+        )
+        check_shippable(source, "read_delta")
+        return self._begin("delta", source)
+
+    @located
+    def read_iceberg(
+        self,
+        table: str,
+        *,
+        catalog: str | Mapping[str, str] | Catalog,
+        columns: Sequence[str] | None = None,
+        watch: bool = False,
+        start: TableStart | None = None,
+        on_change: OnChange = "fail",
+        interval: Duration = "1 s",
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        rows_per_s: float | None = None,
+    ) -> DataStream:
+        """Read an Iceberg table: its rows, and with `watch` those that later snapshots add.
+
+        Needs `pip install 'midstream[iceberg]'`. IcebergSource describes the arguments.
+
+        `table`: its identifier in the catalog, such as "lake.orders".
+        `catalog`: the name of a catalog that pyiceberg is configured with, its properties, or a pyiceberg Catalog.
+        `columns`: the columns to read, by default all.
+        `watch`: never end, and read new snapshots.
+        `start`: where a new job begins: None (the table as it is), the id of a snapshot, "latest", or a datetime with a
+        zone.
+        `on_change`: of snapshots that delete or update rows: "fail", or "skip" to ignore all that such a snapshot does.
+        `interval`: how often the source checks for new snapshots.
+        `filesystem`: the pyarrow filesystem that files are read with.
+        `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+
+        Returns a stream of the table's rows. Raises ConfigError if there is no such table, or if it cannot be read,
+        SchemaError for columns that do not exist, StorageError if catalog or table cannot be reached.
+
+            env.read_iceberg("lake.orders", catalog="prod", watch=True).uid("orders")
+        """
+        from midstream.connectors.iceberg.iceberg_source import IcebergSource
+
+        source = IcebergSource(
+            table,
+            catalog=catalog,
+            columns=columns,
+            watch=watch,
+            start=start,
+            on_change=on_change,
+            interval=interval,
+            filesystem=filesystem,
+            rows_per_s=rows_per_s,
+        )
+        check_shippable(source, "read_iceberg")
+        return self._begin("iceberg", source)
 
     @located
     def from_collection(

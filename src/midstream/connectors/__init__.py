@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midstream.connectors.delta.delta_sink import DeltaSink as DeltaSink
+    from midstream.connectors.delta.delta_source import DeltaSource as DeltaSource
     from midstream.connectors.files.file_sink import FileSink as FileSink
     from midstream.connectors.files.file_source import FileSource as FileSource
     from midstream.connectors.iceberg.iceberg_sink import IcebergSink as IcebergSink
+    from midstream.connectors.iceberg.iceberg_source import IcebergSource as IcebergSource
     from midstream.connectors.kafka.kafka_sink import KafkaSink as KafkaSink
     from midstream.connectors.kafka.kafka_source import KafkaSource as KafkaSource
     from midstream.connectors.memory.collection_source import CollectionSource as CollectionSource
@@ -29,10 +31,12 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "CollectionSource": "memory.collection_source",
     "DeltaSink": "delta.delta_sink",
+    "DeltaSource": "delta.delta_source",
     "FileSink": "files.file_sink",
     "FileSource": "files.file_source",
     "GeneratorSource": "memory.generator_source",
     "IcebergSink": "iceberg.iceberg_sink",
+    "IcebergSource": "iceberg.iceberg_source",
     "KafkaSink": "kafka.kafka_sink",
     "KafkaSource": "kafka.kafka_source",
     "PostgresQuery": "postgres.postgres_query",

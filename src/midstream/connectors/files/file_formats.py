@@ -62,6 +62,8 @@ class WantedColumns:
     required: tuple[str, ...] = ()
     in_seconds: pa.Schema | None = None
     """The same columns, in seconds where they were declared so: text is parsed in that unit. None: as in `schema`."""
+    may_lack_all: bool = False
+    """Whether a file may have none of them, as of a table to which they were added later."""
 
     @property
     def in_text(self) -> pa.Schema:
@@ -139,7 +141,7 @@ def check_names(found: list[str], wanted: WantedColumns, path: str) -> None:
     for name in names:
         if name not in found and (not wanted.declared or name in wanted.required):
             raise SchemaError(f"{path}: column {name!r} is missing; it has {', '.join(found) or 'no columns'}")
-    if not any(name in found for name in names):
+    if not wanted.may_lack_all and not any(name in found for name in names):
         raise SchemaError(
             f"{path}: it has none of the declared columns ({', '.join(names)}); it has "
             f"{', '.join(found) or 'no columns'}"

@@ -1,4 +1,4 @@
-"""A table in an Iceberg catalog, as its sink sees it: which checkpoints it has, and what would be added or removed.
+"""A table in an Iceberg catalog, and what its sink needs of it: the checkpoints it has, and what would be added or removed.
 
 For the driver only.
 """
@@ -83,6 +83,25 @@ class Mark(NamedTuple):
         return f"{self.checkpoint} superseded" if self.is_superseded else str(self.checkpoint)
 
 
+def checked_catalog(catalog: object, where: str) -> str | Mapping[str, str] | Catalog:
+    """Return what a user gave as a catalog. Raises ConfigError if it is none."""
+    from pyiceberg.catalog import Catalog
+
+    if isinstance(catalog, str | Mapping | Catalog):
+        return catalog
+    raise ConfigError(
+        f"{where}: catalog={catalog!r} is no catalog; give the name of one that pyiceberg is configured with, its "
+        "properties, or a pyiceberg Catalog"
+    )
+
+
+def checked_identifier(table: object, where: str) -> tuple[str, ...]:
+    """Return the parts of a table's identifier. Raises ConfigError if it is none."""
+    if not isinstance(table, str) or len(table.split(".")) < 2 or not all(table.split(".")):
+        raise ConfigError(f"{where}: {table!r} is not the identifier of a table, such as 'lake.orders'")
+    return tuple(table.split("."))
+
+
 class CatalogTable:
     """A table by its identifier. Each call loads it again, since others change it.
 
@@ -94,9 +113,10 @@ class CatalogTable:
         catalog: str | Mapping[str, str] | Catalog,
         identifier: tuple[str, ...],
         filesystem: pyarrow.fs.FileSystem | None,
+        where: str,
     ) -> None:
         self.identifier = identifier
-        self.where = f"IcebergSink on {'.'.join(identifier)}"
+        self.where = where
         self._catalog = catalog
         self._filesystem = filesystem
 
@@ -139,7 +159,8 @@ class CatalogTable:
         """
         if str(self.opened().metadata.table_uuid) == uuid:
             return self
-        found = CatalogTable(self._connected(), identifier, self._filesystem)
+        where = f"IcebergSink on {'.'.join(identifier)}"
+        found = CatalogTable(self._connected(), identifier, self._filesystem, where)
         if str(found.opened().metadata.table_uuid) != uuid:
             raise ConfigError(
                 f"{found.where}: the table was dropped and made again since rows were written for it; they can be "

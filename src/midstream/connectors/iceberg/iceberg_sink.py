@@ -46,6 +46,8 @@ from midstream.connectors.iceberg.iceberg_catalog import (
     IcebergFile,
     Mark,
     application,
+    checked_catalog,
+    checked_identifier,
     data_location,
     has_files,
 )
@@ -148,23 +150,15 @@ class IcebergSink(Sink):
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> None:
         require("pyiceberg", "iceberg", "IcebergSink")
-        from pyiceberg.catalog import Catalog
-
-        if not isinstance(catalog, str | Mapping | Catalog):
-            raise ConfigError(
-                f"IcebergSink: catalog={catalog!r} is no catalog; give the name of one that pyiceberg is configured with, "
-                "its properties, or a pyiceberg Catalog"
-            )
+        given, identifier = checked_catalog(catalog, "IcebergSink"), checked_identifier(table, "IcebergSink")
         if isinstance(partition_by, str):
             raise ConfigError(
                 f"IcebergSink: partition_by={partition_by!r} is a string; give a list: [{partition_by!r}]"
             )
-        if not isinstance(table, str) or len(table.split(".")) < 2 or not all(table.split(".")):
-            raise ConfigError(f"IcebergSink: {table!r} is not the identifier of a table, such as 'lake.orders'")
         self.roll_bytes = roll_bytes_of(roll_size)
         self.partition_by = tuple(partition_by)
         self.append = append
-        self._table: CatalogTable | None = CatalogTable(catalog, tuple(table.split(".")), filesystem)
+        self._table: CatalogTable | None = CatalogTable(given, identifier, filesystem, f"IcebergSink on {table}")
         """None on the slots."""
         self._target: TableTarget | None = None
         """Set by `validate`."""

@@ -1,0 +1,199 @@
+"""The log of a Delta table, version by version: the files that each one added, and what else it changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+
+from midstream.connectors.common.filesystem import file_info
+from midstream.connectors.files.table_files import TableFile
+from midstream.engine.core.batches import canonical_type
+from midstream.engine.core.errors import UNDECODABLE, ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_COMMIT: Final = re.compile(r"(\d{20})\.json")
+_SUPPORTED: Final = frozenset(
+    ("deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping")
+    + ("variantType", "variantType-preview", "variantShredding", "variantShredding-preview")
+    + ("typeWidening", "typeWidening-preview")
+)
+"""Features of tables that require nothing of a reader, unless it finds them in use."""
+
+
+class _Add(msgspec.Struct, rename="camel"):
+    path: str
+    size: int
+    partition_values: dict[str, str | None] = {}
+    data_change: bool = True
+    deletion_vector: dict[str, Any] | None = None
+
+
+class _Remove(msgspec.Struct, rename="camel"):
+    path: str
+    data_change: bool = True
+
+
+class Metadata(msgspec.Struct, rename="camel"):
+    id: str
+    schema_string: str
+    partition_columns: list[str] = []
+    configuration: dict[str, str | None] = {}
+
+    @property
+    def fields(self) -> list[dict[str, Any]]:
+        return list(json.loads(self.schema_string)["fields"])
+
+
+class Protocol(msgspec.Struct, rename="camel"):
+    min_reader_version: int
+    reader_features: list[str] | None = None
+
+    def unsupported(self) -> list[str]:
+        """Return the features that a reader must know to read the table, and that this one does not."""
+        if self.min_reader_version > 3:
+            return [f"reader version {self.min_reader_version}"]
+        return sorted(set(self.reader_features or ()) - _SUPPORTED)
+
+
+class _CommitInfo(msgspec.Struct, rename="camel"):
+    operation: str | None = None
+
+
+class _Action(msgspec.Struct):
+    add: _Add | None = None
+    remove: _Remove | None = None
+    metaData: Metadata | None = None
+    protocol: Protocol | None = None
+    commitInfo: _CommitInfo | None = None
+
+
+_decode_action = msgspec.json.Decoder(_Action).decode
+
+
+class TableVersion(msgspec.Struct, frozen=True):
+    """What a version did to the table.
+
+    `added`: new data files, unless the version only arranged rows anew.
+    `removes_rows`: it removed or changed rows, which may have been read.
+    """
+
+    number: int
+    operation: str
+    added: tuple[TableFile, ...]
+    removes_rows: bool
+    metadata: Metadata | None
+    protocol: Protocol | None
+
+
+def log_path(directory: str, version: int) -> str:
+    return f"{directory}/_delta_log/{version:020d}.json"
+
+
+def read_version(filesystem: pyarrow.fs.FileSystem, directory: str, version: int) -> TableVersion:
+    """Read a version's commit. Raises StorageError if it cannot be read."""
+    path = log_path(directory, version)
+    added, removes_rows, operation = [], False, "a commit"
+    metadata: Metadata | None = None
+    protocol: Protocol | None = None
+    try:
+        with filesystem.open_input_stream(path) as stream:
+            lines = stream.read().splitlines()
+        for action in map(_decode_action, filter(bytes.strip, lines)):
+            if action.commitInfo is not None:
+                operation = action.commitInfo.operation or operation
+            metadata, protocol = action.metaData or metadata, action.protocol or protocol
+            if action.add is not None and action.add.data_change:
+                added.append(_file_of(action.add, version))
+                removes_rows |= action.add.deletion_vector is not None
+            removes_rows |= action.remove is not None and action.remove.data_change
+    except (OSError, *UNDECODABLE) as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from error
+    return TableVersion(version, operation, tuple(added), removes_rows, metadata, protocol)
+
+
+def _file_of(add: _Add, version: int) -> TableFile:
+    return TableFile(unquote(add.path), add.size, version, constants_of(add.partition_values))
+
+
+def constants_of(partition: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the values of partition columns. To Delta, empty text is null."""
+    return {name: text or None for name, text in partition.items()}
+
+
+def has_version(filesystem: pyarrow.fs.FileSystem, directory: str, after: int, where: str) -> bool:
+    """Whether there is a version after this one. Raises ConfigError if it can no longer be read, as the log was cleaned
+    up, or if the table was dropped, or replaced by one with fewer versions.
+    """
+    if file_info(filesystem, log_path(directory, after + 1)).type == pyarrow.fs.FileType.File:
+        return True
+    if after >= 0 and file_info(filesystem, log_path(directory, after)).type == pyarrow.fs.FileType.File:
+        return False
+    first, newest = versions_in(filesystem, directory)
+    if newest < 0:
+        raise ConfigError(f"{where}: the table no longer exists")
+    if newest < after:
+        raise ConfigError(
+            f"{where}: version {after} was read, and version {newest} is now the newest: the table was replaced or set "
+            "back; to read it from the beginning, start with --fresh"
+        )
+    if newest > after:
+        raise ConfigError(
+            f"{where}: version {after + 1} is to be read next, and is no longer in the table's log, which now begins with "
+            f"version {first}: it was cleaned up. Keep it for longer than a job may be behind "
+            "(delta.logRetentionDuration); to read the table as it is now, start with --fresh"
+        )
+    return False
+
+
+def versions_in(filesystem: pyarrow.fs.FileSystem, directory: str) -> tuple[int, int]:
+    """Return the oldest and the newest version in the log, (-1, -1) if there is none."""
+    selector = pyarrow.fs.FileSelector(f"{directory}/_delta_log", allow_not_found=True)
+    try:
+        infos = filesystem.get_file_info(selector)
+    except OSError as error:
+        raise StorageError(f"{directory}/_delta_log: cannot be listed: {error}") from error
+    found = [int(match[1]) for info in infos if (match := _COMMIT.fullmatch(info.base_name))]
+    return (min(found), max(found)) if found else (-1, -1)
+
+
+def metadata_of(table: DeltaTable) -> Metadata:
+    found = table.metadata()
+    return Metadata(str(found.id), table.schema().to_json(), found.partition_columns, dict(found.configuration))
+
+
+def table_columns(schema: str, names: Sequence[str]) -> pa.Schema:
+    """Return columns of the JSON of a table's schema."""
+    from deltalake import Schema
+
+    wanted = [field for field in json.loads(schema)["fields"] if field["name"] in names]
+    chosen = Schema.from_json(json.dumps({"type": "struct", "fields": wanted}))
+    found = pa.schema(chosen.to_arrow())  # type: ignore[arg-type]  # its stub knows no other library's schema
+    return pa.schema([pa.field(name, canonical_type(found.field(name).type)) for name in names if name in found.names])
+
+
+def unsupported_in(metadata: Metadata, names: frozenset[str]) -> str | None:
+    """Return what a table has that its rows cannot be read with: in these columns, or at all."""
+    mode = metadata.configuration.get("delta.columnMapping.mode") or "none"
+    if mode != "none":
+        return f"column mapping ({mode})"
+    for field in metadata.fields:
+        if field["name"] in names and _has_variant(field["type"]):
+            return f"column {field['name']!r}, which is a variant"
+    return None
+
+
+def _has_variant(kind: object) -> bool:
+    if isinstance(kind, dict):
+        return any(map(_has_variant, kind.values()))
+    if isinstance(kind, list):
+        return any(map(_has_variant, kind))
+    return kind == "variant"

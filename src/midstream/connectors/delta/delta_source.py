@@ -1,0 +1,257 @@
+"""A Delta table as a source. Its log says which files each version added, and is trusted as the data is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+
+from midstream.connectors.common.filesystem import below, is_local, resolve
+from midstream.connectors.common.optional_packages import require
+from midstream.connectors.delta.delta_log import (
+    Metadata,
+    TableVersion,
+    constants_of,
+    has_version,
+    metadata_of,
+    read_version,
+    table_columns,
+    unsupported_in,
+)
+from midstream.connectors.files.table_files import TableFile, constant_text, open_table_file, packed, unpacked
+from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
+from midstream.engine.core.config import Duration
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
+from midstream.engine.operators.source_api import Split, SplitReader, decoded
+
+if TYPE_CHECKING:
+    import os
+
+    from deltalake import DeltaTable
+
+_REPLACED: Final = "the table was replaced by another one; to read that from the beginning, start with --fresh"
+
+
+class _DeltaPosition(msgspec.Struct, frozen=True, array_like=True):
+    table_id: str
+    version: int
+
+
+class DeltaSource(TableSource):
+    """Reads a Delta table: its rows, and with `watch` those that later versions add.
+
+    A version that only rearranges rows (OPTIMIZE) adds none. Of files with deletion vectors, the deleted rows are left
+    out.
+
+    `table`: a local path, or a URL that pyarrow and deltalake know (s3://…).
+    `columns`: the columns to read, by default all; those that are added to the table later are then ignored. Without
+    `columns` such a column ends the job, and is read by the next start.
+    `watch`: never end, and read new versions.
+    `start`: where a new job begins: None (the table as it is), a version, "latest" (what is added from now on), or a
+    datetime with a zone (what was added from then on).
+    `on_change`: of versions that delete or update rows: "fail", or "skip" to ignore all that such a version does, also
+    the rows that it adds.
+    `interval`: how often the source checks for new versions.
+    `storage_options`: what deltalake needs to read the log there; only deltalake, on the driver, receives them.
+    `filesystem`: the pyarrow filesystem that files are read with, by default that of the URL.
+    `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+
+    Raises ConfigError if there is no such table, or if it uses a feature that cannot be read, SchemaError for columns
+    that do not exist, StorageError if it cannot be read.
+
+        >>> from midstream.connectors import DeltaSource
+        >>> pl.DataFrame({"n": [1, 2]}).write_delta("numbers")
+        >>> DeltaSource("numbers").schema.names
+        ['n']
+    """
+
+    def __init__(
+        self,
+        table: str | os.PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        watch: bool = False,
+        start: TableStart | None = None,
+        on_change: OnChange = "fail",
+        interval: Duration = "1 s",
+        storage_options: Mapping[str, str] | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        rows_per_s: float | None = None,
+    ) -> None:
+        require("deltalake", "delta", "DeltaSource")
+        self.filesystem, self.directory = resolve(table, filesystem, "DeltaSource")
+        super().__init__(
+            f"DeltaSource of {self.directory}",
+            columns=columns,
+            watch=watch,
+            start=start,
+            on_change=on_change,
+            interval=interval,
+            rows_per_s=rows_per_s,
+        )
+        self._uri = self.directory if is_local(self.filesystem) else str(table)
+        self._storage_options = dict(storage_options) if storage_options else None
+        opened = self._opened()
+        self._made_at = opened.version()
+        """The version of the table whose columns this source has."""
+        self._set_schema(self._chosen(opened))
+        first = opened.version() + 1 if start is None else self._first_version(opened)
+        if first <= opened.version():
+            has_version(self.filesystem, self.directory, first - 1, self._where)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_storage_options": None}  # only the driver uses them
+
+    # ---- on the driver ----
+
+    def _begin(self) -> tuple[Sequence[TableFile], bytes]:
+        opened = self._opened()
+        newest, table_id = opened.version(), str(opened.metadata().id)
+        if newest > self._made_at:
+            self._check_columns(metadata_of(opened), f"{self._where}: version {newest}")
+        if self._start is None:
+            return [*self._snapshot(opened)], msgspec.msgpack.encode(_DeltaPosition(table_id, newest))
+        return (), msgspec.msgpack.encode(_DeltaPosition(table_id, self._first_version(opened) - 1))
+
+    def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
+        known = decoded(position, _DeltaPosition, "DeltaSource")
+        while has_version(self.filesystem, self.directory, known.version, self._where):
+            version = read_version(self.filesystem, self.directory, known.version + 1)
+            added = self._added_by(version, known.table_id)
+            known = _DeltaPosition(known.table_id, version.number)
+            yield added, msgspec.msgpack.encode(known)
+
+    def _snapshot(self, table: DeltaTable) -> Iterator[TableFile]:
+        """Yield the table's files, the oldest first."""
+        actions = pa.table(table.get_add_actions()).sort_by([("modification_time", "ascending"), ("path", "ascending")])
+        has_partitions = "partition" in actions.column_names
+        partitions = actions.column("partition").combine_chunks() if has_partitions else None
+        names = [] if partitions is None else [field.name for field in partitions.type]
+        paths = list(map(str, actions.column("path").to_pylist()))
+        sizes = map(int, actions.column("size_bytes").to_numpy())
+        deleted = self._deleted_rows(table, set(paths))
+        for row, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+            values = {name: partitions[row][name] for name in names} if partitions is not None else {}
+            constants = constants_of({name: constant_text(value) for name, value in values.items()})
+            yield TableFile(unquote(path), size, table.version(), constants, deleted.get(path, b""))
+
+    def _deleted_rows(self, table: DeltaTable, paths: Set[str]) -> dict[str, bytes]:
+        """Return the deleted rows of each file that has some. deltalake has them by URL, which ends with the path."""
+        found: dict[str, bytes] = {}
+        if "deletionVectors" not in (table.protocol().reader_features or ()):
+            return found
+        for batch in map(pa.record_batch, table.deletion_vectors()):
+            for url, kept in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
+                segments = str(url).split("/")
+                ends = ("/".join(segments[index:]) for index in range(len(segments)))
+                path = next((end for end in ends if end in paths), None)
+                if path is None:
+                    raise StorageError(f"{self._where}: rows of {url} were deleted, which is no file of the table")
+                found[path] = packed(~kept.values.to_numpy(zero_copy_only=False))
+        return found
+
+    def _added_by(self, version: TableVersion, table_id: str) -> Sequence[TableFile]:
+        where = f"{self._where}: version {version.number} ({version.operation})"
+        unsupported = [] if version.protocol is None else version.protocol.unsupported()
+        if unsupported:
+            raise ConfigError(f"{where} requires {', '.join(unsupported)}, which this source does not know")
+        if version.metadata is not None:
+            if version.metadata.id != table_id:
+                raise ConfigError(f"{where}: {_REPLACED}")
+            if version.number > self._made_at:
+                self._check_columns(version.metadata, where)
+        if version.removes_rows:
+            self._skipped(where)
+            return ()
+        return version.added
+
+    def _check_columns(self, metadata: Metadata, where: str) -> None:
+        """Raise SchemaError if the columns have changed since the source was made."""
+        self._check_supported(metadata, self.schema.names, where)
+        names = [field["name"] for field in metadata.fields]
+        found = table_columns(metadata.schema_string, self.schema.names)
+        for field in self.schema:
+            if field.name not in names:
+                raise SchemaError(
+                    f"{where}: column {field.name!r} was dropped; start again to read the table without it"
+                )
+            if found.field(field.name).type != field.type:
+                raise SchemaError(
+                    f"{where}: column {field.name!r} was {field.type} and is now {found.field(field.name).type}; start "
+                    "again to read it as it is now"
+                )
+        new = [name for name in names if name not in self.schema.names]
+        if new and self._columns is None:
+            raise self._added(new[0], where)
+
+    def _check_supported(self, metadata: Metadata, names: Sequence[str], where: str) -> None:
+        unsupported = unsupported_in(metadata, frozenset(names))
+        if unsupported is not None:
+            raise ConfigError(f"{where}: the table has {unsupported}, which this source cannot read")
+
+    def _chosen(self, table: DeltaTable) -> pa.Schema:
+        """Return the columns to read. Raises SchemaError or ConfigError if the table does not have them, or they cannot be
+        read.
+        """
+        metadata = metadata_of(table)
+        chosen = self._columns_to_read([field["name"] for field in metadata.fields])
+        self._check_supported(metadata, chosen, self._where)
+        found = table_columns(metadata.schema_string, chosen)
+        for name in metadata.partition_columns:
+            if name in chosen and pa.types.is_large_binary(found.field(name).type):
+                raise SchemaError(
+                    f"{self._where}: partition column {name!r} is binary, which cannot be read; leave it out"
+                )
+        return found
+
+    def _first_version(self, table: DeltaTable) -> int:
+        """Return the first version to read, which may not exist yet."""
+        newest = table.version()
+        if isinstance(self._start, datetime):
+            return self._version_at(self._start, table)
+        first = newest + 1 if self._start == "latest" else int(self._start or 0)
+        if first > newest + 1:
+            raise ConfigError(f"{self._where}: start={first}, and the newest version is {newest}")
+        return first
+
+    def _version_at(self, start: datetime, table: DeltaTable) -> int:
+        start_ms = start.timestamp() * 1000
+        commits = sorted((int(each["version"]), int(each.get("timestamp", 0))) for each in table.history())
+        if commits and commits[0][0] > 0 and commits[0][1] >= start_ms:
+            raise ConfigError(
+                f"{self._where}: start={start.isoformat()}, and the table's log begins later, with version {commits[0][0]}; "
+                "read from that version on, or the whole table without start="
+            )
+        return next((version for version, at_ms in commits if at_ms >= start_ms), table.version() + 1)
+
+    def _opened(self) -> DeltaTable:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        try:
+            return DeltaTable(self._uri, storage_options=self._storage_options)
+        except TableNotFoundError as error:
+            raise ConfigError(f"{self._where}: there is no Delta table") from error
+        except (DeltaError, OSError) as error:
+            raise StorageError(f"{self._where}: cannot be read: {error}") from error
+
+    # ---- on the subtasks ----
+
+    def open_split(self, split: Split) -> SplitReader:
+        file = decoded(split.payload, TableFile, "DeltaSource")
+        _, path = self._located(file)
+        deleted = unpacked(file.deleted, path) if file.deleted else None
+        return open_table_file(self.filesystem, path, file, self.schema, split.offset, deleted=deleted)
+
+    def _located(self, file: TableFile) -> tuple[pyarrow.fs.FileSystem, str]:
+        if "://" in file.path or file.path.startswith("/"):
+            raise ConfigError(
+                f"{self._where}: its file {file.path} belongs to another table, of which this one is a shallow clone; such "
+                "tables cannot be read"
+            )
+        return self.filesystem, below(self.filesystem, self.directory, file.path)

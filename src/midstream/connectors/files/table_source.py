@@ -1,0 +1,169 @@
+"""A lakehouse table as a source: its rows as they are, then what is added to it, version by version.
+
+A version (of Iceberg: a snapshot) is a discovery; a data file, or some of its row groups, is a split. The position is
+the newest version that was read. What came after it is in the table's own metadata, so a discovery can be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+
+from midstream.connectors.files.file_formats import WantedColumns
+from midstream.connectors.files.file_source import row_group_runs
+from midstream.connectors.files.parquet import parquet_row_groups
+from midstream.connectors.files.table_files import TableFile
+from midstream.engine.core.batches import canonical_schema
+from midstream.engine.core.config import Duration, interval_s
+from midstream.engine.core.errors import ConfigError, DataError, SchemaError
+from midstream.engine.core.schemas import check_schema
+from midstream.engine.operators.source_api import (
+    Discovery,
+    DiscoveryContext,
+    Source,
+    Split,
+    check_rate,
+    decoded,
+    rows_text,
+)
+
+TableStart: TypeAlias = Literal["latest"] | int | datetime
+OnChange: TypeAlias = Literal["fail", "skip"]
+
+_log = logging.getLogger(__name__)
+_LARGE_FILE_BYTES: Final = 32 * 2**20
+"""Files from this size on are several splits, for which their footers are read."""
+_FOOTERS_AT_ONCE: Final = 16
+_FILES_PER_DISCOVERY: Final = 10_000
+"""No further version is read once those read together have added so many files."""
+
+
+class TableSource(Source):
+    """What sources of lakehouse tables share."""
+
+    splits_end = True
+
+    def __init__(
+        self,
+        where: str,
+        *,
+        columns: Sequence[str] | None,
+        watch: bool,
+        start: TableStart | None,
+        on_change: OnChange,
+        interval: Duration,
+        rows_per_s: float | None,
+    ) -> None:
+        name = where.partition(" ")[0]
+        check_rate(rows_per_s, name)
+        _check_start(start, watch, name)
+        if on_change not in ("fail", "skip"):
+            raise ConfigError(f"{name}: on_change={on_change!r} is neither 'fail' nor 'skip'")
+        if isinstance(columns, str):
+            raise ConfigError(f"{name}: columns={columns!r} is a string; give a list: [{columns!r}]")
+        self.bounded = not watch
+        self.discovery_interval_s = interval_s(interval, "interval")
+        self.rows_per_s = rows_per_s
+        self._start = start
+        self._skips_changes = on_change == "skip"
+        self._columns = None if columns is None else tuple(columns)
+        self._where = where
+
+    # ---- for subclasses ----
+
+    @abstractmethod
+    def _begin(self) -> tuple[Sequence[TableFile], bytes]:
+        """Return the files that a new job reads first, and the position after them: with `start`, none."""
+
+    @abstractmethod
+    def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
+        """Yield the files that each later version added, and the position after it.
+
+        Raises ConfigError, SchemaError or DataError if this source cannot continue after a version.
+        """
+
+    @abstractmethod
+    def _located(self, file: TableFile) -> tuple[pyarrow.fs.FileSystem, str]:
+        """Return the filesystem of a file, and its path there."""
+
+    def _columns_to_read(self, names: Sequence[str]) -> list[str]:
+        """Return the names of the columns to read, of a table with these. Raises SchemaError for one that it lacks."""
+        for name in self._columns or ():
+            if name not in names:
+                raise SchemaError(f"{self._where}: column {name!r} does not exist; the table has {', '.join(names)}")
+        return list(names if self._columns is None else self._columns)
+
+    def _set_schema(self, columns: pa.Schema) -> None:
+        check_schema(columns, self._where)
+        self.schema = canonical_schema(columns)
+
+    def _skipped(self, where: str) -> None:
+        """Handle a version that deletes or changes rows. Raises DataError unless such versions are skipped."""
+        if not self._skips_changes:
+            raise DataError(
+                f"{where} deletes or changes rows, which may have been read; to ignore all that such versions do, read with "
+                "on_change='skip'"
+            )
+        _log.warning("%s deletes or changes rows: skipped", where)
+
+    def _added(self, name: str, where: str) -> SchemaError:
+        """Return the error of a column that the table had not when the source was made."""
+        return SchemaError(
+            f"{where}: column {name!r} was added; start again to read it, or give columns= with those to read, and others "
+            "are ignored"
+        )
+
+    # ---- on the driver ----
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        if position is not None and self.bounded:
+            return Discovery((), position, exhausted=True)
+        began, known = self._begin() if position is None else ((), position)
+        files = [*began]
+        for added, after in self._after(known) if self._start is not None or position is not None else ():
+            files += added
+            known = after
+            if len(files) >= _FILES_PER_DISCOVERY and not self.bounded:
+                break
+        return Discovery(tuple(self._splits(files)), known, exhausted=self.bounded)
+
+    def _splits(self, files: Sequence[TableFile]) -> Iterator[Split]:
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "footers") as pool:
+            for parts in pool.map(self._parts, files):
+                for index, part in enumerate(parts):
+                    split_id = f"{part.since}:{part.first:06d}:{part.path}"
+                    yield Split(split_id, msgspec.msgpack.encode(part), follows=index > 0)
+
+    def _parts(self, file: TableFile) -> list[TableFile]:
+        if file.size < _LARGE_FILE_BYTES or file.deleted or file.deletes:
+            return [file]
+        nothing = WantedColumns(pa.schema([]), declared=True, may_lack_all=True)
+        runs = row_group_runs(parquet_row_groups(*self._located(file), nothing))
+        return [msgspec.structs.replace(file, first=run.start, last=run.stop) for run in runs]
+
+    # ---- on the subtasks ----
+
+    def place(self, split: Split, first: int, last: int) -> str:
+        file = decoded(split.payload, TableFile, type(self).__name__)
+        since = f" from row group {file.first} on" if file.first else ""
+        which = rows_text(split.offset + first, split.offset + last)
+        return f"{self._where}: {file.path} (version {file.since}), {which}{since}, counted from 0"
+
+
+def _check_start(start: object, watch: bool, where: str) -> None:
+    is_version = isinstance(start, int) and not isinstance(start, bool) and start >= 0
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise ConfigError(f"{where}: start={start} has no time zone; give one, for example datetime(…, tzinfo=UTC)")
+    elif not (start is None or start == "latest" or is_version):
+        raise ConfigError(f"{where}: start={start!r} is no version, 'latest', datetime or None")
+    if start == "latest" and not watch:
+        raise ConfigError(f"{where}: start='latest' reads what is added from now on, for which watch=True is needed")

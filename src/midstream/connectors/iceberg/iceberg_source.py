@@ -1,0 +1,335 @@
+"""An Iceberg table as a source. Its metadata says which files each snapshot added, and is trusted as the data is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+
+from midstream.connectors.common.optional_packages import require
+from midstream.connectors.files.table_files import TableFile, open_table_file
+from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
+from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, checked_catalog, checked_identifier
+from midstream.connectors.iceberg.iceberg_commits import catalog_errors, data_entries
+from midstream.connectors.iceberg.iceberg_files import (
+    deleted_rows,
+    id_of,
+    parquet_schema_of,
+    partition_constants,
+    stored_columns,
+)
+from midstream.connectors.iceberg.iceberg_tables import FORMAT_VERSION_MAX, columns_of
+from midstream.engine.core.config import Duration
+from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError
+from midstream.engine.operators.source_api import Split, SplitReader, decoded
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile, ManifestEntry
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.name_mapping import MappedField
+    from pyiceberg.table.snapshots import Snapshot
+
+_OF_STORAGE: Final = ("s3.", "gcs.", "adls.", "hdfs.", "hf.", "oss.", "client.")
+"""How the names of properties begin with which storage is read; slots get no others, such as passwords of the catalog."""
+
+
+class _IcebergPosition(msgspec.Struct, frozen=True, array_like=True):
+    table_uuid: str
+    snapshot_id: int | None
+    """The newest snapshot that was read; None: the table had none."""
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What a slot needs of the table to read its files."""
+
+    properties: Mapping[str, str]
+    """Those of the storage, for pyiceberg's FileIO."""
+    filesystem: pyarrow.fs.FileSystem | None
+    columns: pa.Schema
+    """The columns to read, with the ids of fields."""
+    mapping: str | None
+    """The table's name mapping, as JSON."""
+
+    @property
+    def ids(self) -> dict[int, str]:
+        """The names of the columns to read, by the ids of their fields."""
+        return {found: field.name for field in self.columns if (found := id_of(field)) is not None}
+
+    def mapped(self) -> list[MappedField]:
+        from pyiceberg.table.name_mapping import NameMapping
+
+        return [] if self.mapping is None else NameMapping.model_validate_json(self.mapping).root
+
+    @cached_property
+    def _io(self) -> Any:
+        from pyiceberg.io.pyarrow import PyArrowFileIO
+
+        return PyArrowFileIO(dict(self.properties))
+
+    def located(self, location: str) -> tuple[pyarrow.fs.FileSystem, str]:
+        scheme, host, path = self._io.parse_location(location, self._io.properties)
+        if self.filesystem is not None:
+            return self.filesystem, path
+        with catalog_errors(f"{location} cannot be read"):
+            return self._io.fs_by_scheme(scheme, host), path
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_io"}
+
+
+class IcebergSource(TableSource):
+    """Reads an Iceberg table: its rows, and with `watch` those that later snapshots add.
+
+    A snapshot that only rearranges rows (compaction) adds none. Rows that position delete files name are left out.
+
+    `table`: its identifier in the catalog, such as "lake.orders".
+    `catalog`: the name of a catalog that pyiceberg is configured with, or its properties (`{"type": "rest", "uri": …}`),
+    or a pyiceberg Catalog. Only the driver uses it.
+    `columns`: the columns to read, by default all; those that are added to the table later are then ignored. Without
+    `columns` such a column ends the job, and is read by the next start.
+    `watch`: never end, and read new snapshots.
+    `start`: where a new job begins: None (the table as it is), the id of a snapshot, "latest" (what is added from now
+    on), or a datetime with a zone (what was added from then on).
+    `on_change`: of snapshots that delete or update rows: "fail", or "skip" to ignore all that such a snapshot does, also
+    the rows that it adds.
+    `interval`: how often the source checks for new snapshots.
+    `filesystem`: the pyarrow filesystem that files are read with, by default that of their location with the catalog's
+    credentials.
+    `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+
+    Raises ConfigError if there is no such table, or if it uses a feature that cannot be read, SchemaError for columns
+    that do not exist, StorageError if catalog or table cannot be reached.
+
+        env.source(IcebergSource("lake.orders", catalog="prod", watch=True)).uid("orders")
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        catalog: str | Mapping[str, str] | Catalog,
+        columns: Sequence[str] | None = None,
+        watch: bool = False,
+        start: TableStart | None = None,
+        on_change: OnChange = "fail",
+        interval: Duration = "1 s",
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        rows_per_s: float | None = None,
+    ) -> None:
+        require("pyiceberg", "iceberg", "IcebergSource")
+        identifier = checked_identifier(table, "IcebergSource")
+        super().__init__(
+            f"IcebergSource of {table}",
+            columns=columns,
+            watch=watch,
+            start=start,
+            on_change=on_change,
+            interval=interval,
+            rows_per_s=rows_per_s,
+        )
+        checked = checked_catalog(catalog, "IcebergSource")
+        self._table: CatalogTable | None = CatalogTable(checked, identifier, filesystem, self._where)
+        """None on the slots."""
+        opened = self._opened()
+        found = columns_of(opened.schema())
+        chosen = self._columns_to_read(found.names)
+        self._set_schema(pa.schema([found.field(name) for name in chosen]))
+        self._files = self._files_of(opened, chosen, filesystem)
+        if start is not None:
+            self._before_start(opened.metadata)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_table": None}
+
+    def _files_of(self, table: Table, chosen: Sequence[str], filesystem: pyarrow.fs.FileSystem | None) -> _Files:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        with_ids = schema_to_pyarrow(table.schema())
+        mapping = table.metadata.name_mapping()
+        return _Files(
+            {name: value for name, value in table.io.properties.items() if name.startswith(_OF_STORAGE)},
+            filesystem,
+            pa.schema([with_ids.field(name) for name in chosen]),
+            None if mapping is None else mapping.model_dump_json(),
+        )
+
+    # ---- on the driver ----
+
+    def _begin(self) -> tuple[Sequence[TableFile], bytes]:
+        table = self._opened()
+        self._check_columns(table)
+        metadata, uuid = table.metadata, str(table.metadata.table_uuid)
+        if self._start is not None:
+            return (), msgspec.msgpack.encode(_IcebergPosition(uuid, self._before_start(metadata)))
+        newest = metadata.current_snapshot()
+        if newest is None:
+            return (), msgspec.msgpack.encode(_IcebergPosition(uuid, None))
+        with catalog_errors(f"{self._where}: the files of snapshot {newest.snapshot_id} cannot be listed"):
+            files = self._snapshot(table, newest)
+        return files, msgspec.msgpack.encode(_IcebergPosition(uuid, newest.snapshot_id))
+
+    def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
+        known = decoded(position, _IcebergPosition, "IcebergSource")
+        table = self._opened()
+        if str(table.metadata.table_uuid) != known.table_uuid:
+            raise ConfigError(
+                f"{self._where}: the table was dropped and made again; to read it from the beginning, start with --fresh"
+            )
+        later = self._later(table.metadata, known.snapshot_id)
+        if later:
+            self._check_columns(table)
+        for snapshot in later:
+            with catalog_errors(f"{self._where}: the files of snapshot {snapshot.snapshot_id} cannot be listed"):
+                added = self._added_by(table, snapshot)
+            yield added, msgspec.msgpack.encode(_IcebergPosition(known.table_uuid, snapshot.snapshot_id))
+
+    def _later(self, metadata: TableMetadata, known: int | None) -> list[Snapshot]:
+        """Return the snapshots after this one, the oldest first. Raises ConfigError if they cannot be known any more."""
+        found: list[Snapshot] = []
+        snapshot = metadata.current_snapshot()
+        while snapshot is not None and snapshot.snapshot_id != known:
+            found.append(snapshot)
+            parent_id = snapshot.parent_snapshot_id
+            snapshot = None if parent_id is None else metadata.snapshot_by_id(parent_id)
+            if snapshot is None and parent_id is not None and parent_id != known:
+                raise ConfigError(
+                    f"{self._where}: snapshot {known} was read, and snapshot {parent_id}, which came after it, has expired. "
+                    "Keep snapshots for longer than a job may be behind; to read the table as it is now, start with --fresh"
+                )
+        if snapshot is None and known is not None and not (found and found[-1].parent_snapshot_id == known):
+            raise ConfigError(
+                f"{self._where}: snapshot {known} was read, and is not one from which the table as it is now was made: it "
+                "was rolled back or replaced; to read it from the beginning, start with --fresh"
+            )
+        return found[::-1]
+
+    def _added_by(self, table: Table, snapshot: Snapshot) -> list[TableFile]:
+        from pyiceberg.manifest import ManifestEntryStatus
+        from pyiceberg.table.snapshots import Operation
+
+        operation = None if snapshot.summary is None else snapshot.summary.operation
+        if operation == Operation.REPLACE:
+            return []
+        if operation != Operation.APPEND:
+            name = "of an unknown kind" if operation is None else operation.value
+            self._skipped(f"{self._where}: snapshot {snapshot.snapshot_id} ({name})")
+            return []
+        added: list[ManifestEntry] = []
+        for manifest in snapshot.manifests(table.io):
+            if manifest.added_snapshot_id == snapshot.snapshot_id:
+                entries = data_entries(table, manifest)
+                added += [entry for entry in entries if entry.status == ManifestEntryStatus.ADDED]
+        return [self._file(table, entry.data_file, snapshot.snapshot_id) for entry in added]
+
+    def _snapshot(self, table: Table, snapshot: Snapshot) -> list[TableFile]:
+        """Return the table's files, the oldest first."""
+        from pyiceberg.manifest import ManifestContent
+
+        entries: list[ManifestEntry] = []
+        has_deletes = False
+        for manifest in snapshot.manifests(table.io):
+            has_deletes |= manifest.content == ManifestContent.DELETES
+            entries += data_entries(table, manifest)
+        entries.sort(key=lambda entry: (entry.sequence_number or 0, entry.data_file.file_path))
+        deletes = self._deletes(table, snapshot) if has_deletes else {}
+        return [
+            self._file(table, entry.data_file, snapshot.snapshot_id, deletes.get(entry.data_file.file_path, ()))
+            for entry in entries
+        ]
+
+    def _deletes(self, table: Table, snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
+        """Return the position delete files of each data file."""
+        try:
+            tasks = list(table.scan(snapshot_id=snapshot.snapshot_id).plan_files())
+        except ValueError as error:
+            raise ConfigError(
+                f"{self._where}: the table has deletes that pyiceberg cannot read ({error}); compact the table with the "
+                "engine that wrote them"
+            ) from error
+        return {task.file.file_path: tuple(sorted(each.file_path for each in task.delete_files)) for task in tasks}
+
+    def _file(self, table: Table, file: DataFile, since: int, deletes: Sequence[str] = ()) -> TableFile:
+        from pyiceberg.manifest import FileFormat
+
+        if file.file_format != FileFormat.PARQUET:
+            raise ConfigError(f"{self._where}: {file.file_path} is {file.file_format.value}; only Parquet can be read")
+        columns = {field_id: self.schema.field(name) for field_id, name in self._files.ids.items()}
+        constants = partition_constants(file, table.specs()[file.spec_id], columns)
+        return TableFile(file.file_path, file.file_size_in_bytes, since, constants, deletes=tuple(deletes))
+
+    def _before_start(self, metadata: TableMetadata) -> int | None:
+        """Return the snapshot before the first one to read; None if there is none."""
+        newest = metadata.current_snapshot()
+        newest_id = None if newest is None else newest.snapshot_id
+        if self._start == "latest":
+            return newest_id
+        line: list[Snapshot] = []
+        while newest is not None:
+            line.append(newest)
+            parent_id = newest.parent_snapshot_id
+            newest = None if parent_id is None else metadata.snapshot_by_id(parent_id)
+        if isinstance(self._start, datetime):
+            start_ms = self._start.timestamp() * 1000
+            since = [snapshot for snapshot in line if snapshot.timestamp_ms >= start_ms]
+            if since and since[-1] is line[-1] and line[-1].parent_snapshot_id is not None:
+                raise ConfigError(
+                    f"{self._where}: start={self._start.isoformat()}, and the oldest snapshot that has not expired is newer: "
+                    f"{line[-1].snapshot_id}; start with that one, or read the whole table without start="
+                )
+            return since[-1].parent_snapshot_id if since else newest_id
+        for snapshot in line:
+            if snapshot.snapshot_id == self._start:
+                return snapshot.parent_snapshot_id
+        raise ConfigError(
+            f"{self._where}: start={self._start} is no snapshot of the table as it is now; these are "
+            f"{', '.join(str(snapshot.snapshot_id) for snapshot in line[:5]) or 'none'}{', …' if line[5:] else ''}"
+        )
+
+    def _check_columns(self, table: Table) -> None:
+        """Raise SchemaError if the columns have changed since the source was made. They may have been renamed."""
+        schema, where = table.schema(), f"{self._where}: schema {table.schema().schema_id}"
+        now = {field.field_id: found for field, found in zip(schema.fields, columns_of(schema), strict=True)}
+        for field_id, name in self._files.ids.items():
+            kind = self.schema.field(name).type
+            if field_id not in now:
+                raise SchemaError(f"{where}: column {name!r} was dropped; start again to read the table without it")
+            if now[field_id].type != kind:
+                raise SchemaError(
+                    f"{where}: column {name!r} was {kind} and is now {now[field_id].type}; start again to read it as it is now"
+                )
+        new = [field.name for field_id, field in now.items() if field_id not in self._files.ids]
+        if new and self._columns is None:
+            raise self._added(new[0], where)
+
+    def _opened(self) -> Table:
+        if self._table is None:
+            raise InvariantError(f"{self._where}: is read on a slot, and only the driver has the catalog")
+        table = self._table.opened()
+        if table.metadata.format_version > FORMAT_VERSION_MAX:
+            raise ConfigError(
+                f"{self._where}: the table has format version {table.metadata.format_version}, and up to "
+                f"{FORMAT_VERSION_MAX} can be read"
+            )
+        return table
+
+    # ---- on the subtasks ----
+
+    def open_split(self, split: Split) -> SplitReader:
+        file = decoded(split.payload, TableFile, "IcebergSource")
+        filesystem, path = self._located(file)
+        stored = stored_columns(parquet_schema_of(filesystem, path), self._files.columns, self._files.mapped(), path)
+        deletes = [self._files.located(each)[1] for each in file.deletes]
+        deleted = deleted_rows(filesystem, deletes, file.path)
+        return open_table_file(filesystem, path, file, self.schema, split.offset, stored=stored, deleted=deleted)
+
+    def _located(self, file: TableFile) -> tuple[pyarrow.fs.FileSystem, str]:
+        return self._files.located(file.path)
