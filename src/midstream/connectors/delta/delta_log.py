@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 import pyarrow.fs
+import xxhash
 
 from midstream.connectors.common.filesystem import file_info
 from midstream.connectors.files.table_files import TableFile
@@ -92,6 +93,20 @@ class TableVersion(msgspec.Struct, frozen=True):
     removes_rows: bool
     metadata: Metadata | None
     protocol: Protocol | None
+
+
+def digest_of(filesystem: pyarrow.fs.FileSystem, directory: str, version: int) -> int | None:
+    """Return a number that tells a version from one with the same number of another table; None if the log no longer has
+    it.
+    """
+    path = log_path(directory, version)
+    if file_info(filesystem, path).type != pyarrow.fs.FileType.File:
+        return None
+    try:
+        with filesystem.open_input_stream(path) as stream:
+            return xxhash.xxh3_64_intdigest(stream.read())
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from error
 
 
 def log_path(directory: str, version: int) -> str:

@@ -17,6 +17,7 @@ from midstream.connectors.delta.delta_log import (
     Metadata,
     TableVersion,
     constants_of,
+    digest_of,
     has_version,
     metadata_of,
     read_version,
@@ -40,6 +41,8 @@ _REPLACED: Final = "the table was replaced by another one; to read that from the
 class _DeltaPosition(msgspec.Struct, frozen=True, array_like=True):
     table_id: str
     version: int
+    digest: int | None
+    """That of the version, see `digest_of`."""
 
 
 class DeltaSource(TableSource):
@@ -114,17 +117,34 @@ class DeltaSource(TableSource):
         newest, table_id = opened.version(), str(opened.metadata().id)
         if newest > self._made_at:
             self._check_columns(metadata_of(opened), f"{self._where}: version {newest}")
-        if self._start is None:
-            return [*self._snapshot(opened)], msgspec.msgpack.encode(_DeltaPosition(table_id, newest))
-        return (), msgspec.msgpack.encode(_DeltaPosition(table_id, self._first_version(opened) - 1))
+        files = [*self._snapshot(opened)] if self._start is None else []
+        read = newest if self._start is None else self._first_version(opened) - 1
+        return files, self._position(table_id, read)
 
     def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
         known = decoded(position, _DeltaPosition, "DeltaSource")
-        while has_version(self.filesystem, self.directory, known.version, self._where):
-            version = read_version(self.filesystem, self.directory, known.version + 1)
+        number = known.version
+        while has_version(self.filesystem, self.directory, number, self._where):
+            if number == known.version:
+                self._check_same(known)
+            version = read_version(self.filesystem, self.directory, number + 1)
             added = self._added_by(version, known.table_id)
-            known = _DeltaPosition(known.table_id, version.number)
-            yield added, msgspec.msgpack.encode(known)
+            number = version.number
+            yield added, self._position(known.table_id, number)
+
+    def _position(self, table_id: str, version: int) -> bytes:
+        digest = digest_of(self.filesystem, self.directory, version) if version >= 0 else None
+        return msgspec.msgpack.encode(_DeltaPosition(table_id, version, digest))
+
+    def _check_same(self, known: _DeltaPosition) -> None:
+        """Raise ConfigError if the table was replaced by another one since a version of it was read."""
+        digest = digest_of(self.filesystem, self.directory, known.version) if known.version >= 0 else None
+        if digest is None or known.digest is None:
+            is_same = str(self._opened().metadata().id) == known.table_id
+        else:
+            is_same = digest == known.digest
+        if not is_same:
+            raise ConfigError(f"{self._where}: version {known.version} was read, and {_REPLACED}")
 
     def _snapshot(self, table: DeltaTable) -> Iterator[TableFile]:
         """Yield the table's files, the oldest first."""

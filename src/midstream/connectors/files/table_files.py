@@ -7,7 +7,7 @@ of its rows. Its rows may have been deleted by a list of their positions. It nev
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -95,25 +95,29 @@ def open_table_file(
     schema: pa.Schema,
     offset_rows: int,
     *,
-    stored: Mapping[str, pa.Field[Any]] | None = None,
+    stored: Callable[[], Mapping[str, pa.Field[Any]]] | None = None,
     deleted: np.ndarray[Any, Any] | None = None,
 ) -> SplitReader:
     """Open a reader of a file's rows that are still part of the table, from the `offset_rows`th of these on.
 
-    `path`: where the file is in `filesystem`. `schema`: the columns to read. `stored`: those that the file has, under
-    the names that they have there; by default all that are not constant. `deleted`: whether each row of the file was
+    `path`: where the file is in `filesystem`. `schema`: the columns to read. `stored`: returns those that the file has,
+    under the names that they have there; by default all that are not constant. `deleted`: whether each row of the file was
     deleted; only for a split of the whole file.
     """
+    check = partial(_check_unchanged, filesystem, path, file)
+    check()
     if stored is None:
-        stored = {field.name: field for field in schema if field.name not in file.constants}
+        columns: Mapping[str, pa.Field[Any]] = {
+            field.name: field for field in schema if field.name not in file.constants
+        }
+    else:
+        columns = stored()
     constants = {
         field.name: constant_of(file.constants.get(field.name), field.type, path)
         for field in schema
-        if field.name not in stored
+        if field.name not in columns
     }
-    wanted = WantedColumns(pa.schema(list(stored.values())), declared=True, may_lack_all=True)
-    check = partial(_check_unchanged, filesystem, path, file)
-    check()
+    wanted = WantedColumns(pa.schema(list(columns.values())), declared=True, may_lack_all=True)
     last = file.last if file.last >= 0 else None
     with ExitStack() as stack:
         skipped = offset_rows if deleted is None else 0
@@ -122,7 +126,7 @@ def open_table_file(
     if deleted is not None:
         batches, skip_rows = _kept(batches, deleted), offset_rows
     if not wanted.schema.equals(schema):
-        batches = _as_in_table(batches, schema, stored, constants)
+        batches = _as_in_table(batches, schema, columns, constants)
     return BatchCursor(batches, where=path, offset_rows=offset_rows, skip_rows=skip_rows, on_close=close)
 
 

@@ -193,24 +193,26 @@ class IcebergSource(TableSource):
             yield added, msgspec.msgpack.encode(_IcebergPosition(known.table_uuid, snapshot.snapshot_id))
 
     def _later(self, metadata: TableMetadata, known: int | None) -> list[Snapshot]:
-        """Return the snapshots after this one, the oldest first. Raises ConfigError if they cannot be known any more."""
+        """Return the snapshots after this one, the oldest first. Raises ConfigError if they are no longer known."""
         found: list[Snapshot] = []
-        snapshot = metadata.current_snapshot()
-        while snapshot is not None and snapshot.snapshot_id != known:
+        next_id = metadata.current_snapshot_id
+        while next_id is not None and next_id != known:
+            snapshot = metadata.snapshot_by_id(next_id)
+            if snapshot is None:
+                break
             found.append(snapshot)
-            parent_id = snapshot.parent_snapshot_id
-            snapshot = None if parent_id is None else metadata.snapshot_by_id(parent_id)
-            if snapshot is None and parent_id is not None and parent_id != known:
-                raise ConfigError(
-                    f"{self._where}: snapshot {known} was read, and snapshot {parent_id}, which came after it, has expired. "
-                    "Keep snapshots for longer than a job may be behind; to read the table as it is now, start with --fresh"
-                )
-        if snapshot is None and known is not None and not (found and found[-1].parent_snapshot_id == known):
+            next_id = snapshot.parent_snapshot_id
+        if next_id == known:
+            return found[::-1]
+        if known is not None and metadata.snapshot_by_id(known) is not None:
             raise ConfigError(
-                f"{self._where}: snapshot {known} was read, and is not one from which the table as it is now was made: it "
-                "was rolled back or replaced; to read it from the beginning, start with --fresh"
+                f"{self._where}: snapshot {known} was read, and the table was rolled back to an older one since; to read it "
+                "from the beginning, start with --fresh"
             )
-        return found[::-1]
+        raise ConfigError(
+            f"{self._where}: {'nothing' if known is None else f'snapshot {known}'} was read, and what came next has expired. "
+            "Keep snapshots for longer than a job may be behind; to read the table as it is now, start with --fresh"
+        )
 
     def _added_by(self, table: Table, snapshot: Snapshot) -> list[TableFile]:
         from pyiceberg.manifest import ManifestEntryStatus
@@ -326,7 +328,10 @@ class IcebergSource(TableSource):
     def open_split(self, split: Split) -> SplitReader:
         file = decoded(split.payload, TableFile, "IcebergSource")
         filesystem, path = self._located(file)
-        stored = stored_columns(parquet_schema_of(filesystem, path), self._files.columns, self._files.mapped(), path)
+
+        def stored() -> dict[str, pa.Field[Any]]:
+            return stored_columns(parquet_schema_of(filesystem, path), self._files.columns, self._files.mapped(), path)
+
         deletes = [self._files.located(each)[1] for each in file.deletes]
         deleted = deleted_rows(filesystem, deletes, file.path)
         return open_table_file(filesystem, path, file, self.schema, split.offset, stored=stored, deleted=deleted)
