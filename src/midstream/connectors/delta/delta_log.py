@@ -69,7 +69,7 @@ class _CommitInfo(msgspec.Struct, rename="camel"):
     operation: str | None = None
 
 
-class _Action(msgspec.Struct):
+class _LogAction(msgspec.Struct):
     add: _Add | None = None
     remove: _Remove | None = None
     metaData: Metadata | None = None
@@ -77,7 +77,7 @@ class _Action(msgspec.Struct):
     commitInfo: _CommitInfo | None = None
 
 
-_decode_action = msgspec.json.Decoder(_Action).decode
+_decode_action = msgspec.json.Decoder(_LogAction).decode
 
 
 class TableVersion(msgspec.Struct, frozen=True):

@@ -48,7 +48,7 @@ class _IcebergPosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True)
-class _Files:
+class _TableAccess:
     """What a slot needs of the table to read its files."""
 
     properties: Mapping[str, str]
@@ -150,12 +150,12 @@ class IcebergSource(TableSource):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_table": None}
 
-    def _files_of(self, table: Table, chosen: Sequence[str], filesystem: pyarrow.fs.FileSystem | None) -> _Files:
+    def _files_of(self, table: Table, chosen: Sequence[str], filesystem: pyarrow.fs.FileSystem | None) -> _TableAccess:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         with_ids = schema_to_pyarrow(table.schema())
         mapping = table.metadata.name_mapping()
-        return _Files(
+        return _TableAccess(
             {name: value for name, value in table.io.properties.items() if name.startswith(_OF_STORAGE)},
             filesystem,
             pa.schema([with_ids.field(name) for name in chosen]),
