@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from midstream.connectors.common.hybrid_source import HybridSource as HybridSource
     from midstream.connectors.delta.delta_sink import DeltaSink as DeltaSink
     from midstream.connectors.delta.delta_source import DeltaSource as DeltaSource
     from midstream.connectors.files.file_sink import FileSink as FileSink
@@ -35,6 +36,7 @@ _MODULE_OF = {
     "FileSink": "files.file_sink",
     "FileSource": "files.file_source",
     "GeneratorSource": "memory.generator_source",
+    "HybridSource": "common.hybrid_source",
     "IcebergSink": "iceberg.iceberg_sink",
     "IcebergSource": "iceberg.iceberg_source",
     "KafkaSink": "kafka.kafka_sink",
