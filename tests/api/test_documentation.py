@@ -32,7 +32,7 @@ EXAMPLES = {
         "Aggregates of your own",
         "Look into the state, and set it right",
     ],
-    "sources.md": ["Sources", "A source of your own"],
+    "sources.md": ["Sources", "Tables", "A source of your own"],
     "sinks.md": ["Sinks", "Delta", "Iceberg", "A sink of your own"],
 }
 """The headings of each page's blocks."""

@@ -351,8 +351,8 @@ class Environment(Hinted):
         Returns a stream of the table's rows. Raises ConfigError if there is no such table, or if it cannot be read,
         SchemaError for columns that do not exist, StorageError if it cannot be reached.
 
-            >>> pl.DataFrame({"n": [1, 2]}).write_delta("numbers")
-            >>> env.read_delta("numbers").preview().rows
+            >>> pl.DataFrame({"n": [1, 2]}).write_delta("sizes")
+            >>> env.read_delta("sizes").preview().rows
             [{'n': 1}, {'n': 2}]
         """
         from midstream.connectors.delta.delta_source import DeltaSource

@@ -68,8 +68,8 @@ class DeltaSource(TableSource):
     that do not exist, StorageError if it cannot be read.
 
         >>> from midstream.connectors import DeltaSource
-        >>> pl.DataFrame({"n": [1, 2]}).write_delta("numbers")
-        >>> DeltaSource("numbers").schema.names
+        >>> pl.DataFrame({"n": [1, 2]}).write_delta("counts")
+        >>> DeltaSource("counts").schema.names
         ['n']
     """
 
