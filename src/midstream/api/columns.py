@@ -24,6 +24,7 @@ Literal: TypeAlias = "str | bool | int | float | bytes | Decimal | date | time |
 
 _EXAMPLES: Final = {
     "filter": "write for example filter(pl.col('x') > 0) or filter(lambda row: …)",
+    "expect": "write for example expect(pl.col('x') >= 0)",
     "select": "write for example pl.col('x'), and select(name=1) for a constant",
     "with_columns": "write for example pl.col('x'), and with_columns(name=1) for a constant",
     "drop": "give the names of columns",
@@ -68,14 +69,7 @@ def all_of(schema: pa.Schema, predicates: Iterable[Columns], equal: Mapping[str,
 
     Raises JobError for a predicate that is not an expression or the name of a column, and if there is none.
     """
-    found = []
-    for one in _flat("filter", predicates):
-        if isinstance(one, str) and one not in schema.names:
-            raise JobError(
-                f"filter: {one!r} is not a column ({columns_text(schema)}); a condition is a polars expression, such as "
-                f"pl.col('x') > 0, also from SQL: pl.sql_expr({one!r})"
-            )
-        found.append(_exactly(one) if isinstance(one, str) else one)
+    found = conditions("filter", schema, predicates)
     for name, value in equal.items():
         require_column(schema, name, "filter", "column", "Name columns of the stream.")
         constant = _constant(value) if isinstance(value, (str, *_LITERALS)) else None
@@ -89,6 +83,19 @@ def all_of(schema: pa.Schema, predicates: Iterable[Columns], equal: Mapping[str,
     for other in others:
         condition = condition & other
     return condition
+
+
+def conditions(method: str, schema: pa.Schema, predicates: Iterable[Columns]) -> list[pl.Expr]:
+    """Return each of these as an expression. Raises JobError for what is neither one nor the name of a column."""
+    found = []
+    for one in _flat(method, predicates):
+        if isinstance(one, str) and one not in schema.names:
+            raise JobError(
+                f"{method}: {one!r} is not a column ({columns_text(schema)}); a condition is a polars expression, such as "
+                f"pl.col('x') > 0, also from SQL: pl.sql_expr({one!r})"
+            )
+        found.append(_exactly(one) if isinstance(one, str) else one)
+    return found
 
 
 def without(schema: pa.Schema, dropped: Iterable[Columns]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from midstream.api.columns import Columns, all_of, computes, expressions, renamed, without
 from midstream.api.columns import Literal as Constant
+from midstream.api.columns import conditions as checked_conditions
 from midstream.api.function_checks import call_limits, check_function, error_policy
 from midstream.api.program import MakeOperator, located
 from midstream.api.stream_core import StreamCore
@@ -20,6 +21,7 @@ from midstream.engine.core.config import Duration
 from midstream.engine.core.errors import JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.operators.async_map import AsyncMapOperator
+from midstream.engine.operators.expectations import ExpectOperator
 from midstream.engine.operators.failed_rows import FailedMax, OnError
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction, ProcessFunction
@@ -96,6 +98,27 @@ class Transformable(Writable):
         [function] = functions
         check_function(function, "filter", "write for example filter(lambda row: row['price'] > 3)")
         return self._then("filter", lambda name: FilterFunctionOperator(name, function, self.schema, policy))
+
+    @located
+    def expect(
+        self, *conditions: Columns, on_error: OnError = "fail", failed_max: FailedMax | None = None
+    ) -> DataStream:
+        """Pass on the rows that meet all conditions; one that does not fails the job, or as `on_error` says.
+
+        `conditions`: boolean polars expressions that compute each row on its own. One that is null is not met.
+        `on_error`, `failed_max`: as for `map`; the error in `side_output(FAILED)` says which condition was not met.
+
+        Returns a stream with the same columns. Raises SchemaError for an expression that names an unknown column or is
+        not boolean, JobError for one that does not compute each row on its own, and if there is none.
+
+            >>> testing.run(orders.expect(pl.col("price") > 3, on_error="drop")).rows
+            [{'user': 'bob', 'price': 5}, {'user': 'ann', 'price': 4}]
+        """
+        policy = error_policy(on_error, failed_max, self.schema, "expect")
+        found = checked_conditions("expect", self.schema, conditions)
+        if not found:
+            raise JobError("expect: name at least one condition, for example expect(pl.col('price') >= 0)")
+        return self._then("expect", lambda name: ExpectOperator(name, found, self.schema, policy))
 
     @located
     def select(self, *columns: Columns, **named: pl.Expr | Constant) -> DataStream:

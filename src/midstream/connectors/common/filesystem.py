@@ -112,7 +112,7 @@ class _Listing:
                 if file.path.lstrip("/").startswith(f"{table.lstrip('/')}/"):
                     raise ConfigError(
                         f"{table}: is a Delta table, whose directory also has files that are no longer, or not yet, part of "
-                        'it; read it with env.read_delta(…)'
+                        "it; read it with env.read_delta(…)"
                     )
         return files
 
