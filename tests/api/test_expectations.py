@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from effort import examples
 from midstream import FAILED, ConfigError, Environment, JobError, SchemaError, testing
 from midstream.api.data_stream import DataStream
+from midstream.engine.core.arrow_types import schema_of
 
-SCHEMA = pa.schema({"n": pa.int64(), "0": pa.large_string()})
+SCHEMA = schema_of([("n", pa.int64()), ("0", pa.large_string())])
 ROWS = st.lists(
     st.fixed_dictionaries({"n": st.none() | st.integers(-3, 3), "0": st.none() | st.sampled_from(["a", "b"])}),
     max_size=15,

@@ -387,14 +387,19 @@ def test_descriptors_that_the_registry_does_not_take_are_an_error_before_the_job
         ("avro", "{}", {"registry": {}}, "has no 'url'"),
         ("avro", "{}", {"registry": {"url": "http://x"}}, "is not an Avro type"),
         ("avro", json.dumps(N), {"registry": {"url": "http://x"}, "csv": CsvOptions()}, "csv= requires format='csv'"),
-        ("json", SCHEMA, {"registry": {"url": "http://x"}}, "registry= requires format='avro' or format='protobuf'"),
+        (
+            "json",
+            SCHEMA,
+            {"registry": {"url": "http://x"}},
+            "registry= requires format='avro', 'protobuf' or 'debezium'",
+        ),
         ("json", SCHEMA, {"message": Order}, "message= requires format='protobuf'"),
-        ("json", json.dumps(N), {}, "schema= as a string is only for format='avro'"),
+        ("json", json.dumps(N), {}, "schema= as a string is only for Avro"),
         ("csv", None, {}, "format='csv' needs schema="),
         ("protobuf", None, {}, "format='protobuf' needs message=, a message class"),
         ("protobuf", SCHEMA, {"message": Order}, "schema= does not apply to format='protobuf'"),
         ("protobuf", None, {"message": Order, "registry": {}}, "has no 'url'"),
-        ("xml", None, {}, "format 'xml' is not one of json, csv, avro, protobuf, bytes, text"),
+        ("xml", None, {}, "format 'xml' is not one of json, csv, avro, protobuf, debezium, bytes, text"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(format, schema, more, message):

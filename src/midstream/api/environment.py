@@ -273,8 +273,9 @@ class Environment(Hinted):
 
         `servers`: one or more `host:port`, as a list or separated by commas.
         `topics`: a name, a list of names, or a compiled pattern that must match the whole name.
-        `format`: "json" or "csv" with a `schema`, "avro" with a `registry`, "protobuf" with a `message`, "bytes" or
-        "text" for one column `value`.
+        `format`: "json", "csv" or "debezium" with a `schema`, "avro" or "debezium" with a `registry`, "protobuf" with
+        a `message`, "bytes" or "text" for one column `value`. Rows of "debezium" have a column `_op`: insert, update or
+        delete.
         `schema`: the columns; for "avro" the text of an Avro schema, by default the newest of the subject
         `<topic>-value`.
         `csv`: how a record of "csv" is written.

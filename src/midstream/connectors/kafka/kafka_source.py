@@ -138,9 +138,11 @@ class KafkaSource(Source):
     `topics`: a name, a list of names, or a compiled pattern that must match the whole name.
     `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a header), "avro"
     (each value with the id of its schema in `registry`, read by the rules of Avro), "protobuf" (the message class
-    `message`, whose fields are the columns; with a `registry` each value begins with the id of its schema), "bytes" or
-    "text" (one column `value`).
-    `schema`: the columns of "json", or of "csv" in their order. Of "avro" the text of a schema, by default the newest
+    `message`, whose fields are the columns; with a `registry` each value begins with the id of its schema), "debezium"
+    (changes of a database, in JSON, or in Avro with a `registry`: the columns of the row after the change, of a delete
+    before it, and `_op`, which is insert, update or delete; records without a value are left out), "bytes" or "text"
+    (one column `value`).
+    `schema`: the columns of "json", of the rows of "debezium", or of "csv" in their order. Of "avro" the text of a schema, by default the newest
     version of the subject `<topic>-value`.
     `csv`: how a line of "csv" is written.
     `registry`: options of a schema registry, such as `{"url": "http://registry:8081"}`.

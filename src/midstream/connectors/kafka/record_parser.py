@@ -21,6 +21,7 @@ from midstream.connectors.common.malformed_records import BadRecord, parsed_apar
 from midstream.connectors.files.csv_jsonl import ROW_NUMBER
 from midstream.connectors.files.file_formats import MISSES_VALUE, WantedColumns
 from midstream.connectors.files.text_parsers import CsvOptions, check_types, csv_parser, jsonl_parser
+from midstream.connectors.kafka.debezium import OP, changes, envelope_columns, row_columns
 from midstream.engine.core.batches import canonical_schema, conform, single_batch
 from midstream.engine.core.errors import ConfigError, SchemaError
 from midstream.engine.core.schemas import check_schema
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from midstream.connectors.kafka.client import OptionValue
     from midstream.connectors.kafka.protobuf_values import ProtobufValues
 
-KafkaFormat: TypeAlias = Literal["json", "csv", "avro", "protobuf", "bytes", "text"]
-FORMATS: Final = ("json", "csv", "avro", "protobuf", "bytes", "text")
+KafkaFormat: TypeAlias = Literal["json", "csv", "avro", "protobuf", "debezium", "bytes", "text"]
+FORMATS: Final = ("json", "csv", "avro", "protobuf", "debezium", "bytes", "text")
 WRITTEN_FORMATS: Final = ("json", "avro", "protobuf", "bytes", "text")
 VALUE: Final = "value"
 HEADERS: Final = pa.large_list(pa.struct([("name", pa.large_string()), ("value", pa.large_binary())]))
@@ -99,33 +100,26 @@ class RecordParser:
             raise ConfigError(f"{who}: csv= requires format='csv'")
         _check_described(format, registry, message, who)
         self._csv = csv or CsvOptions()
-        self._described: AvroValues | ProtobufValues | None = None
+        self._described = _described(format, schema, registry, subject, message, who)
         """The reader of values, for formats that have schemas of their own."""
-        if format == "avro":
-            if isinstance(schema, pa.Schema):
-                raise ConfigError(
-                    f"{who}: schema= of format='avro' is the text of the Avro schema (JSON) to read with; without it "
-                    "the newest in the registry is used"
-                )
-            from midstream.connectors.kafka.avro_values import AvroValues
-
-            self._described = AvroValues(registry, schema, subject, who)
-            self._wanted = WantedColumns(self._described.schema, declared=True)
-        elif format == "protobuf":
-            if schema is not None:
-                raise ConfigError(
-                    f"{who}: schema= does not apply to format='protobuf', whose columns are the fields of message="
-                )
-            from midstream.connectors.kafka.protobuf_values import ProtobufValues
-
-            self._described = ProtobufValues(registry, message, who)
+        if self._described is not None:
             self._wanted = WantedColumns(self._described.schema, declared=True)
         elif isinstance(schema, str):
-            raise ConfigError(f"{who}: schema= as a string is only for format='avro'; give columns and their types")
+            raise ConfigError(f"{who}: schema= as a string is only for Avro; give columns and their types")
         else:
             self._wanted = _wanted(format, schema, self._csv, who)
+        self._rows: WantedColumns | None = None
+        """The columns of the rows in envelopes, for Debezium."""
+        if format == "debezium":
+            in_avro = self._described is not None
+            self._rows = row_columns(self._wanted.schema, who) if in_avro else self._wanted
+            self._wanted = self._wanted if in_avro else envelope_columns(self._wanted)
         self._parse: Callable[[bytes], pa.Table] | None = None
-        fields = [*self._wanted.schema, *(pa.field(name, METADATA[what]) for what, name in self.metadata.items())]
+        self._values = self._wanted.schema
+        """The columns that are read from values."""
+        if self._rows is not None:
+            self._values = pa.schema([*self._rows.schema, pa.field(OP, pa.large_string())])
+        fields = [*self._values, *(pa.field(name, METADATA[what]) for what, name in self.metadata.items())]
         self.schema = pa.schema(fields)
         check_schema(self.schema, who)
 
@@ -178,13 +172,15 @@ class RecordParser:
             return self.no_rows, bad
         columns = [
             pa.concat_arrays([piece.column(index) for piece in pieces]) if len(pieces) > 1 else pieces[0].column(index)
-            for index in range(len(self._wanted.schema))
+            for index in range(len(self._values))
         ]
         metadata_columns = [records.metadata(what) for what in self.metadata]
         if bad and metadata_columns:
             good = np.delete(np.arange(count), [each.at for each in bad])
             metadata_columns = [column.take(good) for column in metadata_columns]
-        return pa.RecordBatch.from_arrays(columns + metadata_columns, schema=self.schema), bad
+        found = pa.RecordBatch.from_arrays(columns + metadata_columns, schema=self.schema)
+        is_change = None if self._rows is None else found.column(OP).is_valid()
+        return (found if is_change is None else found.filter(is_change)), bad
 
     def _bad(self, records: Records, at: int, where: str, text: str, advice: str) -> BadRecord:
         if not self._drops:
@@ -195,6 +191,10 @@ class RecordParser:
         return records.bad(at, text)
 
     def _parsed(self, values: pa.Array[Any], where: str) -> pa.RecordBatch:
+        if self._rows is not None:
+            in_avro = self._described is not None
+            envelopes = self._of_values(values.to_pylist(), where) if in_avro else self._json(values, where)
+            return changes(envelopes, values.is_valid(), self._rows)
         if self._format == "json":
             return self._json(values, where)
         if self._format in ("csv", "avro", "protobuf"):
@@ -286,8 +286,8 @@ def check_written_format(
 
 
 def _check_described(format: KafkaFormat, registry: object, message: object, who: str) -> None:
-    if registry is not None and format not in ("avro", "protobuf"):
-        raise ConfigError(f"{who}: registry= requires format='avro' or format='protobuf'")
+    if registry is not None and format not in ("avro", "protobuf", "debezium"):
+        raise ConfigError(f"{who}: registry= requires format='avro', 'protobuf' or 'debezium'")
     if message is not None and format != "protobuf":
         raise ConfigError(f"{who}: message= requires format='protobuf'")
     if message is None and format == "protobuf":
@@ -296,11 +296,39 @@ def _check_described(format: KafkaFormat, registry: object, message: object, who
         )
 
 
-def _wanted(format: KafkaFormat, schema: pa.Schema | None, csv: CsvOptions, who: str) -> WantedColumns:
-    if format not in ("json", "csv"):
+def _described(
+    format: KafkaFormat,
+    schema: pa.Schema | str | None,
+    registry: Mapping[str, OptionValue] | None,
+    subject: str | None,
+    message: object,
+    who: str,
+) -> AvroValues | ProtobufValues | None:
+    if format == "avro" or (format == "debezium" and registry is not None):
+        if isinstance(schema, pa.Schema):
+            raise ConfigError(
+                f"{who}: schema= of Avro is the text of the Avro schema (JSON) to read with; without it the newest in the "
+                "registry is used"
+            )
+        from midstream.connectors.kafka.avro_values import AvroValues
+
+        return AvroValues(registry, schema, subject, who)
+    if format == "protobuf":
         if schema is not None:
             raise ConfigError(
-                f"{who}: schema= requires json, csv or avro; {format} has one column {VALUE!r}, and those of metadata="
+                f"{who}: schema= does not apply to format='protobuf', whose columns are the fields of message="
+            )
+        from midstream.connectors.kafka.protobuf_values import ProtobufValues
+
+        return ProtobufValues(registry, message, who)
+    return None
+
+
+def _wanted(format: KafkaFormat, schema: pa.Schema | None, csv: CsvOptions, who: str) -> WantedColumns:
+    if format not in ("json", "csv", "debezium"):
+        if schema is not None:
+            raise ConfigError(
+                f"{who}: schema= requires json, csv, avro or debezium; {format} has one column {VALUE!r}, and those of metadata="
             )
         kind = pa.large_binary() if format == "bytes" else pa.large_string()
         return WantedColumns(pa.schema([(VALUE, kind)]), declared=True)
