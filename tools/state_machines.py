@@ -1,4 +1,4 @@
-"""Writes docs/internals/state-machines.md anew, from the tables on which the state machines run."""
+"""Prints docs/internals/state-machines.md with the tables on which the state machines run; the site has it so."""
 
 from __future__ import annotations
 
@@ -18,17 +18,6 @@ from midstream_lab.impossible_pairs import MACHINES
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "midstream"
 PAGE = ROOT / "docs" / "internals" / "state-machines.md"
-COMMAND = "python tools/state_machines.py"
-INTRODUCTION = f"""# State machines
-
-Each of these machines runs on a table ([decision 022](../decisions/022-pure-coordinator-on-tables.md)). It looks up every event,
-refuses one that has no row in its state, and may only enter a state that the row names. The error names the machine, the
-state, the event and the events before it. `python -m midstream_lab simulate --coverage` reports which rows simulated runs have met.
-
-The diagrams show what leads from one state to another; the tables also have the events after which the state stays.
-Messages are described in `engine/protocol/messages.py`.
-`{COMMAND}` writes this page from the tables, and a test compares the two.
-"""
 DECLARED = re.compile(r"^(\w+)\b[^\n]*= TransitionTable\(\s*\"([^\"]+)\"", re.MULTILINE)
 
 
@@ -45,7 +34,7 @@ def page() -> str:
     tables = {machine.table.machine: machine.table for machine in MACHINES if machine.table is not None}
     places = declared()
     sections = [section(table, *places[name]) for name, table in tables.items()]
-    return "\n".join([INTRODUCTION, *sections])
+    return "\n".join([PAGE.read_text(encoding="utf-8"), *sections])
 
 
 def section(table: TransitionTable[Any, Any], file: str, name: str) -> str:
@@ -115,4 +104,4 @@ def next_states(row: Transition[Any, Any]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    print(page(), end="")

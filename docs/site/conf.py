@@ -12,7 +12,9 @@ from typing import Any
 from docutils import nodes
 from pygments.lexers.special import TextLexer
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 sys.path.insert(0, str(Path(__file__).parent))
+import state_machines
 from diagrams import svg
 
 project = "midstream"
@@ -43,6 +45,7 @@ _RESULT = re.compile(r"(?<=[.;] )(?=(?:Returns?|Raises?) )")
 def setup(app: Any) -> None:
     app.add_lexer("mermaid", TextLexer)  # for output that is not HTML; it keeps them as text
     app.connect("source-read", _add_pages_below)
+    app.connect("source-read", _add_tables)
     app.connect("doctree-resolved", _draw_diagrams)
     app.connect("autodoc-process-docstring", _as_restructured_text)
 
@@ -50,6 +53,11 @@ def setup(app: Any) -> None:
 def _add_pages_below(app: Any, name: str, source: list[str]) -> None:
     if name in _BELOW:
         source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{_BELOW[name]}\n```\n"
+
+
+def _add_tables(app: Any, name: str, source: list[str]) -> None:
+    if name == "docs/internals/state-machines":
+        source[0] = state_machines.page()
 
 
 def _draw_diagrams(app: Any, doctree: Any, name: str) -> None:
