@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from table_worlds import CONTEXT, WORLDS, DeltaWorld, IcebergWorld, Job, TableWorld, read
+from table_worlds import CONTEXT, NUMBERS, WORLDS, DeltaWorld, IcebergWorld, Job, TableWorld, read
 
 from effort import examples
 from midstream import testing
@@ -24,6 +24,9 @@ from midstream.connectors.files.table_files import TableFile, packed, unpacked
 from midstream.connectors.iceberg.iceberg_source import IcebergSource
 from midstream.engine.core.errors import ConfigError, DataError, InvariantError, SchemaError, StorageError
 from midstream.engine.operators.source_api import Split
+
+
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(params=WORLDS)
@@ -201,7 +204,7 @@ def test_the_start_is_a_version_a_time_or_now(world):
     assert Job(world.source(start=second)).numbers() == [2, 3, 4]
     assert Job(world.source(start=between)).numbers() == [3, 4]
     assert Job(world.source(start=between + timedelta(days=1))).numbers() == []
-    assert Job(world.source(start=datetime(2020, 1, 1, tzinfo=UTC))).numbers() == [1, 2, 3, 4]
+    assert Job(world.source(start=LONG_AGO)).numbers() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -436,6 +439,27 @@ def test_a_table_whose_expired_snapshots_are_forgotten_as_parents_is_refused(tmp
     world.table.maintenance.expire_snapshots().by_id(first).commit()
     with pytest.raises(ConfigError, match=rf"snapshot {first} was read, and what came next has expired"):
         job.splits()
+
+
+@pytest.mark.parametrize("format_version", ["1", "2"])
+def test_rows_whose_snapshot_expired_before_it_was_read_are_not_lost_in_silence(tmp_path, format_version):
+    world = IcebergWorld(tmp_path)
+    world.catalog.create_namespace("lake")
+    world.catalog.create_table("lake.t", NUMBERS, properties={"format-version": format_version})
+    began_empty, latest = Job(world.source(watch=True)), Job(world.source(watch=True, start="latest"))
+    assert began_empty.numbers() == latest.numbers() == []
+    world.append(1)
+    first = world.version()
+    assert Job(world.source(start=first)).numbers() == Job(world.source(start=LONG_AGO)).numbers() == [1]
+    world.append(2)
+    world.table.maintenance.expire_snapshots().by_id(first).commit()
+    for job in (began_empty, latest):
+        with pytest.raises(ConfigError, match=r"nothing was read, and what came next has expired.*--fresh"):
+            job.splits()
+    with pytest.raises(ConfigError, match=rf"the oldest snapshot that has not expired is newer: {world.version()}"):
+        world.source(start=LONG_AGO)
+    assert Job(world.source(start=world.version())).numbers() == [2]
+    assert Job(world.source()).numbers() == [1, 2]
 
 
 def test_slots_get_no_password_of_the_catalog(tmp_path):
