@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +14,13 @@ from urllib.parse import unquote
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.typedef import Record
+from pyiceberg.types import LongType
 from table_worlds import CONTEXT, NUMBERS, WORLDS, DeltaWorld, IcebergWorld, Job, TableWorld, read
 
 from effort import examples
@@ -413,6 +417,81 @@ def test_files_without_ids_are_read_by_the_name_mapping(tmp_path):
         Job(world.source()).rows()
 
 
+DEEP = pa.table(
+    {
+        "n": pa.array([1], pa.int64()),
+        "s": pa.array([{"a": 5, "b": {"c": "x"}}], pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.string())]))])),
+        "l": pa.array([[{"q": 7}]], pa.list_(pa.struct([("q", pa.int64())]))),
+        "m": pa.array([[("k", {"z": 1})]], pa.map_(pa.string(), pa.struct([("z", pa.int32())]))),
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_fields_within_columns_that_were_renamed_or_replaced_are_found(tmp_path, has_ids):
+    world = IcebergWorld(tmp_path)
+    world.create(DEEP.schema)
+    if has_ids:
+        world.add(DEEP)
+    else:
+        pq.write_table(DEEP, tmp_path / "plain.parquet")
+        world.table.add_files([f"file://{tmp_path}/plain.parquet"])
+    with world.table.update_schema() as update:
+        update.rename_column("s.a", "renamed")
+        update.rename_column("l.element.q", "qq")
+        update.rename_column("m.value.z", "zz")
+        update.update_column("m.value.z", LongType())
+    with world.table.update_schema() as update:
+        update.add_column(("s", "new"), LongType())
+        update.add_column(("s", "b", "d"), LongType())
+        update.add_column(("m", "value", "y"), LongType())
+    renamed = {
+        "n": 1, "s": {"renamed": 5, "b": {"c": "x", "d": None}, "new": None}, "l": [{"qq": 7}], "m": [("k", {"zz": 1, "y": None})],
+    }  # fmt: skip
+    assert Job(world.source()).rows() == world.table.scan().to_arrow().to_pylist() == [renamed]
+    for name, value in renamed.items():
+        assert Job(world.source(columns=[name])).rows() == [{name: value}]
+    with world.table.update_schema() as update:
+        update.delete_column("s.b.c")
+        update.delete_column("m.value.zz")
+    (found,) = Job(world.source()).rows()
+    assert [found] == world.table.scan().to_arrow().to_pylist()
+    assert (found["s"]["b"], found["m"]) == ({"d": None}, [("k", {"y": None})])
+
+
+def test_times_by_which_a_table_is_partitioned_are_read_from_the_metadata(tmp_path):
+    world = IcebergWorld(tmp_path)
+    world.create(pa.schema([("n", pa.int64()), ("p", pa.time64("us"))]), ["p"])
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "plain.parquet")
+    path = tmp_path / "plain.parquet"
+    for value in (time(1, 2, 3, 4), time(0), None):
+        us = None if value is None else (value.hour * 3600 + value.minute * 60 + value.second) * 10**6 + value.microsecond
+        copied = path.with_name(f"{us}.parquet")
+        copied.write_bytes(path.read_bytes())
+        file = DataFile.from_args(
+            content=DataFileContent.DATA, file_path=f"file://{copied}", file_format=FileFormat.PARQUET,
+            partition=Record(us), record_count=1, file_size_in_bytes=copied.stat().st_size,
+        )  # fmt: skip
+        file.spec_id = world.table.spec().spec_id
+        with world.table.transaction() as changed:
+            changed.set_properties({"schema.name-mapping.default": '[{"names": ["n"], "field-id": 1}]'})
+            with changed.update_snapshot().fast_append() as append:
+                append.append_data_file(file)
+    assert [row["p"] for row in Job(world.source()).rows()] == [time(1, 2, 3, 4), time(0), None]
+
+
+@pytest.mark.parametrize("position", [-1, 3, 2**50])
+def test_deleted_rows_that_a_file_does_not_have_are_refused(tmp_path, position):
+    world = IcebergWorld(tmp_path)
+    world.create()
+    world.append(1, 2, 3)
+    world.delete_positions(2)
+    (path,) = (tmp_path / "warehouse").glob("*-deletes.parquet")
+    pl.read_parquet(path).with_columns(pos=pl.lit(position, pl.Int64)).write_parquet(path)
+    with pytest.raises(DataError, match=rf"-deletes.parquet: row {position} of file:.* is deleted, which has 3 rows"):
+        Job(world.source()).rows()
+
+
 def test_an_iceberg_table_that_was_rolled_back_is_refused(tmp_path):
     world = IcebergWorld(tmp_path)
     world.create()
@@ -626,3 +705,27 @@ def test_versions_of_a_time_when_columns_had_other_names_in_files_are_refused(tm
     commit(world, {"metaData": metadata})
     with pytest.raises(ConfigError, match=r"version 1 \(a commit\): the table has column mapping \(name\), which this source cannot read"):
         Job(world.source(start=1)).rows()
+
+
+def test_fields_that_were_added_within_columns_are_null_in_older_files(tmp_path):
+    def struct(**fields: object) -> dict[str, object]:
+        described = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields.items()]
+        return {"type": "struct", "fields": described}
+
+    world = DeltaWorld(tmp_path)
+    world.create(DEEP.schema)
+    world.add(DEEP)
+    metadata = json.loads((tmp_path / f"t/_delta_log/{0:020d}.json").read_text().splitlines()[2])["metaData"]
+    now = struct(
+        n="long",
+        s=struct(x="long", b=struct(d="string"), a="long"),
+        l={"type": "array", "elementType": struct(r="string"), "containsNull": True},
+        m={"type": "map", "keyType": "string", "valueType": struct(y="long", z="integer"), "valueContainsNull": True},
+    )
+    commit(world, {"metaData": {**metadata, "schemaString": json.dumps(now)}})
+    expected = {
+        "n": 1, "s": {"x": None, "b": {"d": None}, "a": 5}, "l": [{"r": None}], "m": [("k", {"y": None, "z": 1})],
+    }  # fmt: skip
+    assert Job(world.source()).rows() == Job(world.source(start=1)).rows() == [expected]
+    (other,) = pl.read_delta(str(tmp_path / "t")).to_dicts()
+    assert {**other, "m": [*other["m"].items()]} == expected

@@ -353,7 +353,7 @@ class IcebergSource(TableSource):
             return stored_columns(parquet_schema_of(filesystem, path), self._files.columns, self._files.mapped(), path)
 
         deletes = [self._files.located(each)[1] for each in file.deletes]
-        deleted = deleted_rows(filesystem, deletes, file.path)
+        deleted = deleted_rows(filesystem, deletes, file.path, path)
         return open_table_file(filesystem, path, file, self.schema, split.offset, stored=stored, deleted=deleted)
 
     def _located(self, file: TableFile) -> tuple[pyarrow.fs.FileSystem, str]:
