@@ -257,6 +257,18 @@ def test_a_table_that_is_missing_or_was_replaced_is_named(world):
         job.splits()
 
 
+def test_a_table_that_was_replaced_before_the_first_discovery_is_refused(tmp_path):
+    world = DeltaWorld(tmp_path)
+    world.create()
+    world.append(1)
+    source = world.source()
+    world.drop()
+    world.create(pa.schema([("m", pa.int64())]))
+    world.add(pa.table({"m": [1]}))
+    with pytest.raises(ConfigError, match="the table was replaced by another one"):
+        source.discover(None, CONTEXT)
+
+
 def test_versions_that_were_cleaned_up_before_they_were_read_are_named(world):
     world.create()
     world.append(1)

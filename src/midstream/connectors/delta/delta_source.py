@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _REPLACED: Final = "the table was replaced by another one; to read that from the beginning, start with --fresh"
 
 
-class _DeltaPosition(msgspec.Struct, frozen=True, array_like=True):
+class _DeltaPosition(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     table_id: str
     version: int
     digest: int | None
@@ -104,6 +104,7 @@ class DeltaSource(TableSource):
         opened = self._opened()
         self._made_at = opened.version()
         """The version of the table whose columns this source has."""
+        self._table_id = str(opened.metadata().id)
         self._set_schema(self._chosen(opened))
         first = opened.version() + 1 if start is None else self._first_version(opened)
         if first <= opened.version():
@@ -116,12 +117,19 @@ class DeltaSource(TableSource):
 
     def _begin(self) -> tuple[Sequence[TableFile], bytes]:
         opened = self._opened()
-        newest, table_id = opened.version(), str(opened.metadata().id)
-        self._check_columns(metadata_of(opened), f"{self._where}: version {newest}")
+        newest, metadata = opened.version(), metadata_of(opened)
+        if metadata.id != self._table_id:
+            raise ConfigError(f"{self._where}: {_REPLACED}")
+        self._check_columns(metadata, f"{self._where}: version {newest}")
         with self._delta_errors():
             files = [*self._snapshot(opened)] if self._start is None else []
         read = newest if self._start is None else self._first_version(opened) - 1
-        return files, self._position(table_id, read)
+        return files, self._position(metadata.id, read)
+
+    def _check_position(self, position: bytes) -> None:
+        known = decoded(position, _DeltaPosition, "DeltaSource")
+        if known.table_id != self._table_id:
+            raise ConfigError(f"{self._where}: version {known.version} was read, and {_REPLACED}")
 
     def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
         known = decoded(position, _DeltaPosition, "DeltaSource")

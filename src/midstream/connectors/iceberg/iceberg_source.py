@@ -41,7 +41,7 @@ _OF_STORAGE: Final = ("s3.", "gcs.", "adls.", "hdfs.", "hf.", "oss.", "client.")
 """How the names of properties begin with which storage is read; slots get no others, such as passwords of the catalog."""
 
 
-class _IcebergPosition(msgspec.Struct, frozen=True, array_like=True):
+class _IcebergPosition(msgspec.Struct, frozen=True, array_like=True, tag="iceberg"):
     table_uuid: str
     snapshot_id: int | None
     """The newest snapshot that was read; None: the table had none."""
@@ -177,13 +177,19 @@ class IcebergSource(TableSource):
             files = self._snapshot(table, newest)
         return files, msgspec.msgpack.encode(_IcebergPosition(uuid, newest.snapshot_id))
 
-    def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
-        known = decoded(position, _IcebergPosition, "IcebergSource")
-        table = self._opened()
+    def _check_position(self, position: bytes) -> None:
+        self._check_same(decoded(position, _IcebergPosition, "IcebergSource"), self._opened())
+
+    def _check_same(self, known: _IcebergPosition, table: Table) -> None:
         if str(table.metadata.table_uuid) != known.table_uuid:
             raise ConfigError(
                 f"{self._where}: the table was dropped and made again; to read it from the beginning, start with --fresh"
             )
+
+    def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
+        known = decoded(position, _IcebergPosition, "IcebergSource")
+        table = self._opened()
+        self._check_same(known, table)
         later = self._later(table, known.snapshot_id)
         if later:
             self._check_columns(table)
