@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import unquote
 
 import polars as pl
 import pyarrow as pa
@@ -111,7 +112,7 @@ class DeltaWorld(TableWorld):
         raise AssertionError(f"no file has {number}")
 
     def _deletes(self, add: dict[str, Any], number: int) -> bool:
-        numbers = pl.read_parquet(self.path / "t" / add["path"])["n"].to_list()
+        numbers = pl.read_parquet(self.path / "t" / unquote(add["path"]))["n"].to_list()
         if number not in numbers:
             return False
         rows = [row for row, each in enumerate(numbers) if each == number]

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
+from table_worlds import WORLDS
 
 from midstream.connectors.files.file_source import FileSource
 from midstream.connectors.memory.collection_source import from_rows
@@ -56,3 +57,24 @@ def test_a_position_of_another_source_is_refused(tmp_path):
     after = generator().discover(None, CONTEXT).position
     with pytest.raises(ConfigError, match=f"FileSource: .*{WRITTEN_BY_ANOTHER}"):
         files(tmp_path, watch=True).discover(after, CONTEXT)
+
+
+@pytest.mark.parametrize("watch", [False, True])
+@pytest.mark.parametrize("kind", WORLDS)
+def test_tables_refuse_positions_of_other_sources_and_in_other_tables(tmp_path, kind, watch):
+    worlds = {}
+    (plain := tmp_path / "plain").mkdir()
+    for name in ("one", "two"):
+        for other in WORLDS:
+            (tmp_path / name / other).mkdir(parents=True)
+            worlds[name, other] = WORLDS[other](tmp_path / name / other)
+            worlds[name, other].create()
+            worlds[name, other].append(1)
+    source = worlds["one", kind].source(watch=watch)
+    others = [generator(), files(plain), *(worlds["two", other].source() for other in WORLDS if other != kind)]
+    for other in others:
+        with pytest.raises(ConfigError, match=f"Source: .*{WRITTEN_BY_ANOTHER}"):
+            source.discover(other.discover(None, CONTEXT).position, CONTEXT)
+    in_another = worlds["two", kind].source().discover(None, CONTEXT).position
+    with pytest.raises(ConfigError, match="the table was (replaced by another one|dropped and made again).*--fresh"):
+        source.discover(in_another, CONTEXT)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _COMMIT: Final = re.compile(r"(\d{20})\.json")
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\..*")
+_COMMITS_AT_ONCE: Final = 16
 _SUPPORTED: Final = frozenset(
     ("deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping")
     + ("variantType", "variantType-preview", "variantShredding", "variantShredding-preview")
@@ -67,6 +71,8 @@ class Protocol(msgspec.Struct, rename="camel"):
 
 class _CommitInfo(msgspec.Struct, rename="camel"):
     operation: str | None = None
+    timestamp: int | None = None
+    in_commit_timestamp: int | None = None
 
 
 class _LogAction(msgspec.Struct):
@@ -77,7 +83,12 @@ class _LogAction(msgspec.Struct):
     commitInfo: _CommitInfo | None = None
 
 
+class _WhenCommitted(msgspec.Struct):
+    commitInfo: _CommitInfo | None = None
+
+
 _decode_action = msgspec.json.Decoder(_LogAction).decode
+_decode_when = msgspec.json.Decoder(_WhenCommitted).decode
 
 
 class TableVersion(msgspec.Struct, frozen=True):
@@ -116,23 +127,51 @@ def log_path(directory: str, version: int) -> str:
 def read_version(filesystem: pyarrow.fs.FileSystem, directory: str, version: int) -> TableVersion:
     """Read a version's commit. Raises StorageError if it cannot be read."""
     path = log_path(directory, version)
-    added, removes_rows, operation = [], False, "a commit"
+    added: dict[str, TableFile] = {}
+    removes_rows, operation = False, "a commit"
     metadata: Metadata | None = None
     protocol: Protocol | None = None
     try:
-        with filesystem.open_input_stream(path) as stream:
-            lines = stream.read().splitlines()
-        for action in map(_decode_action, filter(bytes.strip, lines)):
+        for action in map(_decode_action, _lines(filesystem, path)):
             if action.commitInfo is not None:
                 operation = action.commitInfo.operation or operation
             metadata, protocol = action.metaData or metadata, action.protocol or protocol
             if action.add is not None and action.add.data_change:
-                added.append(_file_of(action.add, version))
+                added[action.add.path] = _file_of(action.add, version)
                 removes_rows |= action.add.deletion_vector is not None
             removes_rows |= action.remove is not None and action.remove.data_change
     except (OSError, *UNDECODABLE) as error:
         raise StorageError(f"{path}: cannot be read: {error}") from error
-    return TableVersion(version, operation, tuple(added), removes_rows, metadata, protocol)
+    return TableVersion(version, operation, tuple(added.values()), removes_rows, metadata, protocol)
+
+
+def _lines(filesystem: pyarrow.fs.FileSystem, path: str) -> list[bytes]:
+    with filesystem.open_input_stream(path) as stream:
+        return [line for line in stream.read().splitlines() if line.strip()]
+
+
+def commit_times(filesystem: pyarrow.fs.FileSystem, directory: str) -> list[tuple[int, float]]:
+    """Return each version in the log, the oldest first, and when it was committed, in milliseconds since 1970: as the
+    commit says, or else when its file was written. A version is later than the one before, whatever its clock said.
+    """
+    infos = _log_files(filesystem, directory)
+    found = sorted((int(match[1]), info) for info in infos if (match := _COMMIT.fullmatch(info.base_name)))
+    with ThreadPoolExecutor(_COMMITS_AT_ONCE, "delta-log") as pool:
+        said = pool.map(lambda each: _commit_time(filesystem, each[1]), found)
+        times = accumulate(said, lambda before, at_ms: max(before + 1, at_ms))
+        return [(version, at_ms) for (version, _), at_ms in zip(found, times, strict=True)]
+
+
+def _commit_time(filesystem: pyarrow.fs.FileSystem, info: pyarrow.fs.FileInfo) -> float:
+    try:
+        for line in _lines(filesystem, info.path):
+            if b"commitInfo" in line and (found := _decode_when(line).commitInfo) is not None:
+                at_ms = found.timestamp if found.in_commit_timestamp is None else found.in_commit_timestamp
+                if at_ms is not None:
+                    return at_ms
+    except (OSError, *UNDECODABLE) as error:
+        raise StorageError(f"{info.path}: cannot be read: {error}") from error
+    return info.mtime_ns / 1e6 if info.mtime_ns is not None else 0
 
 
 def _file_of(add: _Add, version: int) -> TableFile:
@@ -170,14 +209,22 @@ def has_version(filesystem: pyarrow.fs.FileSystem, directory: str, after: int, w
 
 
 def versions_in(filesystem: pyarrow.fs.FileSystem, directory: str) -> tuple[int, int]:
-    """Return the oldest and the newest version in the log, (-1, -1) if there is none."""
+    """Return the oldest version in the log, and the newest one that there is: of that the log may only have a checkpoint.
+    If the log is empty, (0, -1).
+    """
+    names = [info.base_name for info in _log_files(filesystem, directory)]
+    found = [int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))]
+    checkpoints = [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+    newest = max([*found, *checkpoints], default=-1)
+    return min(found, default=newest + 1), newest
+
+
+def _log_files(filesystem: pyarrow.fs.FileSystem, directory: str) -> list[pyarrow.fs.FileInfo]:
     selector = pyarrow.fs.FileSelector(f"{directory}/_delta_log", allow_not_found=True)
     try:
-        infos = filesystem.get_file_info(selector)
+        return filesystem.get_file_info(selector)
     except OSError as error:
         raise StorageError(f"{directory}/_delta_log: cannot be listed: {error}") from error
-    found = [int(match[1]) for info in infos if (match := _COMMIT.fullmatch(info.base_name))]
-    return (min(found), max(found)) if found else (-1, -1)
 
 
 def metadata_of(table: DeltaTable) -> Metadata:

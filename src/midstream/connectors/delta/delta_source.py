@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -16,6 +17,7 @@ from midstream.connectors.common.optional_packages import require
 from midstream.connectors.delta.delta_log import (
     Metadata,
     TableVersion,
+    commit_times,
     constants_of,
     digest_of,
     has_version,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 _REPLACED: Final = "the table was replaced by another one; to read that from the beginning, start with --fresh"
 
 
-class _DeltaPosition(msgspec.Struct, frozen=True, array_like=True):
+class _DeltaPosition(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     table_id: str
     version: int
     digest: int | None
@@ -102,6 +104,7 @@ class DeltaSource(TableSource):
         opened = self._opened()
         self._made_at = opened.version()
         """The version of the table whose columns this source has."""
+        self._table_id = str(opened.metadata().id)
         self._set_schema(self._chosen(opened))
         first = opened.version() + 1 if start is None else self._first_version(opened)
         if first <= opened.version():
@@ -114,12 +117,19 @@ class DeltaSource(TableSource):
 
     def _begin(self) -> tuple[Sequence[TableFile], bytes]:
         opened = self._opened()
-        newest, table_id = opened.version(), str(opened.metadata().id)
-        if newest > self._made_at:
-            self._check_columns(metadata_of(opened), f"{self._where}: version {newest}")
-        files = [*self._snapshot(opened)] if self._start is None else []
+        newest, metadata = opened.version(), metadata_of(opened)
+        if metadata.id != self._table_id:
+            raise ConfigError(f"{self._where}: {_REPLACED}")
+        self._check_columns(metadata, f"{self._where}: version {newest}")
+        with self._delta_errors():
+            files = [*self._snapshot(opened)] if self._start is None else []
         read = newest if self._start is None else self._first_version(opened) - 1
-        return files, self._position(table_id, read)
+        return files, self._position(metadata.id, read)
+
+    def _check_position(self, position: bytes) -> None:
+        known = decoded(position, _DeltaPosition, "DeltaSource")
+        if known.table_id != self._table_id:
+            raise ConfigError(f"{self._where}: version {known.version} was read, and {_REPLACED}")
 
     def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
         known = decoded(position, _DeltaPosition, "DeltaSource")
@@ -165,11 +175,13 @@ class DeltaSource(TableSource):
         found: dict[str, bytes] = {}
         if "deletionVectors" not in (table.protocol().reader_features or ()):
             return found
+        root = unquote(table.table_uri).rstrip("/")
+        written = {unquote(path): path for path in paths}  # writers encode different characters in paths
         for batch in map(pa.record_batch, table.deletion_vectors()):
             for url, kept in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
-                segments = str(url).split("/")
+                segments = unquote(str(url)).removeprefix(f"{root}/").split("/")
                 ends = ("/".join(segments[index:]) for index in range(len(segments)))
-                path = next((end for end in ends if end in paths), None)
+                path = next((written[end] for end in ends if end in written), None)
                 if path is None:
                     raise StorageError(f"{self._where}: rows of {url} were deleted, which is no file of the table")
                 found[path] = packed(~kept.values.to_numpy(zero_copy_only=False))
@@ -185,6 +197,8 @@ class DeltaSource(TableSource):
                 raise ConfigError(f"{where}: {_REPLACED}")
             if version.number > self._made_at:
                 self._check_columns(version.metadata, where)
+            else:
+                self._check_supported(version.metadata, (), where)
         if version.removes_rows:
             self._skipped(where)
             return ()
@@ -233,32 +247,40 @@ class DeltaSource(TableSource):
         """Return the first version to read, which may not exist yet."""
         newest = table.version()
         if isinstance(self._start, datetime):
-            return self._version_at(self._start, table)
+            return self._version_at(self._start, newest)
         first = newest + 1 if self._start == "latest" else int(self._start or 0)
         if first > newest + 1:
             raise ConfigError(f"{self._where}: start={first}, and the newest version is {newest}")
         return first
 
-    def _version_at(self, start: datetime, table: DeltaTable) -> int:
+    def _version_at(self, start: datetime, newest: int) -> int:
         start_ms = start.timestamp() * 1000
-        commits = sorted((int(each["version"]), int(each.get("timestamp", 0))) for each in table.history())
-        if commits and commits[0][0] > 0 and commits[0][1] >= start_ms:
+        commits = [each for each in commit_times(self.filesystem, self.directory) if each[0] <= newest]
+        first = commits[0][0] if commits else newest + 1
+        if first > 0 and (not commits or commits[0][1] >= start_ms):
             raise ConfigError(
-                f"{self._where}: start={start.isoformat()}, and the table's log begins later, with version {commits[0][0]}; "
+                f"{self._where}: start={start.isoformat()}, and the table's log begins later, with version {first}; "
                 "read from that version on, or the whole table without start="
             )
-        return next((version for version, at_ms in commits if at_ms >= start_ms), table.version() + 1)
+        return next((version for version, at_ms in commits if at_ms >= start_ms), newest + 1)
 
     def _opened(self) -> DeltaTable:
         from deltalake import DeltaTable
+
+        with self._delta_errors():
+            return DeltaTable(self._uri, storage_options=self._storage_options)
+
+    @contextmanager
+    def _delta_errors(self) -> Iterator[None]:
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
         try:
-            return DeltaTable(self._uri, storage_options=self._storage_options)
+            yield
         except TableNotFoundError as error:
             raise ConfigError(f"{self._where}: there is no Delta table") from error
         except (DeltaError, OSError) as error:
-            raise StorageError(f"{self._where}: cannot be read: {error}") from error
+            what = str(error).partition("\n   0: ")[0]  # from there on, a list of functions of deltalake
+            raise StorageError(f"{self._where}: cannot be read: {what}") from error
 
     # ---- on the subtasks ----
 

@@ -18,9 +18,12 @@ from midstream.connectors.files.file_formats import MISSES_VALUE, WantedColumns,
 from midstream.engine.core.arrow_types import (
     is_list_array,
     is_list_of_any_length,
+    is_map_array,
     is_struct_array,
     large_lists,
     leaves,
+    map_entries,
+    maps,
     nulls,
 )
 from midstream.engine.core.batches import canonical_type, conform
@@ -51,9 +54,8 @@ def check_parquet_schema(found: pa.Schema, wanted: WantedColumns, path: str) -> 
             continue
         kind = canonical_type(found.field(field.name).type)
         try:
-            cast_exactly(
-                _with_fields(pa.array([], kind), field.type) if wanted.declared else pa.array([], kind), field.type
-            )
+            empty = pa.array([], kind)
+            cast_exactly(_with_fields(empty, field.type, wanted) if wanted.declared else empty, field.type)
         except CastRefused as refused:
             raise SchemaError(
                 f"{path}: column {field.name!r} is {kind}, {'declared' if wanted.declared else 'in other files'} as "
@@ -188,26 +190,32 @@ def _filled(batch: pa.RecordBatch, wanted: WantedColumns) -> pa.RecordBatch:
         if index < 0:
             batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
         elif wanted.declared and pa.types.is_nested(field.type):
-            batch = batch.set_column(index, field.name, _with_fields(batch.column(index), field.type))
+            batch = batch.set_column(index, field.name, _with_fields(batch.column(index), field.type, wanted))
     return batch
 
 
-def _with_fields(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
+def _with_fields(column: pa.Array[Any], kind: pa.DataType, wanted: WantedColumns) -> pa.Array[Any]:
     """Treat the fields of structs like columns: ones that are not in `kind` are left out, and missing ones are null.
 
-    A struct that has none of the fields stays as it is, and does not fit.
+    A struct that has none of the fields stays as it is, and does not fit, unless `wanted.may_lack_all`.
     """
     if is_list_array(column) and is_list_of_any_length(column.type) and is_list_of_any_length(kind):
-        return large_lists(column, _with_fields(column.flatten(), kind.value_type))
+        return large_lists(column, _with_fields(column.flatten(), kind.value_type, wanted))
+    if is_map_array(column) and pa.types.is_map(kind):
+        offsets, keys, items = map_entries(column)
+        keys, items = _with_fields(keys, kind.key_type, wanted), _with_fields(items, kind.item_type, wanted)
+        mask = column.is_null() if column.null_count else None
+        return maps(offsets, keys, items, pa.map_(keys.type, items.type), mask)
     if not (is_struct_array(column) and pa.types.is_struct(kind)):
         return column
     names = [field.name for field in column.type]
     there = [field.name for field in kind if names.count(field.name) == 1]
-    if not there or any(names.count(field.name) > 1 for field in kind):
+    may_lack_all = wanted.may_lack_all and kind.num_fields > 0
+    if not (there or may_lack_all) or any(names.count(field.name) > 1 for field in kind):
         return column
     parts = dict(zip(names, column.flatten(), strict=True))
     columns = [
-        _with_fields(parts[field.name], field.type) if field.name in parts else nulls(len(column), field.type)
+        _with_fields(parts[field.name], field.type, wanted) if field.name in parts else nulls(len(column), field.type)
         for field in kind
     ]
     mask = column.is_null() if column.null_count else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from datetime import time
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,15 @@ from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.common.filesystem import file_info
 from midstream.connectors.files.file_formats import WantedColumns
 from midstream.connectors.files.parquet import read_parquet
-from midstream.engine.core.arrow_types import is_list_array, is_list_of_any_length, is_struct_array, large_lists
+from midstream.engine.core.arrow_types import (
+    is_list_array,
+    is_list_of_any_length,
+    is_map_array,
+    is_struct_array,
+    large_lists,
+    map_entries,
+    maps,
+)
 from midstream.engine.core.errors import DataError, StorageError
 from midstream.engine.operators.source_api import SplitReader
 
@@ -83,6 +92,8 @@ def constant_of(text: str | None, kind: pa.DataType, where: str) -> pa.Scalar[An
             return pa.scalar(bytes.fromhex(text), kind)
         if pa.types.is_timestamp(kind) and kind.tz is not None and not text.endswith("Z"):
             text = f"{text}Z"  # tables record moments in UTC, with or without saying so
+        if pa.types.is_time(kind):
+            return pa.scalar(time.fromisoformat(text), kind)
         return pa.scalar(text, pa.large_string()).cast(kind)
     except (pa.ArrowException, ValueError) as error:
         raise DataError(f"{where}: has {text!r} as the value of a column that is {kind}: {error}") from error
@@ -167,9 +178,12 @@ def _renamed(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
         return column
     if is_list_array(column) and is_list_of_any_length(kind):
         return large_lists(column, _renamed(column.flatten(), kind.value_type))
+    mask = column.is_null() if column.null_count else None
+    if is_map_array(column) and pa.types.is_map(kind):
+        offsets, keys, items = map_entries(column)
+        return maps(offsets, _renamed(keys, kind.key_type), _renamed(items, kind.item_type), kind, mask)
     assert is_struct_array(column) and pa.types.is_struct(kind), (column.type, kind)
     parts = [_renamed(part, field.type) for part, field in zip(column.flatten(), kind, strict=True)]
-    mask = column.is_null() if column.null_count else None
     return pa.StructArray.from_arrays(parts, names=[field.name for field in kind], mask=mask)
 
 

@@ -84,6 +84,10 @@ class TableSource(Source):
         """Return the files that a new job reads first, and the position after them: with `start`, none."""
 
     @abstractmethod
+    def _check_position(self, position: bytes) -> None:
+        """Raise ConfigError for a position of another source, or in another table."""
+
+    @abstractmethod
     def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
         """Yield the files that each later version added, and the position after it.
 
@@ -124,8 +128,10 @@ class TableSource(Source):
     # ---- on the driver ----
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        if position is not None and self.bounded:
-            return Discovery((), position, exhausted=True)
+        if position is not None:
+            self._check_position(position)
+            if self.bounded:
+                return Discovery((), position, exhausted=True)
         began, known = self._begin() if position is None else ((), position)
         files = [*began]
         for added, after in self._after(known) if self._start is not None or position is not None else ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,7 +15,7 @@ from midstream.connectors.files.file_formats import explained
 from midstream.connectors.files.table_files import constant_text
 from midstream.engine.core.arrow_types import is_list_of_any_length
 from midstream.engine.core.batches import canonical_type
-from midstream.engine.core.errors import ConfigError, DataError
+from midstream.engine.core.errors import DataError
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -38,18 +38,17 @@ def stored_columns(
     `columns`: with the ids of fields, as `schema_to_pyarrow` has them. `mapping`: the ids of columns of files without
     ids, by names.
     """
-    ids = [id_of(field) for field in file]
-    if all(found is None for found in ids):
+    fields = list(file)
+    if all(id_of(field) is None for field in fields):
         if not mapping:
             raise DataError(
                 f"{path}: its columns have no field ids, and the table has no schema.name-mapping.default, which would say "
                 "which columns they are"
             )
-        by_name = {name: field.field_id for field in mapping for name in field.names}
-        ids = [by_name.get(field.name) for field in file]
-    there = {found: field for found, field in zip(ids, file, strict=True) if found is not None}
+        fields = _mapped(fields, mapping)
+    there = {found: field for field in fields if (found := id_of(field)) is not None}
     return {
-        field.name: pa.field(there[found].name, _stored_type(there[found].type, field.type, path))
+        field.name: pa.field(there[found].name, _stored_type(there[found].type, field.type))
         for field in columns
         if (found := id_of(field)) in there
     }
@@ -61,7 +60,33 @@ def id_of(field: pa.Field[Any]) -> int | None:
     return None if found is None else int(found)
 
 
-def _stored_type(file: pa.DataType, table: pa.DataType, path: str) -> pa.DataType:
+def _mapped(fields: Iterable[pa.Field[Any]], mapping: Sequence[MappedField]) -> list[pa.Field[Any]]:
+    """Return fields with the ids that a name mapping has for their names."""
+    by_name = {name: each for each in mapping for name in each.names}
+    found = []
+    for field in fields:
+        mapped = by_name.get(field.name)
+        if mapped is not None and mapped.field_id is not None:
+            kind = _mapped_type(field.type, mapped.fields)
+            found.append(pa.field(field.name, kind, metadata={_ID: str(mapped.field_id).encode()}))
+    return found
+
+
+def _mapped_type(kind: pa.DataType, mapping: Sequence[MappedField]) -> pa.DataType:
+    within = {name: each.fields for each in mapping for name in each.names}
+    if not within:
+        return kind
+    if pa.types.is_struct(kind):
+        return pa.struct(_mapped(kind, mapping))
+    if is_list_of_any_length(kind):
+        return pa.large_list(_mapped_type(kind.value_type, within.get("element", ())))
+    if pa.types.is_map(kind):
+        keys, items = within.get("key", ()), within.get("value", ())
+        return pa.map_(_mapped_type(kind.key_type, keys), _mapped_type(kind.item_type, items))
+    return kind
+
+
+def _stored_type(file: pa.DataType, table: pa.DataType) -> pa.DataType:
     """Return the canonical type of `table` with the names that the fields of structs have in the file.
 
     A field that the file lacks gets a name that the file does not have either: it is read as null.
@@ -76,19 +101,12 @@ def _stored_type(file: pa.DataType, table: pa.DataType, path: str) -> pa.DataTyp
             if found is None:
                 fields.append(pa.field(f"\x01{id_of(field)}", canonical_type(field.type)))
             else:
-                fields.append(pa.field(found.name, _stored_type(found.type, field.type, path)))
+                fields.append(pa.field(found.name, _stored_type(found.type, field.type)))
         return pa.struct(fields)
     if is_list_of_any_length(table) and is_list_of_any_length(file):
-        return pa.large_list(_stored_type(file.value_type, table.value_type, path))
+        return pa.large_list(_stored_type(file.value_type, table.value_type))
     if pa.types.is_map(table) and pa.types.is_map(file):
-        kind = pa.map_(
-            _stored_type(file.key_type, table.key_type, path), _stored_type(file.item_type, table.item_type, path)
-        )
-        if canonical_type(kind) != canonical_type(table):
-            raise ConfigError(
-                f"{path}: fields of a struct within a map were renamed or added after the file was written, which cannot be "
-                "read; leave the column out with columns="
-            )
+        return pa.map_(_stored_type(file.key_type, table.key_type), _stored_type(file.item_type, table.item_type))
     return canonical_type(table)
 
 
@@ -111,11 +129,13 @@ def partition_constants(
 
 
 def deleted_rows(
-    filesystem: pyarrow.fs.FileSystem, paths: Sequence[str], data_file: str
+    filesystem: pyarrow.fs.FileSystem, paths: Sequence[str], data_file: str, data_path: str
 ) -> np.ndarray[Any, Any] | None:
-    """Return whether each row of a data file was deleted, up to the last one that was; None if none was.
+    """Return whether each row of a data file was deleted; None if none was. Raises DataError for rows that it does not
+    have.
 
     `paths`: files with positions of deleted rows, of this file and of others. `data_file`: its location in the metadata.
+    `data_path`: its path in `filesystem`.
     """
     rows: list[np.ndarray[Any, Any]] = []
     for path in paths:
@@ -128,6 +148,13 @@ def deleted_rows(
     together = np.concatenate(rows) if rows else np.array([], np.int64)
     if not len(together):
         return None
-    deleted = np.zeros(int(together.max()) + 1, np.bool_)
+    with explained(data_path, "parquet"):
+        row_count = pyarrow.parquet.read_metadata(data_path, filesystem=filesystem).num_rows
+    wrong = together[(together < 0) | (together >= row_count)]
+    if len(wrong):
+        raise DataError(
+            f"{', '.join(paths)}: row {wrong[0]} of {data_file} is deleted, which has {row_count} rows; the table is damaged"
+        )
+    deleted = np.zeros(row_count, np.bool_)
     deleted[together] = True
     return deleted

@@ -41,7 +41,7 @@ _OF_STORAGE: Final = ("s3.", "gcs.", "adls.", "hdfs.", "hf.", "oss.", "client.")
 """How the names of properties begin with which storage is read; slots get no others, such as passwords of the catalog."""
 
 
-class _IcebergPosition(msgspec.Struct, frozen=True, array_like=True):
+class _IcebergPosition(msgspec.Struct, frozen=True, array_like=True, tag="iceberg"):
     table_uuid: str
     snapshot_id: int | None
     """The newest snapshot that was read; None: the table had none."""
@@ -145,7 +145,7 @@ class IcebergSource(TableSource):
         self._set_schema(pa.schema([found.field(name) for name in chosen]))
         self._files = self._files_of(opened, chosen, filesystem)
         if start is not None:
-            self._before_start(opened.metadata)
+            self._before_start(opened)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_table": None}
@@ -169,7 +169,7 @@ class IcebergSource(TableSource):
         self._check_columns(table)
         metadata, uuid = table.metadata, str(table.metadata.table_uuid)
         if self._start is not None:
-            return (), msgspec.msgpack.encode(_IcebergPosition(uuid, self._before_start(metadata)))
+            return (), msgspec.msgpack.encode(_IcebergPosition(uuid, self._before_start(table)))
         newest = metadata.current_snapshot()
         if newest is None:
             return (), msgspec.msgpack.encode(_IcebergPosition(uuid, None))
@@ -177,14 +177,20 @@ class IcebergSource(TableSource):
             files = self._snapshot(table, newest)
         return files, msgspec.msgpack.encode(_IcebergPosition(uuid, newest.snapshot_id))
 
-    def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
-        known = decoded(position, _IcebergPosition, "IcebergSource")
-        table = self._opened()
+    def _check_position(self, position: bytes) -> None:
+        self._check_same(decoded(position, _IcebergPosition, "IcebergSource"), self._opened())
+
+    def _check_same(self, known: _IcebergPosition, table: Table) -> None:
         if str(table.metadata.table_uuid) != known.table_uuid:
             raise ConfigError(
                 f"{self._where}: the table was dropped and made again; to read it from the beginning, start with --fresh"
             )
-        later = self._later(table.metadata, known.snapshot_id)
+
+    def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
+        known = decoded(position, _IcebergPosition, "IcebergSource")
+        table = self._opened()
+        self._check_same(known, table)
+        later = self._later(table, known.snapshot_id)
         if later:
             self._check_columns(table)
         for snapshot in later:
@@ -192,8 +198,9 @@ class IcebergSource(TableSource):
                 added = self._added_by(table, snapshot)
             yield added, msgspec.msgpack.encode(_IcebergPosition(known.table_uuid, snapshot.snapshot_id))
 
-    def _later(self, metadata: TableMetadata, known: int | None) -> list[Snapshot]:
+    def _later(self, table: Table, known: int | None) -> list[Snapshot]:
         """Return the snapshots after this one, the oldest first. Raises ConfigError if they are no longer known."""
+        metadata = table.metadata
         found: list[Snapshot] = []
         next_id = metadata.current_snapshot_id
         while next_id is not None and next_id != known:
@@ -203,13 +210,32 @@ class IcebergSource(TableSource):
             found.append(snapshot)
             next_id = snapshot.parent_snapshot_id
         if next_id == known:
+            if known is None and found:
+                self._check_first(table, found[-1])
             return found[::-1]
         if known is not None and metadata.snapshot_by_id(known) is not None:
             raise ConfigError(
                 f"{self._where}: snapshot {known} was read, and the table was rolled back to an older one since; to read it "
                 "from the beginning, start with --fresh"
             )
-        raise ConfigError(
+        raise self._expired(known)
+
+    def _check_first(self, table: Table, snapshot: Snapshot) -> None:
+        """Raise ConfigError if others came before this snapshot: when they expire, it is left without a parent."""
+        if snapshot.snapshot_id != self._start and not self._is_first(table, snapshot):
+            raise self._expired(None)
+
+    def _is_first(self, table: Table, snapshot: Snapshot) -> bool:
+        """Whether no snapshot came before this one, as far as the table's metadata shows."""
+        if snapshot.parent_snapshot_id is not None:
+            return False
+        if snapshot.sequence_number:
+            return snapshot.sequence_number == 1
+        with catalog_errors(f"{self._where}: the files of snapshot {snapshot.snapshot_id} cannot be listed"):
+            return all(each.added_snapshot_id == snapshot.snapshot_id for each in snapshot.manifests(table.io))
+
+    def _expired(self, known: int | None) -> ConfigError:
+        return ConfigError(
             f"{self._where}: {'nothing' if known is None else f'snapshot {known}'} was read, and what came next has expired. "
             "Keep snapshots for longer than a job may be behind; to read the table as it is now, start with --fresh"
         )
@@ -268,9 +294,9 @@ class IcebergSource(TableSource):
         constants = partition_constants(file, table.specs()[file.spec_id], columns)
         return TableFile(file.file_path, file.file_size_in_bytes, since, constants, deletes=tuple(deletes))
 
-    def _before_start(self, metadata: TableMetadata) -> int | None:
+    def _before_start(self, table: Table) -> int | None:
         """Return the snapshot before the first one to read; None if there is none."""
-        newest = metadata.current_snapshot()
+        newest = table.metadata.current_snapshot()
         newest_id = None if newest is None else newest.snapshot_id
         if self._start == "latest":
             return newest_id
@@ -278,11 +304,11 @@ class IcebergSource(TableSource):
         while newest is not None:
             line.append(newest)
             parent_id = newest.parent_snapshot_id
-            newest = None if parent_id is None else metadata.snapshot_by_id(parent_id)
+            newest = None if parent_id is None else table.metadata.snapshot_by_id(parent_id)
         if isinstance(self._start, datetime):
             start_ms = self._start.timestamp() * 1000
             since = [snapshot for snapshot in line if snapshot.timestamp_ms >= start_ms]
-            if since and since[-1] is line[-1] and line[-1].parent_snapshot_id is not None:
+            if since and since[-1] is line[-1] and not self._is_first(table, line[-1]):
                 raise ConfigError(
                     f"{self._where}: start={self._start.isoformat()}, and the oldest snapshot that has not expired is newer: "
                     f"{line[-1].snapshot_id}; start with that one, or read the whole table without start="
@@ -333,7 +359,7 @@ class IcebergSource(TableSource):
             return stored_columns(parquet_schema_of(filesystem, path), self._files.columns, self._files.mapped(), path)
 
         deletes = [self._files.located(each)[1] for each in file.deletes]
-        deleted = deleted_rows(filesystem, deletes, file.path)
+        deleted = deleted_rows(filesystem, deletes, file.path, path)
         return open_table_file(filesystem, path, file, self.schema, split.offset, stored=stored, deleted=deleted)
 
     def _located(self, file: TableFile) -> tuple[pyarrow.fs.FileSystem, str]:

@@ -193,6 +193,18 @@ def fixed_size_lists(
     return made
 
 
+def map_entries(column: MapArray) -> tuple[pa.Array[Any], pa.Array[Any], pa.Array[Any]]:
+    """Return offsets, keys and items of the maps of a column, without what is below null ones."""
+    ends = column.offsets.to_numpy()
+    lengths = np.where(np.asarray(column.is_null()), 0, ends[1:] - ends[:-1])
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    keys, items = column.keys[ends[0] : ends[-1]], column.items[ends[0] : ends[-1]]
+    if len(keys) > offsets[-1]:  # not otherwise: pyarrow cannot take all types
+        positions = pa.array(np.arange(offsets[-1]) + np.repeat(ends[:-1] - ends[0] - offsets[:-1], lengths))
+        keys, items = keys.take(positions), items.take(positions)
+    return pa.array(offsets, pa.int32()), keys, items
+
+
 def maps(
     offsets: pa.Array[Any], keys: pa.Array[Any], items: pa.Array[Any], kind: MapType, mask: pa.BooleanArray | None
 ) -> pa.Array[Any]:

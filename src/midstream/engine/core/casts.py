@@ -31,6 +31,7 @@ from midstream.engine.core.arrow_types import (
     is_struct_array,
     is_text,
     list_lengths,
+    map_entries,
     maps,
     nulls,
 )
@@ -128,15 +129,9 @@ def _cast_list(column: ListArray, kind: ListType, path: str) -> pa.Array[Any]:
 
 
 def _cast_map(column: MapArray, kind: MapType, path: str) -> pa.Array[Any]:
-    ends = column.offsets.to_numpy()
-    lengths = np.where(np.asarray(column.is_null()), 0, ends[1:] - ends[:-1])  # there may be entries below null maps
-    offsets = np.concatenate([[0], lengths.cumsum()])
-    keys, items = column.keys[ends[0] : ends[-1]], column.items[ends[0] : ends[-1]]
-    if len(keys) > offsets[-1]:  # not otherwise: pyarrow cannot take all types
-        positions = pa.array(np.arange(offsets[-1]) + np.repeat(ends[:-1] - ends[0] - offsets[:-1], lengths))
-        keys, items = keys.take(positions), items.take(positions)
+    offsets, keys, items = map_entries(column)
     return maps(
-        pa.array(offsets, pa.int32()),
+        offsets,
         _cast(keys, kind.key_type, f"{path}[keys]"),
         _cast(items, kind.item_type, f"{path}[values]"),
         kind,
