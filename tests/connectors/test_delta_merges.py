@@ -210,6 +210,36 @@ def test_rows_are_found_in_files_of_other_writers_whatever_the_log_says_of_them(
     assert found(table) == [(ats[0], 0), (ats[1], 1)]
 
 
+def test_rows_that_the_sink_has_added_before_are_found(table):
+    """Their least and greatest texts in the log are cut, and with NaN there are none."""
+    columns = schema_of([("id", TEXT), ("x", pa.float64())])
+    long = ["\u00e9" * 40 + end for end in ("a", "b", "\U0010ffff" * 40)]
+    adding = DeltaSink(table)
+    adding.validate(columns, restoring=False)
+    for n, (key, x) in enumerate(
+        [(long[0], 0.0), (long[1], float("nan")), (long[2], 0.0), ("", 0.0), ("x" * 5000, 0.0)]
+    ):
+        committer_of(adding, "job-a").commit(n, written(adding, rows_of(columns, (key, x)), n, subtask=n))
+    keys = [*long, "", "x" * 5000]
+    sink = new_sink(table, columns, op=None)
+    for n, key in enumerate(keys, 10):
+        committer_of(sink, "job-b").commit(n, written(sink, rows_of(columns, (key, 1.0)), n, job_id="job-b", subtask=n))
+    assert found(table) == sorted((key, 1.0) for key in keys)
+
+
+def test_a_file_that_is_damaged_while_it_waits_is_no_commit(table):
+    sink = new_sink(table)
+    committables = written(sink, users((1, "a", "insert")))
+    (path,) = (table / "_midstream").iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data[:-20])
+    with pytest.raises(StorageError, match="cannot commit checkpoint 1"):
+        committer_of(sink, "job-a").commit(1, committables)
+    path.write_bytes(data)
+    committer_of(sink, "job-a").commit(1, committables)
+    assert found(table) == [(1, "a")]
+
+
 HOSTILE = ["a.b", 'q"uote', "back`tick", "sp ace", "UPPER", "größe", "it's", "semi;colon", "new\nline", "s.c0", "t", "deletes", "%41", "--"]  # fmt: skip
 
 

@@ -446,7 +446,7 @@ class _DeltaCommitter(Committer):
             except CommitFailedError as error:
                 if tries == _TRIES_MAX:
                     raise StorageError(f"{where}: other writers keep committing first: {error}") from error
-            except (DeltaError, OSError) as error:
+            except (DeltaError, OSError, pa.ArrowException) as error:
                 raise StorageError(f"{where}: {error}") from error
         raise InvariantError(f"{where}: tried {_TRIES_MAX} times")
 
