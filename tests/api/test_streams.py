@@ -697,3 +697,38 @@ def test_a_keyed_stream_is_written_with_all_rows_of_a_key_in_one_subtask(tmp_pat
         assert len(rows) == 40
         for k in range(5):
             assert [row["n"] for row in rows if row["k"] == k] == list(range(k, 40, 5))
+
+
+def test_rows_that_replace_others_by_a_key_are_partitioned_by_it(tmp_path):
+    def edge_of(stream: Any, **options: Any) -> Any:
+        stream.write_delta(tmp_path / "out", key=["k", "v"], **options)
+        program = stream.core.program
+        *_, edge = build_job_graph(program.graph, program.config).edges
+        return edge.partitioning, edge.keys
+
+    def rows() -> Any:
+        return env().from_collection([{"k": "a", "v": 1, "x": 1.5, "op": "insert"}])
+
+    by_key = Partitioning.KEYED, ("k", "v")
+    assert edge_of(rows(), op="op") == by_key
+    assert edge_of(rows().key_by("k")) == by_key
+    assert edge_of(rows().key_by("v", "k")) == (Partitioning.KEYED, ("v", "k")), "one exchange is enough"
+    assert edge_of(rows().filter(pl.col("v") > 0).global_()) == (Partitioning.GLOBAL, ())
+    kept = rows().key_by("k", "v").aggregate(n=Count()).forward()
+    kept.write_postgres("dbname=x", "kept", key=["k", "v"])
+    assert [edge.partitioning for edge in build_job_graph(kept.core.program.graph, kept.core.program.config).edges] == [
+        Partitioning.KEYED
+    ], "rows stay where the keyed operator has put them"
+    for refused in (rows().rebalance(), rows().broadcast()):
+        with pytest.raises(
+            JobError, match=r"write_delta: defines where rows go, and so does (rebalance|broadcast)\(\)"
+        ):
+            edge_of(refused)
+    with pytest.raises(
+        SchemaError, match=r"write_delta: key column 'x' is double, which cannot be a key; .*before write_delta"
+    ):
+        rows().write_delta(tmp_path / "out", key=["x"])
+    with pytest.raises(SchemaError, match="write_postgres: operation column 'v' is int64; it must be text"):
+        rows().write_postgres("dbname=x", "kept", key=["k"], op="v")
+    with pytest.raises(ConfigError, match="needs the columns by which rows are found"):
+        rows().write_delta(tmp_path / "out", op="op")

@@ -20,7 +20,8 @@ from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from committers import committer_of
-from midstream.connectors.delta.delta_sink import DeltaSink, WrittenFile
+from midstream.connectors.delta.delta_files import WrittenFile
+from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.delta.delta_tables import check_features
 from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.errors import ConfigError, InvariantError, MidstreamError, SchemaError, StorageError

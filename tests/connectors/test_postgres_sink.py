@@ -295,7 +295,7 @@ def test_a_key_without_a_value_fails_before_the_checkpoint(database):
     sink = new_sink(database, VISITS, "visits", key=["who", "day"])
     error = failure_of(sink, visits((None, 1, 1)))
     assert isinstance(error, SchemaError)
-    assert 'null value in column "who"' in str(error)
+    assert "row 0 since the last checkpoint: key column 'who' is null" in str(error)
 
 
 def test_a_key_needs_a_unique_constraint_of_just_these_columns(database):

@@ -15,7 +15,8 @@ from deltalake import DeltaTable, write_deltalake
 from going_back_world import World, committed, graph_of
 
 from committers import committer_of
-from midstream.connectors.delta.delta_sink import DeltaSink, WrittenFile
+from midstream.connectors.delta.delta_files import WrittenFile
+from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.files.file_sink import FileSink
 from midstream.connectors.postgres.postgres_sink import PostgresSink
 from midstream.engine.core.errors import ConfigError

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import psycopg
 import pytest
-from transactional_jobs import COMMITTERS, ROWS, Target, after_commit
+from transactional_jobs import COMMITTERS, ROWS, Changes, Target, after, after_commit
 
 from jobs import check_gapless
 from machine import limit_s
@@ -111,6 +111,43 @@ def test_a_drained_job_leaves_nothing_pending_and_a_stopped_one_goes_on(target, 
     drained = target.rows()
     assert is_once(drained) and set(stopped) < set(drained)
     assert target.pending() == []
+
+
+# ---- tables that follow changes -----------------------------------------------
+
+
+@pytest.fixture(params=["postgres", "delta"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Changes:
+    place = request.getfixturevalue("database") if request.param == "postgres" else str(tmp_path / "out")
+    return Changes(request.param, place)
+
+
+def test_a_table_follows_changes_although_a_slot_is_killed(kept, tmp_path):
+    job = kept.job(tmp_path / "checkpoints", count=60_000).start(slots=ProcessSlots())
+    until("something is committed", kept.rows)
+    kill_a_slot(job)
+    until("the restart", lambda: job.status().restarts)
+    assert job.wait(limit_s(90)).state == "finished"
+    assert kept.rows() == after(60_000)
+    assert kept.pending() == []
+
+
+@pytest.mark.parametrize("what", ["changes", "files"])
+def test_a_driver_that_dies_around_a_commit_of_changes_goes_on(kept, tmp_path, what):
+    import transactional_jobs
+
+    if what == "files" and kept.kind != "delta":
+        pytest.skip("PostgreSQL drops its staging tables in the same transaction")
+    checkpoints = tmp_path / "checkpoints"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, transactional_jobs.__file__, kept.kind, kept.place, str(checkpoints), what]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=limit_s(90), check=False)
+    assert done.returncode == 9, done.stderr
+    assert kept.rows() not in ({}, after(ROWS))
+    status = kept.job(checkpoints).start(slots=ProcessSlots(), restore_from="latest").wait(limit_s(90))
+    assert status.state == "finished"
+    assert kept.rows() == after(ROWS)
+    assert kept.pending() == []
 
 
 # ---- PostgreSQL ---------------------------------------------------------------

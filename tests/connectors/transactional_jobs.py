@@ -16,7 +16,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
 from midstream import Environment
-from midstream.connectors.delta import delta_sink
+from midstream.connectors.delta import delta_merges, delta_sink
 from midstream.connectors.iceberg import iceberg_sink
 from midstream.connectors.postgres import postgres_sink
 from midstream.engine.core.arrow_types import to_list
@@ -88,6 +88,54 @@ class Target:
             return [name for (name,) in found]
 
 
+def changes(i: Any) -> pl.DataFrame:
+    """The keys in turn; every third time a key is deleted, and what is put has its number."""
+    n, turn = pl.col("n"), pl.col("n") // 97 % 3
+    return pl.DataFrame({"n": i}).select(
+        who=n % 97,
+        n=pl.when(turn < 2).then(n),
+        op=turn.replace_strict({0: "insert", 1: "update", 2: "delete"}, return_dtype=pl.String),
+    )
+
+
+def after(count: int) -> dict[int, int]:
+    """What is in the table after so many changes."""
+    last = {who: (n, op) for who, n, op in changes(range(count)).rows()}
+    return {who: n for who, (n, op) in last.items() if op != "delete"}
+
+
+@dataclass(frozen=True)
+class Changes:
+    """A table that follows changes. `kind`: postgres or delta; `place`: a connection string, or a directory."""
+
+    kind: str
+    place: str
+
+    def job(self, checkpoints: Path, *, rows_per_s: float | None = 10_000, count: int | None = ROWS) -> Environment:
+        env = Environment("changes", parallelism=2, checkpoint_dir=checkpoints, checkpoint_interval="200 ms")
+        stream = env.generate(changes, count=count, rows_per_s=rows_per_s, splits=1).uid("changes").parallelism(1)
+        if self.kind == "postgres":
+            stream.write_postgres(self.place, "kept", key=["who"], op="op").uid("out").name("out")
+        else:
+            stream.write_delta(self.place, key=["who"], op="op").uid("out").name("out")
+        return env
+
+    def rows(self) -> dict[int, int]:
+        """Committed."""
+        if self.kind == "delta":
+            return dict(pl.read_delta(self.place).rows()) if DeltaTable.is_deltatable(self.place) else {}
+        with psycopg.connect(self.place) as connection:
+            if connection.execute("SELECT to_regclass('kept') IS NULL").fetchone() == (True,):
+                return {}
+            return dict(connection.execute("SELECT who, n FROM kept").fetchall())
+
+    def pending(self) -> list[str]:
+        """Staged, and not committed."""
+        if self.kind == "delta":
+            return sorted(path.name for path in Path(self.place).glob("_midstream/*"))
+        return Target(self.kind, self.place).pending()
+
+
 def after_commit(kind: str, then: Callable[[int], None]) -> Callable[..., None]:
     """A `commit` that commits, and then does something else."""
     commit = COMMITTERS[kind].commit
@@ -99,13 +147,19 @@ def after_commit(kind: str, then: Callable[[int], None]) -> Callable[..., None]:
     return committed
 
 
-def main(kind: str, place: str, checkpoints: str) -> None:
+def main(kind: str, place: str, checkpoints: str, what: str = "rows") -> None:
+    """`what`: rows, changes, or files: of merged changes these are not deleted."""
+
     def die(checkpoint_id: int) -> None:
         if checkpoint_id >= 2:
             os._exit(9)
 
-    COMMITTERS[kind].commit = after_commit(kind, die)
-    Target(kind, place).job(Path(checkpoints), rows_per_s=5_000).execute(slots=ProcessSlots())
+    job = Target(kind, place) if what == "rows" else Changes(kind, place)
+    if what == "files":
+        delta_merges.delete_files = lambda *_: os._exit(9)
+    else:
+        COMMITTERS[kind].commit = after_commit(kind, die)
+    job.job(Path(checkpoints), rows_per_s=5_000).execute(slots=ProcessSlots())
 
 
 if __name__ == "__main__":

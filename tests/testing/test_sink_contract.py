@@ -186,12 +186,14 @@ def test_the_file_sink_keeps_to_it(places, format):
     testing.check_sink(target)
 
 
-def test_the_delta_sink_keeps_to_it(places):
+@pytest.mark.parametrize("key", [(), ("n",)])
+def test_the_delta_sink_keeps_to_it(places, key):
     pytest.importorskip("deltalake")
 
     def target():
         table = Path(tempfile.mkdtemp(dir=places)) / "table"
-        return DeltaSink(table), lambda: pl.read_delta(str(table)).to_dicts() if (table / "_delta_log").exists() else []
+        sink = DeltaSink(table, key=key)
+        return sink, lambda: pl.read_delta(str(table)).to_dicts() if (table / "_delta_log").exists() else []
 
     testing.check_sink(target)
 

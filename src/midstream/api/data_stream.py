@@ -17,6 +17,7 @@ from midstream.api.hints import OF_STREAMS, Hinted
 from midstream.api.program import Handle, located
 from midstream.api.row_transformations import Transformable
 from midstream.api.stream_core import StreamCore
+from midstream.api.stream_sinks import Writable
 from midstream.engine.core.config import Duration, duration_us
 from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.core.key_groups import key_cast, key_type_supported
@@ -560,7 +561,7 @@ _METHOD = {
 }
 
 
-def checked_keys(stream: DataStream, columns: tuple[str, ...], method: str) -> tuple[str, ...]:
+def checked_keys(stream: Writable, columns: tuple[str, ...], method: str) -> tuple[str, ...]:
     """Return the columns; raise SchemaError or JobError if the stream cannot be keyed by them."""
     if not columns:
         raise JobError(f"{method}: name at least one column")

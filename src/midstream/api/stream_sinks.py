@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import pyarrow.fs
 
 from midstream.api.picklability import check_shippable
 from midstream.api.program import Handle, located
 from midstream.api.stream_core import StreamCore
+from midstream.connectors.common.row_operations import check_columns
 from midstream.connectors.files.encoders import check_encodable
 from midstream.connectors.files.file_sink import FileSink
 from midstream.connectors.memory.collect_sink import CollectSink
 from midstream.connectors.memory.print_sink import PrintSink
 from midstream.engine.core.config import Size
 from midstream.engine.core.errors import JobError
+from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.operators.sink_api import Sink
 from midstream.engine.operators.sink_operator import SinkOperator
 
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
     from midstream.connectors.kafka.client import OptionValue
     from midstream.connectors.kafka.kafka_sink import Guarantee
     from midstream.connectors.kafka.record_parser import KafkaFormat
+
+
+_KEEPING_KEYS: Final = (Partitioning.FORWARD, Partitioning.GLOBAL)
+"""What a program may define for a sink with a key: rows stay where a keyed operator has put them, or are all together."""
 
 
 class StreamSink(Handle):
@@ -168,6 +175,7 @@ class Writable:
         *,
         schema: str | None = None,
         key: Sequence[str] = (),
+        op: str | None = None,
         append: bool = False,
         staging_schema: str | None = None,
     ) -> StreamSink:
@@ -179,8 +187,11 @@ class Writable:
         `table`: the name of the table as it is, not SQL. A missing table is created. A new job refuses one that has
         rows, unless `append` or with a `key`.
         `schema`: the schema of the table; without it the server's search_path decides.
-        `key`: columns by which rows are upserted, those of a primary key or unique constraint; call `key_by` with the
-        same columns first. Without it, rows are inserted.
+        `key`: columns by which rows are upserted, those of a primary key or unique constraint; rows are partitioned by
+        them, unless the stream is keyed by them, or `forward` or `global_` defines where rows go. Without it, rows are
+        inserted.
+        `op`: the text column with each row's operation, which is not written: "insert" and "update" upsert the row,
+        "delete" deletes the one with its key. Without it, all rows are upserted.
         `append`: add to a table that has rows.
         `staging_schema`: the schema in which rows wait for their checkpoint, by default that of the table.
 
@@ -191,14 +202,16 @@ class Writable:
         """
         from midstream.connectors.postgres.postgres_sink import PostgresSink
 
-        sink = PostgresSink(dsn, table, schema=schema, key=key, append=append, staging_schema=staging_schema)
-        return self._end("postgres", sink)
+        sink = PostgresSink(dsn, table, schema=schema, key=key, op=op, append=append, staging_schema=staging_schema)
+        return self._end_by_key("postgres", sink, sink.key, op)
 
     @located
     def write_delta(
         self,
         table: str | os.PathLike[str],
         *,
+        key: Sequence[str] = (),
+        op: str | None = None,
         partition_by: Sequence[str] = (),
         append: bool = False,
         roll_size: Size = "128 MiB",
@@ -210,7 +223,9 @@ class Writable:
         Needs `pip install 'midstream[delta]'` for the Python of the driver.
 
         `table`: a local path or a storage URL. A missing table is created. A new job refuses one that has rows, unless
-        `append`.
+        `append` or with a `key`.
+        `key`: columns by which rows are upserted, as by `write_postgres`; not floats. Without it, rows are added.
+        `op`: the text column with each row's operation, "insert", "update" or "delete", as for `write_postgres`.
         `partition_by`: the partition columns of a table that is created; an existing one keeps its own.
         `append`: add to a table that has rows.
         `roll_size`: a file is closed when it has about this size, and at every checkpoint.
@@ -225,13 +240,15 @@ class Writable:
 
         sink = DeltaSink(
             table,
+            key=key,
+            op=op,
             partition_by=partition_by,
             append=append,
             roll_size=roll_size,
             storage_options=storage_options,
             filesystem=filesystem,
         )
-        return self._end("delta", sink)
+        return self._end_by_key("delta", sink, sink.key, op)
 
     @located
     def write_iceberg(
@@ -359,9 +376,19 @@ class Writable:
         self._end("collect", sink)
         return sink
 
-    def _end(self, kind: str, sink: Sink) -> StreamSink:
+    def _end_by_key(self, kind: str, sink: Sink, key: tuple[str, ...], op: str | None) -> StreamSink:
+        """End the stream so that one subtask gets all rows of a key, in order."""
+        from midstream.api.data_stream import checked_keys
+
+        method, core = f"write_{kind}", self.core
+        check_columns(self.schema, key, op, method)
+        if key and set(core.keys) != set(key) and core.partitioning not in _KEEPING_KEYS:
+            core = replace(core, keys=checked_keys(self, key, method))
+        return self._end(kind, sink, core)
+
+    def _end(self, kind: str, sink: Sink, core: StreamCore | None = None) -> StreamSink:
         check_shippable(sink, kind)
-        program, inputs = self.core.program, self.core.inputs()
+        program, inputs = self.core.program, (core or self.core).inputs()
         node = program.add(kind, inputs, lambda name: SinkOperator(name, sink, self.schema), sink=sink)
         return StreamSink(program, node.id)
 

@@ -5,7 +5,7 @@
 
 Each commit is one transaction of the table, with an application id for the job and sink and the checkpoint's id as its
 version. The log keeps the newest version of each application, and accepts a transaction from only one of two writers:
-the other one finds that there is nothing left to do.
+the other one finds that there is nothing left to do. With a key, rows are merged instead of added (`delta_merges`).
 
 A committable names the table to which its file belongs, and is committed there even if the sink now writes to another
 one. It comes from a checkpoint, so it is not trusted: it can only name files below their table whose names have the
@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs
 import xxhash
 
@@ -42,27 +41,23 @@ from midstream.connectors.common.filesystem import (
     resolve,
 )
 from midstream.connectors.common.optional_packages import require
-from midstream.connectors.common.table_columns import fitted, nullable
+from midstream.connectors.common.row_operations import check_columns, checked_key, written_columns
+from midstream.connectors.common.table_columns import fitted
+from midstream.connectors.delta import delta_merges
+from midstream.connectors.delta.delta_files import AppendedPart, WrittenFile
+from midstream.connectors.delta.delta_merges import MergedPart
 from midstream.connectors.delta.delta_tables import (
-    FOLDER_BYTES_MAX,
     check_features,
     check_partitioning,
     check_unchanged,
     delta_schema,
-    first_beyond_years,
-    first_too_long,
     parquet_schema,
     partition_folder,
-    partition_text,
     schema_of,
-    statistics,
 )
-from midstream.connectors.files.partitioned_files import Partition, PartitionedPart
-from midstream.connectors.files.rolling_files import OpenFile, explained, roll_bytes_of
-from midstream.engine.core.batches import from_polars, to_polars
+from midstream.connectors.files.rolling_files import explained, roll_bytes_of
 from midstream.engine.core.config import Size
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, InvariantError, SchemaError, StorageError
-from midstream.engine.core.python_values import shown
 from midstream.engine.operators.sink_api import (
     CommittedOutput,
     Committer,
@@ -76,26 +71,13 @@ from midstream.engine.operators.sink_api import (
 if TYPE_CHECKING:
     import os
 
-    from deltalake import DeltaTable
+    from deltalake import CommitProperties, DeltaTable, Transaction
+    from deltalake.transaction import AddAction
 
 _NAME: Final = re.compile(r"part-\d+-\d+-\d+-[0-9a-f]{16}\.parquet")
 _SUPERSEDED: Final = 2**62
 _TRIES_MAX: Final = 5
 """The number of attempts when other writers' transactions intervene; those that only add files do not count."""
-
-
-class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
-    """A committable. `name` is relative to the table, which is at `place`."""
-
-    job_id: str
-    uid: str
-    name: str
-    size: int
-    rows: int
-    partition: dict[str, str | None]
-    statistics: str
-    place: str
-    """The table's location, see `location_of`."""
 
 
 class DeltaSink(Sink):
@@ -106,8 +88,12 @@ class DeltaSink(Sink):
     value: it becomes NULL.
 
     `table`: a local path, or a URL that pyarrow and deltalake know (s3://…). A missing table is created. A fresh job
-    needs a table without rows, unless `append`.
+    needs a table without rows, unless `append` or with a `key`.
     `partition_by`: the partition columns of a table that is created; an existing one keeps its own.
+    `key`: a row replaces the one with the same values in these columns, or is added; of several such rows the last one
+    remains, provided that one subtask has them all: call `key_by` with the same columns first.
+    `op`: the column with each row's operation, which is not written: "insert" and "update" do what `key` does, "delete"
+    deletes the row with that key.
     `append`: add to a table that has rows.
     `roll_size`: a file is closed when it reaches about this size, and with every checkpoint.
     `storage_options`: what deltalake needs to write the log there; only deltalake, on the driver, receives them.
@@ -122,6 +108,8 @@ class DeltaSink(Sink):
         self,
         table: str | os.PathLike[str],
         *,
+        key: Sequence[str] = (),
+        op: str | None = None,
         partition_by: Sequence[str] = (),
         append: bool = False,
         roll_size: Size = "128 MiB",
@@ -131,6 +119,8 @@ class DeltaSink(Sink):
         require("deltalake", "delta", "DeltaSink")
         if isinstance(partition_by, str):
             raise ConfigError(f"DeltaSink: partition_by={partition_by!r} is a string; give a list: [{partition_by!r}]")
+        self.key = checked_key(key, op, "DeltaSink")
+        self.op = op
         self.roll_bytes = roll_bytes_of(roll_size)
         self.filesystem, self.directory = resolve(table, filesystem, "DeltaSink")
         self._uri = self.directory if is_local(self.filesystem) else str(table)
@@ -155,6 +145,8 @@ class DeltaSink(Sink):
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
+        check_columns(schema, self.key, self.op, self._where)
+        schema = written_columns(schema, self.op)
         if len(schema) == 0:
             raise SchemaError(f"{self._where}: the stream has no columns to write")
         made = delta_schema(schema, self._where)
@@ -181,10 +173,12 @@ class DeltaSink(Sink):
         self._described = pa.schema([field for field in there if field.name not in partition_by])
         check_partitioning(partition_by, self._schema, self._where)
         self.partition_by = partition_by
-        if not (restoring or self.append) and table.file_uris():
+        if self.key:
+            delta_merges.check_mergeable(table, self._schema, self.key, self._where)
+        elif not (restoring or self.append) and table.file_uris():
             raise ConfigError(
-                f"{self._where}: the table is not empty; name another one, resume from a checkpoint, or add to the "
-                "table with append=True"
+                f"{self._where}: the table is not empty; name another one, resume from a checkpoint, add to the table with "
+                "append=True, or replace rows by a key"
             )
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
@@ -194,14 +188,16 @@ class DeltaSink(Sink):
     def writer(self, context: WriterContext) -> SinkWriter:
         if self._schema is None:
             raise InvariantError(f"{self._where}: was shipped before it was validated")
-        schema, numbers = self._schema, count()
+        schema, numbers, part = self._schema, count(), MergedPart if self.key else AppendedPart
         origin = f"{context.job_id}/{context.uid}/{context.attempt}/{context.subtask}"
         token = xxhash.xxh3_64_hexdigest(origin.encode())
+        if self.key:
+            token = delta_merges.file_token(context.job_id, context.uid)
 
         def next_name() -> str:
             return f"part-{context.attempt:04d}-{context.subtask:04d}-{next(numbers):06d}-{token}.parquet"
 
-        return AsyncWriter(context, lambda: _TablePart(self, context, schema, next_name))
+        return AsyncWriter(context, lambda: part(self, context, schema, next_name))
 
     def committer(self, context: CommitterContext) -> _DeltaCommitter:
         return _DeltaCommitter(self, context.job_id)
@@ -242,15 +238,14 @@ class DeltaSink(Sink):
         ended = {app: _SUPERSEDED + min(_checkpoint_of(marks.get(app, 0)), after) for app in _applications(output)}
         if ended == marks:
             return
-        version = self._version_before(table, output, after)
+        version, newest = self._version_before(table, output, after), table.version()
         properties = CommitProperties(app_transactions=[Transaction(app, mark) for app, mark in ended.items()])
         try:
-            if version == table.version():
-                partition_by = table.metadata().partition_columns
-                table.create_write_transaction([], "append", table.schema(), partition_by, commit_properties=properties)
+            if version == newest:
+                _add(table, [], properties)
             else:
                 table.restore(version, commit_properties=properties)
-            _make_log_durable(self, table)
+            _make_log_durable(self, table, newest)
         except (DeltaError, OSError) as error:
             raise StorageError(f"{self._where}: {error}") from error
 
@@ -363,77 +358,6 @@ def _checkpoint_of(mark: int) -> int:
     return mark - _SUPERSEDED if mark >= _SUPERSEDED else mark
 
 
-class _TablePart(PartitionedPart):
-    def __init__(
-        self, sink: DeltaSink, context: WriterContext, schema: pa.Schema, next_name: Callable[[], str]
-    ) -> None:
-        super().__init__(schema, sink.roll_bytes, f"operator {context.name!r}: {sink._where}")
-        self._sink = sink
-        self._context = context
-        self._next_name = next_name
-        self._kept = nullable(pa.schema([field for field in schema if field.name not in sink.partition_by]))
-
-    def _parts(self, batch: pa.RecordBatch) -> list[tuple[Partition, pa.RecordBatch]]:
-        """Group rows by the values of the partition columns, and drop these columns."""
-        self._check_years(batch)
-        names = list(self._sink.partition_by)
-        if not names:
-            return [((), batch)]
-        frames = to_polars(batch).partition_by(names, maintain_order=True, include_key=False, as_dict=True)
-        for values in frames:
-            if values not in self._partitions:
-                self._check_length(values, batch)
-        return [(values, from_polars(frame, self._kept, self._where)) for values, frame in frames.items()]
-
-    def _check_years(self, batch: pa.RecordBatch) -> None:
-        for name in self._sink.partition_by:
-            column = batch.column(name)
-            row = first_beyond_years(column) if pa.types.is_date(column.type) else None
-            if row is not None:
-                raise SchemaError(
-                    f"{self._where}: row {self._rows + row} since the last checkpoint: partition column {name!r} has a "
-                    f"date {column.view(pa.int32())[row].as_py()} days after 1970-01-01, and the names of partitions "
-                    "have only years 1 to 9999; filter such rows out, or partition by something else"
-                )
-
-    def _check_length(self, values: Partition, batch: pa.RecordBatch) -> None:
-        name = first_too_long(self._partition(values))
-        if name is not None:
-            value = values[self._sink.partition_by.index(name)]
-            row = self._rows + pc.index(batch.column(name), pa.scalar(value, batch.schema.field(name).type)).as_py()
-            raise SchemaError(
-                f"{self._where}: row {row} since the last checkpoint: partition column {name!r} has {shown(value)}, "
-                f"which would need a folder name of more than {FOLDER_BYTES_MAX} bytes; partition by something shorter"
-            )
-
-    def _partition(self, values: Partition) -> dict[str, str | None]:
-        return dict(zip(self._sink.partition_by, map(partition_text, values), strict=True))
-
-    def _new_file(self, values: Partition) -> OpenFile:
-        sink, name = self._sink, f"{partition_folder(self._partition(values))}{self._next_name()}"
-        return OpenFile(sink.filesystem, sink.directory, name, "parquet", self._kept)
-
-    def _committables(self, ended: Sequence[tuple[Partition, OpenFile]], checkpoint_id: int) -> list[bytes]:
-        for folder in {above for _, file in ended for above in _folders_above(file.name)}:
-            make_durable(self._sink.filesystem, f"{self._sink.directory}/{folder}")
-        return [msgspec.msgpack.encode(self._committable(values, file)) for values, file in ended]
-
-    def _committable(self, values: Partition, file: OpenFile) -> WrittenFile:
-        context, sink = self._context, self._sink
-        assert sink._described is not None, "set together with the schema, without which there is no writer"
-        described = statistics(sink.filesystem, f"{sink.directory}/{file.name}", sink._described, self._unbounded)
-        return WrittenFile(
-            context.job_id,
-            context.uid,
-            file.name,
-            file.size,
-            file.rows,
-            self._partition(values),
-            described,
-            sink.location,
-        )
-
-
 class _DeltaCommitter(Committer):
     def __init__(self, sink: DeltaSink, job_id: str) -> None:
         self._sink = sink
@@ -441,12 +365,33 @@ class _DeltaCommitter(Committer):
         self._table: DeltaTable | None = None
         self._elsewhere: dict[str, _DeltaCommitter] = {}
         """Committers by location, for what the sink wrote to other tables before this one."""
+        self._attempt = -1
+        """The newest attempt of which rows were merged; files of earlier ones are deleted."""
+        self._predecessors: set[tuple[DeltaSink, str, str]] = set()
+        """Jobs, each with this sink and its uid in it, whose last checkpoints this one has merged."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         for (job_id, uid, location), files in _grouped(committables).items():
             at = self._at(location)
             where = f"{at._sink._where}: cannot commit checkpoint {checkpoint_id}"
-            at._commit(_application(job_id, uid), job_id != self._job_id, checkpoint_id, files, where)
+            wrong = at._commit(_application(job_id, uid), job_id != self._job_id, checkpoint_id, files, where)
+            if files[0].key:
+                self._clean_up(at._sink, job_id, uid, files)
+            if wrong:
+                raise ConfigError(f"{at._sink._where}: after the commit of checkpoint {checkpoint_id}: {wrong}")
+
+    def _clean_up(self, sink: DeltaSink, job_id: str, uid: str, files: Sequence[WrittenFile]) -> None:
+        delta_merges.delete_files(sink, files)
+        if job_id != self._job_id:
+            self._predecessors.add((sink, job_id, uid))
+            return
+        newest = max(map(delta_merges.attempt_of, files))
+        if newest > self._attempt:
+            self._attempt = newest
+            delta_merges.sweep(sink, job_id, uid, newest)
+            for of_sink, of_job, of_uid in self._predecessors:
+                delta_merges.sweep(of_sink, of_job, of_uid, None)
+            self._predecessors.clear()
 
     def check(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         from deltalake.exceptions import DeltaError
@@ -476,8 +421,9 @@ class _DeltaCommitter(Committer):
 
     def _commit(
         self, application: str, superseding: bool, checkpoint_id: int, files: Sequence[WrittenFile], where: str
-    ) -> None:
-        from deltalake import CommitProperties, Transaction
+    ) -> str | None:
+        """Commit, unless that is done. Return what the commit has shown to be wrong with the table."""
+        from deltalake import Transaction
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         for tries in range(1, _TRIES_MAX + 1):
@@ -485,36 +431,50 @@ class _DeltaCommitter(Committer):
                 table = self._newest()
                 newest, is_superseded = _committed(table, application)
                 if checkpoint_id <= newest and (is_superseded or not superseding):
-                    return
+                    return None
                 if is_superseded and not superseding:
                     raise ConfigError(
                         f"{where}: another job has resumed from checkpoint {newest} of this one in the meantime; it writes the "
                         "rows after that checkpoint, so this job must not be started again"
                     )
-                version = max(newest, checkpoint_id) + (_SUPERSEDED if superseding else 0)
-                partition_by = table.metadata().partition_columns
-                if any(tuple(file.partition) != tuple(partition_by) for file in files):
-                    raise ConfigError(f"{where}: the table is now partitioned by ({', '.join(partition_by)})")
-                actions = []
-                if checkpoint_id > newest:
-                    check_features(table, where)
-                    actions = self._actions(files, where)
-                    for schema in self._schemas(files, superseding):
-                        check_unchanged(schema, schema_of(table), where)
-                table.create_write_transaction(
-                    actions,
-                    "append",
-                    table.schema(),
-                    partition_by,
-                    commit_properties=CommitProperties(app_transactions=[Transaction(application, version)]),
-                )
-                _make_log_durable(self._sink, table)
-                return
+                before = table.version()
+                mark = Transaction(application, max(newest, checkpoint_id) + (_SUPERSEDED if superseding else 0))
+                new = files if checkpoint_id > newest else []
+                wrong = self._write(table, new, mark, superseding, where)
+                _make_log_durable(self._sink, table, before)
+                return wrong
             except CommitFailedError as error:
                 if tries == _TRIES_MAX:
                     raise StorageError(f"{where}: other writers keep committing first: {error}") from error
-            except (DeltaError, OSError) as error:
+            except (DeltaError, OSError, pa.ArrowException) as error:
                 raise StorageError(f"{where}: {error}") from error
+        raise InvariantError(f"{where}: tried {_TRIES_MAX} times")
+
+    def _write(
+        self, table: DeltaTable, files: Sequence[WrittenFile], mark: Transaction, superseding: bool, where: str
+    ) -> str | None:
+        """Add or merge files, and note that, in one transaction."""
+        from deltalake import CommitProperties
+
+        actions, wrong = [], None
+        if files:
+            partition_by = tuple(table.metadata().partition_columns)
+            if not files[0].key and any(tuple(file.partition) != partition_by for file in files):
+                raise ConfigError(f"{where}: the table is now partitioned by ({', '.join(partition_by)})")
+            check_features(table, where)
+            actions = self._actions(files, where)
+            for schema in self._schemas(files, superseding):
+                check_unchanged(schema, schema_of(table), where)
+        if files and files[0].key:
+            before = table.version()
+            # a merge is of one version of the table: deltalake must not repeat its commit after that of another writer
+            properties = CommitProperties(app_transactions=[mark], max_commit_retries=0)
+            wrong = delta_merges.merge_files(self._sink, table, files, properties)
+            if table.version() > before:
+                return wrong
+            actions = []
+        _add(table, actions, CommitProperties(app_transactions=[mark]))
+        return wrong
 
     def _schemas(self, files: Sequence[WrittenFile], superseding: bool) -> list[pa.Schema]:
         """Return the table's schema when these files were written, by this job or by the one before."""
@@ -522,7 +482,8 @@ class _DeltaCommitter(Committer):
         if not superseding:
             assert sink._schema is not None, "commits on the driver, where it has been validated"
             return [sink._schema]
-        return [*{parquet_schema(sink.filesystem, below(sink.filesystem, sink.directory, file.name)) for file in files}]
+        paths = [below(sink.filesystem, sink.directory, file.name) for file in files]
+        return [*{delta_merges.merged_columns(parquet_schema(sink.filesystem, path)) for path in paths}]
 
     def _newest(self) -> DeltaTable:
         if self._table is None:
@@ -547,9 +508,13 @@ class _DeltaCommitter(Committer):
         return actions
 
 
-def _make_log_durable(sink: DeltaSink, table: DeltaTable) -> None:
-    """Sync a local log to disk, which deltalake leaves to the operating system."""
-    before = table.version()
+def _add(table: DeltaTable, actions: Sequence[AddAction], properties: CommitProperties) -> None:
+    partition_by = table.metadata().partition_columns
+    table.create_write_transaction([*actions], "append", table.schema(), partition_by, commit_properties=properties)
+
+
+def _make_log_durable(sink: DeltaSink, table: DeltaTable, before: int) -> None:
+    """Sync a local log to disk, from version `before` on, which deltalake leaves to the operating system."""
     table.update_incremental()
     for version in range(before + 1, table.version() + 1):
         make_durable(sink.filesystem, f"{sink.directory}/_delta_log/{version:020d}.json")
@@ -563,11 +528,15 @@ def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[W
     for committable in committables:
         file = decoded(committable, WrittenFile, "a Delta sink", "DeltaSink")
         folder, slash, name = file.name.rpartition("/")
-        if not (_NAME.fullmatch(name) and folder + slash == partition_folder(file.partition)):
+        expected = delta_merges.FOLDER if file.key else partition_folder(file.partition)
+        if not (_NAME.fullmatch(name) and folder + slash == expected):
             raise StorageError(
                 f"DeltaSink: no Delta sink writes a file {file.name!r}; the checkpoint is corrupt or forged"
             )
-        groups[file.job_id, file.uid, file.place].append(file)
+        group = groups[file.job_id, file.uid, file.place]
+        group.append(file)
+        if file.key != group[0].key:
+            raise StorageError("DeltaSink: one sink's files have several keys; the checkpoint is corrupt or forged")
     return groups
 
 
@@ -576,9 +545,3 @@ def _committed(table: DeltaTable, application: str) -> tuple[int, bool]:
     found = table.transaction_version(application)
     newest = -1 if found is None else found
     return (newest - _SUPERSEDED, True) if newest >= _SUPERSEDED else (newest, False)
-
-
-def _folders_above(name: str) -> Iterator[str]:
-    """Yield the folders above a file: for `a/b/c.parquet`, `a` and the table's own, ""; `OpenFile` syncs `a/b`."""
-    pieces = name.split("/")[:-1]
-    return ("/".join(pieces[:n]) for n in range(len(pieces)))

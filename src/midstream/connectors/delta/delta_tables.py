@@ -160,6 +160,11 @@ def first_too_long(partition: Mapping[str, str | None]) -> str | None:
     return next((name for name, folder in folders if len(folder.encode()) > FOLDER_BYTES_MAX), None)
 
 
+def is_fit_for_folders(name: str) -> bool:
+    """Whether a partition column's name is in the name of its folders as it is, as deltalake writes it."""
+    return _UNFIT_FOR_FOLDERS.search(name) is None
+
+
 def partition_folder(partition: Mapping[str, str | None]) -> str:
     """Return the folder of files of this partition, with a trailing slash. Some readers take the values from it.
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile, ManifestEntry
     from pyiceberg.table import Table
-    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.name_mapping import MappedField
     from pyiceberg.table.snapshots import Snapshot
 

@@ -15,12 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.connectors.common.row_operations import OP
 from midstream.connectors.files.file_formats import MISSES_VALUE, WantedColumns
 from midstream.engine.core.arrow_types import is_struct_array
 from midstream.engine.core.errors import SchemaError
 
-OP: Final = "_op"
-"""The column with the operation of a row."""
 _FIELDS: Final = ("before", "after", "op")
 _OPERATIONS: Final = {"c": "insert", "r": "insert", "u": "update", "d": "delete"}
 

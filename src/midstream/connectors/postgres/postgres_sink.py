@@ -36,12 +36,22 @@ import xxhash
 
 from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.optional_packages import require
+from midstream.connectors.common.row_operations import (
+    check_columns,
+    check_put,
+    checked_key,
+    key_and_operations,
+    written_columns,
+)
 from midstream.connectors.postgres.connections import checked_dsn, connect
 from midstream.connectors.postgres.copy_rows import encode
 from midstream.connectors.postgres.postgres_tables import (
+    DELETES,
+    DELETING,
     NAME_BYTES_MAX,
     NUMBERING,
     ROW_NUMBER,
+    STAGING_COLUMNS,
     Table,
     check_key,
     check_names,
@@ -141,6 +151,8 @@ class PostgresSink(Sink):
     `key`: a row replaces the one with the same values in these columns (ON CONFLICT … DO UPDATE), for which the table
     needs a primary key or unique constraint; of several such rows the last one remains, provided that one subtask has
     them all: call `key_by` with the same columns first.
+    `op`: the column with each row's operation, which is not written: "insert" and "update" do what `key` does, "delete"
+    deletes the row with that key.
     `append`: add to a table that has rows; otherwise a fresh job needs an empty one (or a `key`).
     `staging_schema`: where rows wait for their checkpoint, if not next to the table; the user of `dsn` needs the right
     to create tables there.
@@ -157,12 +169,11 @@ class PostgresSink(Sink):
         *,
         schema: str | None = None,
         key: Sequence[str] = (),
+        op: str | None = None,
         append: bool = False,
         staging_schema: str | None = None,
     ) -> None:
         require("psycopg", "postgres", "PostgresSink")
-        if isinstance(key, str):
-            raise ConfigError(f"PostgresSink: key={key!r} is a string; give a list of columns: key=[{key!r}]")
         for what, name in (("table", table), ("schema", schema), ("staging_schema", staging_schema)):
             if name is not None and not (isinstance(name, str) and name and "\0" not in name):
                 raise ConfigError(f"PostgresSink: {what}={name!r} is not a name")
@@ -174,7 +185,8 @@ class PostgresSink(Sink):
         self._dsn = checked_dsn(dsn, "PostgresSink")
         self.table = table
         self.schema = schema
-        self.key = tuple(key)
+        self.key = checked_key(key, op, "PostgresSink")
+        self.op = op
         self.append = append
         self.staging_schema = staging_schema
         self._where = f"PostgresSink on {schema}.{table}" if schema else f"PostgresSink on {table}"
@@ -186,6 +198,8 @@ class PostgresSink(Sink):
         Raises SchemaError for columns that do not fit, ConfigError for missing rights and for a table that has rows,
         StorageError if the server cannot be reached.
         """
+        check_columns(schema, self.key, self.op, self._where)
+        schema = written_columns(schema, self.op)
         check_names(schema.names, self._where)
         self._check_columns(schema)
         with self._connected(self._where) as connection:
@@ -205,8 +219,8 @@ class PostgresSink(Sink):
             with connection.transaction(force_rollback=True):
                 location = self._location(table)
                 staged = location.staged(_token("", "") + "_check")
-                connection.execute(table.staging_sql(staged, columns, self.key))
-                connection.execute(table.move_sql(staged, schema.names, self.key))
+                connection.execute(table.staging_sql(staged, columns, self.key, self.op is not None))
+                connection.execute(table.move_sql(staged, schema.names, self.key, self.op is not None))
                 _last(connection, location, "", "", alone=True)
 
     def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
@@ -322,13 +336,9 @@ class PostgresSink(Sink):
     def _check_columns(self, schema: pa.Schema) -> None:
         if len(schema) == 0:
             raise SchemaError(f"{self._where}: the stream has no columns to write")
-        if self.key and ROW_NUMBER in schema.names:
-            raise SchemaError(f"{self._where}: a column may not be called {ROW_NUMBER!r}; rename it")
-        for name in self.key:
-            if name not in schema.names:
-                raise SchemaError(
-                    f"{self._where}: key column {name!r} is not in the stream; it has {', '.join(schema.names)}"
-                )
+        for name in STAGING_COLUMNS if self.key else ():
+            if name in schema.names:
+                raise SchemaError(f"{self._where}: a column may not be called {name!r}; rename it")
 
     def _check_empty(self, connection: Connection[Any], table: Table) -> None:
         from psycopg.sql import SQL
@@ -371,27 +381,43 @@ class _StagedPart(AsyncPart):
             self._begin()
         assert self._copy is not None
         if self._sink.key:
-            numbers = pa.array(np.arange(self._rows, self._rows + batch.num_rows))
-            batch = pa.RecordBatch.from_arrays([*batch.columns, numbers], names=[*batch.schema.names, ROW_NUMBER])
+            batch = self._numbered(batch)
         encoded = encode(batch, self._columns, self._rows, self._where)
         with explained(self._where):
             self._copy.write(encoded)
         self._rows += batch.num_rows
 
+    def _numbered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Check keys and operations, and add the columns that only the staging table has."""
+        sink, numbers = self._sink, pa.array(np.arange(self._rows, self._rows + batch.num_rows))
+        batch, deletes = key_and_operations(batch, sink.key, sink.op, self._rows, self._where)
+        columns, names = [*batch.columns, numbers], [*batch.schema.names, ROW_NUMBER]
+        if sink.op is not None:  # otherwise the server refuses nulls
+            required = [
+                column.name for column in self._columns if column.is_required and column.name in batch.schema.names
+            ]
+            check_put(batch, required, deletes, self._rows, self._where)
+            columns, names = [*columns, deletes], [*names, DELETES]
+        return pa.RecordBatch.from_arrays(columns, names=names)
+
     def _begin(self) -> None:
         from psycopg.sql import SQL, Identifier
 
-        sink, names = self._sink, list(self._context.schema.names)
+        sink, schema = self._sink, written_columns(self._context.schema, self._sink.op)
+        names = list(schema.names)
         connection = self._connection = sink._connect(self._where, _PATIENCE_S)
         with explained(self._where):
             self._table = sink._find(connection)
-            self._columns = self._table.matched(self._context.schema, self._where)
+            self._columns = self._table.matched(schema, self._where)
             self._location = sink._location(self._table)
             staged = self._location.staged(self._name)
-            connection.execute(self._table.staging_sql(staged, self._columns, sink.key))
+            connection.execute(self._table.staging_sql(staged, self._columns, sink.key, sink.op is not None))
             if sink.key:
                 names.append(ROW_NUMBER)
                 self._columns = (*self._columns, NUMBERING)
+            if sink.op is not None:
+                names.append(DELETES)
+                self._columns = (*self._columns, DELETING)
             copy = SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(staged, SQL(", ").join(map(Identifier, names)))
             self._cursor = connection.cursor()
             self._copy = self._copying.enter_context(self._cursor.copy(copy))
@@ -488,9 +514,11 @@ class _PostgresCommitter(Committer):
         for part in staged:
             found = find_table(connection, location.staging, part.table)
             if found is not None:
-                names = [column.name for column in found.columns if not location.key or column.name != ROW_NUMBER]
+                own = STAGING_COLUMNS if location.key else ()
+                names = [column.name for column in found.columns if column.name not in own]
+                deletes = bool(location.key) and any(column.name == DELETES for column in found.columns)
                 check_unchanged(connection, table, found, names, where)
-                connection.execute(table.move_sql(found.sql(), names, location.key))
+                connection.execute(table.move_sql(found.sql(), names, location.key, deletes))
                 _drop(connection, location, part.table)
             elif newest < checkpoint_id:
                 raise _gone(location, part, where)

@@ -22,6 +22,9 @@ ROW_NUMBER: Final = "midstream_row"
 """The column with the order of staged rows that will be upserted, so that the last one of a key wins."""
 
 NAME_BYTES_MAX: Final = 63
+DELETES: Final = "midstream_deletes"
+"""The column that tells which staged rows delete the row of their key, if rows have operations."""
+STAGING_COLUMNS: Final = (ROW_NUMBER, DELETES)
 _SYSTEM_COLUMNS: Final = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
 _KIN: Final = (frozenset(("int2", "int4", "int8", "numeric")), frozenset(("text", "varchar", "bpchar")))
 """Types between which a column may be altered while rows of it are staged."""
@@ -52,7 +55,7 @@ _COLUMNS: LiteralString = """
     JOIN pg_type b ON b.oid = s.type AND b.typtype <> 'd' AND NOT (b.typcategory = 'A' AND b.typelem <> 0)
     WHERE a.attrelid = %(table)s ORDER BY a.attnum"""
 _CHECKS: LiteralString = """
-    SELECT pg_get_constraintdef(k.oid), array(
+    SELECT pg_get_constraintdef(k.oid), pg_get_expr(k.conbin, k.conrelid), array(
         SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey))
     FROM pg_constraint k WHERE k.conrelid = %s AND k.contype = 'c' ORDER BY k.conname"""
 _UNIQUE_KEYS: LiteralString = """
@@ -82,8 +85,8 @@ class Table:
     schema: str
     name: str
     columns: tuple[TableColumn, ...]
-    checks: tuple[tuple[str, frozenset[str]], ...]
-    """CHECK constraints: the text of each, and the columns that it refers to."""
+    checks: tuple[tuple[str, str, frozenset[str]], ...]
+    """CHECK constraints: the text of each, its condition alone, and the columns that it refers to."""
 
     def __str__(self) -> str:
         return f"table {self.schema}.{self.name}"
@@ -120,9 +123,13 @@ class Table:
                 )
         return tuple(columns[name] for name in schema.names)
 
-    def staging_sql(self, staged: Composable, columns: Sequence[TableColumn], key: Sequence[str]) -> Composed:
+    def staging_sql(
+        self, staged: Composable, columns: Sequence[TableColumn], key: Sequence[str], deletes: bool = False
+    ) -> Composed:
         """Return SQL for a staging table with the same types and constraints, so that misfits fail before they are
         prepared.
+
+        `deletes`: some rows delete the row of their key; for these only the constraints of the key hold.
         """
         from psycopg.sql import SQL, Identifier
 
@@ -130,18 +137,29 @@ class Table:
             SQL("{} {}{}").format(
                 Identifier(column.name),
                 SQL(_verbatim(column.type + column.collation)),
-                SQL(" NOT NULL") if column.is_required or column.name in key else SQL(""),
+                SQL(" NOT NULL") if column.name in key or (column.is_required and not deletes) else SQL(""),
             )
             for column in columns
         ]
         if key:
             parts.append(SQL("{} bigint NOT NULL").format(Identifier(ROW_NUMBER)))
+        if deletes:
+            parts.append(SQL("{} boolean NOT NULL").format(Identifier(DELETES)))
         names = {column.name for column in columns}
-        parts += [SQL(_verbatim(text)) for text, about in self.checks if about <= names]
+        for text, condition, about in self.checks:
+            if about <= names:
+                suffix = text.removeprefix(f"CHECK ({condition})")  # such as NO INHERIT
+                unless = f"CHECK ({DELETES} OR ({condition})){suffix}"
+                parts.append(SQL(_verbatim(unless if deletes else text)))
         return SQL("CREATE TABLE {} ({})").format(staged, SQL(", ").join(parts))
 
-    def move_sql(self, staged: Composable, columns: Sequence[str], key: Sequence[str]) -> Composed:
-        """Return SQL that inserts the staged rows; with `key`, the last row of each key replaces the row with that key."""
+    def move_sql(
+        self, staged: Composable, columns: Sequence[str], key: Sequence[str], deletes: bool = False
+    ) -> Composed:
+        """Return SQL that inserts the staged rows; with `key`, the last row of each key replaces the row with that key.
+
+        `deletes`: if the last row deletes, the row with its key is deleted instead.
+        """
         from psycopg.sql import SQL, Identifier
 
         names = SQL(", ").join(map(Identifier, columns))
@@ -152,13 +170,28 @@ class Table:
             SQL("{} = EXCLUDED.{}").format(Identifier(name), Identifier(name)) for name in columns if name not in key
         ]
         action = SQL("UPDATE SET {}").format(SQL(", ").join(others)) if others else SQL("NOTHING")
-        return SQL(
-            "INSERT INTO {target} ({names}) SELECT DISTINCT ON ({keys}) {names} FROM {staged} ORDER BY {keys}, {row} DESC "
-            "ON CONFLICT ({keys}) DO {action}"
-        ).format(target=self.sql(), names=names, keys=keys, staged=staged, row=Identifier(ROW_NUMBER), action=action)
+        row, deleting = Identifier(ROW_NUMBER), Identifier(DELETES)
+        last = SQL("SELECT DISTINCT ON ({keys}) {names}{deleting} FROM {staged} ORDER BY {keys}, {row} DESC").format(
+            keys=keys,
+            names=names,
+            deleting=SQL(", {}").format(deleting) if deletes else SQL(""),
+            staged=staged,
+            row=row,
+        )
+        insert = SQL("INSERT INTO {} ({}) {} ON CONFLICT ({}) DO {}")
+        if not deletes:
+            return insert.format(self.sql(), names, last, keys, action)
+        same = [SQL("kept.{} = moved.{}").format(Identifier(name), Identifier(name)) for name in key]
+        delete = SQL("DELETE FROM {} AS kept USING ({}) AS moved WHERE moved.{} AND {}")
+        put = SQL("SELECT {} FROM ({}) AS moved WHERE NOT {}").format(names, last, deleting)
+        return SQL("{}; {}").format(
+            delete.format(self.sql(), last, deleting, SQL(" AND ").join(same)),
+            insert.format(self.sql(), names, put, keys, action),
+        )
 
 
 NUMBERING: Final = TableColumn(ROW_NUMBER, "bigint", "", True, False, False, Kept("int8", -1))
+DELETING: Final = TableColumn(DELETES, "boolean", "", True, False, False, Kept("bool", -1))
 
 
 def check_names(names: Sequence[str], where: str) -> None:
@@ -229,7 +262,7 @@ def find_table(connection: Connection[Any], schema: str | None, name: str) -> Ta
         TableColumn(name, kind, collation, required, default, computed, Kept(*kept))
         for name, kind, collation, required, default, computed, *kept in connection.execute(_COLUMNS, {"table": oid})
     )
-    checks = tuple((text, frozenset(about)) for text, about in connection.execute(_CHECKS, [oid]))
+    checks = tuple((text, condition, frozenset(about)) for text, condition, about in connection.execute(_CHECKS, [oid]))
     return Table(oid, schema_name, table_name, columns, checks)
 
 

@@ -1,0 +1,674 @@
+"""Rows that put and delete rows of a Delta table by key: what remains, whoever commits, and what is refused before."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+import pytest
+from connector_worlds import Loop, open_writer, written
+from deltalake import DeltaTable, write_deltalake
+
+from committers import committer_of
+from midstream.connectors.common.row_operations import written_columns
+from midstream.connectors.delta import delta_merges
+from midstream.connectors.delta.delta_files import WrittenFile
+from midstream.connectors.delta.delta_sink import DeltaSink
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
+from midstream.engine.operators.sink_api import CommittedOutput
+
+TEXT = pa.large_string()
+USERS = schema_of([("id", pa.int64()), ("name", TEXT), ("op", TEXT)])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "users"
+
+
+def users(*rows: tuple[Any, ...]) -> pa.RecordBatch:
+    return rows_of(USERS, *rows)
+
+
+def rows_of(schema: pa.Schema, *rows: tuple[Any, ...]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+
+
+def new_sink(table: Path, columns: pa.Schema = USERS, restoring: bool = False, **options: Any) -> DeltaSink:
+    sink = DeltaSink(table, **{"key": ["id"], "op": "op", **options})
+    sink.validate(columns, restoring=restoring)
+    return sink
+
+
+def failure_of(sink: DeltaSink, rows: pa.RecordBatch) -> MidstreamError:
+    loop = Loop()
+    writer = open_writer(sink, rows.schema, loop)
+    writer.write(rows)
+    loop.run()
+    (error,) = loop.failures
+    assert isinstance(error, MidstreamError)
+    return error
+
+
+def found(table: Path) -> list[Any]:
+    return sorted(pl.read_delta(str(table)).rows())
+
+
+def version(table: Path) -> int:
+    return DeltaTable(table).version()
+
+
+def waiting(table: Path) -> list[str]:
+    return sorted(path.name for path in (table / "_midstream").glob("*"))
+
+
+def stale(committer: Any) -> None:
+    """Let it see, once more, the table as it last saw it."""
+    newest = committer._newest
+    committer._newest = lambda: (setattr(committer, "_newest", newest), committer._table)[1]
+
+
+# ---- what is in the table ----------------------------------------------------
+
+
+def test_rows_are_put_and_deleted_by_key_and_the_last_operation_of_a_checkpoint_counts(table):
+    sink = new_sink(table)
+    committer = committer_of(sink, "job-a")
+    first = users((1, "ann", "insert"), (2, "bob", "insert"), (3, "cy", "insert"), (3, None, "delete"))
+    committables = written(sink, first) + written(sink, users((4, "di", "update")), subtask=1)
+    assert found(table) == []
+    assert len(waiting(table)) == 2
+    committer.commit(1, committables)
+    assert found(table) == [(1, "ann"), (2, "bob"), (4, "di")]
+    assert version(table) == 1, "one transaction for all subtasks"
+    second = users(
+        *((1, "anna", "update"), (2, None, "delete"), (9, None, "delete"), (4, None, "delete"), (4, "dee", "insert")),
+        *((1, "annie", "insert"), (5, "eve", "insert"), (5, None, "delete"), (5, "ev", "update")),
+    )
+    committer.commit(2, written(sink, second, 2, subtask=2))
+    assert found(table) == [(1, "annie"), (4, "dee"), (5, "ev")]
+    assert waiting(table) == []
+
+
+def test_the_last_of_many_rows_of_a_key_remains_over_batches_and_files(table, monkeypatch):
+    monkeypatch.setattr(delta_merges, "_BATCH_ROWS", 1000)
+    sink, loop = new_sink(table, roll_size=1), Loop()
+    writer = open_writer(sink, USERS, loop)
+    for start in range(0, 300_000, 50_000):
+        ids = [i % 40_000 for i in range(start, start + 50_000)]
+        ops = ["delete" if i % 40_000 % 10 == 0 and i >= 240_000 else "update" for i in range(start, start + 50_000)]
+        names = [str(i) for i in range(start, start + 50_000)]
+        writer.write(pa.record_batch([ids, names, ops], schema=USERS))
+        loop.run()
+    later = writer.prepare(1)
+    assert later is not None
+    committables = list(later())
+    assert len(committables) > 1
+    committer_of(sink, "job-a").commit(1, committables)
+    last = {i % 40_000: i for i in range(300_000)}
+    assert found(table) == [(key, str(i)) for key, i in sorted(last.items()) if key % 10 or i < 240_000]
+
+
+def test_without_operations_rows_replace_others_and_columns_that_the_stream_lacks_stay(table):
+    write_deltalake(table, pa.table({"id": [1, 2], "name": ["ann", "bob"], "since": [2001, 2002]}))
+    columns = schema_of([("id", pa.int64()), ("name", TEXT)])
+    sink = new_sink(table, columns, op=None)
+    committer_of(sink, "job-a").commit(1, written(sink, rows_of(columns, (2, "bo"), (3, "cy"), (3, "cyd"))))
+    assert found(table) == [(1, "ann", 2001), (2, "bo", 2002), (3, "cyd", None)]
+
+
+def test_rows_that_are_all_key_are_kept_once(table):
+    columns = schema_of([("a", pa.int64()), ("b", TEXT)])
+    sink = new_sink(table, columns, key=["b", "a"], op=None)
+    for checkpoint_id, rows in enumerate([[(1, "x"), (1, "y"), (1, "x")], [(1, "y"), (2, "y")]], 1):
+        made = written(sink, rows_of(columns, *rows), checkpoint_id, subtask=checkpoint_id)
+        committer_of(sink, "job-a").commit(checkpoint_id, made)
+    assert found(table) == [(1, "x"), (1, "y"), (2, "y")]
+
+
+def test_of_a_deleting_row_only_the_key_counts(table):
+    fields = [("id", pa.int64(), False), ("name", pa.string(), False), ("n", pa.int32(), True)]
+    DeltaTable.create(table, pa.schema([pa.field(*field) for field in fields]))
+    columns = schema_of([*((name, USERS.field(name).type) for name in USERS.names), ("n", pa.int64())])
+    sink = new_sink(table, columns)
+    committer = committer_of(sink, "job-a")
+    committer.commit(1, written(sink, rows_of(columns, (1, "ann", "insert", 1), (2, "bob", "insert", 2))))
+    gone = rows_of(columns, (1, None, "delete", None), (2, "x", "delete", 2**40), (3, None, "delete", None))
+    committer.commit(2, written(sink, gone, 2, subtask=1))
+    assert found(table) == []
+    error = failure_of(sink, rows_of(columns, (1, None, "delete", 1), (2, None, "update", 1)))
+    assert isinstance(error, SchemaError)
+    assert "row 1 since the last checkpoint: column 'name' must have a value, but it is null" in str(error)
+
+
+MIDNIGHT = datetime(2024, 1, 1)
+KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "int8": (pa.int8(), [-128, 0, 127]),
+    "int32": (pa.int32(), [-(2**31), 0, 2**31 - 1]),
+    "int64": (pa.int64(), [-(2**63), 2**63 - 1, 2**53, 2**53 + 1]),
+    "uint64": (pa.uint64(), [0, 2**64 - 1, 2**64 - 2]),
+    "bool": (pa.bool_(), [True, False]),
+    "text": (TEXT, ["", " ", "null", "'; --", '"`\\', "e\u0301", "\u00e9", "a\0b", "a\0c", "x" * 5000 + "1", "x" * 5000 + "2"]),
+    "binary": (pa.large_binary(), [b"", b"\0", b"\0\0", b"\xff" * 40 + b"a", b"\xff" * 40 + b"b"]),
+    "date": (pa.date32(), [date(1, 1, 1), date(1970, 1, 1), date(9999, 12, 31)]),
+    "time": (pa.timestamp("us"), [datetime.min, MIDNIGHT, MIDNIGHT.replace(microsecond=1), datetime.max]),
+    "instant": (pa.timestamp("us", "Europe/Paris"), [datetime(1900, 1, 1, tzinfo=UTC), MIDNIGHT.replace(tzinfo=UTC), MIDNIGHT.replace(microsecond=999, tzinfo=UTC)]),
+    "decimal": (pa.decimal128(38, 0), [Decimal("9" * 38), Decimal("9" * 37 + "8"), Decimal("-" + "9" * 38), Decimal(0)]),
+    "small decimal": (pa.decimal128(5, 2), [Decimal("1.10"), Decimal("-1.10"), Decimal("1.11")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_keys_of_each_type_are_found_again_and_no_other_is(table, kind):
+    of_type, keys = KEYS[kind]
+    columns = schema_of([("id", of_type), ("n", pa.int64()), ("op", TEXT)])
+    sink = new_sink(table, columns)
+    committer, checkpoints = committer_of(sink, "job-a"), iter(range(1, 100))
+
+    def commit(*rows: tuple[Any, ...]) -> None:
+        checkpoint_id = next(checkpoints)
+        committer.commit(checkpoint_id, written(sink, rows_of(columns, *rows), checkpoint_id, subtask=checkpoint_id))
+
+    for n, key in enumerate(keys):  # each in a file of its own
+        commit((key, n, "insert"))
+    commit(*((key, n + 100, "update") for n, key in enumerate(keys)))
+    assert sorted(pl.read_delta(str(table))["n"]) == [n + 100 for n in range(len(keys))]
+    for n, key in enumerate(keys):
+        commit((key, n + 200, "update"))
+        expected = [m + (200 if m <= n else 100) for m in range(len(keys))]
+        assert sorted(pl.read_delta(str(table))["n"]) == sorted(expected)
+    for n, key in enumerate(keys):
+        commit((key, None, "delete"))
+        assert sorted(pl.read_delta(str(table))["n"]) == [m + 200 for m in range(n + 1, len(keys))]
+
+
+@pytest.mark.parametrize("writer", ["spark", "none of the key", "none"])
+def test_rows_are_found_in_files_of_other_writers_whatever_the_log_says_of_them(table, writer):
+    """Spark cuts times to milliseconds; others leave columns out."""
+    columns = schema_of([("at", pa.timestamp("us")), ("n", pa.int64())])
+    new_sink(table, columns, key=["at"], op=None)
+    ats = [MIDNIGHT.replace(microsecond=123_456), MIDNIGHT.replace(microsecond=123_789)]
+    rows_of(columns, *((at, 0) for at in ats))
+    write_deltalake(table, pa.Table.from_batches([rows_of(columns, *((at, 0) for at in ats))]), mode="append")
+    log = table / "_delta_log" / f"{1:020d}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    cut = {"at": "2024-01-01T00:00:00.123", "n": 0} if writer == "spark" else {"n": 0}
+    for action in actions:
+        if "add" in action:
+            stats = {"numRecords": 2, "minValues": cut, "maxValues": cut, "nullCount": dict.fromkeys(cut, 0)}
+            action["add"]["stats"] = json.dumps(stats if writer != "none" else {"numRecords": 2})
+    log.write_text("\n".join(map(json.dumps, actions)))
+    sink = new_sink(table, columns, key=["at"], op=None, restoring=True)
+    committer_of(sink, "job-a").commit(1, written(sink, rows_of(columns, (ats[1], 1))))
+    assert found(table) == [(ats[0], 0), (ats[1], 1)]
+
+
+def test_rows_that_the_sink_has_added_before_are_found(table):
+    """Their least and greatest texts in the log are cut, and with NaN there are none."""
+    columns = schema_of([("id", TEXT), ("x", pa.float64())])
+    long = ["\u00e9" * 40 + end for end in ("a", "b", "\U0010ffff" * 40)]
+    adding = DeltaSink(table)
+    adding.validate(columns, restoring=False)
+    for n, (key, x) in enumerate(
+        [(long[0], 0.0), (long[1], float("nan")), (long[2], 0.0), ("", 0.0), ("x" * 5000, 0.0)]
+    ):
+        committer_of(adding, "job-a").commit(n, written(adding, rows_of(columns, (key, x)), n, subtask=n))
+    keys = [*long, "", "x" * 5000]
+    sink = new_sink(table, columns, op=None)
+    for n, key in enumerate(keys, 10):
+        committer_of(sink, "job-b").commit(n, written(sink, rows_of(columns, (key, 1.0)), n, job_id="job-b", subtask=n))
+    assert found(table) == sorted((key, 1.0) for key in keys)
+
+
+def test_a_file_that_is_damaged_while_it_waits_is_no_commit(table):
+    sink = new_sink(table)
+    committables = written(sink, users((1, "a", "insert")))
+    (path,) = (table / "_midstream").iterdir()
+    data = path.read_bytes()
+    path.write_bytes(data[:-20])
+    with pytest.raises(StorageError, match="cannot commit checkpoint 1"):
+        committer_of(sink, "job-a").commit(1, committables)
+    path.write_bytes(data)
+    committer_of(sink, "job-a").commit(1, committables)
+    assert found(table) == [(1, "a")]
+
+
+HOSTILE = ["a.b", 'q"uote', "back`tick", "sp ace", "UPPER", "größe", "it's", "semi;colon", "new\nline", "s.c0", "t", "deletes", "%41", "--"]  # fmt: skip
+
+
+def test_columns_of_any_name_are_found(table):
+    columns = schema_of([*((name, pa.int64()) for name in HOSTILE), ("op", TEXT)])
+    sink = new_sink(table, columns, key=HOSTILE[::2])
+    width = len(HOSTILE)
+
+    def row(key: int, value: int, op: str) -> tuple[Any, ...]:
+        return (*(key if i % 2 == 0 else value for i in range(width)), op)
+
+    committer = committer_of(sink, "job-a")
+    committer.commit(1, written(sink, rows_of(columns, row(1, 1, "insert"), row(2, 2, "insert"))))
+    committer.commit(2, written(sink, rows_of(columns, row(1, 9, "update"), row(2, 0, "delete")), 2, subtask=1))
+    assert found(table) == [row(1, 9, "")[:-1]]
+
+
+def test_a_row_moves_to_another_partition_if_that_is_not_in_the_key(table):
+    columns = schema_of([("id", pa.int64()), ("city", TEXT), ("n", pa.int64()), ("op", TEXT)])
+    sink = new_sink(table, columns, partition_by=["city"])
+    committer = committer_of(sink, "job-a")
+    rows = rows_of(columns, (1, "a", 1, "insert"), (2, "b", 2, "insert"), (3, None, 3, "insert"), (4, "", 4, "insert"))
+    committer.commit(1, written(sink, rows))
+    by_id = lambda: dict(zip(*pl.read_delta(str(table)).select("id", pl.struct("city", "n")), strict=True))  # noqa: E731
+    assert by_id() == {1: {"city": "a", "n": 1}, 2: {"city": "b", "n": 2}, 3: {"city": None, "n": 3}, 4: {"city": None, "n": 4}}  # fmt: skip
+    odd = "a b/c=d%é'\"\\"
+    moved = rows_of(columns, (1, odd, 10, "update"), (2, None, 20, "update"), (3, "a", 30, "update"), (4, "a", None, "delete"))  # fmt: skip
+    committer.commit(2, written(sink, moved, 2, subtask=1))
+    assert by_id() == {1: {"city": odd, "n": 10}, 2: {"city": None, "n": 20}, 3: {"city": "a", "n": 30}}
+    read = DeltaTable(table).to_pyarrow_table().to_pylist()
+    assert {row["id"]: row["city"] for row in read} == {1: odd, 2: None, 3: "a"}
+    committer.commit(3, written(sink, rows_of(columns, *((i, None, 0, "delete") for i in range(5))), 3, subtask=2))
+    assert by_id() == {}
+
+
+def test_a_partition_column_in_the_key_says_which_files_are_read(table, monkeypatch):
+    columns = schema_of([("day", pa.date32()), ("id", pa.large_binary()), ("n", pa.int64())])
+    sink = new_sink(table, columns, key=["day", "id"], op=None, partition_by=["day"])
+    committer = committer_of(sink, "job-a")
+    days = [date(2024, 1, day) for day in (1, 2, 3)]
+    committer.commit(1, written(sink, rows_of(columns, *((day, b"x", 1) for day in days))))
+    committer.commit(2, written(sink, rows_of(columns, (days[1], b"x", 2), (days[1], b"y", 2)), 2, subtask=1))
+    assert found(table) == [(days[0], b"x", 1), (days[1], b"x", 2), (days[1], b"y", 2), (days[2], b"x", 1)]
+    metrics = DeltaTable(table).history(1)[0]["operationMetrics"]
+    assert metrics["num_target_files_skipped_during_scan"] == 2
+
+
+# ---- exactly once ------------------------------------------------------------
+
+
+def test_committing_twice_changes_nothing_whoever_does_it(table):
+    sink = new_sink(table)
+    first, second = written(sink, users((1, "a", "insert"))), written(sink, users((1, "b", "update")), 2, subtask=1)
+    committer = committer_of(sink, "job-a")
+    committer.commit(1, first)
+    committer.commit(2, second)
+    before = version(table)
+    for checkpoint_id, committables in ((1, first), (2, second), (1, first)):
+        sink.check_committables(checkpoint_id, committables)
+        committer.commit(checkpoint_id, committables)
+        committer_of(sink, "job-a").commit(checkpoint_id, committables)
+    assert version(table) == before
+    for job in ("job-b", "job-c", "job-a"):
+        committer_of(sink, job).commit(2, second)
+        assert found(table) == [(1, "b")]
+    assert version(table) == before + 1, "that another job has resumed is noted once"
+    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 2 of this one"):
+        committer.commit(3, written(sink, users((1, "c", "update")), 3, subtask=2))
+    assert found(table) == [(1, "b")]
+
+
+def test_a_checkpoint_that_changes_nothing_is_noted_as_well(table):
+    """deltalake makes no version for such a merge, and its files are deleted."""
+    sink = new_sink(table)
+    committables = written(sink, users((1, None, "delete")))
+    committer_of(sink, "job-a").commit(1, committables)
+    assert waiting(table) == []
+    assert sink.newest_committed(CommittedOutput("out", frozenset(["job-a"]))) == 1
+    committer_of(sink, "job-a").commit(1, committables)
+    committer_of(sink, "job-b").commit(1, committables)
+
+
+def test_two_that_commit_the_same_at_once_agree_on_one(table):
+    sink = new_sink(table)
+    one, other = committer_of(sink, "job-a"), committer_of(sink, "job-a")
+    first = written(sink, users((1, "a", "insert"), (2, "b", "insert")))
+    one.commit(1, first)
+    other.commit(1, first)
+    other._table = DeltaTable(table)
+    second = written(sink, users((1, None, "delete"), (3, "c", "insert")), 2, subtask=1)
+    stale(other)
+    kept = {path: path.read_bytes() for path in (table / "_midstream").iterdir()}
+    one.commit(2, second)
+    for path, data in kept.items():  # the other has opened them before
+        path.write_bytes(data)
+    other.commit(2, second)  # begins from the version before
+    assert found(table) == [(2, "b"), (3, "c")]
+    assert version(table) == 2
+    assert waiting(table) == []
+
+
+@pytest.mark.parametrize("between", ["append", "compact", "merge"])
+def test_a_merge_begins_again_after_any_other_commit(table, between):
+    """What another writer commits in between may have rows with the same keys, or other files with the same rows."""
+    sink = new_sink(table)
+    committer = committer_of(sink, "job-a")
+    committer.commit(1, written(sink, users((1, "a", "insert"), (2, "b", "insert"))))
+    committer.commit(2, written(sink, users((3, "c", "insert")), 2, subtask=1))
+    committer._table = DeltaTable(table)
+    stale(committer)
+    if between == "append":
+        write_deltalake(table, pa.table({"id": [4], "name": ["theirs"]}), mode="append")
+    elif between == "compact":
+        DeltaTable(table).optimize.compact()
+    else:
+        committer_of(sink, "job-x").commit(1, written(sink, users((4, "theirs", "insert")), job_id="job-x"))
+    committer.commit(3, written(sink, users((4, "ours", "update"), (1, None, "delete")), 3, subtask=2))
+    assert found(table) == [(2, "b"), (3, "c"), (4, "ours")]
+
+
+def test_a_merge_that_others_always_overtake_ends(table, monkeypatch):
+    sink = new_sink(table)
+    committer = committer_of(sink, "job-a")
+    committables = written(sink, users((1, "a", "insert")))
+    merged, overtaken = delta_merges._merge, 0
+
+    def overtake(*args: Any, **options: Any) -> Any:
+        nonlocal overtaken
+        overtaken += 1
+        write_deltalake(table, pa.table({"id": [9], "name": ["x"]}), mode="append")
+        return merged(*args, **options)
+
+    monkeypatch.setattr(delta_merges, "_merge", overtake)
+    with pytest.raises(StorageError, match="cannot commit checkpoint 1: other writers keep committing first"):
+        committer.commit(1, committables)
+    assert overtaken == 5
+    monkeypatch.undo()
+    committer.commit(1, committables)
+    assert (1, "a") in found(table)
+
+
+def test_a_commit_whose_answer_is_lost_is_not_repeated_and_its_files_are_deleted(table, monkeypatch):
+    sink = new_sink(table)
+    committables = written(sink, users((1, "a", "insert")))
+    merged = delta_merges._merge
+
+    def lose(*args: Any, **options: Any) -> Any:
+        merged(*args, **options)
+        raise OSError("the connection broke just then")
+
+    monkeypatch.setattr(delta_merges, "_merge", lose)
+    with pytest.raises(StorageError, match="the connection broke just then"):
+        committer_of(sink, "job-a").commit(1, committables)
+    monkeypatch.undo()
+    before = version(table)
+    assert len(waiting(table)) == 1
+    write_deltalake(table, pa.table({"id": [1], "name": ["theirs"]}), mode="overwrite")
+    committer_of(sink, "job-a").commit(1, committables)
+    assert found(table) == [(1, "theirs")]
+    assert version(table) == before + 1
+    assert waiting(table) == []
+
+
+def test_compaction_that_a_merge_overtakes_does_not_bring_rows_back(table):
+    sink = new_sink(table)
+    committer = committer_of(sink, "job-a")
+    for n in (1, 2, 3):
+        committer.commit(n, written(sink, users((n, "x", "insert")), n, subtask=n))
+    compaction = DeltaTable(table)
+    committer.commit(4, written(sink, users((1, None, "delete"), (2, "y", "update")), 4, subtask=4))
+    with pytest.raises(Exception, match="concurrent transaction deleted data"):
+        compaction.optimize.compact()
+    assert found(table) == [(2, "y"), (3, "x")]
+
+
+# ---- files -------------------------------------------------------------------
+
+
+def test_files_that_wait_are_no_part_of_the_table_to_readers_and_vacuum(table):
+    sink = new_sink(table, partition_by=["name"])
+    committables = written(sink, users((1, "a", "insert")))
+    DeltaTable(table).vacuum(0, dry_run=False, enforce_retention_duration=False)
+    DeltaTable(table).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert found(table) == []
+    sink.check_committables(1, committables)
+    committer_of(sink, "job-a").commit(1, committables)
+    assert found(table) == [(1, "a")]
+
+
+def test_an_aborted_checkpoint_leaves_no_file_and_one_that_is_missing_is_named(table):
+    sink = new_sink(table)
+    committables = written(sink, users((1, "a", "insert")))
+    for _ in range(2):
+        committer_of(sink, "job-a").abort(committables)
+    assert waiting(table) == []
+    for act in (sink.check_committables, committer_of(sink, "job-a").commit):
+        with pytest.raises(StorageError, match=r"_midstream/part-.*\.parquet with 1 rows is missing; only a job"):
+            act(1, committables)
+
+
+def test_what_older_attempts_have_left_is_deleted_once_a_newer_one_commits(table):
+    sink = new_sink(table)
+    committer = committer_of(sink, "job-a")
+    for attempt in (0, 1):
+        written(sink, users((attempt, "old", "insert")), attempt=attempt)
+    others = written(sink, users((7, "others", "insert")), job_id="job-x")
+    newest = written(sink, users((2, "new", "insert")), 2, attempt=2)
+    later = written(sink, users((3, "later", "insert")), 3, attempt=2, subtask=1)
+    committer.commit(2, newest)
+    assert len(waiting(table)) == 2, "what the same attempt has written since, and what another job has, stays"
+    committer.commit(3, later)
+    committer_of(sink, "job-x").commit(1, others)
+    assert found(table) == [(2, "new"), (3, "later"), (7, "others")]
+
+
+def test_what_a_job_has_left_is_deleted_once_its_successor_commits(table):
+    sink = new_sink(table)
+    held = written(sink, users((1, "held", "insert")))
+    written(sink, users((2, "left", "insert")), 2, subtask=1)
+    successor = committer_of(sink, "job-b")
+    successor.commit(1, held)
+    assert len(waiting(table)) == 1
+    successor.commit(2, written(sink, users((3, "new", "insert")), 2, job_id="job-b"))
+    assert waiting(table) == []
+    assert found(table) == [(1, "held"), (3, "new")]
+
+
+def test_closing_deletes_what_was_not_prepared(table):
+    sink, loop = new_sink(table, roll_size=1), Loop()
+    writer = open_writer(sink, USERS, loop)
+    rows = pa.record_batch([range(200_000), ["x"] * 200_000, ["insert"] * 200_000], schema=USERS)
+    writer.write(rows)
+    loop.run()
+    assert len(waiting(table)) == 1
+    writer.close()
+    loop.run()
+    assert waiting(table) == []
+    assert loop.failures == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "_midstream/../victim"},
+        {"name": "victim"},
+        {"name": "part-0000-0000-000000-0123456789abcdef.parquet"},
+        {"name": "_delta_log/part-0000-0000-000000-0123456789abcdef.parquet"},
+        {"key": ()},
+        {"place": "local:/tmp/../etc"},
+    ],
+)
+def test_a_checkpoint_cannot_have_any_other_file_merged_or_deleted(table, changes):
+    sink = new_sink(table)
+    (committable,) = written(sink, users((1, "a", "insert")))
+    (table / "victim").write_text("precious")
+    before = sorted(table.parent.rglob("*"))
+    crafted = msgspec.structs.replace(msgspec.msgpack.decode(committable, type=WrittenFile), **changes)
+    committer = committer_of(sink, "job-b")
+    for act in (sink.check_committables, committer.commit, lambda _, what: committer.abort(what)):
+        with pytest.raises(StorageError, match="is corrupt or forged"):
+            act(1, [msgspec.msgpack.encode(crafted)])
+    assert sorted(table.parent.rglob("*")) == before
+
+
+def test_rows_are_merged_by_the_key_and_into_the_table_that_they_were_written_for(table, tmp_path):
+    sink = new_sink(table)
+    committer_of(sink, "job-a").commit(1, written(sink, users((1, "ann", "insert"), (2, "bob", "insert"))))
+    held = written(sink, users((1, "anna", "update"), (2, None, "delete")), 2, subtask=1)
+    columns = schema_of([("id", pa.int64()), ("name", TEXT)])
+    moved = new_sink(tmp_path / "elsewhere", columns, key=["name"], op=None)
+    successor = committer_of(moved, "job-b")
+    for _ in range(2):
+        moved.check_committables(2, held)
+        successor.commit(2, held)
+    successor.commit(3, written(moved, rows_of(columns, (5, "x"), (6, "x")), 3, job_id="job-b"))
+    assert found(table) == [(1, "anna")]
+    assert found(tmp_path / "elsewhere") == [(6, "x")]
+    appending = DeltaSink(table, append=True)
+    appending.validate(columns, restoring=True)
+    held = written(sink, users((1, "annie", "update")), 3, job_id="job-c")
+    committer_of(appending, "job-d").commit(3, held)
+    assert found(table) == [(1, "annie")]
+
+
+# ---- going back --------------------------------------------------------------
+
+
+def test_a_table_rolls_back_what_was_merged_after_a_checkpoint(table):
+    sink, output = new_sink(table), CommittedOutput("out", frozenset(["job-a"]))
+    committer = committer_of(sink, "job-a")
+    states: list[list[Any]] = [[]]
+    changes: list[list[tuple[Any, ...]]] = [
+        [(1, "a", "insert"), (2, "b", "insert")],
+        [(1, "aa", "update"), (2, None, "delete")],
+        [(9, None, "delete")],  # changes nothing
+        [(2, "bb", "insert"), (3, "c", "insert")],
+    ]
+    for n, rows in enumerate(changes, 1):
+        committer.commit(n, written(sink, users(*rows), n, subtask=n))
+        states.append(found(table))
+    assert sink.newest_committed(output) == 4
+    late = written(sink, users((1, "late", "update")), 5, subtask=5)
+    for after in (3, 2, 1):
+        sink.check_rollback(output, after)
+        sink.roll_back(output, after, ())
+        assert (found(table), sink.newest_committed(output)) == (states[after], after)
+        sink.roll_back(output, after, ())
+    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 1 of this one"):
+        committer.commit(5, late)
+    successor = committer_of(sink, "job-b")
+    successor.commit(5, written(sink, users((2, "again", "update")), 5, job_id="job-b"))
+    assert found(table) == [(1, "a"), (2, "again")]
+    write_deltalake(table, pa.table({"id": [100], "name": ["theirs"]}), mode="append")
+    with pytest.raises(ConfigError, match="other writers have changed the table since"):
+        sink.check_rollback(CommittedOutput("out", frozenset(["job-a", "job-b"])), 1)
+
+
+# ---- tables ------------------------------------------------------------------
+
+
+def test_several_rows_of_one_key_in_the_table_are_reported_and_not_put_right(table):
+    write_deltalake(table, pa.table({"id": [1, 1, 2, 3, 3], "name": list("abcde")}))
+    sink = new_sink(table)
+    committer = committer_of(sink, "job-a")
+    committer.commit(1, written(sink, users((2, "x", "update"), (3, None, "delete"))))
+    assert found(table) == [(1, "a"), (1, "b"), (2, "x")], "a key that is deleted has no row left"
+    committables = written(sink, users((1, "y", "update"), (4, "new", "insert")), 2, subtask=1)
+    with pytest.raises(ConfigError, match=r"after the commit of checkpoint 2: the table had several rows with the same \(id\): 1 more than"):  # fmt: skip
+        committer.commit(2, committables)
+    assert found(table) == [(1, "y"), (1, "y"), (2, "x"), (4, "new")]
+    committer_of(sink, "job-b").commit(2, committables)
+    assert waiting(table) == []
+
+
+def test_a_table_that_has_rows_is_taken_and_rows_without_a_key_in_it_stay(table):
+    write_deltalake(table, pa.table({"id": pa.array([1, None], pa.int64()), "name": ["a", "b"]}))
+    sink = new_sink(table)
+    committer_of(sink, "job-a").commit(1, written(sink, users((1, None, "delete"), (2, "c", "insert"))))
+    assert sorted(pl.read_delta(str(table))["name"]) == ["b", "c"]
+
+
+def test_a_table_with_deletion_vectors_or_a_change_feed_is_merged_into(table):
+    options = {"delta.enableDeletionVectors": "true", "delta.enableChangeDataFeed": "true"}
+    DeltaTable.create(table, written_columns(USERS, "op"), configuration=options)
+    write_deltalake(table, pa.table({"id": [1, 2, 3], "name": list("abc")}), mode="append")
+    delete_first_row_by_vector(table)
+    assert found(table) == [(2, "b"), (3, "c")]
+    sink = new_sink(table)
+    rows = users((1, "back", "insert"), (2, "bb", "update"), (3, None, "delete"))
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
+    assert found(table) == [(1, "back"), (2, "bb")]
+    feed = pa.table(DeltaTable(table).load_cdf(starting_version=3).read_all()).select(["id", "_change_type"])
+    changes = sorted((row["id"], row["_change_type"]) for row in feed.to_pylist())
+    assert changes == [(1, "insert"), (2, "update_postimage"), (2, "update_preimage"), (3, "delete")]
+
+
+def delete_first_row_by_vector(table: Path) -> None:
+    """As Spark deletes a row of version 1: the vector is in the log, in Z85."""
+    (add,) = [
+        action["add"]
+        for action in map(json.loads, (table / "_delta_log" / f"{1:020d}.json").read_text().splitlines())
+        if "add" in action
+    ]
+    removed = {
+        "path": add["path"],
+        "deletionTimestamp": 1,
+        "dataChange": True,
+        "partitionValues": {},
+        "size": add["size"],
+    }
+    vector = {"storageType": "i", "pathOrInlineDv": VECTOR_OF_ROW_0, "sizeInBytes": 34, "cardinality": 1}
+    actions = [{"commitInfo": {"operation": "DELETE"}}, {"remove": removed}, {"add": {**add, "deletionVector": vector}}]
+    (table / "_delta_log" / f"{2:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+
+
+VECTOR_OF_ROW_0 = "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg00000"
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "error", "said"),
+    [
+        ({"key": []}, USERS, ConfigError, "DeltaSink: op='op' needs the columns by which rows are found"),
+        ({"op": "what"}, USERS, SchemaError, "operation column 'what' is not in the stream; it has id, name, op"),
+        ({"key": ["who"]}, USERS, SchemaError, "key column 'who' is not in the stream"),
+        ({"op": "id", "key": ["name"]}, USERS, SchemaError, "operation column 'id' is int64; it must be text"),
+        ({"key": ["x"]}, schema_of([("x", pa.float64()), ("op", TEXT)]), SchemaError, "key column 'x' is double"),
+        ({"key": ["x"]}, schema_of([("x", pa.struct([("a", pa.int64())])), ("op", TEXT)]), SchemaError, "key column 'x' is struct"),
+        ({"key": ["x"]}, schema_of([("x", pa.large_list(pa.int64())), ("op", TEXT)]), SchemaError, "key column 'x' is large_list"),
+        ({}, schema_of([("id", pa.int64()), ("midstream_deletes", TEXT), ("op", TEXT)]), SchemaError, "may not be called 'midstream_deletes'"),
+        ({"partition_by": ["a/b"]}, schema_of([("id", pa.int64()), ("a/b", TEXT), ("op", TEXT)]), SchemaError, "partition column 'a/b' has a character"),
+    ],
+)  # fmt: skip
+def test_arguments_and_columns_that_do_not_fit_are_refused(table, options, columns, error, said):
+    with pytest.raises(error, match=said):
+        new_sink(table, columns, **options)
+
+
+def test_an_append_only_table_is_refused(table):
+    DeltaTable.create(table, written_columns(USERS, "op"), configuration={"delta.appendOnly": "true"})
+    with pytest.raises(ConfigError, match=r"the table is append-only \(delta.appendOnly\)"):
+        new_sink(table)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ((7, "x", "upsert"), "operation column 'op' is 'upsert'; it must be 'insert', 'update' or 'delete'"),
+        ((7, "x", None), "operation column 'op' is None"),
+        ((None, "x", "delete"), "key column 'id' is null"),
+        ((7, "x" * 300, "insert"), "partition column 'name' has 'xxx"),
+    ],
+)
+def test_a_row_that_cannot_be_merged_fails_before_the_checkpoint(table, row, said):
+    error = failure_of(new_sink(table, partition_by=["name"]), users((1, "ann", "insert"), row))
+    assert isinstance(error, SchemaError)
+    assert f"row 1 since the last checkpoint: {said}" in str(error)
+    assert str(error).startswith("operator 'sink out': DeltaSink on ")
+    assert waiting(table) == []
+
+
+def test_empty_text_cannot_be_the_key_of_a_partition(table):
+    error = failure_of(
+        new_sink(table, key=["name"], partition_by=["name"]), users((1, "a", "insert"), (2, "", "insert"))
+    )
+    assert "row 1 since the last checkpoint: key column 'name' is ''" in str(error)
+
+
+def test_a_date_that_readers_of_the_log_cannot_read_is_refused(table):
+    columns = schema_of([("id", pa.int64()), ("day", pa.date32())])
+    rows = pa.record_batch([pa.array([1, 2]), pa.array([0, -719_163], pa.int32()).cast(pa.date32())], schema=columns)
+    error = failure_of(new_sink(table, columns, op=None), rows)
+    assert "row 1 since the last checkpoint: column 'day' has a date -719163 days after 1970-01-01" in str(error)
