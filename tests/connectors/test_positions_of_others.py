@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
-from table_worlds import WORLDS
+from table_worlds import WORLDS, TableWorld
 
 from midstream.connectors.files.file_source import FileSource
 from midstream.connectors.memory.collection_source import from_rows
@@ -62,7 +62,7 @@ def test_a_position_of_another_source_is_refused(tmp_path):
 @pytest.mark.parametrize("watch", [False, True])
 @pytest.mark.parametrize("kind", WORLDS)
 def test_tables_refuse_positions_of_other_sources_and_in_other_tables(tmp_path, kind, watch):
-    worlds = {}
+    worlds: dict[tuple[str, str], TableWorld] = {}
     (plain := tmp_path / "plain").mkdir()
     for name in ("one", "two"):
         for other in WORLDS:
@@ -72,9 +72,9 @@ def test_tables_refuse_positions_of_other_sources_and_in_other_tables(tmp_path, 
             worlds[name, other].append(1)
     source = worlds["one", kind].source(watch=watch)
     others = [generator(), files(plain), *(worlds["two", other].source() for other in WORLDS if other != kind)]
-    for other in others:
+    for foreign in others:
         with pytest.raises(ConfigError, match=f"Source: .*{WRITTEN_BY_ANOTHER}"):
-            source.discover(other.discover(None, CONTEXT).position, CONTEXT)
+            source.discover(foreign.discover(None, CONTEXT).position, CONTEXT)
     in_another = worlds["two", kind].source().discover(None, CONTEXT).position
-    with pytest.raises(ConfigError, match="the table was (replaced by another one|dropped and made again).*--fresh"):
+    with pytest.raises(ConfigError, match=r"the table was (replaced by another one|dropped and made again).*--fresh"):
         source.discover(in_another, CONTEXT)

@@ -28,9 +28,9 @@ from midstream import testing
 from midstream.connectors.files import table_source
 from midstream.connectors.files.table_files import TableFile, packed, unpacked
 from midstream.connectors.iceberg.iceberg_source import IcebergSource
+from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.errors import ConfigError, DataError, InvariantError, SchemaError, StorageError
 from midstream.engine.operators.source_api import Split
-
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -473,11 +473,15 @@ def test_fields_within_columns_that_were_renamed_or_replaced_are_found(tmp_path,
 
 def test_times_by_which_a_table_is_partitioned_are_read_from_the_metadata(tmp_path):
     world = IcebergWorld(tmp_path)
-    world.create(pa.schema([("n", pa.int64()), ("p", pa.time64("us"))]), ["p"])
+    world.create(schema_of([("n", pa.int64()), ("p", pa.time64("us"))]), ["p"])
     pq.write_table(pa.table({"n": [1]}), tmp_path / "plain.parquet")
     path = tmp_path / "plain.parquet"
     for value in (time(1, 2, 3, 4), time(0), None):
-        us = None if value is None else (value.hour * 3600 + value.minute * 60 + value.second) * 10**6 + value.microsecond
+        us = (
+            None
+            if value is None
+            else (value.hour * 3600 + value.minute * 60 + value.second) * 10**6 + value.microsecond
+        )
         copied = path.with_name(f"{us}.parquet")
         copied.write_bytes(path.read_bytes())
         file = DataFile.from_args(
@@ -659,7 +663,10 @@ def test_a_log_of_which_only_the_checkpoint_is_left_is_read(tmp_path):
     again = Job(world.source(watch=True))
     assert again.numbers() == [1]
     assert job.numbers() == again.numbers() == []
-    with pytest.raises(ConfigError, match="version 1 is to be read next, and is no longer in the table's log, which now begins with version 2"):
+    with pytest.raises(
+        ConfigError,
+        match="version 1 is to be read next, and is no longer in the table's log, which now begins with version 2",
+    ):
         world.source(start=1)
     with pytest.raises(ConfigError, match="the table's log begins later, with version 2"):
         world.source(start=LONG_AGO)
@@ -667,7 +674,10 @@ def test_a_log_of_which_only_the_checkpoint_is_left_is_read(tmp_path):
     assert job.numbers() == again.numbers() == [-1, 2]
 
 
-@pytest.mark.parametrize("written", ["ü.parquet", "a b.parquet", "a%20b.parquet", 'x\'"<>{}|^`~#?.parquet', "t/a+b&c;d=e.parquet", "a:b.parquet"])
+@pytest.mark.parametrize(
+    "written",
+    ["ü.parquet", "a b.parquet", "a%20b.parquet", "x'\"<>{}|^`~#?.parquet", "t/a+b&c;d=e.parquet", "a:b.parquet"],
+)
 def test_deleted_rows_are_found_however_the_path_of_their_file_is_written(tmp_path, written):
     world = DeltaWorld(tmp_path)
     world.create()
@@ -693,7 +703,7 @@ def test_what_deltalake_cannot_read_is_reported_in_short(tmp_path):
     world.delete_positions(1)
     log = tmp_path / f"t/_delta_log/{2:020d}.json"
     log.write_text(log.read_text().replace("numRecords", "noRecords"))
-    with pytest.raises(StorageError, match="DeltaSource of .*: cannot be read: .*Missing numRecords"):
+    with pytest.raises(StorageError, match=r"DeltaSource of .*: cannot be read: .*Missing numRecords"):
         world.source().discover(None, CONTEXT)
     log.write_text("\ufeff{}")
     with pytest.raises(StorageError, match=r"cannot be read: .*whilst parsing value$"):
@@ -715,7 +725,10 @@ def test_versions_of_a_time_when_columns_had_other_names_in_files_are_refused(tm
     mapped = {**metadata, "configuration": {"delta.columnMapping.mode": "name"}}
     commit(world, {"metaData": mapped}, added(world, "a.parquet", 1))
     commit(world, {"metaData": metadata})
-    with pytest.raises(ConfigError, match=r"version 1 \(a commit\): the table has column mapping \(name\), which this source cannot read"):
+    with pytest.raises(
+        ConfigError,
+        match=r"version 1 \(a commit\): the table has column mapping \(name\), which this source cannot read",
+    ):
         Job(world.source(start=1)).rows()
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from table_worlds import WORLDS, TableWorld
 
 from machine import limit_s
-from midstream import DataError, Environment
+from midstream import DataError, Environment, Job
 from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
@@ -65,3 +68,41 @@ def test_a_version_that_deletes_rows_ends_the_job_at_once_and_says_why(world):
     with pytest.raises(DataError, match=r"deletes or changes rows, which may have been read; .*on_change='skip'"):
         job.wait(limit_s(60))
     assert job.status().restarts == 0
+
+
+@pytest.mark.systems
+@pytest.mark.parametrize("records", [True, False])
+def test_a_table_is_kept_equal_to_another_by_its_changes(tmp_path, records):
+    columns = pa.schema({"id": pa.int64(), "v": pa.int64()})
+    configuration = {"delta.enableChangeDataFeed": "true"} if records else {}
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    DeltaTable.create(original, columns, configuration=configuration)
+    write_deltalake(original, pa.table({"id": range(1000), "v": range(1000)}), mode="append")
+
+    def start(**options: Any) -> Job:
+        env = Environment("copy", parallelism=2, checkpoint_dir=tmp_path / "chk", checkpoint_interval="200 ms")
+        changes = env.read_delta(original, changes=True, watch=True, interval="50 ms", rows_per_s=3000).uid("in")
+        changes.write_delta(copy, key=["id"], op="_op").uid("out")
+        return env.start(slots=ProcessSlots(), **options)
+
+    def rows(path: Path) -> list[tuple[int, int]]:
+        is_table = DeltaTable.is_deltatable(path)
+        return sorted(pl.read_delta(str(path)).select("id", "v").rows()) if is_table else []
+
+    job = start()
+    until("something committed", lambda: len(rows(copy)) > 0)
+    os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)
+    table = DeltaTable(original)
+    table.update({"v": "v + 1000"}, predicate="id % 3 = 0")
+    table.delete("id % 7 = 0")
+    table.optimize.compact()
+    until("the restart", lambda: job.status().restarts)
+    until("all changes", lambda: rows(copy) == rows(original))
+    job.stop(timeout_s=limit_s(60))
+    table.update({"v": "-v"}, predicate="id < 500")
+    write_deltalake(original, pa.table({"id": [5000, 7], "v": [1, 2]}), mode="append")
+    job = start(restore_from="latest")
+    until("the rest", lambda: rows(copy) == rows(original))
+    assert len(rows(original)) == 1000 - 143 + 2
+    job.stop(drain=True, timeout_s=limit_s(60))
+    assert rows(copy) == rows(original)

@@ -330,6 +330,7 @@ class Environment(Hinted):
         watch: bool = False,
         start: TableStart | None = None,
         on_change: OnChange = "fail",
+        changes: bool = False,
         interval: Duration = "1 s",
         storage_options: Mapping[str, str] | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
@@ -344,6 +345,7 @@ class Environment(Hinted):
         `watch`: never end, and read new versions.
         `start`: where a new job begins: None (the table as it is), a version, "latest", or a datetime with a zone.
         `on_change`: of versions that delete or update rows: "fail", or "skip" to ignore all that such a version does.
+        `changes`: read what versions do to rows, each with its operation in the column `_op`: insert, update or delete.
         `interval`: how often the source checks for new versions.
         `storage_options`: what deltalake needs to read the log.
         `filesystem`: the pyarrow filesystem that files are read with.
@@ -364,6 +366,7 @@ class Environment(Hinted):
             watch=watch,
             start=start,
             on_change=on_change,
+            changes=changes,
             interval=interval,
             storage_options=storage_options,
             filesystem=filesystem,

@@ -16,7 +16,7 @@ import pyarrow.fs
 import xxhash
 
 from midstream.connectors.common.filesystem import file_info
-from midstream.connectors.files.table_files import TableFile
+from midstream.connectors.files.table_files import UNKNOWN_SIZE, TableFile
 from midstream.engine.core.batches import canonical_type
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, StorageError
 
@@ -45,6 +45,15 @@ class _Add(msgspec.Struct, rename="camel"):
 class _Remove(msgspec.Struct, rename="camel"):
     path: str
     data_change: bool = True
+    size: int | None = None
+    partition_values: dict[str, str | None] | None = None
+    deletion_vector: dict[str, Any] | None = None
+
+
+class _Cdc(msgspec.Struct, rename="camel"):
+    path: str
+    size: int
+    partition_values: dict[str, str | None] = {}
 
 
 class Metadata(msgspec.Struct, rename="camel"):
@@ -78,6 +87,7 @@ class _CommitInfo(msgspec.Struct, rename="camel"):
 class _LogAction(msgspec.Struct):
     add: _Add | None = None
     remove: _Remove | None = None
+    cdc: _Cdc | None = None
     metaData: Metadata | None = None
     protocol: Protocol | None = None
     commitInfo: _CommitInfo | None = None
@@ -96,6 +106,8 @@ class TableVersion(msgspec.Struct, frozen=True):
 
     `added`: new data files, unless the version only arranged rows anew.
     `removes_rows`: it removed or changed rows, which may have been read.
+    `removed`: the data files whose rows it removed. `changes`: files with the rows that it changed, if the table has them.
+    `has_vectors`: some of the rows that it removed are named by deletion vectors.
     """
 
     number: int
@@ -104,6 +116,9 @@ class TableVersion(msgspec.Struct, frozen=True):
     removes_rows: bool
     metadata: Metadata | None
     protocol: Protocol | None
+    removed: tuple[TableFile, ...]
+    changes: tuple[TableFile, ...]
+    has_vectors: bool
 
 
 def digest_of(filesystem: pyarrow.fs.FileSystem, directory: str, version: int) -> int | None:
@@ -128,7 +143,9 @@ def read_version(filesystem: pyarrow.fs.FileSystem, directory: str, version: int
     """Read a version's commit. Raises StorageError if it cannot be read."""
     path = log_path(directory, version)
     added: dict[str, TableFile] = {}
-    removes_rows, operation = False, "a commit"
+    removed: list[TableFile] = []
+    changes: list[TableFile] = []
+    has_vectors, operation = False, "a commit"
     metadata: Metadata | None = None
     protocol: Protocol | None = None
     try:
@@ -138,11 +155,18 @@ def read_version(filesystem: pyarrow.fs.FileSystem, directory: str, version: int
             metadata, protocol = action.metaData or metadata, action.protocol or protocol
             if action.add is not None and action.add.data_change:
                 added[action.add.path] = _file_of(action.add, version)
-                removes_rows |= action.add.deletion_vector is not None
-            removes_rows |= action.remove is not None and action.remove.data_change
+                has_vectors |= action.add.deletion_vector is not None
+            if action.remove is not None and action.remove.data_change:
+                removed.append(_removed_file(action.remove, version))
+                has_vectors |= action.remove.deletion_vector is not None
+            if action.cdc is not None:
+                cdc = action.cdc
+                changes.append(TableFile(unquote(cdc.path), cdc.size, version, constants_of(cdc.partition_values)))
     except (OSError, *UNDECODABLE) as error:
         raise StorageError(f"{path}: cannot be read: {error}") from error
-    return TableVersion(version, operation, tuple(added.values()), removes_rows, metadata, protocol)
+    removes_rows = bool(removed) or has_vectors
+    files = (tuple(added.values()), removes_rows, metadata, protocol, tuple(removed), tuple(changes))
+    return TableVersion(version, operation, *files, has_vectors)
 
 
 def _lines(filesystem: pyarrow.fs.FileSystem, path: str) -> list[bytes]:
@@ -176,6 +200,11 @@ def _commit_time(filesystem: pyarrow.fs.FileSystem, info: pyarrow.fs.FileInfo) -
 
 def _file_of(add: _Add, version: int) -> TableFile:
     return TableFile(unquote(add.path), add.size, version, constants_of(add.partition_values))
+
+
+def _removed_file(remove: _Remove, version: int) -> TableFile:
+    size = UNKNOWN_SIZE if remove.size is None else remove.size
+    return TableFile(unquote(remove.path), size, version, constants_of(remove.partition_values or {}))
 
 
 def constants_of(partition: Mapping[str, str | None]) -> dict[str, str | None]:

@@ -14,6 +14,8 @@ import pyarrow.fs
 
 from midstream.connectors.common.filesystem import below, is_local, resolve
 from midstream.connectors.common.optional_packages import require
+from midstream.connectors.common.row_operations import OP
+from midstream.connectors.delta.delta_changes import ChangesSplit, DeltaChangesReader, packed_files
 from midstream.connectors.delta.delta_log import (
     Metadata,
     TableVersion,
@@ -30,7 +32,7 @@ from midstream.connectors.files.table_files import TableFile, constant_text, ope
 from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
 from midstream.engine.core.config import Duration
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
-from midstream.engine.operators.source_api import Split, SplitReader, decoded
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Split, SplitReader, decoded, rows_text
 
 if TYPE_CHECKING:
     import os
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _REPLACED: Final = "the table was replaced by another one; to read that from the beginning, start with --fresh"
+
+
+_CHECK_S_MAX: Final = 60.0
+"""How often a reader of changes checks for a new version at least."""
 
 
 class _DeltaPosition(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
@@ -61,6 +67,10 @@ class DeltaSource(TableSource):
     datetime with a zone (what was added from then on).
     `on_change`: of versions that delete or update rows: "fail", or "skip" to ignore all that such a version does, also
     the rows that it adds.
+    `changes`: read what versions do to rows. Each row has a column `_op`: "insert" (also the rows that the table has at the
+    beginning), "update" or "delete". One subtask reads them in their order. A table that records its changes
+    (delta.enableChangeDataFeed) has fewer; otherwise a file that is rewritten is deleted and inserted row by row. An
+    update of a key says nothing of the row under the old key.
     `interval`: how often the source checks for new versions.
     `storage_options`: what deltalake needs to read the log there; only deltalake, on the driver, receives them.
     `filesystem`: the pyarrow filesystem that files are read with, by default that of the URL.
@@ -83,6 +93,7 @@ class DeltaSource(TableSource):
         watch: bool = False,
         start: TableStart | None = None,
         on_change: OnChange = "fail",
+        changes: bool = False,
         interval: Duration = "1 s",
         storage_options: Mapping[str, str] | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
@@ -106,6 +117,16 @@ class DeltaSource(TableSource):
         """The version of the table whose columns this source has."""
         self._table_id = str(opened.metadata().id)
         self._set_schema(self._chosen(opened))
+        self._read = self.schema
+        """The columns of the table that are read."""
+        self._reads_changes = changes
+        if changes:
+            if on_change != "fail":
+                raise ConfigError(
+                    "DeltaSource: on_change='skip' has no meaning with changes=True, which reads them; leave it out"
+                )
+            self.splits_end = self.bounded
+            self._set_schema(pa.schema([*self._read, pa.field(OP, pa.large_string())]))
         first = opened.version() + 1 if start is None else self._first_version(opened)
         if first <= opened.version():
             has_version(self.filesystem, self.directory, first - 1, self._where)
@@ -114,6 +135,21 @@ class DeltaSource(TableSource):
         return {**self.__dict__, "_storage_options": None}  # only the driver uses them
 
     # ---- on the driver ----
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        if not self._reads_changes:
+            return super().discover(position, context)
+        if position is not None:
+            self._check_position(position)
+            return Discovery((), position, exhausted=self.bounded)
+        files, position = self._begin()
+        known = decoded(position, _DeltaPosition, "DeltaSource")
+        stop = self._opened().version() if self.bounded else None
+        part = ChangesSplit(known.table_id, known.version, known.digest, packed_files(files), stop)
+        return Discovery((Split("changes", msgspec.msgpack.encode(part)),), position, exhausted=self.bounded)
+
+    def readers_max(self, parallelism: int) -> int:
+        return 1 if self._reads_changes else parallelism
 
     def _begin(self) -> tuple[Sequence[TableFile], bytes]:
         opened = self._opened()
@@ -188,6 +224,13 @@ class DeltaSource(TableSource):
         return found
 
     def _added_by(self, version: TableVersion, table_id: str) -> Sequence[TableFile]:
+        self._check_version(version, table_id)
+        if version.removes_rows:
+            self._skipped(f"{self._where}: version {version.number} ({version.operation})")
+            return ()
+        return version.added
+
+    def _check_version(self, version: TableVersion, table_id: str) -> None:
         where = f"{self._where}: version {version.number} ({version.operation})"
         unsupported = [] if version.protocol is None else version.protocol.unsupported()
         if unsupported:
@@ -199,17 +242,13 @@ class DeltaSource(TableSource):
                 self._check_columns(version.metadata, where)
             else:
                 self._check_supported(version.metadata, (), where)
-        if version.removes_rows:
-            self._skipped(where)
-            return ()
-        return version.added
 
     def _check_columns(self, metadata: Metadata, where: str) -> None:
         """Raise SchemaError if the columns have changed since the source was made."""
-        self._check_supported(metadata, self.schema.names, where)
+        self._check_supported(metadata, self._read.names, where)
         names = [field["name"] for field in metadata.fields]
-        found = table_columns(metadata.schema_string, self.schema.names)
-        for field in self.schema:
+        found = table_columns(metadata.schema_string, self._read.names)
+        for field in self._read:
             if field.name not in names:
                 raise SchemaError(
                     f"{where}: column {field.name!r} was dropped; start again to read the table without it"
@@ -219,7 +258,7 @@ class DeltaSource(TableSource):
                     f"{where}: column {field.name!r} was {field.type} and is now {found.field(field.name).type}; start "
                     "again to read it as it is now"
                 )
-        new = [name for name in names if name not in self.schema.names]
+        new = [name for name in names if name not in self._read.names]
         if new and self._columns is None:
             raise self._added(new[0], where)
 
@@ -236,6 +275,7 @@ class DeltaSource(TableSource):
         chosen = self._columns_to_read([field["name"] for field in metadata.fields])
         self._check_supported(metadata, chosen, self._where)
         found = table_columns(metadata.schema_string, chosen)
+        self._partition_by = frozenset(metadata.partition_columns) & frozenset(chosen)
         for name in metadata.partition_columns:
             if name in chosen and pa.types.is_large_binary(found.field(name).type):
                 raise SchemaError(
@@ -285,10 +325,29 @@ class DeltaSource(TableSource):
     # ---- on the subtasks ----
 
     def open_split(self, split: Split) -> SplitReader:
+        if self._reads_changes:
+            part = decoded(split.payload, ChangesSplit, "DeltaSource")
+            return DeltaChangesReader(
+                self.filesystem,
+                self.directory,
+                self._read,
+                part,
+                split.offset,
+                where=self._where,
+                check=lambda version: self._check_version(version, part.table_id),
+                located=lambda file: self._located(file)[1],
+                partition_by=self._partition_by,
+                interval_s=min(self.discovery_interval_s, _CHECK_S_MAX),
+            )
         file = decoded(split.payload, TableFile, "DeltaSource")
         _, path = self._located(file)
         deleted = unpacked(file.deleted, path) if file.deleted else None
         return open_table_file(self.filesystem, path, file, self.schema, split.offset, deleted=deleted)
+
+    def place(self, split: Split, first: int, last: int) -> str:
+        if not self._reads_changes:
+            return super().place(split, first, last)
+        return f"{self._where}: {rows_text(first, last)} after offset {split.offset} of its changes"
 
     def _located(self, file: TableFile) -> tuple[pyarrow.fs.FileSystem, str]:
         if "://" in file.path or file.path.startswith("/"):

@@ -34,6 +34,8 @@ from midstream.engine.core.arrow_types import (
 from midstream.engine.core.errors import DataError, StorageError
 from midstream.engine.operators.source_api import SplitReader
 
+UNKNOWN_SIZE = -1
+"""The size of a file of which the table's metadata has none."""
 ROWS_DELETED_MAX = 2**32
 """The most rows that a file can have of which some are deleted."""
 
@@ -194,7 +196,7 @@ def _check_unchanged(filesystem: pyarrow.fs.FileSystem, path: str, file: TableFi
             f"{path}: the file no longer exists; version {file.since} of the table added it. Keep what was vacuumed or "
             "expired for longer than a job may be behind; to begin again with the table as it is now, start with --fresh"
         )
-    if info.size != file.size:
+    if file.size not in (info.size, UNKNOWN_SIZE):
         raise DataError(
             f"{path}: has {info.size} bytes, and {file.size} in the table's metadata; files of a table must never change"
         )

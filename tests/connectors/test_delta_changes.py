@@ -1,0 +1,243 @@
+"""What versions do to the rows of a Delta table, as rows with their operation: applied in order, they make the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from table_worlds import CONTEXT, DeltaWorld
+
+from effort import examples
+from midstream import testing
+from midstream.connectors.delta import delta_changes
+from midstream.connectors.delta.delta_changes import ChangesSplit
+from midstream.connectors.delta.delta_source import DeltaSource
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import ConfigError, DataError, SchemaError, StorageError
+from midstream.engine.operators.source_api import Source, Split
+
+SCHEMA = schema_of([("n", pa.int64()), ("v", pa.int64()), ("part", pa.large_string())])
+ROW = st.tuples(st.integers(0, 5), st.integers(0, 9), st.sampled_from(["a", "b"]))
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.lists(ROW, min_size=1, max_size=4)),
+        st.tuples(st.just("delete"), st.integers(0, 5)),
+        st.tuples(st.just("update"), st.integers(0, 5)),
+        st.tuples(st.just("overwrite"), st.lists(ROW, max_size=3)),
+        st.tuples(st.just("merge"), st.lists(ROW, max_size=3, unique_by=lambda row: row[0])),
+        st.tuples(st.just("compact"), st.none()),
+    ),
+    max_size=6,
+)
+
+
+def rows_of(values: list[tuple[int, int, str]]) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in values], schema=SCHEMA)
+
+
+def new_table(path: Path, *, records: bool, partition_by: list[str] | None = None) -> DeltaTable:
+    configuration = {"delta.enableChangeDataFeed": "true"} if records else {}
+    return DeltaTable.create(path, SCHEMA, partition_by=partition_by, configuration=configuration)
+
+
+def do(path: Path, step: tuple[str, Any]) -> None:
+    table, (what, value) = DeltaTable(path), step
+    match what:
+        case "append":
+            write_deltalake(path, rows_of(value), mode="append")
+        case "delete":
+            table.delete(f"n = {value}")
+        case "update":
+            table.update({"v": "v + 1"}, predicate=f"n = {value}")
+        case "overwrite":
+            write_deltalake(path, rows_of(value), mode="overwrite")
+        case "merge":
+            merged = table.merge(rows_of(value), "t.n = s.n and t.part = s.part", source_alias="s", target_alias="t")
+            merged.when_matched_update_all().when_not_matched_insert_all().execute()
+        case "compact":
+            table.optimize.compact()
+
+
+def applied(changes: list[dict[str, Any]]) -> list[tuple[int, ...]]:
+    """The multiset of rows by their key after all changes; an update replaces a row with its n and part."""
+    found: list[tuple[int, ...]] = []
+    for change in changes:
+        row = (change["n"], change["v"], change["part"])
+        if change["_op"] == "delete":
+            found.remove(row)
+        elif change["_op"] == "insert":
+            found.append(row)
+        else:
+            old = next(each for each in found if (each[0], each[2]) == (row[0], row[2]))
+            found.remove(old)
+            found.append(row)
+    return sorted(found)
+
+
+def table_rows(path: Path) -> list[tuple[int, ...]]:
+    return sorted(pl.read_delta(str(path)).select("n", "v", "part").rows())
+
+
+def read_all(source: Source, split: Split, rows_max: int = 1000) -> tuple[list[dict[str, Any]], int]:
+    """What there is at present."""
+    reader = source.open_split(split)
+    rows, offset = [], split.offset
+    while (found := reader.read(rows_max)) is not None:
+        offset = found[1]
+        if not found[0].num_rows:
+            break
+        rows += found[0].to_pylist()
+    reader.close()
+    return rows, offset
+
+
+@pytest.mark.parametrize("records", [True, False])
+@pytest.mark.parametrize("partition_by", [[], ["part"]])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(before=STEPS, after=STEPS, rows_max=st.integers(1, 5))
+def test_changes_in_their_order_make_the_table(records, partition_by, before, after, rows_max):
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "t"
+        new_table(path, records=records, partition_by=partition_by)
+        unique = keyed(before + after)
+        steps_before = [step for step in before if unique or step[0] not in ("update", "merge")]
+        steps_after = [step for step in after if unique or step[0] not in ("update", "merge")]
+        for step in steps_before:
+            do(path, step)
+        source = DeltaSource(path, changes=True, watch=True, interval="1 ms")
+        (split,) = source.discover(None, CONTEXT).splits
+        changes, offset = read_all(source, split, rows_max)
+        assert applied(changes) == table_rows(path)
+        for step in steps_after:
+            do(path, step)
+        again = DeltaSource(path, changes=True, watch=True, interval="1 ms")
+        more, _ = read_all(again, Split(split.id, split.payload, offset), rows_max)
+        assert applied(changes + more) == table_rows(path)
+        whole, _ = read_all(again, split)
+        assert whole == changes + more, "offsets do not depend on where reading resumes"
+
+
+def keyed(steps: list[tuple[str, Any]]) -> bool:
+    """Whether no step appends: then a merge keeps rows unique by n and part, and an update is of one row."""
+    return not any(step[0] in ("append", "overwrite") for step in steps)
+
+
+def test_reading_resumes_after_each_row(tmp_path):
+    path = tmp_path / "t"
+    new_table(path, records=True)
+    for step in [("append", [(1, 1, "a"), (2, 2, "b")]), ("append", [(3, 3, "a")])]:
+        do(path, step)
+    source = DeltaSource(path, changes=True)
+    position = source.discover(None, CONTEXT)
+    (split,) = position.splits
+    assert testing.check_source(source).num_rows == 3
+    later: list[tuple[str, Any]] = [("update", 1), ("delete", 2), ("compact", None), ("append", [(4, 4, "a")])]
+    for step in later:
+        do(path, step)
+    live = DeltaSource(path, changes=True, watch=True)
+    whole, _ = read_all(live, live_split(split))
+    assert [(row["n"], row["_op"]) for row in whole] == [
+        (1, "insert"), (2, "insert"), (3, "insert"), (1, "update"), (2, "delete"), (4, "insert"),
+    ]  # fmt: skip
+    reader, rows = live.open_split(live_split(split)), 0
+    while (found := reader.read(1)) is not None and found[0].num_rows:
+        rows += 1
+        rest, _ = read_all(live, Split(split.id, live_split(split).payload, found[1]))
+        assert rest == whole[rows:]
+
+
+def live_split(split: Split) -> Split:
+    part = msgspec.msgpack.decode(split.payload, type=ChangesSplit)
+    return Split(split.id, msgspec.msgpack.encode(msgspec.structs.replace(part, stop=None)))
+
+
+def test_without_watch_it_ends_with_the_version_that_there_was(tmp_path):
+    path = tmp_path / "t"
+    new_table(path, records=True)
+    do(path, ("append", [(1, 1, "a")]))
+    do(path, ("update", 1))
+    source = DeltaSource(path, changes=True, start=1)
+    found = source.discover(None, CONTEXT)
+    assert found.exhausted
+    do(path, ("delete", 1))
+    reader = source.open_split(found.splits[0])
+    ops = []
+    while (read := reader.read(10)) is not None:
+        ops += read[0].column("_op").to_pylist()
+    assert ops == ["insert", "update"]
+    assert source.discover(found.position, CONTEXT).splits == ()
+
+
+def test_recorded_updates_are_updates_and_keep_to_the_columns_chosen(tmp_path):
+    path = tmp_path / "t"
+    new_table(path, records=True, partition_by=["part"])
+    do(path, ("append", [(1, 1, "a"), (1, 7, "b"), (2, 2, "b")]))
+    do(path, ("update", 1))
+    source = DeltaSource(path, changes=True, start=2, columns=["part", "v"])
+    (split,) = source.discover(None, CONTEXT).splits
+    rows, _ = read_all(source, split)
+    assert sorted(rows, key=str) == [
+        {"part": "a", "v": 2, "_op": "update"}, {"part": "b", "v": 8, "_op": "update"},
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_read_is_refused(tmp_path):
+    world = DeltaWorld(tmp_path)
+    world.create()
+    world.append(1, 2, 3)
+    with pytest.raises(ConfigError, match="on_change='skip' has no meaning with changes=True"):
+        world.source(changes=True, on_change="skip")
+    source = world.source(changes=True, watch=True)
+    (split,) = source.discover(None, CONTEXT).splits
+    _, offset = read_all(source, split)
+    world.delete_positions(2)
+    with pytest.raises(DataError, match=r"deletes rows by deletion vectors and does not record its changes"):
+        read_all(source, Split(split.id, split.payload, offset))
+    damaged = ChangesSplit("x", 1, None, b"zz", None)
+    with pytest.raises(StorageError, match="the checkpoint is damaged where it has the files of the table"):
+        source.open_split(Split("changes", msgspec.msgpack.encode(damaged)))
+    plain = world.source()
+    with pytest.raises(ConfigError, match="was written by another kind of source"):
+        plain.open_split(split)
+    with pytest.raises(ConfigError, match="was written by another kind of source"):
+        source.open_split(plain.discover(None, CONTEXT).splits[0])
+
+
+def test_a_table_that_was_replaced_and_versions_that_are_gone_are_named(tmp_path, monkeypatch):
+    world = DeltaWorld(tmp_path)
+    world.create()
+    world.append(1)
+    source = world.source(changes=True, watch=True, interval="1 ms")
+    (split,) = source.discover(None, CONTEXT).splits
+    _, offset = read_all(source, split)
+    resumed = Split(split.id, split.payload, offset)
+    world.append(2)
+    world.append(3)
+    world.forget()
+    with pytest.raises(ConfigError, match="version 2 is to be read next, and is no longer in the table's log"):
+        read_all(source, resumed)
+    world.drop()
+    world.create()
+    world.append(5)
+    world.append(6)
+    with pytest.raises(ConfigError, match="version 1 was read, and the table was replaced by another one"):
+        read_all(source, resumed)
+    world.add_column("more")
+    with pytest.raises((ConfigError, SchemaError)):
+        read_all(world.source(changes=True, columns=["n"]), resumed)
+
+
+def test_a_column_may_not_be_called_as_the_operation(tmp_path):
+    write_deltalake(tmp_path / "t", pa.table({"_op": ["x"]}))
+    with pytest.raises(SchemaError, match="more than one column '_op'"):
+        DeltaSource(tmp_path / "t", changes=True)
+    assert DeltaSource(tmp_path / "t").schema.names == ["_op"]
+    assert delta_changes.OP == "_op"
