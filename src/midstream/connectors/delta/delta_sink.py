@@ -217,7 +217,11 @@ class DeltaSink(Sink):
         return max(newest, default=0)
 
     def check_rollback(self, output: CommittedOutput, after: int) -> None:
-        """Raise ConfigError if rows are in another table, if this one has other writers, or if its log is too short."""
+        """Raise ConfigError if rows are in another table, if this one has other writers, or if its log is too short or its
+        old files are deleted.
+        """
+        from deltalake.exceptions import DeltaError
+
         for checkpoint_id, committable in output.held:
             for _, _, location in _grouped([committable]):
                 if self.at(location) is not self:
@@ -225,7 +229,15 @@ class DeltaSink(Sink):
                         f"{self._where}: rows of checkpoint {checkpoint_id} were written to {location}, and the sink now "
                         f"writes to {self.location}; roll back with the sink as it was"
                     )
-        self._version_before(self._opened_to_read(), output, after)
+        table = self._opened_to_read()
+        version = self._version_before(table, output, after)
+        if version < table.version():
+            older = self._opened_to_read()
+            try:
+                older.load_as_version(version)
+                delta_merges.check_restorable(self, table, older)
+            except (DeltaError, OSError) as error:
+                raise StorageError(f"{self._where}: version {version} cannot be read: {error}") from error
 
     def roll_back(self, output: CommittedOutput, after: int, kept: Sequence[bytes]) -> None:
         """Restore the table to its earlier state and mark these jobs as unable to commit more, in one transaction."""
