@@ -77,7 +77,9 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"part-\d+-\d+-\d+-[0-9a-f]{16}\.parquet")
 _SUPERSEDED: Final = 2**62
 _TRIES_MAX: Final = 5
-"""The number of attempts when other writers' transactions intervene; those that only add files do not count."""
+"""The number of attempts when other writers' transactions intervene; when files are added, those that only add files do
+not count.
+"""
 
 
 class DeltaSink(Sink):
