@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +17,7 @@ from connector_worlds import Loop, open_writer, written
 from deltalake import DeltaTable, write_deltalake
 
 from committers import committer_of
+from machine import limit_s
 from midstream.connectors.common.row_operations import written_columns
 from midstream.connectors.delta import delta_merges
 from midstream.connectors.delta.delta_files import WrittenFile
@@ -236,6 +238,9 @@ def test_a_file_that_is_damaged_while_it_waits_is_no_commit(table):
     with pytest.raises(StorageError, match="cannot commit checkpoint 1"):
         committer_of(sink, "job-a").commit(1, committables)
     path.write_bytes(data)
+    crafted = msgspec.structs.replace(msgspec.msgpack.decode(committables[0], type=WrittenFile), key=("who",))
+    with pytest.raises(StorageError, match="has no columns who; the checkpoint is corrupt or forged"):
+        committer_of(sink, "job-a").commit(1, [msgspec.msgpack.encode(crafted)])
     committer_of(sink, "job-a").commit(1, committables)
     assert found(table) == [(1, "a")]
 
@@ -338,6 +343,42 @@ def test_two_that_commit_the_same_at_once_agree_on_one(table):
     other.commit(2, second)  # begins from the version before
     assert found(table) == [(2, "b"), (3, "c")]
     assert version(table) == 2
+    assert waiting(table) == []
+
+
+def test_committers_that_race_over_many_checkpoints_merge_each_once(table):
+    """As two drivers of one job, each repeating a commit that fails, as the coordinator does."""
+    sink = new_sink(table, partition_by=["name"])
+    held = []
+    for n in range(1, 9):
+        rows = [(i % 5, str((n + i) % 3), ("insert", "update", "delete")[(n * i) % 3]) for i in range(n, n + 4)]
+        held.append((n, rows, written(sink, users(*rows), n, subtask=n)))
+    expected: dict[int, str] = {}
+    for row in (row for _, rows, _ in held for row in rows):
+        expected.pop(row[0], None)
+        expected.update([row[:2]] if row[2] != "delete" else [])
+
+    def commit_all() -> None:
+        committer = committer_of(sink, "job-a")
+        for checkpoint_id, _, committables in held:
+            for tries in range(5):
+                try:
+                    committer.commit(checkpoint_id, committables)
+                    break
+                except StorageError:
+                    assert tries < 4
+
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(commit_all) for _ in range(3)]:
+            done.result(limit_s(60))
+    assert found(table) == sorted(expected.items())
+    marks = [
+        action["txn"]["version"]
+        for log in sorted((table / "_delta_log").glob("*.json"))
+        for action in map(json.loads, log.read_text().splitlines())
+        if "txn" in action
+    ]
+    assert marks == list(range(1, 9))
     assert waiting(table) == []
 
 
@@ -555,6 +596,27 @@ def test_a_table_rolls_back_what_was_merged_after_a_checkpoint(table):
     write_deltalake(table, pa.table({"id": [100], "name": ["theirs"]}), mode="append")
     with pytest.raises(ConfigError, match="other writers have changed the table since"):
         sink.check_rollback(CommittedOutput("out", frozenset(["job-a", "job-b"])), 1)
+
+
+def test_a_table_whose_old_files_are_deleted_is_not_rolled_back(table):
+    columns = schema_of([("id", pa.int64()), ("city", TEXT)])
+    sink, output = (
+        new_sink(table, columns, op=None, partition_by=["city"]),
+        CommittedOutput("out", frozenset(["job-a"])),
+    )
+    committer = committer_of(sink, "job-a")
+    for n, city in enumerate(["a b/c=d%é", "x", "y"], 1):
+        committer.commit(n, written(sink, rows_of(columns, (1, city), (n + 1, "same")), n, subtask=n))
+    sink.check_rollback(output, 1)
+    DeltaTable(table).vacuum(0, dry_run=False, enforce_retention_duration=False)
+    with pytest.raises(
+        ConfigError, match=r"version 1 of the table cannot be restored any more: .* was deleted, for example by VACUUM"
+    ):
+        sink.check_rollback(output, 1)
+    with pytest.raises(StorageError, match="missing file"):
+        sink.roll_back(output, 1, ())
+    assert found(table) == [(1, "y"), (2, "same"), (3, "same"), (4, "same")]
+    sink.check_rollback(output, 3)
 
 
 # ---- tables ------------------------------------------------------------------

@@ -19,6 +19,7 @@ from midstream.connectors.memory.collect_sink import CollectSink
 from midstream.connectors.memory.print_sink import PrintSink
 from midstream.engine.core.config import Size
 from midstream.engine.core.errors import JobError
+from midstream.engine.core.key_groups import key_type_supported
 from midstream.engine.graph.job_graph import Partitioning
 from midstream.engine.operators.sink_api import Sink
 from midstream.engine.operators.sink_operator import SinkOperator
@@ -377,13 +378,17 @@ class Writable:
         return sink
 
     def _end_by_key(self, kind: str, sink: Sink, key: tuple[str, ...], op: str | None) -> StreamSink:
-        """End the stream so that one subtask gets all rows of a key, in order."""
+        """End the stream so that one subtask gets all rows of a key, in order.
+
+        Columns of the key that a stream cannot be keyed by, such as decimals, are left to the others.
+        """
         from midstream.api.data_stream import checked_keys
 
         method, core = f"write_{kind}", self.core
         check_columns(self.schema, key, op, method)
         if key and set(core.keys) != set(key) and core.partitioning not in _KEEPING_KEYS:
-            core = replace(core, keys=checked_keys(self, key, method))
+            hashed = tuple(name for name in key if key_type_supported(self.schema.field(name).type))
+            core = replace(core, keys=checked_keys(self, hashed or key, method))
         return self._end(kind, sink, core)
 
     def _end(self, kind: str, sink: Sink, core: StreamCore | None = None) -> StreamSink:

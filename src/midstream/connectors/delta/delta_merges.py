@@ -13,7 +13,7 @@ least and greatest values may be inexact, by `IS NOT DISTINCT FROM`, from which 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -35,7 +35,7 @@ from midstream.connectors.delta.delta_files import WrittenFile, check_dates, che
 from midstream.connectors.delta.delta_tables import is_fit_for_folders
 from midstream.connectors.files.rolling_files import OpenFile, RollingFiles, explained
 from midstream.engine.core.batches import conform, to_polars
-from midstream.engine.core.errors import ConfigError, SchemaError
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import WriterContext
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def check_mergeable(table: DeltaTable, schema: pa.Schema, key: Sequence[str], wh
                 "a key cannot be merged into such partitions; rename it, or partition by another"
             )
     try:
-        _merge(table, iter(()), schema, key, CommitProperties(max_commit_retries=0), unless="false")
+        _merge(table, (), schema, key, CommitProperties(max_commit_retries=0), unless="false")
     except DeltaError as error:
         raise ConfigError(f"{where}: deltalake cannot merge rows into this table: {error}") from error
 
@@ -172,17 +172,35 @@ def merge_files(
     ordered = sorted(files, key=lambda file: _order(file.name))
     paths = [f"{sink.directory}/{file.name}" for file in ordered]
     schema = pyarrow.parquet.read_schema(paths[0], filesystem=sink.filesystem)
-    rows = _MergedRows(sink.filesystem, paths, _are_last(sink.filesystem, paths, key))
+    if not {*key, _DELETES} <= set(schema.names):
+        raise StorageError(f"{paths[0]}: has no columns {', '.join(key)}; the checkpoint is corrupt or forged")
+    rows = _read(sink.filesystem, paths, _are_last(sink.filesystem, paths, key))
+    put = sum(batch.num_rows - (pc.sum(batch.column(_DELETES)).as_py() or 0) for batch in rows)
     version = table.version()
-    metrics = _merge(table, iter(rows), merged_columns(schema), key, properties)
+    metrics = _merge(table, rows, merged_columns(schema), key, properties)
     _make_files_durable(sink, version, table.version())
-    again = metrics["num_target_rows_updated"] - (rows.put - metrics["num_target_rows_inserted"])
+    again = metrics["num_target_rows_updated"] - (put - metrics["num_target_rows_inserted"])
     if again <= 0:
         return None
     return (
         f"the table had several rows with the same ({', '.join(key)}): {again} more than there should be were updated as "
         "well, and remain; delete them, and start with --from latest"
     )
+
+
+def check_restorable(sink: DeltaSink, newest: DeltaTable, older: DeltaTable) -> None:
+    """Raise ConfigError if files of an older version, which merges have removed, were deleted."""
+    now, before = (
+        {str(path) for path in pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()}
+        for table in (newest, older)
+    )
+    removed = [f"{sink.directory}/{unquote(path)}" for path in sorted(before - now)]
+    for info in sink.filesystem.get_file_info(removed):
+        if info.type != pyarrow.fs.FileType.File:
+            raise ConfigError(
+                f"{sink._where}: version {older.version()} of the table cannot be restored any more: {info.path} was "
+                "deleted, for example by VACUUM"
+            )
 
 
 def delete_files(sink: DeltaSink, files: Sequence[WrittenFile]) -> None:
@@ -238,31 +256,23 @@ def _last_rows(keys: pl.DataFrame) -> Any:
     return np.sort(last.get_column("row").to_numpy())
 
 
-class _MergedRows:
-    """The rows of files that are to be merged, a batch at a time."""
+def _read(filesystem: pyarrow.fs.FileSystem, paths: Sequence[str], kept: Any) -> list[pa.RecordBatch]:
+    """Read the rows of these files that are kept.
 
-    def __init__(self, filesystem: pyarrow.fs.FileSystem, paths: Sequence[str], kept: Any) -> None:
-        self._filesystem = filesystem
-        self._paths = paths
-        self._kept = kept
-        self.put = 0
-        """Rows so far that do not delete."""
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        start = 0
-        for path in self._paths:
-            with self._filesystem.open_input_file(path) as stream:
-                for batch in pyarrow.parquet.ParquetFile(stream).iter_batches(_BATCH_ROWS):
-                    rows = batch.filter(pa.array(self._kept[start : start + batch.num_rows]))
-                    start += batch.num_rows
-                    deletes = pc.sum(rows.column(rows.num_columns - 1)).as_py() or 0
-                    self.put += rows.num_rows - deletes
-                    yield rows
+    Not while deltalake merges, which has them all in memory anyway: an error would end it in a panic.
+    """
+    found, start = [], 0
+    for path in paths:
+        with filesystem.open_input_file(path) as stream:
+            for batch in pyarrow.parquet.ParquetFile(stream).iter_batches(_BATCH_ROWS):
+                found.append(batch.filter(pa.array(kept[start : start + batch.num_rows])))
+                start += batch.num_rows
+    return found
 
 
 def _merge(
     table: DeltaTable,
-    rows: Iterator[pa.RecordBatch],
+    rows: Sequence[pa.RecordBatch],
     schema: pa.Schema,
     key: Sequence[str],
     properties: CommitProperties,
@@ -271,7 +281,7 @@ def _merge(
     """Merge rows, whose last column tells which of them delete; `unless`: a condition for all matches."""
     source = [f"c{i}" for i in range(len(schema))]
     renamed = pa.schema([*map(pa.field, source, schema.types), pa.field("deletes", pa.bool_())])
-    batches = (pa.RecordBatch.from_arrays(batch.columns, schema=renamed) for batch in rows)
+    batches = [pa.RecordBatch.from_arrays(batch.columns, schema=renamed) for batch in rows]
     exact = set(table.metadata().partition_columns)
     conditions = [unless] if unless else []
     for name in key:

@@ -77,7 +77,9 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"part-\d+-\d+-\d+-[0-9a-f]{16}\.parquet")
 _SUPERSEDED: Final = 2**62
 _TRIES_MAX: Final = 5
-"""The number of attempts when other writers' transactions intervene; those that only add files do not count."""
+"""The number of attempts when other writers' transactions intervene; when files are added, those that only add files do
+not count.
+"""
 
 
 class DeltaSink(Sink):
@@ -217,7 +219,11 @@ class DeltaSink(Sink):
         return max(newest, default=0)
 
     def check_rollback(self, output: CommittedOutput, after: int) -> None:
-        """Raise ConfigError if rows are in another table, if this one has other writers, or if its log is too short."""
+        """Raise ConfigError if rows are in another table, if this one has other writers, or if its log is too short or its
+        old files are deleted.
+        """
+        from deltalake.exceptions import DeltaError
+
         for checkpoint_id, committable in output.held:
             for _, _, location in _grouped([committable]):
                 if self.at(location) is not self:
@@ -225,7 +231,15 @@ class DeltaSink(Sink):
                         f"{self._where}: rows of checkpoint {checkpoint_id} were written to {location}, and the sink now "
                         f"writes to {self.location}; roll back with the sink as it was"
                     )
-        self._version_before(self._opened_to_read(), output, after)
+        table = self._opened_to_read()
+        version = self._version_before(table, output, after)
+        if version < table.version():
+            older = self._opened_to_read()
+            try:
+                older.load_as_version(version)
+                delta_merges.check_restorable(self, table, older)
+            except (DeltaError, OSError) as error:
+                raise StorageError(f"{self._where}: version {version} cannot be read: {error}") from error
 
     def roll_back(self, output: CommittedOutput, after: int, kept: Sequence[bytes]) -> None:
         """Restore the table to its earlier state and mark these jobs as unable to commit more, in one transaction."""
