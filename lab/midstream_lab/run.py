@@ -214,13 +214,15 @@ class Run:
                 rows = max(1, int(s.rows * node.rows_share))
                 splits = [rows // s.splits + (i < rows % s.splits) for i in range(s.splits)]
                 kind = NotifiedSource if Random(f"told {s.seed} {index}").random() < 0.2 else SimSource
-                in_parts = Random(f"parts {s.seed} {index}").random() < 0.3
+                in_parts = Random(f"parts {s.seed} {index}").random() < 0.3 and not s.is_watched
                 is_timed, idle = "idle" in node.chain, Random(f"idle {s.seed} {index}")
                 endless = "lulls" if is_timed and s.blocking else ""
                 kinds = ("bounded", "splits", endless, endless) if is_timed else ("bounded", "bounded", endless)
                 ends = idle.choice(kinds)
                 if is_timed and s.has_lulls:
                     ends = "many lulls"
+                if is_timed and s.is_watched:
+                    ends = "splits"
                 if is_timed and idle.random() < 0.3 and len(splits) > 1:
                     splits[-1] += splits[0]
                     splits[0] = 0
@@ -236,7 +238,7 @@ class Run:
                     readers=s.readers,
                     ends=ends,
                     has_chaff="sieve" in node.chain,
-                    is_found_late=is_timed and idle.random() < 0.3,
+                    is_found_late=is_timed and (idle.random() < 0.3 or s.is_watched),
                 )
         return sources
 
