@@ -42,7 +42,7 @@ from midstream_lab.restarter import ROOT, Restarter, StartedJob
 from midstream_lab.savepoints import Savepoints
 from midstream_lab.scenarios.changed_programs import changed
 from midstream_lab.scenarios.scenario import Scenario
-from midstream_lab.scenarios.time_bounds import bound_s, held_us_max, patience_s
+from midstream_lab.scenarios.time_bounds import bound_s, held_us_max, outdated_us_max, patience_s
 from midstream_lab.slot_ledger_sink import Calls, SlotLedgerSink, SomeOnSlots
 from midstream_lab.stuck_report import who_waits
 
@@ -125,7 +125,7 @@ def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeC
     )
     with ExitStack() as stack:
         stack.enter_context(sizes)
-        stack.enter_context(watermarks_are_checked(prepared.world))
+        stack.enter_context(watermarks_are_checked(prepared.world, outdated_us_max(scenario)))
         if scenario.drift_us is not None:
             drift = DriftChecker(prepared.world, scenario.drift_us, held_us_max(scenario))
             stack.enter_context(drift_is_checked(drift))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_world import World
 
-from midstream.engine.core.elements import MIN_WATERMARK_US
+from midstream.engine.core.elements import MIN_WATERMARK_US, Assigned
 from midstream.engine.operators.base import Splits, SplitTimes
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 
@@ -22,7 +22,8 @@ class FakeSplits(Splits):
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.at = -1
-        self.assigned = True
+        self.are_assigned = True
+        self.counts: Assigned = ()
         self.none_wait = True
         self.unknown: set[int] = set()
         """The splits whose source has not reported that they have no rows."""
@@ -38,7 +39,11 @@ class FakeSplits(Splits):
 
     @property
     def all_assigned(self) -> bool:
-        return self.assigned
+        return self.are_assigned
+
+    @property
+    def assigned(self) -> Assigned:
+        return self.counts
 
     @property
     def none_waits(self) -> bool:
@@ -71,7 +76,7 @@ class Stream:
 
     def begin(self, *splits: int, all_assigned: bool = True) -> None:
         self.splits.numbers += splits
-        self.splits.assigned = all_assigned
+        self.splits.are_assigned = all_assigned
         self.splits.changed()
 
     def end(self, split: int) -> None:
