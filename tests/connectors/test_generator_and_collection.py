@@ -185,7 +185,6 @@ def test_a_rate_limit_is_kept_over_any_second_and_reached_in_the_long_run(rows_p
         source,
         1,
         task_seams(time, None, clock=time, config=JobConfig(name="job", batch_rows=131_072)),  # type: ignore[arg-type]  # a stand-in
-        vertex=0,
         emit=lambda batch: emitted.append((time.now_s, batch.num_rows)),
         emit_bad=pytest.fail,  # type: ignore[arg-type]  # a stand-in
         request_split=lambda: None,

@@ -168,8 +168,8 @@ def _siblings(origin: IdleOrigin, origins: Sequence[IdleOrigin]) -> list[int]:
 
 @contextmanager
 def watermarks_are_checked(world: World, outdated_us_max: int | None = None) -> Iterator[None]:
-    original, advance, send = ResultPartition.broadcast, TaskInput._advance, TaskOutputs.broadcast
-    advancing: list[TaskInput] = []
+    """Check the watermarks of all tasks in this block; `outdated_us_max` as for `CheckedWatermarkValve`."""
+    original = ResultPartition.broadcast
 
     def broadcast(partition: ResultPartition, event: Event) -> None:
         """Check that the last watermark leaves the one before it, which is that of the channel once it has ended."""
@@ -182,26 +182,39 @@ def watermarks_are_checked(world: World, outdated_us_max: int | None = None) -> 
             if last and isinstance(last[0], Watermark) and last[0] not in sub.queue:
                 world.bug(f"{sub.channel}: the last watermark replaces {last[0]}")
 
+    valve = partial(CheckedWatermarkValve, world, outdated_us_max=outdated_us_max)
+    with (
+        patch.object(task_input, "WatermarkValve", valve),
+        patch.object(ResultPartition, "broadcast", broadcast),
+        _order_is_checked(world),
+    ):
+        yield
+
+
+@contextmanager
+def _order_is_checked(world: World) -> Iterator[None]:
+    """Check that a watermark leaves a task after the splits on which it may depend."""
+    advance, broadcast = TaskInput._advance, TaskOutputs.broadcast
+    advancing: list[TaskInput] = []
+
     def noted_advance(task: TaskInput, watermark_us: int | None) -> None:
         advancing.append(task)
-        advance(task, watermark_us)
-        advancing.pop()
+        try:
+            advance(task, watermark_us)
+        finally:
+            advancing.pop()
 
-    def checked_send(outputs: TaskOutputs, event: Event) -> None:
-        """Check that a watermark leaves a task after the splits on which it may depend."""
-        if advancing and advancing[-1]._chain._task_outputs is outputs and isinstance(event, Watermark):
-            chain, considered = advancing[-1]._chain, advancing[-1]._valve.assigned
+    def checked_broadcast(outputs: TaskOutputs, event: Event) -> None:
+        chain = advancing[-1]._chain if advancing else None
+        if chain is not None and chain._task_outputs is outputs and isinstance(event, Watermark):
+            considered = advancing[-1]._valve.assigned
             makes_time = any(operator.makes_watermarks for operator in chain.operators)
             if chain._status_sent.assigned != considered and not makes_time:
                 world.bug(f"{event} leaves a task after {chain._status_sent}, and depends on the splits {considered}")
-        send(outputs, event)
+        broadcast(outputs, event)
 
     with (
         patch.object(TaskInput, "_advance", noted_advance),
-        patch.object(TaskOutputs, "broadcast", checked_send),
-        patch.object(
-            task_input, "WatermarkValve", partial(CheckedWatermarkValve, world, outdated_us_max=outdated_us_max)
-        ),
-        patch.object(ResultPartition, "broadcast", broadcast),
+        patch.object(TaskOutputs, "broadcast", checked_broadcast),
     ):
         yield

@@ -82,8 +82,8 @@ def answer_without_splits() -> Replacements:
     """The answer that there is no split does not have how many are assigned."""
     original = SourceReader.splits_assigned
 
-    def splits_assigned(self: Any, none_waits: bool, assigned: int) -> None:
-        original(self, none_waits, 0 if none_waits else assigned)
+    def splits_assigned(self: Any, none_waits: bool, assigned: Any) -> None:
+        original(self, none_waits, () if none_waits else assigned)
 
     return [(SourceReader, "splits_assigned", splits_assigned)]
 

@@ -60,6 +60,7 @@ class Collected:
         self.batches: list[tuple[str | None, pa.RecordBatch]] = []
         self.watermarks: list[int] = []
         self.idles: list[bool] = []
+        self.assigned: list[Assigned] = []
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         batch.validate(full=True)
@@ -70,6 +71,7 @@ class Collected:
 
     def idle(self, idle: bool, assigned: Assigned = ()) -> None:
         self.idles.append(idle)
+        self.assigned.append(assigned)
 
     def rows(self, tag: str | None = None) -> list[dict[str, Any]]:
         return [row for other, batch in self.batches if other == tag for row in batch.to_pylist()]

@@ -74,6 +74,10 @@ class Stream:
     def idles(self) -> list[bool]:
         return self.world.out.idles
 
+    @property
+    def assigned(self) -> list[Assigned]:
+        return self.world.out.assigned
+
     def begin(self, *splits: int, all_assigned: bool = True) -> None:
         self.splits.numbers += splits
         self.splits.are_assigned = all_assigned
@@ -241,6 +245,27 @@ def test_a_split_is_not_idle_before_its_source_has_reported_that_it_has_no_rows(
     stream.splits.unknown = set()
     stream.wait(100)
     assert stream.idles == [True]
+
+
+def test_a_subtask_reports_which_splits_it_considers_when_it_reports_whether_it_is_idle() -> None:
+    stream = Stream(WatermarkStrategy.monotonous(idle_after="1 s"))
+    stream.begin()
+    stream.wait(1_000)
+    assert stream.idles == [True] and stream.assigned == [()]
+    stream.splits.counts = ((0, 1),)
+    stream.begin()
+    assert stream.idles == [True, True], "a split of another subtask"
+    stream.splits.counts = ((0, 2),)
+    stream.begin(1)
+    assert stream.idles == [True, True, False], "it considers its split, and is active, in one status"
+    stream.splits.counts = ((0, 3),)
+    stream.begin()
+    assert stream.idles == [True, True, False, False]
+    assert stream.assigned == [(), ((0, 1),), ((0, 2),), ((0, 3),)]
+    never = Stream(WatermarkStrategy.monotonous())
+    never.splits.counts = ((0, 1),)
+    never.begin(1)
+    assert never.idles == [], "a subtask that is never idle is waited for anyway"
 
 
 def test_a_subtask_whose_restored_splits_were_not_announced_is_not_idle() -> None:

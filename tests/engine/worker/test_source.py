@@ -132,7 +132,6 @@ class Reader:
             source,
             1,
             task_seams(world, None, clock=world, config=JobConfig(name="job", batch_rows=rows_max)),
-            vertex=0,
             emit=lambda batch: self.rows.extend(to_list(batch.column("n"))),
             emit_bad=lambda rows: self.bad.extend(to_list(rows.column("position"))),
             request_split=self._requested,

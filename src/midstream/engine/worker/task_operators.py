@@ -87,7 +87,6 @@ class TaskOperators:
                 head.source,
                 vertex.parallelism,
                 services,
-                vertex=vertex.id,
                 emit=self.chain.outputs[0].emit,
                 emit_bad=lambda rows: self.outputs.emit(rows, BAD_RECORDS),
                 request_split=lambda: services.send(m.RequestSplit(services.attempt, self._ref)),
