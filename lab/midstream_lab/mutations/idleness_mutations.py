@@ -111,6 +111,17 @@ def idle_channel_is_never_waited_for() -> Replacements:
     return [(WatermarkValve, "_raise_newest", lambda self, assigned: False)]
 
 
+def idle_channels_stay_idle() -> Replacements:
+    """A channel that is idle already stays idle, whatever splits another one considers from now on."""
+    original = WatermarkValve._raise_newest
+
+    def raise_newest(self: Any, assigned: Any) -> bool:
+        original(self, assigned)
+        return False
+
+    return [(WatermarkValve, "_raise_newest", raise_newest)]
+
+
 def furthest_channel_is_considered() -> Replacements:
     """A task considers the splits that any of its channels considers."""
 
@@ -173,6 +184,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = named(
     Mutation("the answer that no split waits has no number of splits", answer_without_splits, watching),
     Mutation("splits are reported only with a change of idleness", splits_are_reported_with_idleness, watching),
     Mutation("an idle channel is never waited for", idle_channel_is_never_waited_for, watching),
+    Mutation("a channel that is idle stays idle", idle_channels_stay_idle, watching),
     Mutation("a task considers what its furthest channel does", furthest_channel_is_considered, watching),
     Mutation("an ended channel considers no new splits", ended_channel_considers_none, watching),
     Mutation("the end of a source counts as a split", ended_source_is_ahead, watching),

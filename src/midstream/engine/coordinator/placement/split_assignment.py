@@ -7,6 +7,10 @@ both or in none.
 Nothing more is discovered while splits wait to be assigned. So all waiting splits were found by one discovery. Event
 time waits for them (see `engine.operators.watermarks`), and no newer splits can prolong that wait.
 
+Each message about splits has how many are assigned. A subtask with this count has all of its own among them, since messages
+to a slot stay in order. Once no split waits, all subtasks have been sent the same count. Tasks downstream rely on both (see
+`engine.worker.watermark_valve`).
+
 At most one call of a source runs at a time, so a source needs no locks.
 """
 
