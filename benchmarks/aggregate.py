@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.elements import MAX_WATERMARK_US, Assigned
 from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.operators.base import Operator, OperatorContext, never_stored
 from midstream.engine.operators.windows.aggregates import AnyAggregate, Count, First, Last, Max, Mean, Min, Sum
@@ -53,7 +53,7 @@ class _Counted:
 
     def watermark(self, watermark_us: int) -> None: ...
 
-    def idle(self, idle: bool) -> None: ...
+    def idle(self, idle: bool, assigned: Assigned = ()) -> None: ...
 
 
 def batches(rows: int, batch_rows: int, text_keys: bool) -> Iterator[tuple[pa.RecordBatch, int]]:

@@ -42,7 +42,7 @@ from midstream_lab.restarter import ROOT, Restarter, StartedJob
 from midstream_lab.savepoints import Savepoints
 from midstream_lab.scenarios.changed_programs import changed
 from midstream_lab.scenarios.scenario import Scenario
-from midstream_lab.scenarios.time_bounds import bound_s, held_us_max, patience_s
+from midstream_lab.scenarios.time_bounds import bound_s, held_us_max, outdated_us_max, patience_s
 from midstream_lab.slot_ledger_sink import Calls, SlotLedgerSink, SomeOnSlots
 from midstream_lab.stuck_report import who_waits
 
@@ -125,7 +125,7 @@ def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeC
     )
     with ExitStack() as stack:
         stack.enter_context(sizes)
-        stack.enter_context(watermarks_are_checked(prepared.world))
+        stack.enter_context(watermarks_are_checked(prepared.world, outdated_us_max(scenario)))
         if scenario.drift_us is not None:
             drift = DriftChecker(prepared.world, scenario.drift_us, held_us_max(scenario))
             stack.enter_context(drift_is_checked(drift))
@@ -214,13 +214,15 @@ class Run:
                 rows = max(1, int(s.rows * node.rows_share))
                 splits = [rows // s.splits + (i < rows % s.splits) for i in range(s.splits)]
                 kind = NotifiedSource if Random(f"told {s.seed} {index}").random() < 0.2 else SimSource
-                in_parts = Random(f"parts {s.seed} {index}").random() < 0.3
+                in_parts = Random(f"parts {s.seed} {index}").random() < 0.3 and not s.is_watched
                 is_timed, idle = "idle" in node.chain, Random(f"idle {s.seed} {index}")
                 endless = "lulls" if is_timed and s.blocking else ""
                 kinds = ("bounded", "splits", endless, endless) if is_timed else ("bounded", "bounded", endless)
                 ends = idle.choice(kinds)
                 if is_timed and s.has_lulls:
                     ends = "many lulls"
+                if is_timed and s.is_watched:
+                    ends = "splits"
                 if is_timed and idle.random() < 0.3 and len(splits) > 1:
                     splits[-1] += splits[0]
                     splits[0] = 0
@@ -236,7 +238,7 @@ class Run:
                     readers=s.readers,
                     ends=ends,
                     has_chaff="sieve" in node.chain,
-                    is_found_late=is_timed and idle.random() < 0.3,
+                    is_found_late=is_timed and (idle.random() < 0.3 or s.is_watched),
                 )
         return sources
 

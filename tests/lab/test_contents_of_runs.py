@@ -44,6 +44,7 @@ from midstream_lab.jobs.topologies import with_parallelism
 from midstream_lab.run import run
 from midstream_lab.scenarios import targeted
 from midstream_lab.scenarios.scenario import Scenario, draw
+from midstream_lab.scenarios.targeted_idleness import watching
 
 Patches = list[tuple[Any, str, Any]]
 
@@ -223,7 +224,8 @@ def not_waited_for() -> Patches:
     def init(self: Any, origins: Any) -> None:
         original(self, origins)
         if len(origins) > 1:
-            self._set_idle(0, True)
+            self._is_reported_idle[0] = True
+            self._set_idle(0)
 
     return [(WatermarkValve, "__init__", init)]
 
@@ -383,6 +385,11 @@ def test_rows_that_a_timer_has_held_beside_an_idle_source_may_be_late_where_they
 
 def test_rows_are_not_late_because_only_an_idle_input_is_left() -> None:
     assert not run(partly_idle(0)).failures
+
+
+@pytest.mark.parametrize("seed", [5, 28, 29, 32])
+def test_rows_are_not_late_because_another_subtask_was_sent_its_split_sooner(seed: int) -> None:
+    assert not run(watching(seed)).failures
 
 
 @pytest.mark.turns(2)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.elements import Assigned
 from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.count_windows import count_window_operator
@@ -57,8 +58,8 @@ class Counted(Around):
     def watermark(self, watermark_us: int) -> None:
         self._out.watermark(watermark_us)
 
-    def idle(self, idle: bool) -> None:
-        self._out.idle(idle)
+    def idle(self, idle: bool, assigned: Assigned = ()) -> None:
+        self._out.idle(idle, assigned)
 
 
 def wrong_windows(

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.engine.core.arrow_types import is_list_array, to_list
-from midstream.engine.core.elements import MIN_WATERMARK_US
+from midstream.engine.core.elements import MIN_WATERMARK_US, Assigned
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult, never_stored
 from midstream.engine.operators.windows.pane_windows import PANE
@@ -149,7 +149,7 @@ class Window(Around):
     def watermark(self, watermark_us: int) -> None:
         raise AssertionError("windows make no watermarks")
 
-    def idle(self, idle: bool) -> None:
+    def idle(self, idle: bool, assigned: Assigned = ()) -> None:
         raise AssertionError("windows are never idle")
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
-from midstream.engine.core.elements import MIN_WATERMARK_US
+from midstream.engine.core.elements import MIN_WATERMARK_US, Assigned
 from midstream.engine.operators.async_map import IN_FLIGHT, AsyncMapOperator, CallLimits
 from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.row_conversion import Row
@@ -136,5 +136,5 @@ class _CheckedOutput:
         self._left_us = max(self._left_us, watermark_us)
         self._out.watermark(watermark_us)
 
-    def idle(self, idle: bool) -> None:
-        self._out.idle(idle)
+    def idle(self, idle: bool, assigned: Assigned = ()) -> None:
+        self._out.idle(idle, assigned)

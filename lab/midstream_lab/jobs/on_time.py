@@ -19,7 +19,9 @@ def on_time_at(shape: Shape, sources: Iterable[SimSource]) -> list[frozenset[int
 
     The splits of such a source are in order, no older one is found later, none counts as idle, and on no path does a
     row wait for the wall clock. No split counts as idle that ends: nor does a subtask, if all were found together. Event time never passes such a source, since it is the minimum over all inputs that are
-    not idle. A source with a single split may be idle as long as its rows meet no others: event time is then its own.
+    not idle. A source with a single split may be idle as long as its rows meet no others: event time is then its own. So
+    may one whose splits end and follow each other in time: a subtask without splits is idle, and event time waits for it
+    as soon as another one reads what was found together with a split for it.
 
     Rows that were held back with a source that may be idle are on time as long as they meet only sources with which
     they were held. A subtask may be idle while it holds them, and event time passes an idle subtask.
@@ -37,7 +39,8 @@ def on_time_at(shape: Shape, sources: Iterable[SimSource]) -> list[frozenset[int
             number, nothing = source.number, frozenset[int]()
             if "idle" in node.chain and not (source.bounded or (source.splits_end and source.rounds == 1)):
                 may_be_idle.add(number)
-                came[number] = frozenset((number,)) if len(source.rows) == 1 else nothing
+                is_alone_on_time = len(source.rows) == 1 or (source.splits_end and is_ordered(number))
+                came[number] = frozenset((number,)) if is_alone_on_time else nothing
             else:
                 is_waited_for = source.bounded or not _TIMES.isdisjoint(node.chain)
                 came[number] = None if is_waited_for and (source.rounds == 1 or is_ordered(number)) else nothing

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.elements import Assigned
 from midstream.engine.operators.base import Combiner, OperatorContext, Output
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator, periodic_top_operator
@@ -58,8 +59,8 @@ class Running(Around):
     def watermark(self, watermark_us: int) -> None:
         self._out.watermark(watermark_us)
 
-    def idle(self, idle: bool) -> None:
-        self._out.idle(idle)
+    def idle(self, idle: bool, assigned: Assigned = ()) -> None:
+        self._out.idle(idle, assigned)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         super().process(batch, 0)
@@ -142,5 +143,5 @@ class Periodic(Around):
     def watermark(self, watermark_us: int) -> None:
         self._out.watermark(watermark_us)
 
-    def idle(self, idle: bool) -> None:
-        self._out.idle(idle)
+    def idle(self, idle: bool, assigned: Assigned = ()) -> None:
+        self._out.idle(idle, assigned)

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import is_list_array
-from midstream.engine.core.elements import MIN_WATERMARK_US
+from midstream.engine.core.elements import MIN_WATERMARK_US, Assigned
 from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction, ProcessContext
@@ -89,6 +89,8 @@ class Timestamps(TimestampsOperator):
         self.splits_end = False
         """Whether the splits of the source in the same task end."""
         self._outside = outside
+        self.reported: Assigned = ()
+        """The splits of which the last status is."""
         self._rule = STRATEGIES[kind]
         self._begun_us: dict[int, int] = {}
         """When each split was assigned."""
@@ -129,7 +131,11 @@ class Timestamps(TimestampsOperator):
     def _check_not_held_back(self) -> None:
         """Check that what may be idle is, once its source has reported for long enough that it has no rows."""
         idle_after_us, splits = self._rule.idle_after_us, self._splits
-        if idle_after_us is None or self._context.is_bounded or splits is None or self._is_idle:
+        if idle_after_us is None or self._context.is_bounded or splits is None:
+            return
+        if splits.assigned != self.reported:
+            self._bug(f"consumers know of {self.reported} splits, of which {splits.assigned} are assigned")
+        if self._is_idle:
             return
         if splits.all_assigned and not list(splits.open) and splits.none_waits:
             silent_us = self._outside.world.now_us - self._newest_us
@@ -193,10 +199,11 @@ class _Watched(Output):
         self._operator.check(watermark_us)
         self._out.watermark(watermark_us)
 
-    def idle(self, idle: bool) -> None:
+    def idle(self, idle: bool, assigned: Assigned = ()) -> None:
         if idle:
             self._operator.check(None)
-        self._out.idle(idle)
+        self._operator.reported = assigned
+        self._out.idle(idle, assigned)
 
 
 def timestamps(uid: str, kind: str, outside: Outside) -> Timestamps:

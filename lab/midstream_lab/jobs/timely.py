@@ -16,6 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.elements import Assigned
 from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.functions.duplicates import drop_duplicates_operator
 from midstream.engine.operators.functions.function_operator import Port
@@ -98,8 +99,8 @@ class _CheckedOutput:
     def watermark(self, watermark_us: int) -> None:
         self._out.watermark(watermark_us)
 
-    def idle(self, idle: bool) -> None:
-        self._out.idle(idle)
+    def idle(self, idle: bool, assigned: Assigned = ()) -> None:
+        self._out.idle(idle, assigned)
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ def restored_splits_are_all() -> Replacements:
 
     def restore(self: Any, parts: Any) -> None:
         original(self, parts)
-        self._all_assigned = bool(self._splits)
+        self._assignment = self._assignment._replace(is_complete=bool(self._splits))
 
     original = SourceReader.restore
     return [(SourceReader, "restore", restore)]

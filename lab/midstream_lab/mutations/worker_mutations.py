@@ -216,14 +216,14 @@ def silent_channel_is_forgotten() -> Replacements:
 
 def idle_channel_holds() -> Replacements:
     """A channel that is idle is waited for."""
-    return [(WatermarkValve, "set_idle", lambda self, channel, idle: None)]
+    return [(WatermarkValve, "set_idle", lambda self, channel, idle, assigned: None)]
 
 
 def idle_channel_does_not_come_back() -> Replacements:
     """A channel that was idle once is never waited for again."""
     original = WatermarkValve.set_idle
 
-    def set_idle(self: Any, channel: int, idle: bool) -> Any:
+    def set_idle(self: Any, channel: int, idle: bool, assigned: Any) -> Any:
         return original(self, channel, True)
 
     return [(WatermarkValve, "set_idle", set_idle)]

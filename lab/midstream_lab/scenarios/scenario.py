@@ -112,6 +112,9 @@ class Scenario:
     """Whether a slot has no buffer more than its tasks need, whatever `pool_buffers` is."""
     has_lulls: bool = False
     """Whether every source that may be idle has no end and many lulls; otherwise that is drawn."""
+    is_watched: bool = False
+    """Whether every source that may be idle has splits that end, like the files of a directory that is watched; all splits
+    of a discovery are later than those found before, and some come after a pause. Otherwise that is drawn."""
     drift_us: int | None = None
     """How far splits may be apart in event time; None: any distance."""
     restart_delay_s: float = 0.001

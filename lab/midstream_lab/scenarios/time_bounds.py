@@ -60,6 +60,17 @@ def held_us_max(scenario: Scenario) -> int | None:
     return 2 * s.tempo.control_us + MAILS_MAX * s.tempo.mail_us + HELD_US
 
 
+def outdated_us_max(scenario: Scenario) -> int | None:
+    """Return how long an idle channel may not consider splits that another one considers; None if that is not known.
+
+    That is a message to each subtask, and the way from the source to the task that waits, with the mails before it.
+    """
+    s = scenario
+    if s.faults or not (s.is_watched or s.has_lulls) or s.row_us or s.sink_rows or s.tempo.clock_tick_us:
+        return None
+    return s.tempo.control_us + len(s.shape) * (s.tempo.data_us + MAILS_MAX * s.tempo.mail_us) + HELD_US
+
+
 def _time_s(scenario: Scenario, rows: int, *, waits_for_sinks: bool) -> float:
     s, tempo = scenario, scenario.tempo
     hops = len(s.shape)

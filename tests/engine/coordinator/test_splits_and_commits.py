@@ -39,6 +39,17 @@ def told(bench: Bench) -> list[TaskId]:
     return [x.task for x in bench.messages(m.SplitsAssigned)]
 
 
+def counts(bench: Bench) -> list[tuple[str, int, int]]:
+    """The messages about splits, each with its subtask and the number of splits that are assigned."""
+    found = []
+    for _, x in bench.sent:
+        if isinstance(x, m.AssignSplit):
+            found.append(("assign", x.task.subtask, x.assigned))
+        elif isinstance(x, m.SplitsAssigned):
+            found.append(("none" if x.none_waits else "all", x.task.subtask, x.assigned))
+    return found
+
+
 def ask_split(bench: Bench, ref: TaskId) -> None:
     bench.say(ref, m.RequestSplit(bench.attempt, ref))
 
@@ -140,16 +151,26 @@ def test_every_subtask_is_told_once_of_each_round_that_its_last_split_is_handed_
     ask_split(bench, READ0)
     bench.wait(1)
     assert lasts(bench)[2:] == [("c", True)]
-    assert told(bench) == [
-        READ0,
-        READ1,
-        READ0,
-    ]  # the answer to the request that had to wait; a round of one adds nothing
+    assert told(bench) == [READ0, READ1, READ0, READ0, READ1], "the third is the answer to the request that had to wait"
     ask_split(bench, READ1)
     bench.wait(1)
     ask_split(bench, READ1)
     assert lasts(bench)[3:] == [("d", False), ("e", True)]
-    assert told(bench) == [READ0, READ1, READ0, READ1, READ0, READ1]
+    assert told(bench)[5:] == [READ1, READ0, READ1]
+
+
+def test_each_message_has_how_many_splits_are_assigned_to_all_subtasks_together() -> None:
+    bench, _ = world(("a", "b"), ("c",))
+    bench.run()
+    for ref in (READ0, READ1, READ0):
+        ask_split(bench, ref)
+    assert counts(bench) == [("assign", 0, 1), ("assign", 1, 2), ("all", 0, 2), ("all", 1, 2), ("none", 0, 2)]
+    bench.wait(1)
+    assert counts(bench)[5:] == [("assign", 0, 3), ("all", 0, 3), ("all", 1, 3)]
+    bench.checkpoint()
+    bench.fail(READ0)
+    bench.wait(1)
+    assert counts(bench)[8:10] == [("all", 0, 0), ("all", 1, 0)], "counted from the beginning of the attempt"
 
 
 def test_a_request_is_answered_once_when_no_split_waits_and_not_before_the_first_are_found() -> None:
@@ -174,7 +195,10 @@ def test_a_split_that_follows_all_that_were_found_before_it_is_not_waited_for() 
     for _ in range(3):
         ask_split(bench, READ0)
     assert lasts(bench) == [("a", True), ("b", True), ("c", True)]
-    assert told(bench) == [READ0, READ1]
+    assert counts(bench) == [
+        *(("assign", 0, 1), ("all", 0, 1), ("all", 1, 1)),
+        *(("assign", 0, 2), ("assign", 0, 3), ("all", 0, 3), ("all", 1, 3)),
+    ]
 
 
 def test_a_split_that_follows_one_of_several_is_waited_for_after_a_restore_too() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from in_memory import CountingIds
+from midstream.engine.core.elements import Assigned
 from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.operators.base import Operator, OperatorContext, Splits
 from midstream.engine.state.job_code import own_code
@@ -59,6 +60,7 @@ class Collected:
         self.batches: list[tuple[str | None, pa.RecordBatch]] = []
         self.watermarks: list[int] = []
         self.idles: list[bool] = []
+        self.assigned: list[Assigned] = []
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         batch.validate(full=True)
@@ -67,8 +69,9 @@ class Collected:
     def watermark(self, watermark_us: int) -> None:
         self.watermarks.append(watermark_us)
 
-    def idle(self, idle: bool) -> None:
+    def idle(self, idle: bool, assigned: Assigned = ()) -> None:
         self.idles.append(idle)
+        self.assigned.append(assigned)
 
     def rows(self, tag: str | None = None) -> list[dict[str, Any]]:
         return [row for other, batch in self.batches if other == tag for row in batch.to_pylist()]

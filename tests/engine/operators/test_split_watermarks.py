@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_world import World
 
-from midstream.engine.core.elements import MIN_WATERMARK_US
+from midstream.engine.core.elements import MIN_WATERMARK_US, Assigned
 from midstream.engine.operators.base import Splits, SplitTimes
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 
@@ -22,7 +22,8 @@ class FakeSplits(Splits):
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.at = -1
-        self.assigned = True
+        self.are_assigned = True
+        self.counts: Assigned = ()
         self.none_wait = True
         self.unknown: set[int] = set()
         """The splits whose source has not reported that they have no rows."""
@@ -38,7 +39,11 @@ class FakeSplits(Splits):
 
     @property
     def all_assigned(self) -> bool:
-        return self.assigned
+        return self.are_assigned
+
+    @property
+    def assigned(self) -> Assigned:
+        return self.counts
 
     @property
     def none_waits(self) -> bool:
@@ -69,9 +74,13 @@ class Stream:
     def idles(self) -> list[bool]:
         return self.world.out.idles
 
+    @property
+    def assigned(self) -> list[Assigned]:
+        return self.world.out.assigned
+
     def begin(self, *splits: int, all_assigned: bool = True) -> None:
         self.splits.numbers += splits
-        self.splits.assigned = all_assigned
+        self.splits.are_assigned = all_assigned
         self.splits.changed()
 
     def end(self, split: int) -> None:
@@ -236,6 +245,27 @@ def test_a_split_is_not_idle_before_its_source_has_reported_that_it_has_no_rows(
     stream.splits.unknown = set()
     stream.wait(100)
     assert stream.idles == [True]
+
+
+def test_a_subtask_reports_which_splits_it_considers_when_it_reports_whether_it_is_idle() -> None:
+    stream = Stream(WatermarkStrategy.monotonous(idle_after="1 s"))
+    stream.begin()
+    stream.wait(1_000)
+    assert stream.idles == [True] and stream.assigned == [()]
+    stream.splits.counts = ((0, 1),)
+    stream.begin()
+    assert stream.idles == [True, True], "a split of another subtask"
+    stream.splits.counts = ((0, 2),)
+    stream.begin(1)
+    assert stream.idles == [True, True, False], "it considers its split, and is active, in one status"
+    stream.splits.counts = ((0, 3),)
+    stream.begin()
+    assert stream.idles == [True, True, False, False]
+    assert stream.assigned == [(), ((0, 1),), ((0, 2),), ((0, 3),)]
+    never = Stream(WatermarkStrategy.monotonous())
+    never.splits.counts = ((0, 1),)
+    never.begin(1)
+    assert never.idles == [], "a subtask that is never idle is waited for anyway"
 
 
 def test_a_subtask_whose_restored_splits_were_not_announced_is_not_idle() -> None:

@@ -33,12 +33,14 @@ class Heard(TaskOutputs):
     def __init__(self) -> None:
         super().__init__(())
         self.watermarks: list[int] = []
+        self.statuses: list[WatermarkStatus] = []
 
     def broadcast(self, event: Event) -> None:
         if isinstance(event, Watermark):
             self.watermarks.append(event.timestamp_us)
         elif isinstance(event, WatermarkStatus):
             self.watermarks.append(-1 if event.idle else -2)
+            self.statuses.append(event)
 
 
 def restored(marks: dict[int, tuple[int, int]], *operators: Fires) -> tuple[OperatorChain, Heard]:
@@ -157,6 +159,19 @@ def test_a_chain_is_not_idle_before_its_last_watermark_has_fired() -> None:
     while chain.is_firing:
         chain.pump()
     assert edges.watermarks == [100, IDLE]
+
+
+def test_a_chain_that_fires_reports_the_splits_that_it_considers_before_it_is_idle() -> None:
+    edges = Heard()
+    chain = OperatorChain([FiresInSlices(3)], edges, StandingClock())
+    chain.idle(0, True, ((0, 1),))
+    chain.offer(0, 100)
+    chain.idle(0, True, ((0, 2),))
+    assert edges.statuses == [WatermarkStatus(True, ((0, 1),)), WatermarkStatus(False, ((0, 2),))]
+    while chain.is_firing:
+        chain.pump()
+    assert edges.watermarks == [IDLE, ACTIVE, 100, IDLE]
+    assert edges.statuses[2:] == [WatermarkStatus(True, ((0, 2),))]
 
 
 def test_a_chain_that_was_idle_for_a_moment_only_says_nothing_of_it() -> None:

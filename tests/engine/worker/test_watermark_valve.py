@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.core.elements import ALL_ASSIGNED, MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.graph.idleness import IdleOrigin
 from midstream.engine.worker.watermark_valve import WatermarkValve
 from midstream.simulation.world import Tempo, World
@@ -67,6 +68,55 @@ def test_an_idle_channel_is_not_waited_for() -> None:
     assert valve.advance(1, 20) is None
     assert valve.advance(1, 40) is None
     assert valve.advance(0, 50) == 40
+
+
+def test_an_idle_channel_is_waited_for_until_it_considers_all_splits_that_another_one_does() -> None:
+    valve = WatermarkValve(apart(3))
+    for channel in range(3):
+        valve.advance(channel, 10)
+        valve.set_idle(channel, True)
+    assert valve.set_idle(1, False, ((0, 2),)) is None
+    assert valve.advance(1, 90) is None, "one of the two splits may be another subtask's"
+    assert valve.set_idle(1, True, ((0, 2),)) is None, "though it was read to its end"
+    assert not valve.is_idle and not valve.assigned
+    assert valve.set_idle(2, True, ((0, 2),)) is None
+    assert valve.set_idle(0, False, ((0, 2),)) is None, "it was this one's"
+    assert valve.assigned == ((0, 2),)
+    assert valve.advance(0, 50) == 50
+    assert valve.set_idle(0, True, ((0, 2),)) == 90
+    assert valve.is_idle
+
+
+def test_an_idle_channel_is_not_waited_for_because_of_splits_of_another_source() -> None:
+    valve = WatermarkValve([*apart(2), *together(1, 1)])
+    for channel in range(3):
+        valve.advance(channel, 10)
+    valve.set_idle(0, True)
+    valve.set_idle(1, True)
+    valve.set_idle(2, False, ((1, 7),))
+    assert valve.advance(2, 90) == 90
+
+
+def test_a_channel_that_has_ended_is_not_waited_for_and_its_end_is_no_split_that_others_have_to_consider() -> None:
+    valve = WatermarkValve(apart(2))
+    valve.advance(0, 10)
+    valve.advance(1, 20)
+    valve.set_idle(0, True, ((0, 1),))
+    valve.set_idle(1, False, ((0, 2),))
+    assert valve.advance(1, 40) is None
+    assert valve.advance(1, MAX_WATERMARK_US) is None
+    assert valve.assigned == ((0, 1),), "the other one is still to become active, or to consider the second split"
+    assert valve.set_idle(0, True, ((0, 2),)) == 40
+    both = WatermarkValve([*apart(1), *together(1, 1)])
+    both.set_idle(1, False, ((1, 4),))
+    both.advance(0, MAX_WATERMARK_US)
+    assert both.assigned == ((0, ALL_ASSIGNED), (1, 4)), "nothing more comes of source 0"
+    after = WatermarkValve(apart(2))
+    after.advance(0, 30)
+    after.advance(1, 10)
+    assert after.set_idle(1, True, ((0, 4),)) == 30
+    after.set_idle(0, False, ((0, ALL_ASSIGNED),))
+    assert after.advance(0, 50) == 50
 
 
 def test_those_that_may_hold_it_back_are_neither_idle_nor_at_their_end() -> None:
@@ -265,26 +315,31 @@ ORIGINS = st.builds(
 )
 
 
+STATUSES = st.tuples(st.booleans(), st.integers(0, 3), st.sampled_from((0, 0, 0, 1, 2)))
+"""Whether a channel is idle, and how many more splits of a source it considers."""
+
+
 @settings(max_examples=examples(300))
 @given(
     origins=st.lists(ORIGINS, min_size=1, max_size=6),
-    events=st.lists(
-        st.tuples(st.integers(0, 5), st.one_of(st.booleans(), st.integers(-50, 50), st.none())), max_size=60
-    ),
+    events=st.lists(st.tuples(st.integers(0, 5), st.one_of(STATUSES, st.integers(-50, 50), st.none())), max_size=60),
 )
 def test_time_is_what_is_said_of_it_whatever_the_origins(
-    origins: list[IdleOrigin], events: list[tuple[int, bool | int | None]]
+    origins: list[IdleOrigin], events: list[tuple[int, tuple[bool, int, int] | int | None]]
 ) -> None:
     world = World(0, Tempo())
     valve = CheckedWatermarkValve(world, origins)
     ended: set[int] = set()
+    considered: list[Counter[int]] = [Counter() for _ in origins]
     for channel, event in events:
         channel %= len(origins)
         if event is None:
             ended.add(channel)
             valve.advance(channel, MAX_WATERMARK_US)
-        elif isinstance(event, bool):
-            valve.set_idle(channel, event)
+        elif isinstance(event, tuple):
+            idle, source, more = event
+            considered[channel][source] += more
+            valve.set_idle(channel, idle, tuple(sorted(considered[channel].items())))
         elif channel not in ended:
             valve.advance(channel, event)
     for channel in range(len(origins)):

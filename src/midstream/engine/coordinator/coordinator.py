@@ -133,7 +133,7 @@ class Coordinator:
 
     def check(self) -> None:
         """Assert everything that must hold between two events."""
-        for part in (self.slots, self.checkpoints, self.commits, self.sources.drift):
+        for part in (self.slots, self.checkpoints, self.commits, self.sources):
             part.check()
         if self.phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING):
             assert self.attempt is not None, self.phase

@@ -24,10 +24,21 @@ class Watermark(msgspec.Struct, frozen=True, tag="watermark"):
     timestamp_us: int
 
 
+Assigned: TypeAlias = tuple[tuple[int, int], ...]
+"""How many splits of each of some sources, given by their vertices, had been assigned to any of its subtasks."""
+ALL_ASSIGNED: Final = 2**63 - 1
+"""The number of splits of a source of which nothing more will come."""
+
+
 class WatermarkStatus(msgspec.Struct, frozen=True, tag="status"):
-    """Whether this channel takes part in the minimum over channels (idle ones do not)."""
+    """Whether this channel takes part in the minimum over channels (idle ones do not).
+
+    `assigned`: the splits that this considers. Until the next status, the channel has rows and watermarks of these only;
+    and if it is idle, all of their rows that come by this channel have come. Only for sources that may be idle.
+    """
 
     idle: bool
+    assigned: Assigned = ()
 
 
 class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):

@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 
-from midstream.engine.core.elements import MIN_WATERMARK_US
+from midstream.engine.core.elements import MIN_WATERMARK_US, Assigned
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.interfaces import (
     Clock,
@@ -49,8 +49,9 @@ class Output(Protocol):
         """Emit a watermark. Only for operators with `makes_watermarks` or `holds_watermarks`."""
         ...
 
-    def idle(self, idle: bool) -> None:
-        """Emit idleness or its end. Only for operators with `makes_watermarks`."""
+    def idle(self, idle: bool, assigned: Assigned = ()) -> None:
+        """Emit idleness or its end, with the splits that it considers (see `WatermarkStatus`). Only for operators with
+        `makes_watermarks`."""
         ...
 
 
@@ -81,6 +82,11 @@ class Splits(Protocol):
         ...
 
     @property
+    def assigned(self) -> Assigned:
+        """How many splits of the source are assigned, to any task. Of these, `open` has all that are this task's."""
+        ...
+
+    @property
     def none_waits(self) -> bool:
         """Whether no split that was found can still be assigned to this task. Later discoveries may find new ones."""
         ...
@@ -93,7 +99,7 @@ class Splits(Protocol):
         ...
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Call `changed` in a step of the task when `open`, `all_assigned` or `none_waits` has changed."""
+        """Call `changed` in a step of the task when `open`, `all_assigned`, `assigned` or `none_waits` has changed."""
         ...
 
     def limit_drift(self, times: SplitTimes, drift_us: int) -> None:

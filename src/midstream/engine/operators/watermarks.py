@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from midstream.engine.core.config import Duration, duration_text, duration_us, signed_duration_us
-from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Assigned
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.interfaces import Timer
 from midstream.engine.operators.base import Operator, OperatorContext, Output, Splits
@@ -152,6 +152,8 @@ class TimestampsOperator(Operator):
         """Every split that is not idle is at or above this time."""
         self._idle_splits: set[int] = set()
         self._is_idle = False
+        self._assigned: Assigned = ()
+        """The splits of which the last status was emitted."""
         self._ended = False
         self._timer: Timer | None = None
         self._last_row_s: dict[int, float] = {}
@@ -275,10 +277,12 @@ class TimestampsOperator(Operator):
     # ---- idleness ----
 
     def _emit_idleness(self) -> None:
+        """Emit whether the task is idle, and the splits that are assigned, before any watermark that depends on these."""
         is_idle = not self._is_held_back and self._idle_splits == self._reached_us.keys()
-        if is_idle is not self._is_idle:
-            self._is_idle = is_idle
-            self._out.idle(is_idle)
+        assigned = self._assigned if self._splits is None or self._idle_after_s is None else self._splits.assigned
+        if is_idle is not self._is_idle or assigned != self._assigned:
+            self._is_idle, self._assigned = is_idle, assigned
+            self._out.idle(is_idle, assigned)
 
     def _wake(self, split: int) -> None:
         assert self._idle_after_s is not None

@@ -231,12 +231,14 @@ class AssignSplit(msgspec.Struct, frozen=True, tag="assign"):
     """Assigns `split`, an encoded engine.operators.source_api.Split.
 
     `is_last`: of the splits found with it, only ones that follow all others are still unassigned.
+    `assigned`: how many splits of the source have been assigned in this attempt, to any subtask, including this one.
     """
 
     attempt: int
     task: TaskId
     split: bytes
     is_last: bool = True
+    assigned: int = 0
 
 
 class SplitsAssigned(msgspec.Struct, frozen=True, tag="splits_assigned"):
@@ -244,11 +246,13 @@ class SplitsAssigned(msgspec.Struct, frozen=True, tag="splits_assigned"):
 
     `none_waits`: the answer to the subtask's last request. There is no split for it at present, not even one that
     follows others.
+    `assigned`: as in `AssignSplit`. The subtask has been sent those of them that are its own.
     """
 
     attempt: int
     task: TaskId
     none_waits: bool = False
+    assigned: int = 0
 
 
 class DriftCeiling(msgspec.Struct, frozen=True, tag="drift_ceiling"):

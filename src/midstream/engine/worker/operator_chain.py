@@ -12,7 +12,14 @@ from typing import Final
 
 import pyarrow as pa
 
-from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Event, Watermark, WatermarkStatus
+from midstream.engine.core.elements import (
+    MAX_WATERMARK_US,
+    MIN_WATERMARK_US,
+    Assigned,
+    Event,
+    Watermark,
+    WatermarkStatus,
+)
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.interfaces import Clock
 from midstream.engine.exchange.result_partition import ResultPartition
@@ -82,8 +89,8 @@ class ChainOutput:
     def watermark(self, watermark_us: int) -> None:
         self._chain.offer(self._index, watermark_us)
 
-    def idle(self, idle: bool) -> None:
-        self._chain.idle(self._index, idle)
+    def idle(self, idle: bool, assigned: Assigned = ()) -> None:
+        self._chain.idle(self._index, idle, assigned)
 
 
 class OperatorChain:
@@ -100,9 +107,8 @@ class OperatorChain:
         """The watermark that an operator has not finished firing for, by the operator's index."""
         self.offered_us = [MIN_WATERMARK_US] * (len(self.operators) + 1)
         """The last watermark that was offered to each operator. The last entry is the one that left the chain."""
-        self._is_idle = False
-        self._is_idle_sent = False
-        """The idleness that was last sent over the edges."""
+        self._status = self._status_sent = WatermarkStatus(idle=False)
+        """The idleness of the chain, and what was last sent of it over the edges."""
         self.current: tuple[int, int] = NO_OPERATOR
         """The index of the current operator, and how many rows it was given (-1 for a watermark, or for nothing). The
         index after the last operator's stands for the edges. A failure does not change it, so that it names the failed
@@ -159,10 +165,10 @@ class OperatorChain:
         delay_us = self.operators[index].watermark_delay_us
         return watermark_us if watermark_us == MAX_WATERMARK_US else max(MIN_WATERMARK_US, watermark_us - delay_us)
 
-    def idle(self, index: int, idle: bool) -> None:
-        """Handle a change of the input of the operator at `index`: it has become idle, or active again."""
+    def idle(self, index: int, idle: bool, assigned: Assigned = ()) -> None:
+        """Handle a change of the input of the operator at `index`: it has become idle or active, or considers more splits."""
         if not any(operator.makes_watermarks for operator in self.operators[index:]):
-            self._is_idle = idle
+            self._status = WatermarkStatus(idle, assigned)
             self._broadcast_idle()
 
     @property
@@ -178,11 +184,18 @@ class OperatorChain:
         """Send the chain's idleness over the edges if it has changed.
 
         A chain that still fires a watermark, or awaits work, does not report that it is idle: its consumers would advance
-        event time without waiting for the rows that are still to come.
+        event time without waiting for the rows that are still to come. But it reports which splits it considers, as the
+        next watermark may depend on them.
         """
-        if self._is_idle != self._is_idle_sent and not (self._is_idle and (self._pending or self.awaits_work)):
-            self._is_idle_sent = self._is_idle
-            self._task_outputs.broadcast(WatermarkStatus(self._is_idle))
+        status, sent = self._status, self._status_sent
+        if status == sent:
+            return
+        if status.idle and (self._pending or self.awaits_work):
+            if status.assigned == sent.assigned:
+                return
+            status = WatermarkStatus(False, status.assigned)
+        self._status_sent = status
+        self._task_outputs.broadcast(status)
 
     @property
     def watermark_us(self) -> int:
@@ -271,7 +284,12 @@ class OperatorChain:
             self._fire_pending(index)
 
     def check(self) -> None:
-        """Check that every operator without a pending watermark has forwarded the watermark that it was offered."""
+        """Check that every operator without a pending watermark has forwarded the watermark that it was offered, and that
+        consumers know which splits the chain considers, and whether it is idle.
+        """
+        status, sent = self._status, self._status_sent
+        if status.assigned != sent.assigned or (status.idle != sent.idle and not (self._pending or self.awaits_work)):
+            raise InvariantError(f"a chain is {status}, has reported {sent}, and will not report again")
         if self.offered_us[0] == self.offered_us[-1]:
             return  # nearly always: the last watermark has left the chain
         for index, operator in enumerate(self.operators):

@@ -174,11 +174,11 @@ class SlotMachine:
             case m.ResumeSources(_, checkpoint_id):
                 for task in self.tasks.values():
                     task.resume_source(checkpoint_id)
-            case m.AssignSplit(_, ref, split, is_last):
-                self._task(ref).add_split(split, is_last)
-            case m.SplitsAssigned(_, ref, none_waits):
+            case m.AssignSplit(_, ref, split, is_last, assigned):
+                self._task(ref).add_split(split, is_last, assigned)
+            case m.SplitsAssigned(_, ref, none_waits, assigned):
                 if self._deployment is not None and ref not in self._deployment.finished:
-                    self._task(ref).splits_assigned(none_waits)
+                    self._task(ref).splits_assigned(none_waits, assigned)
             case m.DriftCeiling(_, vertex, ceiling_us):
                 for ref, task in self.tasks.items():
                     if ref.vertex == vertex:

@@ -15,12 +15,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.batches import invalid_value
+from midstream.engine.core.elements import Assigned
 from midstream.engine.core.errors import DataError, InvariantError
 from midstream.engine.core.interfaces import Done, Failed, Timer
 from midstream.engine.operators.bad_records import TALLY, BadRecordCount, BadRecords
@@ -116,6 +118,15 @@ class _OpenSplit:
     """How long the split rested last; 0 if it has had rows since."""
 
 
+class _Assignment(NamedTuple):
+    """What the last message was of the splits that are assigned, to this subtask or another."""
+
+    is_complete: bool = False
+    """Whether every split that discovery has found is assigned. False at first, because discovery may not have found any
+    yet. Other subtasks may still request splits when it is True."""
+    counts: Assigned = ()
+
+
 class SplitRequestState(Enum):
     """Whether a source requests splits from the coordinator."""
 
@@ -170,9 +181,7 @@ class SourceReader(Splits):
         self._opened = 0
         self._current = -1
         self._request_state = _MAY_REQUEST
-        self._all_assigned = False
-        """Whether every split that discovery has found is assigned to some subtask. False at first, because discovery
-        may not have found any yet. Other subtasks may still request splits when it is True."""
+        self._assignment = _Assignment()
         self._emitting: tuple[_OpenSplit, int] | None = None
         """The split whose batch the chain processes, and the batch's rows. A failure of the chain does not reset it."""
         self._listeners: list[Callable[[], None]] = []
@@ -186,21 +195,24 @@ class SourceReader(Splits):
         if TALLY in parts:
             self.tally.restore(parts[TALLY])
 
-    def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
-        """Read this split as well. `is_last`: every split found so far is now assigned (`all_assigned`)."""
+    def add_split(self, encoded: bytes, *, is_last: bool = True, assigned: Assigned = ()) -> None:
+        """Read this split as well. `is_last`: every split found so far is now assigned (`all_assigned`).
+
+        `assigned`: how many splits of the source are assigned now, to any subtask.
+        """
         if self._request_state in (_REQUESTED, _NONE_AVAILABLE):
             self._request_state = _MAY_REQUEST
-        self._all_assigned = is_last
+        self._assignment = _Assignment(is_last, assigned)
         self._add(_decoder.decode(encoded))
         self._limit.assigned(self._waited_for)
         self._wake()
 
-    def splits_assigned(self, none_waits: bool) -> None:
+    def splits_assigned(self, none_waits: bool, assigned: Assigned = ()) -> None:
         """Note that every split that was found is assigned to some subtask, this one or another.
 
-        `none_waits`: this is the answer to the last request.
+        `none_waits`: this is the answer to the last request. `assigned`: as for `add_split`.
         """
-        self._all_assigned = self._changed = True
+        self._assignment, self._changed = _Assignment(True, assigned), True
         if none_waits and self._request_state is _REQUESTED:
             self._request_state = _NONE_AVAILABLE
         self._wake()
@@ -300,7 +312,11 @@ class SourceReader(Splits):
 
     @property
     def all_assigned(self) -> bool:
-        return self._all_assigned
+        return self._assignment.is_complete
+
+    @property
+    def assigned(self) -> Assigned:
+        return self._assignment.counts
 
     def split_id(self, split: int) -> str | None:
         """The id of the split, or None if it is no longer open. Listeners are called for that in the next step."""

@@ -25,6 +25,7 @@ from midstream.engine.checkpoint.barrier_handler import CancelReceived, TriggerR
 from midstream.engine.core.elements import (
     MAX_WATERMARK_US,
     MIN_WATERMARK_US,
+    Assigned,
     CheckpointBarrier,
     EndOfData,
     EndOfPartition,
@@ -324,20 +325,25 @@ class Task:
         """Resume the source if it is PAUSED after the barrier of this checkpoint: the task continues."""
         self.mail(lambda: self._resume_source(checkpoint_id))
 
-    def add_split(self, split: bytes, is_last: bool) -> None:
+    def add_split(self, split: bytes, is_last: bool, assigned: int) -> None:
         """Assign a split. It is a mail, like a trigger: a split that arrived before the trigger is in the
         checkpoint."""
-        self._mail_source(lambda source: source.add_split(split, is_last=is_last))
+        counts = self._split_counts(assigned)
+        self._mail_source(lambda source: source.add_split(split, is_last=is_last, assigned=counts))
 
-    def splits_assigned(self, none_waits: bool) -> None:
+    def splits_assigned(self, none_waits: bool, assigned: int) -> None:
         """Every split found so far is assigned; `none_waits`: this is the answer to the last request.
 
         It is a mail, so that it keeps its position among the splits. Before the start there are no splits and no mails.
         """
+        counts = self._split_counts(assigned)
         if self.operators.source is not None and self.state is TaskState.CREATED:
-            self.operators.source.splits_assigned(none_waits)
+            self.operators.source.splits_assigned(none_waits, counts)
         else:
-            self._mail_source(lambda source: source.splits_assigned(none_waits))
+            self._mail_source(lambda source: source.splits_assigned(none_waits, counts))
+
+    def _split_counts(self, assigned: int) -> Assigned:
+        return ((self.ref.vertex, assigned),) if assigned else ()
 
     def set_ceiling(self, ceiling_us: int) -> None:
         self._mail_source(lambda source: source.set_ceiling(ceiling_us))
@@ -581,6 +587,7 @@ class Task:
         """Check everything that must hold between two steps."""
         if self.is_live:  # a failure interrupts the chain within its work
             self.operators.chain.check()
+            self.input.check()
             if self.operators.source is not None:
                 self.operators.source.check()
         self._checkpoints.check()

@@ -89,7 +89,8 @@ class TaskInput:
         channels = self._first_channel[-1]
         assert len(origins) == channels, (ref, origins)
         self._valve = WatermarkValve(origins)
-        self._was_idle = False
+        self._status = WatermarkStatus(idle=False)
+        """What was last passed to the chain of whether the input is idle."""
         self._ended_data = [False] * channels
         self._unended_channels = Counter[int]()
         """How many channels of each port have not ended their data."""
@@ -194,8 +195,8 @@ class TaskInput:
         match event:
             case Watermark(timestamp_us):
                 self._advance(self._valve.advance(channel, timestamp_us))
-            case WatermarkStatus(idle):
-                self._advance(self._valve.set_idle(channel, idle))
+            case WatermarkStatus(idle, assigned):
+                self._advance(self._valve.set_idle(channel, idle, assigned))
             case CheckpointBarrier():
                 self._handle(BarrierReceived(channel, event))
             case CancelCheckpointMarker(checkpoint_id):
@@ -229,13 +230,23 @@ class TaskInput:
         if reader.next_row == batch.num_rows:
             reader.gate.processed()
 
+    def check(self) -> None:
+        """Check that the chain knows which splits the channels consider, and whether they are idle."""
+        if (self._status.idle, self._status.assigned) != (self._valve.is_idle, self._valve.assigned):
+            raise InvariantError(f"task {self._ref}: its input was {self._status}, and is {self._valve.assigned}")
+
     def _advance(self, watermark_us: int | None) -> None:
+        valve = self._valve
         if watermark_us is not None:
+            if valve.assigned != self._status.assigned:
+                self._pass_on(False)  # before the watermark, which may depend on these splits
             self._chain.offer(0, watermark_us)
-        is_idle = self._valve.is_idle
-        if is_idle != self._was_idle:
-            self._was_idle = is_idle
-            self._chain.outputs[0].idle(is_idle)
+        self._pass_on(valve.is_idle)
+
+    def _pass_on(self, is_idle: bool) -> None:
+        if is_idle is not self._status.idle or self._valve.assigned != self._status.assigned:
+            self._status = WatermarkStatus(is_idle, self._valve.assigned)
+            self._chain.outputs[0].idle(is_idle, self._valve.assigned)
 
     def _end_of_data(self, channel: int, port: int) -> None:
         if self._ended_data[channel]:

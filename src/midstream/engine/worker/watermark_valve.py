@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.core.elements import ALL_ASSIGNED, MAX_WATERMARK_US, MIN_WATERMARK_US, Assigned
 from midstream.engine.graph.idleness import IdleOrigin
 
 
 class WatermarkValve:
     """Merges the watermarks of channels into their growing minimum. Idle and ended channels do not hold it back.
+
+    An idle channel counts as active as long as it does not consider all splits of a source that another channel considers
+    (see `WatermarkStatus`): one of them may have been assigned to a subtask that is about to become active, and that may be
+    earlier than the split from which the other channel's watermark is. It holds event time until its next status.
 
     The valve still waits for an idle channel while another channel is active whose origins are all among those of the
     idle one. It will become active soon, possibly with earlier rows, which must not be late only because the other
@@ -28,8 +32,17 @@ class WatermarkValve:
     def __init__(self, origins: Sequence[IdleOrigin]) -> None:
         """`origins` has the origin of each channel."""
         self.watermarks = [MIN_WATERMARK_US] * len(origins)
+        self._is_reported_idle = [False] * len(origins)
         self._idle = [False] * len(origins)
+        """The channels that are reported idle, and consider all splits that any channel considers."""
         self._idle_count = 0
+        self._sources = [tuple(origin.every | origin.one) for origin in origins]
+        self._considered: list[dict[int, int]] = [{} for _ in origins]
+        """How many splits of each source each channel considers."""
+        self._newest: dict[int, int] = {}
+        """The most splits of each source that any channel has considered."""
+        self.assigned: Assigned = ()
+        """The splits that all channels consider."""
         self._reached = [MIN_WATERMARK_US] * len(origins)
         """The last watermark of each channel before its end."""
         self._families = _families(origins)
@@ -55,22 +68,51 @@ class WatermarkValve:
         self._at_lowest -= self.watermarks[channel] == self._lowest_us
         self.watermarks[channel] = watermark_us
         if watermark_us == MAX_WATERMARK_US:
-            self._set_idle(channel, False)  # the channel has ended, and the valve no longer waits for it
+            self._is_reported_idle[channel] = False  # the channel has ended, and the valve no longer waits for it
+            self._set_idle(channel)
+            self._determine_assigned()
         else:
             self._reached[channel] = watermark_us
         return self._merged()
 
-    def set_idle(self, channel: int, idle: bool) -> int | None:
-        """A channel has become idle or active. Returns the task's new watermark, or None if it has not grown.
+    def set_idle(self, channel: int, idle: bool, assigned: Assigned = ()) -> int | None:
+        """A channel has become idle or active, or considers more splits. Returns the task's new watermark, or None if it has
+        not grown.
 
         A channel that has ended is never idle.
         """
-        self._set_idle(channel, idle and self.watermarks[channel] != MAX_WATERMARK_US)
+        self._is_reported_idle[channel] = idle and self.watermarks[channel] != MAX_WATERMARK_US
+        considered = dict(assigned)
+        if considered != self._considered[channel]:
+            self._considered[channel] = considered
+            self._determine_assigned()
+            if self._raise_newest(assigned):
+                for other in range(len(self._idle)):
+                    self._set_idle(other)
+        self._set_idle(channel)
         return self._merged()
 
-    def _set_idle(self, channel: int, idle: bool) -> None:
+    def _set_idle(self, channel: int) -> None:
+        considered = self._considered[channel]
+        idle = self._is_reported_idle[channel] and all(
+            considered.get(source, 0) >= self._newest.get(source, 0) for source in self._sources[channel]
+        )
         self._idle_count += idle - self._idle[channel]
         self._idle[channel] = idle
+
+    def _raise_newest(self, assigned: Assigned) -> bool:
+        """Returns whether a channel that considers these splits considers more than all others."""
+        higher = {source: n for source, n in assigned if self._newest.get(source, 0) < n < ALL_ASSIGNED}
+        self._newest.update(higher)
+        return bool(higher)
+
+    def _determine_assigned(self) -> None:
+        lowest: dict[int, int] = {}
+        for mark, sources, considered in zip(self.watermarks, self._sources, self._considered, strict=True):
+            for source in sources:
+                count = ALL_ASSIGNED if mark == MAX_WATERMARK_US else considered.get(source, 0)
+                lowest[source] = min(lowest.get(source, ALL_ASSIGNED), count)
+        self.assigned = tuple(sorted((source, count) for source, count in lowest.items() if count))
 
     @property
     def is_idle(self) -> bool:

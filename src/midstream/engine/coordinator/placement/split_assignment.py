@@ -7,6 +7,10 @@ both or in none.
 Nothing more is discovered while splits wait to be assigned. So all waiting splits were found by one discovery. Event
 time waits for them (see `engine.operators.watermarks`), and no newer splits can prolong that wait.
 
+Each message about splits has how many are assigned. A subtask with this count has all of its own among them, since messages
+to a slot stay in order. Once no split waits, all subtasks have been sent the same count. Tasks downstream rely on both (see
+`engine.worker.watermark_valve`).
+
 At most one call of a source runs at a time, so a source needs no locks.
 """
 
@@ -129,8 +133,9 @@ class _State:
     pending: deque[bytes] = field(default_factory=deque)
     beginnings: int = 0
     """The number of splits in `pending` that do not follow all splits found with them (`Split.follows` is false)."""
-    assigned_reported: bool = False
-    """Whether the subtasks have been notified that `beginnings` is 0."""
+    reported: int | None = None
+    """The `assigned_count` with which all subtasks were last notified that `beginnings` is 0; None if it has not been 0
+    since, or they have not been notified yet."""
     waiting: WaitingReaders = field(default_factory=WaitingReaders)
     """The subtasks that have requested a split and have no answer yet."""
     unanswered: set[TaskId] = field(default_factory=set)
@@ -207,7 +212,7 @@ class SplitAssignment:
         for state in self._states.values():
             state.assigned.clear()
             state.assigned_count = 0
-            state.assigned_reported = False
+            state.reported = None
             self._report_assigned(state)
         self.drift.deployed(attempt)
 
@@ -276,8 +281,10 @@ class SplitAssignment:
                 split = state.pending.popleft()
                 state.beginnings -= _beginnings([_decoder.decode(split)])
                 is_last = state.beginnings == 0
-                self._effects.send(attempt.slot_of(ref), AssignSplit(attempt.number, ref, split, is_last))
-                state.assigned_reported = state.assigned_reported and is_last
+                assign = AssignSplit(attempt.number, ref, split, is_last, state.assigned_count)
+                self._effects.send(attempt.slot_of(ref), assign)
+                if not is_last:
+                    state.reported = None
                 self._report_assigned(state)
             elif state.exhausted or not self._discovers:
                 ref = state.waiting.first()
@@ -292,20 +299,33 @@ class SplitAssignment:
         """Report to each subtask that waits that there is no split for it at present: it may be idle from now on."""
         if state.position is not None:
             for ref in sorted(state.unanswered):
-                self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref, none_waits=True))
+                none_waits = SplitsAssigned(attempt.number, ref, none_waits=True, assigned=state.assigned_count)
+                self._effects.send(attempt.slot_of(ref), none_waits)
             state.unanswered.clear()
 
     def _report_assigned(self, state: _State) -> None:
-        """Notify all subtasks that event time need not wait for splits that are still to be assigned. Only a subtask
-        can determine whether it has rows for which event time waits.
+        """Notify all subtasks that event time need not wait for splits that are still to be assigned, and how many are
+        assigned. Only a subtask can determine whether it has rows for which event time waits.
+
+        Splits that follow all others may still be assigned after that. Then all subtasks are notified again once the last
+        of them is: until then event time waits for those that are idle, if any are.
         """
         attempt = self._attempt
-        if attempt is None or state.assigned_reported or state.position is None or state.beginnings:
+        if attempt is None or state.position is None or state.beginnings:
             return
-        state.assigned_reported = True
+        if state.reported is not None and (state.pending or state.reported == state.assigned_count):
+            return
+        state.reported = state.assigned_count
         for subtask in range(state.parallelism):
             ref = TaskId(state.vertex, subtask)
-            self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref))
+            self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref, assigned=state.assigned_count))
+
+    def check(self) -> None:
+        """Assert that all subtasks have been notified of all splits that are assigned, unless some still are not."""
+        self.drift.check()
+        for state in self._states.values() if self._attempt is not None else ():
+            is_due = state.position is not None and not state.pending
+            assert not is_due or state.reported == state.assigned_count, (state.spec.uid, state.reported)
 
     # ---- for the limit of the drift ----
 
