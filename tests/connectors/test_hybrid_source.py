@@ -163,7 +163,7 @@ def test_one_event_time_runs_through_all_of_it(parallelism: int) -> None:
     assert late.rows() == []
 
 
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("parallelism", [1, 2])
 def test_no_split_stays_unread_and_those_that_end_are_read_one_at_a_time(tmp_path: Path, parallelism: int) -> None:
     history = GeneratorSource(lambda i: {"n": np.asarray(i)}, count=600, splits=30)
     live = GeneratorSource(lambda i: {"n": np.asarray(i)}, splits=16)
