@@ -163,6 +163,23 @@ def test_one_event_time_runs_through_all_of_it(parallelism: int) -> None:
     assert late.rows() == []
 
 
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_no_split_stays_unread_and_those_that_end_are_read_one_at_a_time(tmp_path: Path, parallelism: int) -> None:
+    history = GeneratorSource(lambda i: {"n": np.asarray(i)}, count=600, splits=30)
+    live = GeneratorSource(lambda i: {"n": np.asarray(i)}, splits=16)
+    source = HybridSource(history, live, rows_per_s=20_000)
+    context = DiscoveryContext("in", parallelism, None)
+    first = source.discover(None, context)
+    assert {source.splits_per_reader_of(split, parallelism) for split in first.splits} == {1}
+    second = source.discover(first.position, context)
+    assert {source.splits_per_reader_of(split, parallelism) for split in second.splits} == {-(-16 // parallelism)}
+    env = Environment("history", parallelism=parallelism, checkpoint_dir=tmp_path, checkpoint_interval="200 ms")
+    found = env.source(source).uid("in").collect()
+    running = env.start()
+    until("all splits", lambda: 2 * 16 <= sum(row["n"] < 16 for row in found.rows()))
+    running.stop(timeout_s=limit_s(60))
+
+
 @pytest.mark.systems
 def test_files_then_a_directory_exactly_once_although_a_slot_is_killed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(directory_watch, "REST_S", 0.0)

@@ -281,6 +281,20 @@ def test_after_a_failure_the_splits_of_the_checkpoint_are_handed_out_again() -> 
     assert source.positions == [None, b"1", b"1"]
 
 
+def test_a_source_that_no_longer_ends_goes_on_where_it_had_ended() -> None:
+    bench, source = world(("a",))
+    bench.run()
+    bench.checkpoint()
+    assert sources_of(bench, 1).exhausted
+    source.rounds, source.bounded = (("a",), ("b",)), False
+    bench.fail(READ0)
+    bench.wait(1)
+    ask_split(bench, READ0)
+    ask_split(bench, READ1)
+    assert source.positions == [None, b"1"]
+    assert assigned(bench) == [(0, "a"), (1, "b")]
+
+
 def test_without_a_checkpoint_discovery_begins_anew_after_a_failure() -> None:
     bench, source = world(("a", "b"))
     bench.run()

@@ -242,6 +242,33 @@ def test_a_source_that_would_read_no_split_is_refused(wanted: int) -> None:
         Reader(Numbers(blocking=True, side_by_side=wanted), World())
 
 
+class OneAfterTheOther(Numbers):
+    """Splits that begin with 0 are read one at a time, and others together."""
+
+    def splits_per_reader_of(self, split: Split, parallelism: int) -> int:
+        return 1 if split.id.startswith("0:") else self.side_by_side
+
+
+def test_how_many_splits_are_read_together_depends_on_those_that_are_open() -> None:
+    reader = Reader(OneAfterTheOther(blocking=False, side_by_side=3), World())
+    reader.run(1)
+    assert reader.requests == 1
+    reader.give("0:20")
+    reader.run(3)
+    assert reader.requests == 1, "it is read alone"
+    reader.run(3)
+    assert reader.requests == 2, "it has ended"
+    reader.give("1:90")
+    reader.run(2)
+    assert reader.requests == 3
+    reader.give("0:90")
+    reader.run(2)
+    assert reader.requests == 4, "one that others are read with is open"
+    reader.give("2:90")
+    reader.run(9)
+    assert reader.requests == 4
+
+
 def test_closing_while_a_read_is_under_way_closes_the_reader_once() -> None:
     world = World()
     source = Numbers(blocking=True)

@@ -107,6 +107,10 @@ class HybridSource(Source):
     def splits_per_reader(self, parallelism: int) -> int:
         return max(source.splits_per_reader(parallelism) for source in self.sources)
 
+    def splits_per_reader_of(self, split: Split, parallelism: int) -> int:
+        source, inner = self._inner(split)
+        return source.splits_per_reader_of(inner, parallelism)
+
     def readers_max(self, parallelism: int) -> int:
         return max(source.readers_max(parallelism) for source in self.sources)
 

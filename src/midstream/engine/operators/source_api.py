@@ -271,6 +271,18 @@ class Source(ABC):
         """
         return 1
 
+    def splits_per_reader_of(self, split: Split, parallelism: int) -> int:
+        """Return how many splits a subtask reads concurrently while it reads this one; by default `splits_per_reader`.
+
+        For a source of which some splits end and others do not. Of several splits, the largest number counts.
+
+        `split`: the split, as `begin_split` returned it. `parallelism`: the number of subtasks.
+
+            def splits_per_reader_of(self, split, parallelism):
+                return 1 if split.id.startswith("file:") else self.splits_per_reader(parallelism)
+        """
+        return self.splits_per_reader(parallelism)
+
     def readers_max(self, parallelism: int) -> int:
         """Return how many subtasks have something to read at most; they share `rows_per_s` equally. By default all.
 

@@ -106,6 +106,8 @@ class _OpenSplit:
     number: int
     before_last_batch: Split
     """The split as it was before the batch that was emitted last."""
+    splits_max: int
+    """How many splits are read concurrently while this one is read."""
     quiet_until_s: float = float("-inf")
     """When the source last delivered rows of the split, or reported that there are none at present."""
     reader: SplitReader | None = None
@@ -171,7 +173,10 @@ class SourceReader(Splits):
         self._limit = limit
         self._wake = wake
         self._fail = fail
-        self._splits_per_reader = checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
+        checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
+        self._parallelism = parallelism
+        self._splits_max = 1
+        """How many splits are read concurrently, by those that are open."""
         readers = checked_count(source.readers_max(parallelism), "readers_max")
         rows_per_s = source.rows_per_s / readers if source.rows_per_s else None
         self._rate = SourceRate(services.config.batch_rows, rows_per_s)
@@ -241,7 +246,7 @@ class SourceReader(Splits):
     def _step(self) -> ReadProgress:
         if self._request_state is _STOPPED:
             return ReadProgress.ENDED
-        if len(self._splits) < self._splits_per_reader and self._request_state is _MAY_REQUEST:
+        if len(self._splits) < self._splits_max and self._request_state is _MAY_REQUEST:
             self._request_state = _REQUESTED
             self._request_split()
         if self._changed and self._notify_listeners():
@@ -258,6 +263,7 @@ class SourceReader(Splits):
             prefetched = self._next_batch(open_split)
             if prefetched is None and open_split.state is _AT_END:
                 self._splits.popleft()
+                self._splits_max = max((each.splits_max for each in self._splits), default=1)
                 self._close_reader(open_split)
                 self._notify_listeners()
                 return ReadProgress.EMITTED
@@ -379,7 +385,9 @@ class SourceReader(Splits):
 
     def _add(self, found: Split) -> None:
         split = self._source.begin_split(found)
-        self._splits.append(_OpenSplit(split, self._opened, split))
+        splits_max = self._source.splits_per_reader_of(split, self._parallelism)
+        self._splits.append(_OpenSplit(split, self._opened, split, splits_max))
+        self._splits_max = max(self._splits_max, splits_max)
         self._opened += 1
         self._changed = True
 

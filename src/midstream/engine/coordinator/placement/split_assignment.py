@@ -200,7 +200,8 @@ class SplitAssignment:
             state.generation += 1
             state.position = old.position if old else None
             state.finished = all(TaskId(state.vertex, i) in finished for i in range(state.parallelism))
-            state.exhausted = state.finished or (old.exhausted if old else False)
+            # the checkpoint may be of a time when the source still had an end
+            state.exhausted = state.finished or (old is not None and old.exhausted and state.spec.source.bounded)
             state.pending = deque(old.pending if old else ())
             state.beginnings = _beginnings(_decoder.decode(split) for split in state.pending)
             self._next_call(state)
