@@ -53,6 +53,13 @@ def test_texts_that_are_not_utf8_are_refused(tmp_path):
         decoded(damaged, Split, "a file sink", "in")
 
 
+def test_files_that_were_read_once_are_not_watched_from_there(tmp_path):
+    once = files(tmp_path).discover(None, CONTEXT)
+    assert once.exhausted
+    with pytest.raises(ConfigError, match=r"is of a job that read the files once.*start with --fresh"):
+        files(tmp_path, watch=True).discover(once.position, CONTEXT)
+
+
 def test_a_position_of_another_source_is_refused(tmp_path):
     after = generator().discover(None, CONTEXT).position
     with pytest.raises(ConfigError, match=f"FileSource: .*{WRITTEN_BY_ANOTHER}"):

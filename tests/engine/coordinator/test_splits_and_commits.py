@@ -281,8 +281,10 @@ def test_after_a_failure_the_splits_of_the_checkpoint_are_handed_out_again() -> 
     assert source.positions == [None, b"1", b"1"]
 
 
-def test_a_source_that_no_longer_ends_goes_on_where_it_had_ended() -> None:
+@pytest.mark.parametrize("continues", [True, False])
+def test_a_source_that_no_longer_ends_goes_on_where_it_had_ended_if_it_can(continues: bool) -> None:
     bench, source = world(("a",))
+    source.continues_past_end = continues
     bench.run()
     bench.checkpoint()
     assert sources_of(bench, 1).exhausted
@@ -291,8 +293,8 @@ def test_a_source_that_no_longer_ends_goes_on_where_it_had_ended() -> None:
     bench.wait(1)
     ask_split(bench, READ0)
     ask_split(bench, READ1)
-    assert source.positions == [None, b"1"]
-    assert assigned(bench) == [(0, "a"), (1, "b")]
+    assert source.positions == ([None, b"1"] if continues else [None])
+    assert assigned(bench) == ([(0, "a"), (1, "b")] if continues else [(0, "a")])
 
 
 def test_without_a_checkpoint_discovery_begins_anew_after_a_failure() -> None:

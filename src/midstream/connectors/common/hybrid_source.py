@@ -56,6 +56,7 @@ class HybridSource(Source):
         self.rows_per_s = rows_per_s
         self.blocking = any(source.blocking for source in sources)
         self.bounded = sources[-1].bounded
+        self.continues_past_end = sources[-1].continues_past_end
         self.splits_end = all(source.bounded or source.splits_end for source in sources)
         self.equal_shares = any(source.equal_shares for source in sources)
         self.drops_bad_records = any(source.drops_bad_records for source in sources)

@@ -54,6 +54,8 @@ _log = logging.getLogger(__name__)
 _SPLIT_BYTES_MIN = 4 * 2**20
 """Row groups smaller than this are read together, and so is all of a smaller file."""
 _TEXT_SPLIT_BYTES = 16 * 2**20
+_READ_ONCE = b"files read once"
+"""The position of a source that does not watch."""
 _FOOTERS_AT_ONCE = 16
 """The number of large Parquet files whose footers are read concurrently; reading one mostly waits for a network."""
 
@@ -103,6 +105,7 @@ class FileSource(Source):
     """
 
     splits_end = True
+    continues_past_end = True
 
     def __init__(
         self,
@@ -167,7 +170,12 @@ class FileSource(Source):
         if self.bounded:
             if position is not None:
                 return Discovery((), position, exhausted=True)
-            return Discovery(tuple(self._splits(self._find(), 0)), b"all", exhausted=True)
+            return Discovery(tuple(self._splits(self._find(), 0)), _READ_ONCE, exhausted=True)
+        if position == _READ_ONCE:
+            raise ConfigError(
+                "FileSource: the checkpoint is of a job that read the files once, and does not have their names, so watch=True "
+                "would read them again; start with --fresh, or give the source a new uid"
+            )
         began_s = time.thread_time()
         known = decoded_position(position, "FileSource")
         if self._watch is None:

@@ -50,6 +50,7 @@ class TableSource(Source):
     """What sources of lakehouse tables share."""
 
     splits_end = True
+    continues_past_end = True
 
     def __init__(
         self,

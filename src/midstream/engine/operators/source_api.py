@@ -176,6 +176,8 @@ class Source(ABC):
     discovery_interval_s: float = 1.0
     rows_per_s: float | None = None
     splits_end: bool = False
+    continues_past_end: bool = False
+    """True: after a checkpoint in which it had ended, the source, if it is not `bounded` now, discovers on from there."""
     equal_shares: bool = False
     """True: splits are assigned in equal shares, for subtasks that read all of theirs concurrently. False: splits are
     assigned on request.

@@ -200,8 +200,9 @@ class SplitAssignment:
             state.generation += 1
             state.position = old.position if old else None
             state.finished = all(TaskId(state.vertex, i) in finished for i in range(state.parallelism))
-            # the checkpoint may be of a time when the source still had an end
-            state.exhausted = state.finished or (old is not None and old.exhausted and state.spec.source.bounded)
+            source = state.spec.source
+            goes_on = source.continues_past_end and not source.bounded  # it had an end when the checkpoint was made
+            state.exhausted = state.finished or (old is not None and old.exhausted and not goes_on)
             state.pending = deque(old.pending if old else ())
             state.beginnings = _beginnings(_decoder.decode(split) for split in state.pending)
             self._next_call(state)
