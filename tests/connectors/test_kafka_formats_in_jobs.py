@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from kafka_broker import Kafka
 from machine import limit_s
@@ -139,3 +141,37 @@ def test_protobuf_goes_in_and_out_once_with_the_key_beside_it(kafka: Kafka, tmp_
     assert rows.column("lines").to_pylist() == [[{"item": "x", "count": None}]] * 600
     assert [record.key() for record in written] == [f"n{n}".encode() for n in rows.column("id").to_pylist()]
     assert len(read(tmp_path / "bad")) == 4
+
+
+def test_changes_of_a_database_keep_a_delta_table_equal_to_it(kafka: Kafka, tmp_path: Path, running: Any) -> None:
+    """Debezium's envelopes, keyed as Debezium keys them; a slot is killed on the way."""
+    topic, draws = kafka.topic("in", partitions=2), random.Random(1)
+    rows: dict[int, int] = {}
+    sent: list[list[bytes | None]] = [[], []]
+    for n in range(4_000):
+        key = draws.randrange(100)
+        old = {"id": key, "v": rows[key]} if key in rows else None
+        if old is not None and draws.random() < 0.3:
+            del rows[key]
+            envelopes: list[dict[str, Any] | None] = [{"op": "d", "before": old, "after": None}, None]
+        else:
+            rows[key] = n
+            envelopes = [{"op": "c" if old is None else "u", "before": old, "after": {"id": key, "v": n}}]
+        sent[key % 2] += [None if each is None else json.dumps(each).encode() for each in envelopes]
+    for partition, values in enumerate(sent):
+        kafka.produce(topic, values, partition=partition)
+    env = Environment("copy", parallelism=2, checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval="200 ms")
+    changes = env.read_kafka(
+        kafka.servers, topic, format="debezium", schema={"id": int, "v": int}, stop="latest", rows_per_s=2_000
+    ).uid("in")
+    changes.write_delta(tmp_path / "copy", key=["id"], op="_op").uid("out")
+    job = env.start(slots=ProcessSlots())
+    running.append(job)
+    until(
+        "something committed",
+        lambda: DeltaTable.is_deltatable(tmp_path / "copy") and DeltaTable(tmp_path / "copy").version(),
+    )
+    os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)
+    job.wait(limit_s(60))
+    assert job.status().restarts == 1
+    assert dict(pl.read_delta(str(tmp_path / "copy")).select("id", "v").rows()) == rows
