@@ -232,7 +232,9 @@ def lacking(public: Public) -> Iterator[str]:
         yield "an example"
     if public.call is None:
         return
-    described = {name for names in PARAMETERS.findall(text) for name in re.findall(r"\w+", names)}
+    described = parameters_in(text)
+    for method in re.findall(r"[Tt]he arguments are those of `([\w.]+)`", text):
+        described |= parameters_in(inspect.getdoc(resolved(f"midstream.{method}")) or "")
     signature = inspect.signature(public.call)
     for name in signature.parameters:
         if name not in described | {"self"}:
@@ -244,6 +246,10 @@ def lacking(public: Public) -> Iterator[str]:
     for error in raised(public.call):
         if error not in text and "Raises as" not in text:
             yield f"that it raises {error}"
+
+
+def parameters_in(text: str) -> set[str]:
+    return {name for names in PARAMETERS.findall(text) for name in re.findall(r"\w+", names)}
 
 
 def raised(call: Callable[..., Any]) -> set[str]:

@@ -209,12 +209,16 @@ class Environment(Hinted):
     ) -> DataStream:
         """Read Parquet, CSV or JSON lines, once, or continuously as new files appear.
 
-        `path`: a path, a glob, a directory, or a list of these; local ones or storage URLs.
-        `format`: "parquet", "csv" or "jsonl", by default from the suffix.
-        `schema`: the columns to read, by default those of the first file; other columns are then ignored. One that a
-        file or a line lacks is null, unless its field is `nullable=False`.
-        `watch`: never end, and check for new files; a file is read once it has not changed for 2 s.
-        `interval`: how often the source checks for new files.
+        `path`: a path, a glob, a directory (recursively), or a list of these; local ones or URLs that pyarrow knows (file,
+        s3, gs, hdfs …).
+        `format`: "parquet", "csv" or "jsonl"; by default from the suffix (.parquet, .csv, .jsonl; the latter two also
+        with .gz, .bz2, .zst or .zip).
+        `schema`: the columns to read; other columns are then ignored. One that a file or a line lacks is null, unless
+        its field is `nullable=False`. By default those of the first file, and all files must have the same ones.
+        `watch`: never end, and check for new files, which are read in order of modification time, each once it has not
+        changed for 2 s.
+        `interval`: how often the source checks for new files. It grows if a listing, of 100,000s of files, would take
+        more than a tenth of it.
         `csv`: how CSV files are written.
         `on_bad_record`: of lines that cannot be read: "fail", or "drop", and `side_output(BAD_RECORDS)` of the stream
         has them.
@@ -269,28 +273,35 @@ class Environment(Hinted):
     ) -> DataStream:
         """Read topics of Kafka (2.5 or later); each partition is a split.
 
-        Needs `pip install 'midstream[kafka]'`. KafkaSource describes the formats.
+        Needs `pip install 'midstream[kafka]'`.
 
         `servers`: one or more `host:port`, as a list or separated by commas.
         `topics`: a name, a list of names, or a compiled pattern that must match the whole name.
-        `format`: "json", "csv" or "debezium" with a `schema`, "avro" or "debezium" with a `registry`, "protobuf" with
-        a `message`, "bytes" or "text" for one column `value`. Rows of "debezium" have a column `_op`: insert, update or
-        delete.
-        `schema`: the columns; for "avro" the text of an Avro schema, by default the newest of the subject
-        `<topic>-value`.
+        `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a header), "avro"
+        (each value with the id of its schema in `registry`, read by the rules of Avro), "protobuf" (the message class
+        `message`, whose fields are the columns; with a `registry` each value begins with the id of its schema),
+        "debezium" (changes of a database, in JSON, or in Avro with a `registry`: the columns of the row after the
+        change, of a delete before it, and `_op`, which is insert, update or delete; records without a value are left
+        out), "bytes" or "text" (one column `value`).
+        `schema`: the columns of "json", of the rows of "debezium", or of "csv" in their order. Of Avro the text of a
+        schema, by default the newest version of the subject `<topic>-value`.
         `csv`: how a record of "csv" is written.
         `registry`: options of a schema registry, such as `{"url": "http://registry:8081"}`.
         `message`: the generated message class, for "protobuf".
-        `start`: where a new job begins: "earliest", "latest", "group" (the committed offsets of `group.id`), a datetime
-        with a zone, or an offset for each partition of a single topic. A job that resumes continues where it was.
-        `stop`: "latest" (what exists and is committed when the job starts), a datetime with a zone, or None for never.
+        `start`: where a new job begins: "earliest", "latest", "group" (the committed offsets of the group `group.id`,
+        else the earliest), a datetime with a zone (the first record that is not older), or, for a single topic, an
+        offset for each partition. A job that resumes continues where it was.
+        `stop`: "latest" (what exists and is committed when the job starts) or a datetime with a zone (up to the first
+        record that is not older); None for never. A job that resumes keeps the stop that its checkpoint has; if the
+        checkpoint is of a job without one, "latest" is the end at the time of the resume, from its first checkpoint on.
         `metadata`: parts of a record to add as columns: topic, partition, offset, timestamp, key, headers; a dict
         renames them.
         `on_gap`: of offsets that the broker no longer has: "fail", or "skip" to continue after them.
         `on_bad_record`, `bad_records_max`: as for `read_files`, of records.
         `options`: librdkafka's, such as those of SASL and TLS; a value `env:NAME` or `file:/path` is replaced where the
         job connects.
-        `interval`: how often the source checks for new topics and partitions.
+        `interval`: how often the source checks for new topics that match, and for new partitions; they are read from
+        their beginning.
         `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
         Returns a stream of the records. Raises ConfigError or SchemaError for invalid arguments; the cluster is queried

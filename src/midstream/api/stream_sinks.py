@@ -184,7 +184,9 @@ class Writable:
 
         Rows appear when the checkpoint that covers them completes. Needs `pip install 'midstream[postgres]'`.
 
-        `dsn`: a connection string of libpq; give the password in PGPASSWORD or a password file instead.
+        `dsn`: a connection string of libpq, `"host=db dbname=shop user=etl"` or `"postgresql://etl@db/shop"`. Give the
+        password as PGPASSWORD, in a password file (~/.pgpass) or a service file, on the driver and wherever slots run;
+        one in `dsn` is sent to the slots with the job, and is neither stored nor shown.
         `table`: the name of the table as it is, not SQL. A missing table is created. A new job refuses one that has
         rows, unless `append` or with a `key`.
         `schema`: the schema of the table; without it the server's search_path decides.
@@ -194,7 +196,8 @@ class Writable:
         `op`: the text column with each row's operation, which is not written: "insert" and "update" upsert the row,
         "delete" deletes the one with its key. Without it, all rows are upserted.
         `append`: add to a table that has rows.
-        `staging_schema`: the schema in which rows wait for their checkpoint, by default that of the table.
+        `staging_schema`: the schema in which rows wait for their checkpoint, by default that of the table; the user of
+        `dsn` needs the right to create tables there.
 
         Returns a StreamSink. Raises ConfigError for invalid arguments; the table and the rights are checked when the
         job starts.
@@ -223,14 +226,15 @@ class Writable:
 
         Needs `pip install 'midstream[delta]'` for the Python of the driver.
 
-        `table`: a local path or a storage URL. A missing table is created. A new job refuses one that has rows, unless
-        `append` or with a `key`.
+        `table`: a local path, or a URL that pyarrow and deltalake know (s3://…). A missing table is created. A new job
+        refuses one that has rows, unless `append` or with a `key`.
         `key`: columns by which rows are upserted, as by `write_postgres`; not floats. Without it, rows are added.
         `op`: the text column with each row's operation, "insert", "update" or "delete", as for `write_postgres`.
         `partition_by`: the partition columns of a table that is created; an existing one keeps its own.
         `append`: add to a table that has rows.
         `roll_size`: a file is closed when it has about this size, and at every checkpoint.
-        `storage_options`: what deltalake needs to write the table's log, such as credentials, as strings.
+        `storage_options`: what deltalake needs to write the table's log, such as credentials, as strings; only deltalake,
+        on the driver, receives them.
         `filesystem`: the pyarrow filesystem with which files are written, by default that of the URL.
 
         Returns a StreamSink. Raises ConfigError for invalid arguments; the table is checked when the job starts.
@@ -310,19 +314,23 @@ class Writable:
     ) -> StreamSink:
         """Write every row to a topic of Kafka (2.5 or later), exactly once or at least once.
 
-        Needs `pip install 'midstream[kafka]'`. KafkaSink describes the formats.
+        Needs `pip install 'midstream[kafka]'`.
 
         `servers`: one or more `host:port`, as a list or separated by commas.
         `topic`: the name of the topic.
-        `guarantee`: "exactly_once" needs a checkpoint directory, and rows appear with the checkpoint that covers them,
-        to readers with `isolation.level=read_committed`. With "at_least_once" rows appear immediately, and again after a
-        failure.
-        `format`: "json", "avro", "protobuf", "bytes" or "text".
-        `key`: the column of the record's key, text or binary; it also determines the partition.
+        `guarantee`: "exactly_once": rows appear with the checkpoint that covers them, and readers with
+        `isolation.level=read_committed` see each once, whatever fails; needs a checkpoint directory. "at_least_once":
+        rows appear immediately, and after a failure those since the last checkpoint appear again.
+        `format`: "json" (an object per row), "avro" (a record of the columns, whose schema is registered in `registry`
+        as the subject `<topic>-value`), "protobuf" (the message class `message`, whose fields have the columns' names;
+        registered in the same way where there is a `registry`), "bytes" or "text" (the one column that is left beside
+        the others named here; null is a record without a value).
+        `key`: the column of the record's key, text or binary; it stays in a JSON object or an Avro record if it is text,
+        and in a message that has a field of its name.
         `headers`: the column of the record's headers, lists of structs of `name` and `value`.
-        `partition`: the column of the partition's number, int32 or int64; where it is null, the key determines the
-        partition.
-        `registry`: options of a schema registry, such as `{"url": "http://registry:8081"}`; for "avro" and "protobuf".
+        `partition`: the column of the partition's number, int32 or int64; without one, or where it is null, the key
+        determines the partition, as in Kafka's clients.
+        `registry`: options of a schema registry, such as `{"url": "http://registry:8081"}`.
         `message`: the generated message class, for "protobuf".
         `options`: librdkafka's, such as those of SASL and TLS; a value `env:NAME` or `file:/path` is replaced where the
         job connects.

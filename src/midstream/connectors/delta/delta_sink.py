@@ -89,17 +89,8 @@ class DeltaSink(Sink):
     are in no version; VACUUM deletes them, like those of any other writer. Delta has no empty string as a partition
     value: it becomes NULL.
 
-    `table`: a local path, or a URL that pyarrow and deltalake know (s3://…). A missing table is created. A fresh job
-    needs a table without rows, unless `append` or with a `key`.
-    `partition_by`: the partition columns of a table that is created; an existing one keeps its own.
-    `key`: a row replaces the one with the same values in these columns, or is added; of several such rows the last one
-    remains, provided that one subtask has them all: call `key_by` with the same columns first.
-    `op`: the column with each row's operation, which is not written: "insert" and "update" do what `key` does, "delete"
-    deletes the row with that key.
-    `append`: add to a table that has rows.
-    `roll_size`: a file is closed when it reaches about this size, and with every checkpoint.
-    `storage_options`: what deltalake needs to write the log there; only deltalake, on the driver, receives them.
-    `filesystem`: the pyarrow filesystem that files are written with, by default that of the URL.
+    The arguments are those of `DataStream.write_delta`, which also brings the rows of a key to one subtask, so that the last
+    of several rows remains.
 
     Raises ConfigError for invalid arguments; the table is checked when the job starts.
 

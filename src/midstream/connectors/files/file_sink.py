@@ -88,12 +88,7 @@ class FileSink(Sink):
     `part-<checkpoint>-<subtask>-<n>-<token>.<format>`. In JSON lines, times and decimals are written as strings;
     NaN and infinity are refused.
 
-    `directory`: a local path or a URL that pyarrow knows. A fresh job needs it to be empty or absent, unless `append`.
-    `format`: "parquet" or "jsonl".
-    `roll_size`: a file is closed when it reaches about this size, and with every checkpoint: a number of bytes, or a
-    text such as "128 MiB".
-    `append`: add files to a directory that is not empty.
-    `filesystem`: a pyarrow filesystem, with `directory` as a path in it; by default that of the URL.
+    The arguments are those of `DataStream.write_parquet`; `format`: "parquet" or "jsonl".
 
     Raises ConfigError for invalid arguments; a directory that is in use is refused when the job starts.
 

@@ -77,23 +77,7 @@ class FileSource(Source):
     Below a directory, names that begin with `.` or `_` or end in .tmp or .part are ignored: write a file under such a
     name, then rename it. Afterwards a file must not change; one that does is an error.
 
-    `path`: a path, a glob, a directory (recursively), or a list of these; local ones or URLs that pyarrow knows (file,
-    s3, gs, hdfs …).
-    `format`: "parquet", "csv" or "jsonl"; by default from the suffix (.parquet, .csv, .jsonl; the latter two also with
-    .gz, .bz2, .zst or .zip).
-    `schema`: the columns to read and their types; one that a file or a line lacks is null there, unless its field is
-    `nullable=False`. By default they are those of the first file, and all files must have the same ones.
-    `watch`: never end; list the directory again and again, and read new files in order of modification time, each once
-    it has not changed for 2 s.
-    `interval`: how often a watched directory is listed. It grows if a listing, of 100,000s of files, would take more
-    than a tenth of it.
-    `csv`: how CSV files are written.
-    `on_bad_record`: for CSV and JSON lines: "fail", or "drop" to drop lines that cannot be read, which then go to the
-    stream's `side_output(BAD_RECORDS)`.
-    `bad_records_max`: with "drop", (bad, lines): the job fails if more than `bad` lines are bad within a block of
-    `lines` lines that a subtask reads, one block after the other; None for no limit.
-    `filesystem`: a pyarrow filesystem, with `path` in it; by default that of the path.
-    `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+    The arguments are those of `Environment.read_files`.
 
     Raises ConfigError (no file, unknown format), StorageError (unreadable or incomplete file) or SchemaError (files
     disagree): for the first file immediately, for others when they are found or read.

@@ -90,24 +90,7 @@ class KafkaSink(Sink):
     The sink waits for brokers that do not answer. With "exactly_once", rows wait in the checkpoint for as long as
     necessary. Columns of headers and partition are not in the value.
 
-    `servers`: one or more `host:port`, as a list or separated by commas.
-    `topic`: the name of the topic.
-    `guarantee`: "exactly_once": rows appear when the checkpoint that covers them completes, and readers with
-    `isolation.level=read_committed` see each once, whatever fails; needs a checkpoint directory. "at_least_once": rows
-    appear immediately, and after a failure those since the last checkpoint appear again.
-    `format`: "json" (an object per row), "avro" (a record of the columns, whose schema is registered in `registry` as
-    the subject `<topic>-value`), "protobuf" (the message class `message`, whose fields have the columns' names;
-    registered in the same way where there is a `registry`), "bytes" or "text" (the one column that is left beside the
-    others named here; null is a record without a value).
-    `key`: a string or binary column; it stays in a JSON object or an Avro record if it is a string, and in a message
-    that has a field of its name.
-    `headers`: a column of lists of structs of `name` and `value`, as KafkaSource has it.
-    `partition`: a column of int32 or int64; without one, or where it is null, the key determines the partition, as in
-    Kafka's clients.
-    `registry`: options of a schema registry, such as `{"url": "http://registry:8081"}`.
-    `message`: the generated message class, for "protobuf".
-    `options`: librdkafka's options; values `env:NAME` and `file:/path` are replaced by the variable or file where the
-    job connects.
+    The arguments are those of `DataStream.write_kafka`.
 
     Raises ConfigError for invalid arguments; columns and cluster are checked when the job starts.
 

@@ -134,36 +134,7 @@ class KafkaSource(Source):
     A record without a value is a row of nulls. With the option `group.id`, offsets are committed after each checkpoint,
     for tools that show lag.
 
-    `servers`: one or more `host:port`, as a list or separated by commas.
-    `topics`: a name, a list of names, or a compiled pattern that must match the whole name.
-    `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a header), "avro"
-    (each value with the id of its schema in `registry`, read by the rules of Avro), "protobuf" (the message class
-    `message`, whose fields are the columns; with a `registry` each value begins with the id of its schema), "debezium"
-    (changes of a database, in JSON, or in Avro with a `registry`: the columns of the row after the change, of a delete
-    before it, and `_op`, which is insert, update or delete; records without a value are left out), "bytes" or "text"
-    (one column `value`).
-    `schema`: the columns of "json", of the rows of "debezium", or of "csv" in their order. Of "avro" the text of a schema, by default the newest
-    version of the subject `<topic>-value`.
-    `csv`: how a line of "csv" is written.
-    `registry`: options of a schema registry, such as `{"url": "http://registry:8081"}`.
-    `message`: the generated message class, for "protobuf".
-    `start`: "earliest", "latest", "group" (the committed offsets of the group `group.id`, else the earliest), a
-    datetime with a zone (the first record that is not older), or, for a single topic, an offset for each partition.
-    `stop`: "latest" (what exists and is committed when the job starts) or a datetime with a zone (up to the first
-    record that is not older); None for never. A job that resumes keeps the stop that its checkpoint has; if the
-    checkpoint is of a job without one, "latest" is the end at the time of the resume, from its first checkpoint on.
-    `metadata`: further parts of a record to add as columns: topic, partition, offset, timestamp, key, headers; a dict
-    renames them.
-    `on_gap`: what to do about offsets that the broker no longer has: "fail", or "skip" to continue after them.
-    `on_bad_record`: "fail", or "drop" to drop records that do not have the format, which then go to the stream's
-    `side_output(BAD_RECORDS)`.
-    `bad_records_max`: with "drop", (bad, records): the job fails if more than `bad` records are bad within a block of
-    `records` records that a subtask reads, one block after the other; None for no limit.
-    `options`: librdkafka's options, such as security; values `env:NAME` and `file:/path` are replaced by the variable
-    or file where the job connects.
-    `interval`: how often new matching topics, and new partitions of all topics, are looked for; they are read from
-    their beginning.
-    `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+    The arguments are those of `Environment.read_kafka`.
 
     Raises ConfigError or SchemaError for invalid arguments at once, and for problems with the cluster when the job
     starts.

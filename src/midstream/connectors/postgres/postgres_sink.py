@@ -143,19 +143,8 @@ class PostgresSink(Sink):
     Each subtask has one connection and one open transaction from its first row to the checkpoint, and for a moment a
     second one, when the next rows come while it is prepared; each commit has one connection.
 
-    `dsn`: a connection string of libpq, `"host=db dbname=shop user=etl"` or `"postgresql://etl@db/shop"`. Give the
-    password as PGPASSWORD, in a password file (~/.pgpass) or a service file, on the driver and wherever slots run; one
-    in `dsn` is sent to the slots with the job, and is neither stored nor shown.
-    `table`, `schema`: names as they are, not SQL; without `schema` the server's search_path decides. A missing table is
-    created.
-    `key`: a row replaces the one with the same values in these columns (ON CONFLICT … DO UPDATE), for which the table
-    needs a primary key or unique constraint; of several such rows the last one remains, provided that one subtask has
-    them all: call `key_by` with the same columns first.
-    `op`: the column with each row's operation, which is not written: "insert" and "update" do what `key` does, "delete"
-    deletes the row with that key.
-    `append`: add to a table that has rows; otherwise a fresh job needs an empty one (or a `key`).
-    `staging_schema`: where rows wait for their checkpoint, if not next to the table; the user of `dsn` needs the right
-    to create tables there.
+    The arguments are those of `DataStream.write_postgres`, which also brings the rows of a key to one subtask, so that the
+    last of several rows remains.
 
     Raises ConfigError for invalid arguments; the table and the rights are checked when the job starts.
 
