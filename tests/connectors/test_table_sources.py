@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import zlib
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,9 +30,15 @@ from midstream import testing
 from midstream.connectors.files import table_source
 from midstream.connectors.files.table_files import TableFile, packed, unpacked
 from midstream.connectors.iceberg.iceberg_source import IcebergSource
-from midstream.engine.core.errors import ConfigError, DataError, InvariantError, SchemaError, StorageError
+from midstream.engine.core.errors import (
+    ConfigError,
+    DataError,
+    InvariantError,
+    MidstreamError,
+    SchemaError,
+    StorageError,
+)
 from midstream.engine.operators.source_api import Split
-
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -477,7 +485,11 @@ def test_times_by_which_a_table_is_partitioned_are_read_from_the_metadata(tmp_pa
     pq.write_table(pa.table({"n": [1]}), tmp_path / "plain.parquet")
     path = tmp_path / "plain.parquet"
     for value in (time(1, 2, 3, 4), time(0), None):
-        us = None if value is None else (value.hour * 3600 + value.minute * 60 + value.second) * 10**6 + value.microsecond
+        us = (
+            None
+            if value is None
+            else (value.hour * 3600 + value.minute * 60 + value.second) * 10**6 + value.microsecond
+        )
         copied = path.with_name(f"{us}.parquet")
         copied.write_bytes(path.read_bytes())
         file = DataFile.from_args(
@@ -596,10 +608,14 @@ def test_what_a_delta_log_may_hold_and_cannot_be_read_is_refused(tmp_path, actio
 
 
 def test_deleted_rows_in_a_damaged_checkpoint_are_refused(tmp_path):
-    deleted = packed(pl.Series([True, False, True]).to_numpy())
-    assert unpacked(deleted, "f").tolist()[:3] == [True, False, True]
-    with pytest.raises(StorageError, match="f: the checkpoint is damaged where it has the deleted rows"):
-        unpacked(b"xx", "f")
+    deleted = packed(pl.Series([True, False, True, False, False]).to_numpy())
+    assert unpacked(deleted, 5, "f").tolist() == [True, False, True, False, False]
+    assert unpacked(deleted, 500, "f").tolist()[:5] == [True, False, True, False, False]
+    bomb = zlib.compress(bytes(2**24))
+    for damaged, rows in ((b"xx", 5), (deleted, 0), (bomb, 8 * 2**24 - 8)):
+        with pytest.raises(StorageError, match="f: the checkpoint is damaged where it has the deleted rows"):
+            unpacked(damaged, rows, "f")
+    assert not unpacked(bomb, 8 * 2**24, "f").any()
 
 
 def commit(world: DeltaWorld, *actions: dict[str, Any], at: datetime | None = None) -> Path:
@@ -659,7 +675,10 @@ def test_a_log_of_which_only_the_checkpoint_is_left_is_read(tmp_path):
     again = Job(world.source(watch=True))
     assert again.numbers() == [1]
     assert job.numbers() == again.numbers() == []
-    with pytest.raises(ConfigError, match="version 1 is to be read next, and is no longer in the table's log, which now begins with version 2"):
+    with pytest.raises(
+        ConfigError,
+        match="version 1 is to be read next, and is no longer in the table's log, which now begins with version 2",
+    ):
         world.source(start=1)
     with pytest.raises(ConfigError, match="the table's log begins later, with version 2"):
         world.source(start=LONG_AGO)
@@ -667,7 +686,10 @@ def test_a_log_of_which_only_the_checkpoint_is_left_is_read(tmp_path):
     assert job.numbers() == again.numbers() == [-1, 2]
 
 
-@pytest.mark.parametrize("written", ["ü.parquet", "a b.parquet", "a%20b.parquet", 'x\'"<>{}|^`~#?.parquet', "t/a+b&c;d=e.parquet", "a:b.parquet"])
+@pytest.mark.parametrize(
+    "written",
+    ["ü.parquet", "a b.parquet", "a%20b.parquet", "x'\"<>{}|^`~#?.parquet", "t/a+b&c;d=e.parquet", "a:b.parquet"],
+)
 def test_deleted_rows_are_found_however_the_path_of_their_file_is_written(tmp_path, written):
     world = DeltaWorld(tmp_path)
     world.create()
@@ -715,7 +737,10 @@ def test_versions_of_a_time_when_columns_had_other_names_in_files_are_refused(tm
     mapped = {**metadata, "configuration": {"delta.columnMapping.mode": "name"}}
     commit(world, {"metaData": mapped}, added(world, "a.parquet", 1))
     commit(world, {"metaData": metadata})
-    with pytest.raises(ConfigError, match=r"version 1 \(a commit\): the table has column mapping \(name\), which this source cannot read"):
+    with pytest.raises(
+        ConfigError,
+        match=r"version 1 \(a commit\): the table has column mapping \(name\), which this source cannot read",
+    ):
         Job(world.source(start=1)).rows()
 
 
@@ -741,3 +766,25 @@ def test_fields_that_were_added_within_columns_are_null_in_older_files(tmp_path)
     assert Job(world.source()).rows() == Job(world.source(start=1)).rows() == [expected]
     (other,) = pl.read_delta(str(tmp_path / "t")).to_dicts()
     assert {**other, "m": [*other["m"].items()]} == expected
+
+
+WRONG = {
+    "size": [0, -1], "first": [-1, 1, 2**40], "last": [0, 2, -2, 2**40], "path": ["", "../a.parquet", "/etc/passwd", "a\0b", "file://[", "s3://"],
+    "constants": [{"n": "x"}], "deleted": [b"x"], "deletes": [("gone.parquet",), ("/etc/passwd",)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in WRONG.items() for value in values])
+def test_a_split_that_was_forged_is_refused_or_is_a_part_of_the_table(world, field, value):
+    world.create()
+    world.append(1, 2)
+    source = world.source()
+    (split,) = source.discover(None, CONTEXT).splits
+    file = msgspec.msgpack.decode(split.payload, type=TableFile)
+    forged = Split(split.id, msgspec.msgpack.encode(msgspec.structs.replace(file, **{field: value})), split.offset)
+    try:
+        found = [row["n"] for row in read(source, forged)]
+    except MidstreamError as error:
+        assert not isinstance(error, InvariantError)
+    else:
+        assert found in ([], [1, 2])
