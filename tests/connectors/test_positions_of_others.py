@@ -76,5 +76,5 @@ def test_tables_refuse_positions_of_other_sources_and_in_other_tables(tmp_path, 
         with pytest.raises(ConfigError, match=f"Source: .*{WRITTEN_BY_ANOTHER}"):
             source.discover(other.discover(None, CONTEXT).position, CONTEXT)
     in_another = worlds["two", kind].source().discover(None, CONTEXT).position
-    with pytest.raises(ConfigError, match="the table was (replaced by another one|dropped and made again).*--fresh"):
+    with pytest.raises(ConfigError, match=r"the table was (replaced by another one|dropped and made again).*--fresh"):
         source.discover(in_another, CONTEXT)

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import zlib
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -34,7 +35,6 @@ from midstream.engine.core.errors import (
     ConfigError,
     DataError,
     InvariantError,
-    MidstreamError,
     SchemaError,
     StorageError,
 )
@@ -715,7 +715,7 @@ def test_what_deltalake_cannot_read_is_reported_in_short(tmp_path):
     world.delete_positions(1)
     log = tmp_path / f"t/_delta_log/{2:020d}.json"
     log.write_text(log.read_text().replace("numRecords", "noRecords"))
-    with pytest.raises(StorageError, match="DeltaSource of .*: cannot be read: .*Missing numRecords"):
+    with pytest.raises(StorageError, match=r"DeltaSource of .*: cannot be read: .*Missing numRecords"):
         world.source().discover(None, CONTEXT)
     log.write_text("\ufeff{}")
     with pytest.raises(StorageError, match=r"cannot be read: .*whilst parsing value$"):
@@ -782,9 +782,7 @@ def test_a_split_that_was_forged_is_refused_or_is_a_part_of_the_table(world, fie
     (split,) = source.discover(None, CONTEXT).splits
     file = msgspec.msgpack.decode(split.payload, type=TableFile)
     forged = Split(split.id, msgspec.msgpack.encode(msgspec.structs.replace(file, **{field: value})), split.offset)
-    try:
+    found = []
+    with suppress(ConfigError, DataError, SchemaError, StorageError):
         found = [row["n"] for row in read(source, forged)]
-    except MidstreamError as error:
-        assert not isinstance(error, InvariantError)
-    else:
-        assert found in ([], [1, 2])
+    assert found in ([], [1, 2])
