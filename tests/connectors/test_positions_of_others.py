@@ -65,13 +65,13 @@ def test_tables_refuse_positions_of_other_sources_and_in_other_tables(tmp_path, 
     worlds = {}
     (plain := tmp_path / "plain").mkdir()
     for name in ("one", "two"):
-        for other in WORLDS:
-            (tmp_path / name / other).mkdir(parents=True)
-            worlds[name, other] = WORLDS[other](tmp_path / name / other)
-            worlds[name, other].create()
-            worlds[name, other].append(1)
+        for each in WORLDS:
+            (tmp_path / name / each).mkdir(parents=True)
+            worlds[name, each] = WORLDS[each](tmp_path / name / each)
+            worlds[name, each].create()
+            worlds[name, each].append(1)
     source = worlds["one", kind].source(watch=watch)
-    others = [generator(), files(plain), *(worlds["two", other].source() for other in WORLDS if other != kind)]
+    others = [generator(), files(plain), *(worlds["two", each].source() for each in WORLDS if each != kind)]
     for other in others:
         with pytest.raises(ConfigError, match=f"Source: .*{WRITTEN_BY_ANOTHER}"):
             source.discover(other.discover(None, CONTEXT).position, CONTEXT)
