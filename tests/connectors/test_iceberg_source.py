@@ -96,7 +96,7 @@ def test_fields_within_columns_that_were_renamed_or_replaced_are_found(tmp_path,
 
 def test_times_by_which_a_table_is_partitioned_are_read_from_the_metadata(tmp_path):
     world = IcebergWorld(tmp_path)
-    world.create(pa.schema([pa.field("n", pa.int64()), pa.field("p", pa.time64("us"))]), ["p"])
+    world.create(NUMBERS.append(pa.field("p", pa.time64("us"))), ["p"])
     pq.write_table(pa.table({"n": [1]}), tmp_path / "plain.parquet")
     path = tmp_path / "plain.parquet"
     for value in (time(1, 2, 3, 4), time(0), None):
