@@ -6,6 +6,7 @@ import zlib
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -81,7 +82,21 @@ def test_a_version_that_rearranges_rows_adds_none(world):
 
 
 OPERATIONS = st.lists(
-    st.sampled_from(["append", "append", "append", "compact", "add column", "read", "read", "restart", "one row"]),
+    st.sampled_from(
+        [
+            "append",
+            "append",
+            "append",
+            "compact",
+            "add column",
+            "read",
+            "read",
+            "restart",
+            "one row",
+            "forget",
+            "delete",
+        ]
+    ),
     max_size=12,
 )
 
@@ -95,14 +110,16 @@ def test_every_row_is_read_once_whatever_writers_do_in_between(kind, operations,
         world.create()
         added: list[int] = []
         found: list[int] = []
-        columns = 0
+        numbers, columns = count(), 0
+        is_read = False
         job: Job | None = None
         for step, operation in enumerate(operations):
             if step == began:
                 job = Job(world.source(watch=True, columns=["n"]))
+            is_read &= operation in ("read", "restart", "forget")
             match operation:
                 case "append" | "one row":
-                    new = [len(added) + each for each in range(3 if operation == "append" else 1)]
+                    new = [next(numbers) for _ in range(3 if operation == "append" else 1)]
                     world.append(*new)
                     added += new
                 case "compact":
@@ -114,6 +131,11 @@ def test_every_row_is_read_once_whatever_writers_do_in_between(kind, operations,
                     job = Job(world.source(watch=True, columns=["n"]), job.position)
                 case "read" if job is not None:
                     found += job.numbers()
+                    is_read = True
+                case "forget" if added and (job is None or is_read):
+                    world.forget()
+                case "delete" if added and job is None:
+                    world.delete(added.pop(len(added) // 2))
         found += (job or Job(world.source(watch=True, columns=["n"]))).numbers()
         assert found == sorted(added) == world.numbers()
 
