@@ -9,6 +9,7 @@ import uuid
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +37,24 @@ from midstream.engine.operators.source_api import DiscoveryContext, Split
 
 NUMBERS = pa.schema([("n", pa.int64())])
 CONTEXT = DiscoveryContext("in", 2, None)
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+NESTED = pa.table(
+    {
+        "n": pa.array([1, 2], pa.int64()),
+        "s": pa.array([{"a": 1, "b": {"c": "x"}}, None], pa.struct([("a", pa.int32()), ("b", pa.struct([("c", pa.string())]))])),
+        "l": pa.array([[{"q": 1}, {"q": None}], []], pa.list_(pa.struct([("q", pa.int64())]))),
+        "raw": pa.array([b"\0\xff", None], pa.binary()),
+        "upper Case.dot": pa.array([1.5, float("-inf")], pa.float64()),
+    }
+)  # fmt: skip
+DEEP = pa.table(
+    {
+        "n": pa.array([1], pa.int64()),
+        "s": pa.array([{"a": 5, "b": {"c": "x"}}], pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.string())]))])),
+        "l": pa.array([[{"q": 7}]], pa.list_(pa.struct([("q", pa.int64())]))),
+        "m": pa.array([[("k", {"z": 1})]], pa.map_(pa.string(), pa.struct([("z", pa.int32())]))),
+    }
+)  # fmt: skip
 
 
 class TableWorld(ABC):

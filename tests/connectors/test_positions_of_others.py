@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
-from table_worlds import WORLDS, TableWorld
+from table_worlds import WORLDS
 
 from midstream.connectors.files.file_source import FileSource
 from midstream.connectors.memory.collection_source import from_rows
@@ -69,19 +69,19 @@ def test_a_position_of_another_source_is_refused(tmp_path):
 @pytest.mark.parametrize("watch", [False, True])
 @pytest.mark.parametrize("kind", WORLDS)
 def test_tables_refuse_positions_of_other_sources_and_in_other_tables(tmp_path, kind, watch):
-    worlds: dict[tuple[str, str], TableWorld] = {}
+    worlds = {}
     (plain := tmp_path / "plain").mkdir()
     for name in ("one", "two"):
-        for other in WORLDS:
-            (tmp_path / name / other).mkdir(parents=True)
-            worlds[name, other] = WORLDS[other](tmp_path / name / other)
-            worlds[name, other].create()
-            worlds[name, other].append(1)
+        for each in WORLDS:
+            (tmp_path / name / each).mkdir(parents=True)
+            worlds[name, each] = WORLDS[each](tmp_path / name / each)
+            worlds[name, each].create()
+            worlds[name, each].append(1)
     source = worlds["one", kind].source(watch=watch)
-    others = [generator(), files(plain), *(worlds["two", other].source() for other in WORLDS if other != kind)]
-    for foreign in others:
+    others = [generator(), files(plain), *(worlds["two", each].source() for each in WORLDS if each != kind)]
+    for other in others:
         with pytest.raises(ConfigError, match=f"Source: .*{WRITTEN_BY_ANOTHER}"):
-            source.discover(foreign.discover(None, CONTEXT).position, CONTEXT)
+            source.discover(other.discover(None, CONTEXT).position, CONTEXT)
     in_another = worlds["two", kind].source().discover(None, CONTEXT).position
     with pytest.raises(ConfigError, match=r"the table was (replaced by another one|dropped and made again).*--fresh"):
         source.discover(in_another, CONTEXT)

@@ -35,7 +35,7 @@ class HybridSource(Source):
 
     The next source begins when the splits of the one before have all been assigned; which one is read, and where, is in
     every checkpoint. What both have is read twice: let the next one begin where the one before ends, for example a
-    topic at the time of the table's newest row.
+    topic at the time of the table's newest row. A start of "latest" is when it begins, so what comes before is missed.
 
     `sources`: two or more with the same columns; all but the last must end.
     `rows_per_s`: a limit for all subtasks together, in rows per second; None for none. The sources have none of their

@@ -23,7 +23,7 @@ import pyarrow.fs
 from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.common.row_operations import OP
 from midstream.connectors.delta.delta_log import TableVersion, digest_of, has_version, read_version
-from midstream.connectors.files.table_files import TableFile, open_table_file, unpacked
+from midstream.connectors.files.table_files import TableFile, open_table_file, row_count_of, unpacked
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, DataError, StorageError
 from midstream.engine.operators.source_api import SplitReader
 
@@ -204,7 +204,8 @@ class DeltaChangesReader(SplitReader):
 
     def _batches(self, file: TableFile, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         path = self._located(file)
-        deleted = unpacked(file.deleted, path) if file.deleted else None
+        rows = row_count_of(self._filesystem, path) if file.deleted else 0
+        deleted = unpacked(file.deleted, rows, path) if file.deleted else None
         reader = open_table_file(self._filesystem, path, file, columns, 0, deleted=deleted)
         try:
             while (found := reader.read(_BATCH_ROWS)) is not None:

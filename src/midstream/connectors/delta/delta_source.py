@@ -28,7 +28,14 @@ from midstream.connectors.delta.delta_log import (
     table_columns,
     unsupported_in,
 )
-from midstream.connectors.files.table_files import TableFile, constant_text, open_table_file, packed, unpacked
+from midstream.connectors.files.table_files import (
+    TableFile,
+    constant_text,
+    open_table_file,
+    packed,
+    row_count_of,
+    unpacked,
+)
 from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
 from midstream.engine.core.config import Duration
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
@@ -37,6 +44,7 @@ from midstream.engine.operators.source_api import Discovery, DiscoveryContext, S
 if TYPE_CHECKING:
     import os
 
+    import numpy as np
     from deltalake import DeltaTable
 
 _REPLACED: Final = "the table was replaced by another one; to read that from the beginning, start with --fresh"
@@ -341,7 +349,12 @@ class DeltaSource(TableSource):
             )
         file = decoded(split.payload, TableFile, "DeltaSource")
         _, path = self._located(file)
-        deleted = unpacked(file.deleted, path) if file.deleted else None
+
+        def deleted() -> np.ndarray[Any, Any] | None:
+            if not file.deleted:
+                return None
+            return unpacked(file.deleted, row_count_of(self.filesystem, path), path)
+
         return open_table_file(self.filesystem, path, file, self.schema, split.offset, deleted=deleted)
 
     def place(self, split: Split, first: int, last: int) -> str:

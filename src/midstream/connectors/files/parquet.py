@@ -98,8 +98,8 @@ def read_parquet(
         check_parquet_schema(file.schema_arrow, wanted, path)
         count = file.metadata.num_row_groups
         groups = range(first, count if last is None else last)
-        if groups.stop > count:
-            raise DataError(f"{path}: has {count} row groups, not {groups.stop}; it has changed")
+        if groups.start < 0 or max(groups.start, groups.stop) > count:
+            raise DataError(f"{path}: has {count} row groups, not {max(groups.start, groups.stop)}; it has changed")
         rows_before = sum(file.metadata.row_group(index).num_rows for index in range(first))
         while groups and skip_rows >= file.metadata.row_group(groups[0]).num_rows:
             skip_rows -= file.metadata.row_group(groups[0]).num_rows

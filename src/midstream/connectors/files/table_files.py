@@ -17,10 +17,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs
+import pyarrow.parquet
 
 from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.common.filesystem import file_info
-from midstream.connectors.files.file_formats import WantedColumns
+from midstream.connectors.files.file_formats import WantedColumns, explained
 from midstream.connectors.files.parquet import read_parquet
 from midstream.engine.core.arrow_types import (
     is_list_array,
@@ -36,8 +37,6 @@ from midstream.engine.operators.source_api import SplitReader
 
 UNKNOWN_SIZE = -1
 """The size of a file of which the table's metadata has none."""
-ROWS_DELETED_MAX = 2**32
-"""The most rows that a file can have of which some are deleted."""
 
 
 class TableFile(msgspec.Struct, frozen=True, array_like=True):
@@ -66,14 +65,22 @@ def packed(deleted: np.ndarray[Any, Any]) -> bytes:
     return zlib.compress(np.packbits(deleted).tobytes()) if deleted.any() else b""
 
 
-def unpacked(deleted: bytes, path: str) -> np.ndarray[Any, Any]:
-    """Return what `packed` was given, and up to seven False more. Raises StorageError for other bytes."""
+def unpacked(deleted: bytes, row_count: int, path: str) -> np.ndarray[Any, Any]:
+    """Return what `packed` was given, of a file with so many rows. Raises StorageError for other bytes."""
+    length = -(-row_count // 8)
     try:
-        opened = zlib.decompressobj()
-        found = opened.decompress(deleted, ROWS_DELETED_MAX // 8)
-    except zlib.error as error:
+        found = zlib.decompressobj().decompress(deleted, length + 1)
+        if len(found) > length:
+            raise ValueError(f"more than {row_count} rows")
+    except (zlib.error, ValueError) as error:
         raise StorageError(f"{path}: the checkpoint is damaged where it has the deleted rows of the file") from error
-    return np.unpackbits(np.frombuffer(found, np.uint8)).astype(np.bool_)
+    return np.unpackbits(np.frombuffer(found, np.uint8), count=min(row_count, 8 * len(found))).astype(np.bool_)
+
+
+def row_count_of(filesystem: pyarrow.fs.FileSystem, path: str) -> int:
+    """Return how many rows a file has, deleted or not."""
+    with explained(path, "parquet"):
+        return int(pyarrow.parquet.read_metadata(path, filesystem=filesystem).num_rows)
 
 
 def constant_text(value: pa.Scalar[Any]) -> str | None:
@@ -109,13 +116,13 @@ def open_table_file(
     offset_rows: int,
     *,
     stored: Callable[[], Mapping[str, pa.Field[Any]]] | None = None,
-    deleted: np.ndarray[Any, Any] | None = None,
+    deleted: Callable[[], np.ndarray[Any, Any] | None] | None = None,
 ) -> SplitReader:
     """Open a reader of a file's rows that are still part of the table, from the `offset_rows`th of these on.
 
     `path`: where the file is in `filesystem`. `schema`: the columns to read. `stored`: returns those that the file has,
-    under the names that they have there; by default all that are not constant. `deleted`: whether each row of the file was
-    deleted; only for a split of the whole file.
+    under the names that they have there; by default all that are not constant. `deleted`: returns whether each row of the
+    file was deleted; only for a split of the whole file.
     """
     check = partial(_check_unchanged, filesystem, path, file)
     check()
@@ -133,11 +140,12 @@ def open_table_file(
     wanted = WantedColumns(pa.schema(list(columns.values())), declared=True, may_lack_all=True)
     last = file.last if file.last >= 0 else None
     with ExitStack() as stack:
-        skipped = offset_rows if deleted is None else 0
+        gone = None if deleted is None else deleted()
+        skipped = offset_rows if gone is None else 0
         batches, skip_rows = read_parquet(filesystem, path, wanted, file.first, last, skipped, check=check, stack=stack)
         close = stack.pop_all().close
-    if deleted is not None:
-        batches, skip_rows = _kept(batches, deleted), offset_rows
+    if gone is not None:
+        batches, skip_rows = _kept(batches, gone), offset_rows
     if not wanted.schema.equals(schema):
         batches = _as_in_table(batches, schema, columns, constants)
     return BatchCursor(batches, where=path, offset_rows=offset_rows, skip_rows=skip_rows, on_close=close)

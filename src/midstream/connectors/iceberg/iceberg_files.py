@@ -12,7 +12,7 @@ import pyarrow.fs
 import pyarrow.parquet
 
 from midstream.connectors.files.file_formats import explained
-from midstream.connectors.files.table_files import constant_text
+from midstream.connectors.files.table_files import constant_text, row_count_of
 from midstream.engine.core.arrow_types import is_list_of_any_length
 from midstream.engine.core.batches import canonical_type
 from midstream.engine.core.errors import DataError
@@ -148,8 +148,7 @@ def deleted_rows(
     together = np.concatenate(rows) if rows else np.array([], np.int64)
     if not len(together):
         return None
-    with explained(data_path, "parquet"):
-        row_count = pyarrow.parquet.read_metadata(data_path, filesystem=filesystem).num_rows
+    row_count = row_count_of(filesystem, data_path)
     wrong = together[(together < 0) | (together >= row_count)]
     if len(wrong):
         raise DataError(

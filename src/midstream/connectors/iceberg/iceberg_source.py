@@ -30,6 +30,7 @@ from midstream.engine.core.errors import ConfigError, InvariantError, SchemaErro
 from midstream.engine.operators.source_api import Split, SplitReader, decoded
 
 if TYPE_CHECKING:
+    import numpy as np
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile, ManifestEntry
     from pyiceberg.table import Table
@@ -75,11 +76,11 @@ class _TableAccess:
         return PyArrowFileIO(dict(self.properties))
 
     def located(self, location: str) -> tuple[pyarrow.fs.FileSystem, str]:
-        scheme, host, path = self._io.parse_location(location, self._io.properties)
-        if self.filesystem is not None:
-            return self.filesystem, path
-        with catalog_errors(f"{location} cannot be read"):
-            return self._io.fs_by_scheme(scheme, host), path
+        with catalog_errors(f"{location!r} cannot be read"):
+            scheme, host, path = self._io.parse_location(location, self._io.properties)
+            if "\0" in path:
+                raise ValueError("it has a null character")
+            return self._io.fs_by_scheme(scheme, host) if self.filesystem is None else self.filesystem, path
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_io"}
@@ -357,8 +358,10 @@ class IcebergSource(TableSource):
         def stored() -> dict[str, pa.Field[Any]]:
             return stored_columns(parquet_schema_of(filesystem, path), self._files.columns, self._files.mapped(), path)
 
-        deletes = [self._files.located(each)[1] for each in file.deletes]
-        deleted = deleted_rows(filesystem, deletes, file.path, path)
+        def deleted() -> np.ndarray[Any, Any] | None:
+            deletes = [self._files.located(each)[1] for each in file.deletes]
+            return deleted_rows(filesystem, deletes, file.path, path)
+
         return open_table_file(filesystem, path, file, self.schema, split.offset, stored=stored, deleted=deleted)
 
     def _located(self, file: TableFile) -> tuple[pyarrow.fs.FileSystem, str]:

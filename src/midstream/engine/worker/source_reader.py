@@ -175,8 +175,6 @@ class SourceReader(Splits):
         self._fail = fail
         checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
         self._parallelism = parallelism
-        self._splits_max = 1
-        """How many splits are read concurrently, by those that are open."""
         readers = checked_count(source.readers_max(parallelism), "readers_max")
         rows_per_s = source.rows_per_s / readers if source.rows_per_s else None
         self._rate = SourceRate(services.config.batch_rows, rows_per_s)
@@ -246,7 +244,7 @@ class SourceReader(Splits):
     def _step(self) -> ReadProgress:
         if self._request_state is _STOPPED:
             return ReadProgress.ENDED
-        if len(self._splits) < self._splits_max and self._request_state is _MAY_REQUEST:
+        if self._request_state is _MAY_REQUEST and self._may_read_another():
             self._request_state = _REQUESTED
             self._request_split()
         if self._changed and self._notify_listeners():
@@ -263,7 +261,6 @@ class SourceReader(Splits):
             prefetched = self._next_batch(open_split)
             if prefetched is None and open_split.state is _AT_END:
                 self._splits.popleft()
-                self._splits_max = max((each.splits_max for each in self._splits), default=1)
                 self._close_reader(open_split)
                 self._notify_listeners()
                 return ReadProgress.EMITTED
@@ -283,6 +280,9 @@ class SourceReader(Splits):
             return ReadProgress.ENDED
         rate.pause()
         return ReadProgress.WAITING
+
+    def _may_read_another(self) -> bool:
+        return not self._splits or len(self._splits) < max(each.splits_max for each in self._splits)
 
     def snapshot(self, new_id: Callable[[], str]) -> dict[str, StatePart]:
         parts = {}
@@ -387,7 +387,6 @@ class SourceReader(Splits):
         split = self._source.begin_split(found)
         splits_max = self._source.splits_per_reader_of(split, self._parallelism)
         self._splits.append(_OpenSplit(split, self._opened, split, splits_max))
-        self._splits_max = max(self._splits_max, splits_max)
         self._opened += 1
         self._changed = True
 
