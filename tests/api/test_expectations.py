@@ -15,6 +15,7 @@ from effort import examples
 from midstream import FAILED, ConfigError, Environment, JobError, SchemaError, testing
 from midstream.api.data_stream import DataStream
 from midstream.engine.core.arrow_types import schema_of
+from midstream.runtime.process.process_slots import ProcessSlots
 
 SCHEMA = schema_of([("n", pa.int64()), ("0", pa.large_string())])
 ROWS = st.lists(
@@ -75,7 +76,7 @@ def test_the_status_counts_the_rows():
     env = Environment("doc")
     rows = env.from_collection([{"n": n} for n in range(10)], splits=1)
     rows.expect(pl.col("n") > 2, on_error="drop").uid("checked").collect()
-    status = env.execute()
+    status = env.execute(slots=ProcessSlots())
     assert sum(each.failed_rows for vertex in status.vertices for each in vertex.operators) == 3
 
 

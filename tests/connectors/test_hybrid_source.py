@@ -158,7 +158,7 @@ def test_one_event_time_runs_through_all_of_it(parallelism: int) -> None:
     rows = env.source(HybridSource(history, live)).uid("in").with_watermarks("at", WatermarkStrategy.bounded("10 min"))
     windows = rows.key_by("n").window(tumbling("1 h")).aggregate(rows=Count())
     found, late = windows.collect(), windows.side_output(LATE).collect()
-    env.execute()
+    env.execute(slots=ProcessSlots())
     assert sorted(row["n"] for row in found.rows()) == list(range(1200))
     assert late.rows() == []
 
@@ -175,7 +175,7 @@ def test_no_split_stays_unread_and_those_that_end_are_read_one_at_a_time(tmp_pat
     assert {source.splits_per_reader_of(split, parallelism) for split in second.splits} == {-(-16 // parallelism)}
     env = Environment("history", parallelism=parallelism, checkpoint_dir=tmp_path, checkpoint_interval="200 ms")
     found = env.source(source).uid("in").collect()
-    running = env.start()
+    running = env.start(slots=ProcessSlots())
     until("all splits", lambda: sum(row["n"] < 16 for row in found.rows()) >= 2 * 16)
     running.stop(timeout_s=limit_s(60))
 

@@ -429,8 +429,8 @@ def test_text_must_be_utf_8(kafka):
     ("arguments", "message"),
     [
         ({"schema": None}, "format='json' needs schema="),
-        ({"format": "bytes", "schema": SCHEMA}, "schema= requires json, csv or avro"),
-        ({"format": "xml"}, "format 'xml' is not one of json, csv, avro, protobuf, bytes, text"),
+        ({"format": "bytes", "schema": SCHEMA}, "schema= requires json, csv, avro or debezium"),
+        ({"format": "xml"}, "format 'xml' is not one of json, csv, avro, protobuf, debezium, bytes, text"),
         ({"bad_records_max": (1, 10)}, "bad_records_max= requires on_bad_record='drop'"),
         ({"start": "beginning"}, "start 'beginning' is not 'earliest'"),
         ({"start": datetime(2024, 1, 1)}, "a datetime with a time zone"),

@@ -20,6 +20,7 @@ GENERATED_ROWS: Final = 300
 NOT_CHECKED: Final = {
     "event-time.md: Late rows": "which rows are late depends on it",
     "sources.md: Sources": "reads a file",
+    "sources.md: Tables": "reads a table",
     "sources.md: A source of your own": "a source of its own, which only a real job reads",
     "state.md: Two inputs": "its broadcast function shows that no order holds between two inputs",
     "examples/flights.py": "reads files that are downloaded",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence, Set
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -23,7 +24,7 @@ import pyarrow.fs
 from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.common.row_operations import OP
 from midstream.connectors.delta.delta_log import TableVersion, digest_of, has_version, read_version
-from midstream.connectors.files.table_files import TableFile, open_table_file, row_count_of, unpacked
+from midstream.connectors.files.table_files import TableFile, deleted_rows_of, open_table_file
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, DataError, StorageError
 from midstream.engine.operators.source_api import SplitReader
 
@@ -204,8 +205,7 @@ class DeltaChangesReader(SplitReader):
 
     def _batches(self, file: TableFile, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         path = self._located(file)
-        rows = row_count_of(self._filesystem, path) if file.deleted else 0
-        deleted = unpacked(file.deleted, rows, path) if file.deleted else None
+        deleted = partial(deleted_rows_of, self._filesystem, path, file)
         reader = open_table_file(self._filesystem, path, file, columns, 0, deleted=deleted)
         try:
             while (found := reader.read(_BATCH_ROWS)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -31,10 +32,9 @@ from midstream.connectors.delta.delta_log import (
 from midstream.connectors.files.table_files import (
     TableFile,
     constant_text,
+    deleted_rows_of,
     open_table_file,
     packed,
-    row_count_of,
-    unpacked,
 )
 from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
 from midstream.engine.core.config import Duration
@@ -44,7 +44,6 @@ from midstream.engine.operators.source_api import Discovery, DiscoveryContext, S
 if TYPE_CHECKING:
     import os
 
-    import numpy as np
     from deltalake import DeltaTable
 
 _REPLACED: Final = "the table was replaced by another one; to read that from the beginning, start with --fresh"
@@ -349,12 +348,7 @@ class DeltaSource(TableSource):
             )
         file = decoded(split.payload, TableFile, "DeltaSource")
         _, path = self._located(file)
-
-        def deleted() -> np.ndarray[Any, Any] | None:
-            if not file.deleted:
-                return None
-            return unpacked(file.deleted, row_count_of(self.filesystem, path), path)
-
+        deleted = partial(deleted_rows_of, self.filesystem, path, file)
         return open_table_file(self.filesystem, path, file, self.schema, split.offset, deleted=deleted)
 
     def place(self, split: Split, first: int, last: int) -> str:

@@ -77,6 +77,11 @@ def unpacked(deleted: bytes, row_count: int, path: str) -> np.ndarray[Any, Any]:
     return np.unpackbits(np.frombuffer(found, np.uint8), count=min(row_count, 8 * len(found))).astype(np.bool_)
 
 
+def deleted_rows_of(filesystem: pyarrow.fs.FileSystem, path: str, file: TableFile) -> np.ndarray[Any, Any] | None:
+    """Return whether each row of a file was deleted, as the split says; None if none was."""
+    return unpacked(file.deleted, row_count_of(filesystem, path), path) if file.deleted else None
+
+
 def row_count_of(filesystem: pyarrow.fs.FileSystem, path: str) -> int:
     """Return how many rows a file has, deleted or not."""
     with explained(path, "parquet"):
