@@ -123,25 +123,25 @@ def idle_channels_stay_idle() -> Replacements:
 
 
 def furthest_channel_is_considered() -> Replacements:
-    """A task considers the splits that any of its channels considers."""
+    """Once all channels consider more splits than before, a task considers as many as any of them."""
 
-    def determine_assigned(self: Any) -> None:
-        self.assigned = tuple(sorted(self._newest.items()))
+    def determine_lowest(self: Any, source: int) -> tuple[int, int]:
+        _, at_lowest = original(self, source)
+        return max(considered.get(source, 0) for considered in self._considered), at_lowest
 
-    return [(WatermarkValve, "_determine_assigned", determine_assigned)]
+    original = WatermarkValve._determine_lowest
+    return [(WatermarkValve, "_determine_lowest", determine_lowest)]
 
 
 def ended_channel_considers_none() -> Replacements:
     """A channel that has ended considers the splits of its last status."""
-    original = WatermarkValve._determine_assigned
 
-    def determine_assigned(self: Any) -> None:
-        marks = self.watermarks
-        self.watermarks = [0 if mark == MAX_WATERMARK_US else mark for mark in marks]
-        original(self)
-        self.watermarks = marks
+    def consider(self: Any, channel: int, considered: dict[int, int]) -> None:
+        if self.watermarks[channel] != MAX_WATERMARK_US:
+            original(self, channel, considered)
 
-    return [(WatermarkValve, "_determine_assigned", determine_assigned)]
+    original = WatermarkValve._consider
+    return [(WatermarkValve, "_consider", consider)]
 
 
 def ended_source_is_ahead() -> Replacements:

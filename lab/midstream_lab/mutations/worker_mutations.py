@@ -224,7 +224,7 @@ def idle_channel_does_not_come_back() -> Replacements:
     original = WatermarkValve.set_idle
 
     def set_idle(self: Any, channel: int, idle: bool, assigned: Any) -> Any:
-        return original(self, channel, True)
+        return original(self, channel, True, assigned)
 
     return [(WatermarkValve, "set_idle", set_idle)]
 

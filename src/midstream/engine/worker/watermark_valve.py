@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from midstream.engine.core.elements import ALL_ASSIGNED, MAX_WATERMARK_US, MIN_WATERMARK_US, Assigned
@@ -41,6 +42,10 @@ class WatermarkValve:
         """How many splits of each source each channel considers."""
         self._newest: dict[int, int] = {}
         """The most splits of each source that any channel has considered."""
+        channels = Counter(source for sources in self._sources for source in sources)
+        self._lowest = {source: (0, count) for source, count in channels.items()}
+        """For each source the lowest number of splits that a channel considers, and how many channels consider just these.
+        It is determined again only when none does, as for `_at_lowest`."""
         self.assigned: Assigned = ()
         """The splits that all channels consider."""
         self._reached = [MIN_WATERMARK_US] * len(origins)
@@ -70,7 +75,7 @@ class WatermarkValve:
         if watermark_us == MAX_WATERMARK_US:
             self._is_reported_idle[channel] = False  # the channel has ended, and the valve no longer waits for it
             self._set_idle(channel)
-            self._determine_assigned()
+            self._consider(channel, dict.fromkeys(self._sources[channel], ALL_ASSIGNED))
         else:
             self._reached[channel] = watermark_us
         return self._merged()
@@ -81,14 +86,16 @@ class WatermarkValve:
 
         A channel that has ended is never idle.
         """
-        self._is_reported_idle[channel] = idle and self.watermarks[channel] != MAX_WATERMARK_US
+        if self.watermarks[channel] == MAX_WATERMARK_US:
+            return None
+        self._is_reported_idle[channel] = idle
         considered = dict(assigned)
         if considered != self._considered[channel]:
-            self._considered[channel] = considered
-            self._determine_assigned()
+            self._consider(channel, considered)
             if self._raise_newest(assigned):
-                for other in range(len(self._idle)):
-                    self._set_idle(other)
+                for other, was_idle in enumerate(self._idle):
+                    if was_idle:
+                        self._set_idle(other)
         self._set_idle(channel)
         return self._merged()
 
@@ -106,13 +113,23 @@ class WatermarkValve:
         self._newest.update(higher)
         return bool(higher)
 
-    def _determine_assigned(self) -> None:
-        lowest: dict[int, int] = {}
-        for mark, sources, considered in zip(self.watermarks, self._sources, self._considered, strict=True):
-            for source in sources:
-                count = ALL_ASSIGNED if mark == MAX_WATERMARK_US else considered.get(source, 0)
-                lowest[source] = min(lowest.get(source, ALL_ASSIGNED), count)
-        self.assigned = tuple(sorted((source, count) for source, count in lowest.items() if count))
+    def _consider(self, channel: int, considered: dict[int, int]) -> None:
+        """Note how many splits of each source a channel considers now. There are never fewer than before."""
+        before, self._considered[channel] = self._considered[channel], considered
+        for source in self._sources[channel]:
+            lowest, at_lowest = self._lowest[source]
+            if before.get(source, 0) == lowest < considered.get(source, 0):
+                self._lowest[source] = (lowest, at_lowest - 1) if at_lowest > 1 else self._determine_lowest(source)
+                if at_lowest == 1:
+                    self.assigned = tuple(sorted((each, count) for each, (count, _) in self._lowest.items() if count))
+
+    def _determine_lowest(self, source: int) -> tuple[int, int]:
+        each = [
+            considered.get(source, 0)
+            for sources, considered in zip(self._sources, self._considered, strict=True)
+            if source in sources
+        ]
+        return min(each), each.count(min(each))
 
     @property
     def is_idle(self) -> bool:
