@@ -176,6 +176,8 @@ class SourceReader(Splits):
         self._emitting: tuple[_OpenSplit, int] | None = None
         """The split whose batch the chain processes, and the batch's rows. A failure of the chain does not reset it."""
         self._listeners: list[Callable[[], None]] = []
+        self._in_checkpoints: dict[int, list[tuple[_OpenSplit, int]]] = {}
+        """The offsets in checkpoints that are under way, of splits whose readers take note of completed ones."""
         self._changed = True
         """Whether the listeners have to be called before anything else is emitted."""
 
@@ -276,6 +278,22 @@ class SourceReader(Splits):
         if tally is not None:
             parts[TALLY] = tally
         return parts
+
+    def begin_checkpoint(self, checkpoint_id: int) -> None:
+        """Remember the offsets that this checkpoint has, for `checkpoint_completed`."""
+        noted = [(each, each.split.offset) for each in self._splits if _takes_note(each.reader)]
+        if noted:
+            self._in_checkpoints[checkpoint_id] = noted
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        for open_split, offset in self._in_checkpoints.pop(checkpoint_id, ()):
+            if open_split.reader is not None:
+                open_split.reader.checkpoint_completed(offset)
+        for older in [known for known in self._in_checkpoints if known < checkpoint_id]:
+            del self._in_checkpoints[older]
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._in_checkpoints.pop(checkpoint_id, None)
 
     def close(self) -> None:
         self._request_state = _CLOSED
@@ -477,6 +495,10 @@ class SourceReader(Splits):
     def _timer_fired(self) -> None:
         self._timer = None
         self._wake()
+
+
+def _takes_note(reader: SplitReader | None) -> bool:
+    return reader is not None and type(reader).checkpoint_completed is not SplitReader.checkpoint_completed
 
 
 def _move_past(open_split: _OpenSplit, prefetched: _Prefetched | None) -> None:
