@@ -17,11 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.connectors.common.change_rows import OP
 from midstream.connectors.common.malformed_records import BadRecord, parsed_apart
 from midstream.connectors.files.csv_jsonl import ROW_NUMBER
 from midstream.connectors.files.file_formats import MISSES_VALUE, WantedColumns
 from midstream.connectors.files.text_parsers import CsvOptions, check_types, csv_parser, jsonl_parser
-from midstream.connectors.kafka.debezium import OP, changes, envelope_columns, row_columns
+from midstream.connectors.kafka.debezium import changes, envelope_columns, row_columns
 from midstream.engine.core.batches import canonical_schema, conform, single_batch
 from midstream.engine.core.errors import ConfigError, SchemaError
 from midstream.engine.core.schemas import check_schema
