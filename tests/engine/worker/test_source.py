@@ -217,7 +217,7 @@ class NotingReader(NumbersReader):
         super().__init__(source, split)
         self._noted, self._split_id = source.completed, split.id
 
-    def checkpoint_completed(self, offset: int) -> None:
+    def checkpointed(self, offset: int) -> None:
         self._noted.append((self._split_id, offset))
 
 

@@ -127,7 +127,7 @@ class SplitReader(ABC):
         """
         return None
 
-    def checkpoint_completed(self, offset: int) -> None:
+    def checkpointed(self, offset: int) -> None:
         """Take note that a completed checkpoint holds all rows before an offset, so the system may forget them.
 
         Called on the task's thread, possibly while `read` is under way in another: it must not block, and at most
@@ -136,7 +136,7 @@ class SplitReader(ABC):
 
         `offset`: one that `read` has returned, or that of the split when it was opened.
 
-            def checkpoint_completed(self, offset):
+            def checkpointed(self, offset):
                 self.confirmed = offset
         """
 

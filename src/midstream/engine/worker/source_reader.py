@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 
@@ -114,6 +114,8 @@ class _OpenSplit:
     """The timer of the state RESTING."""
     rest_s: float = 0.0
     """How long the split rested last; 0 if it has had rows since."""
+    in_checkpoints: dict[int, int] = field(default_factory=dict)
+    """The offset in each checkpoint that is under way, if the reader takes note of completed ones."""
 
 
 class SplitRequestState(Enum):
@@ -176,8 +178,6 @@ class SourceReader(Splits):
         self._emitting: tuple[_OpenSplit, int] | None = None
         """The split whose batch the chain processes, and the batch's rows. A failure of the chain does not reset it."""
         self._listeners: list[Callable[[], None]] = []
-        self._in_checkpoints: dict[int, list[tuple[_OpenSplit, int]]] = {}
-        """The offsets in checkpoints that are under way, of splits whose readers take note of completed ones."""
         self._changed = True
         """Whether the listeners have to be called before anything else is emitted."""
 
@@ -281,19 +281,21 @@ class SourceReader(Splits):
 
     def begin_checkpoint(self, checkpoint_id: int) -> None:
         """Remember the offsets that this checkpoint has, for `checkpoint_completed`."""
-        noted = [(each, each.split.offset) for each in self._splits if _takes_note(each.reader)]
-        if noted:
-            self._in_checkpoints[checkpoint_id] = noted
+        for open_split in self._splits:
+            if _takes_note(open_split.reader):
+                open_split.in_checkpoints[checkpoint_id] = open_split.split.offset
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        for open_split, offset in self._in_checkpoints.pop(checkpoint_id, ()):
-            if open_split.reader is not None:
-                open_split.reader.checkpoint_completed(offset)
-        for older in [known for known in self._in_checkpoints if known < checkpoint_id]:
-            del self._in_checkpoints[older]
+        for open_split in self._splits:
+            offset = open_split.in_checkpoints.get(checkpoint_id)
+            if offset is not None and open_split.reader is not None:
+                open_split.reader.checkpointed(offset)
+            for known in [known for known in open_split.in_checkpoints if known <= checkpoint_id]:
+                del open_split.in_checkpoints[known]
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        self._in_checkpoints.pop(checkpoint_id, None)
+        for open_split in self._splits:
+            open_split.in_checkpoints.pop(checkpoint_id, None)
 
     def close(self) -> None:
         self._request_state = _CLOSED
@@ -498,7 +500,7 @@ class SourceReader(Splits):
 
 
 def _takes_note(reader: SplitReader | None) -> bool:
-    return reader is not None and type(reader).checkpoint_completed is not SplitReader.checkpoint_completed
+    return reader is not None and type(reader).checkpointed is not SplitReader.checkpointed
 
 
 def _move_past(open_split: _OpenSplit, prefetched: _Prefetched | None) -> None:
