@@ -32,6 +32,7 @@ from midstream.connectors.postgres.replicated_table import (
     check_publication,
     check_server,
     checked_slot,
+    describe_table,
     ensure_publication,
     find_replicated_table,
     slot_status,
@@ -72,7 +73,6 @@ class _Begun(msgspec.Struct, frozen=True, array_like=True):
 
     slot: str
     table_oid: int
-    names: tuple[str, str]
 
 
 class PostgresChangesSource(Source):
@@ -187,7 +187,7 @@ class PostgresChangesSource(Source):
             return Discovery((), None, exhausted=False)  # type: ignore[arg-type]  # none yet
         table, split = found
         self.discovery_interval_s = _CHECK_S
-        after = msgspec.msgpack.encode(_Begun(self._slot, table.oid, (table.schema, table.name)))
+        after = msgspec.msgpack.encode(_Begun(self._slot, table.oid))
         return Discovery((Split(self._slot, msgspec.msgpack.encode(split)),), after, exhausted=False)
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
@@ -307,10 +307,10 @@ class PostgresChangesSource(Source):
         try:
             with explained(self._where), self._connected() as connection:
                 status = checked_slot(connection, self._slot, self._where)
-                table = find_replicated_table(connection, begun.names[0], begun.names[1], self._where)
-                if table.oid != begun.table_oid:
+                table = describe_table(connection, begun.table_oid, self._where)
+                if table is None:
                     raise ConfigError(
-                        f"{self._where}: the table was dropped and made again; to read it from the beginning, start with --fresh"
+                        f"{self._where}: the table was dropped; to read one that was made again, start with --fresh"
                     )
                 check_publication(connection, self._publication, table, self.schema.names[:-1], self._where)
         except StorageError as error:

@@ -21,7 +21,7 @@ PLUGIN: Final = "pgoutput"
 VERSION_MIN: Final = 13
 _FIND: LiteralString = """
     SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relreplident::text
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)"""
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s"""
 _COLUMNS: LiteralString = """
     WITH RECURSIVE base AS (
         SELECT attnum, atttypid AS type, atttypmod AS modifier FROM pg_attribute
@@ -125,12 +125,22 @@ def find_replicated_table(connection: Connection[Any], schema: str | None, name:
     if connection.info.server_version < VERSION_MIN * 10_000:
         raise ConfigError(f"{where}: needs PostgreSQL {VERSION_MIN} or later")
     names = (schema, name) if schema else (name,)
-    found = connection.execute(_FIND, [Identifier(*names).as_string(connection)]).fetchone()
-    if found is None:
+    name_sql = Identifier(*names).as_string(connection)
+    [(oid,)] = connection.execute("SELECT to_regclass(%s)::oid::int8", [name_sql]).fetchall()
+    table = None if oid is None else describe_table(connection, oid, where)
+    if table is None:
         raise ConfigError(
             f"{where}: there is no such table; with schema= it is looked for there, else in the search_path"
         )
-    oid, schema_name, table_name, kind, persistence, identity = found
+    return table
+
+
+def describe_table(connection: Connection[Any], oid: int, where: str) -> ReplicatedTable | None:
+    """Return the table; None if it does not exist. Raises ConfigError if its changes cannot be read."""
+    found = connection.execute(_FIND, [oid]).fetchone()
+    if found is None:
+        return None
+    _, schema_name, table_name, kind, persistence, identity = found
     if kind != "r" or persistence != "p":
         raise ConfigError(
             f"{where}: it is not an ordinary table (pg_class.relkind {kind!r}, relpersistence {persistence!r}); of a "
