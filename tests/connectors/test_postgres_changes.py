@@ -140,6 +140,13 @@ def test_the_rows_of_the_table_come_first_and_then_each_change(db, reading):
     ]
 
 
+def test_names_may_need_quotes(db, reading):
+    run(db, """CREATE TABLE "O'Neil ""x" (id int PRIMARY KEY, "a, b" text)""")
+    read = reading("O'Neil \"x", publication='it\'s "one"')
+    run(db, """INSERT INTO "O'Neil ""x" VALUES (1, 'y')""")
+    assert ops(read.read_until(1), "a, b") == [("insert", "y")]
+
+
 def test_without_a_snapshot_only_changes_come(db, reading):
     run(db, "INSERT INTO t VALUES (1, 'a')")
     read = reading(snapshot=False)

@@ -87,8 +87,8 @@ class PostgresChangesSource(Source):
     is sent to the slots with the job, and is neither stored nor shown. The user needs the right REPLICATION, SELECT on
     the table, and for a publication that is to be created, to own it.
     `table`: the table; it needs a primary key, or a replica identity FULL.
-    `slot`: the name of the replication slot, which is created when the job starts without a checkpoint. Each job needs
-    its own. It keeps the server's log until it is dropped: `SELECT pg_drop_replication_slot('…')`.
+    `slot`: the name of the replication slot, which is created when the job starts without a checkpoint; with --fresh it
+    is dropped and created again. Each job needs its own. It keeps the server's log until it is dropped: `SELECT pg_drop_replication_slot('…')`.
     `schema`: the table's schema; by default the first in the search path that has the table.
     `publication`: a publication that has the table; by default one with the slot's name. It is created if there is none.
     `columns`: the columns to read, by default all that are not generated. Columns that are added later are ignored;

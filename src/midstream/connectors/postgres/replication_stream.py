@@ -88,7 +88,7 @@ class ReplicationConnection:
         """Create a slot. Returns where changes begin, and the name of a snapshot before them, which is valid until the
         next command.
         """
-        made = self.run(f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL {PLUGIN} EXPORT_SNAPSHOT')
+        made = self.run(f"CREATE_REPLICATION_SLOT {_quoted(slot)} LOGICAL {PLUGIN} EXPORT_SNAPSHOT")
         return parse_lsn((made.get_value(0, 1) or b"").decode()), (made.get_value(0, 2) or b"").decode()
 
     def cancel(self) -> None:
@@ -108,9 +108,10 @@ class ChangeStream:
         self._where = where
         self._connection = connection
         self._pg = connection.connection
-        quoted = '"' + publication.replace('"', '""').replace("'", "''") + '"'
+        named = _quoted(publication).replace("'", "''")
         connection.run(
-            f"START_REPLICATION SLOT \"{slot}\" LOGICAL {lsn_text(start_lsn)} (proto_version '1', publication_names '{quoted}')"
+            f"START_REPLICATION SLOT {_quoted(slot)} LOGICAL {lsn_text(start_lsn)} "
+            f"(proto_version '1', publication_names '{named}')"
         )
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
@@ -164,6 +165,10 @@ class ChangeStream:
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
             return refused(result, self._where)
         return StorageError(f"{self._where}: the server has ended the stream of changes")
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def refused(result: Any, where: str) -> MidstreamError:
