@@ -437,6 +437,55 @@ class Environment(Hinted):
         return self._begin("iceberg", source)
 
     @located
+    def read_postgres_changes(
+        self,
+        dsn: str,
+        table: str,
+        *,
+        slot: str,
+        schema: str | None = None,
+        publication: str | None = None,
+        columns: Sequence[str] | None = None,
+        snapshot: bool = True,
+        rows_per_s: float | None = None,
+    ) -> DataStream:
+        """Read a PostgreSQL table (13 or later): its rows, then each insert, update and delete, by logical replication.
+
+        Needs `pip install 'midstream[postgres]'`. PostgresChangesSource describes the rows, which have a column `_op`:
+        insert, update or delete.
+
+        `dsn`: a connection string; the user needs the right REPLICATION. A password comes from PGPASSWORD, a password
+        file or a service file.
+        `table`: the table; it needs a primary key, or a replica identity FULL.
+        `slot`: the name of the replication slot, which is created; each job needs its own. It keeps the server's log
+        until you drop it.
+        `schema`: the table's schema, by default as in the search path.
+        `publication`: a publication that has the table, created if there is none; by default one with the slot's name.
+        `columns`: the columns to read, by default all.
+        `snapshot`: False: without the rows that the table has when the job starts.
+        `rows_per_s`: a limit, in rows per second; None for none.
+
+        Returns a stream of the changes in their order. Raises ConfigError for a table whose changes cannot be read,
+        SchemaError for columns that do not exist, StorageError if the server cannot be reached.
+
+            env.read_postgres_changes("host=db dbname=shop", "orders", slot="orders_stream").uid("orders")
+        """
+        from midstream.connectors.postgres.postgres_changes import PostgresChangesSource
+
+        source = PostgresChangesSource(
+            dsn,
+            table,
+            slot=slot,
+            schema=schema,
+            publication=publication,
+            columns=columns,
+            snapshot=snapshot,
+            rows_per_s=rows_per_s,
+        )
+        check_shippable(source, "read_postgres_changes")
+        return self._begin("postgres", source)
+
+    @located
     def from_collection(
         self,
         data: Iterable[Mapping[str, Any]] | pa.Table | pa.RecordBatch | pl.DataFrame,

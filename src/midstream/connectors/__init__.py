@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from midstream.connectors.memory.collection_source import CollectionSource as CollectionSource
     from midstream.connectors.memory.generator_source import GeneratorSource as GeneratorSource
     from midstream.connectors.memory.print_sink import PrintSink as PrintSink
+    from midstream.connectors.postgres.postgres_changes import PostgresChangesSource as PostgresChangesSource
     from midstream.connectors.postgres.postgres_query import PostgresQuery as PostgresQuery
     from midstream.connectors.postgres.postgres_sink import PostgresSink as PostgresSink
 
@@ -41,6 +42,7 @@ _MODULE_OF = {
     "IcebergSource": "iceberg.iceberg_source",
     "KafkaSink": "kafka.kafka_sink",
     "KafkaSource": "kafka.kafka_source",
+    "PostgresChangesSource": "postgres.postgres_changes",
     "PostgresQuery": "postgres.postgres_query",
     "PostgresSink": "postgres.postgres_sink",
     "PrintSink": "memory.print_sink",

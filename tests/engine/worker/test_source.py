@@ -201,6 +201,59 @@ def test_a_checkpoint_has_a_split_as_the_job_reads_it_even_before_anything_is_re
     assert sorted(restored.rows) == sorted([*range(9), 3, 4])
 
 
+class Noting(Numbers):
+    """Its readers take note of completed checkpoints."""
+
+    def __init__(self, blocking: bool, side_by_side: int) -> None:
+        super().__init__(blocking, side_by_side)
+        self.completed: list[tuple[str, int]] = []
+
+    def open_split(self, split: Split) -> SplitReader:
+        return NotingReader(self, split)
+
+
+class NotingReader(NumbersReader):
+    def __init__(self, source: Noting, split: Split) -> None:
+        super().__init__(source, split)
+        self._noted, self._split_id = source.completed, split.id
+
+    def checkpointed(self, offset: int) -> None:
+        self._noted.append((self._split_id, offset))
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_reader_gets_the_offset_that_a_completed_checkpoint_has(blocking: bool) -> None:
+    source = Noting(blocking, 1)
+    reader = Reader(source, World())
+    reader.driver.begin_checkpoint(1)
+    reader.give("0:100")
+    reader.run(4)
+    in_second = len(reader.rows)
+    assert 0 < in_second < 100
+    reader.driver.begin_checkpoint(2)
+    reader.run(4)
+    in_third = len(reader.rows)
+    reader.driver.begin_checkpoint(3)
+    reader.driver.begin_checkpoint(4)
+    reader.run(2)
+    for completed in (1, 2):
+        reader.driver.checkpoint_completed(completed)
+    assert source.completed == [("0:100", in_second)]
+    reader.driver.checkpoint_aborted(4)
+    reader.driver.checkpoint_completed(4)
+    assert source.completed == [("0:100", in_second)]
+    reader.driver.begin_checkpoint(5)
+    reader.driver.begin_checkpoint(6)
+    reader.driver.checkpoint_completed(6)
+    reader.driver.checkpoint_completed(5)  # of several, the newest counts
+    assert source.completed == [("0:100", in_second), ("0:100", len(reader.rows))]
+    reader.driver.begin_checkpoint(7)
+    reader.run(100)  # to the end
+    reader.driver.checkpoint_completed(7)
+    assert len(reader.rows) == 100 > in_third
+    assert len(source.completed) == 2
+
+
 def test_a_split_is_asked_for_once_and_again_when_it_is_read() -> None:
     reader = Reader(Numbers(blocking=False), World())
     assert reader.run(3) is ReadProgress.WAITING

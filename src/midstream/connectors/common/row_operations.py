@@ -20,8 +20,10 @@ from midstream.engine.core.python_values import shown
 
 OP: Final = "_op"
 """The column in which sources of changes give the operation."""
-_DELETE: Final = "delete"
-_OPERATIONS: Final = ("insert", "update", _DELETE)
+INSERT: Final = "insert"
+UPDATE: Final = "update"
+DELETE: Final = "delete"
+_OPERATIONS: Final = (INSERT, UPDATE, DELETE)
 
 
 def checked_key(key: Sequence[str], op: str | None, where: str) -> tuple[str, ...]:
@@ -83,7 +85,7 @@ def key_and_operations(
             f"{where}: row {before + unknown} since the last checkpoint: operation column {op!r} is "
             f"{shown(operations[unknown].as_py())}; it must be {_listed()}"
         )
-    deletes = pc.equal(operations, pa.scalar(_DELETE, operations.type))
+    deletes = pc.equal(operations, pa.scalar(DELETE, operations.type))
     rows = pa.array(np.arange(batch.num_rows))
     kept = pc.if_else(deletes, pa.scalar(None, pa.int64()), rows)
     schema = written_columns(batch.schema, op)

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.connectors.common.row_operations import OP
+from midstream.connectors.common.row_operations import DELETE, INSERT, OP, UPDATE
 from midstream.connectors.files.file_formats import MISSES_VALUE, WantedColumns
 from midstream.engine.core.arrow_types import is_struct_array
 from midstream.engine.core.errors import SchemaError
 
 _FIELDS: Final = ("before", "after", "op")
-_OPERATIONS: Final = {"c": "insert", "r": "insert", "u": "update", "d": "delete"}
+_OPERATIONS: Final = {"c": INSERT, "r": INSERT, "u": UPDATE, "d": DELETE}
 
 
 def envelope_columns(columns: WantedColumns) -> WantedColumns:

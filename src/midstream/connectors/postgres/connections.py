@@ -9,7 +9,7 @@ from midstream.engine.core.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from psycopg import Connection
 
-_PATIENCE: Final = {
+PATIENCE: Final = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -44,7 +44,7 @@ def connect(dsn: str, where: str) -> Connection[Any]:
     from psycopg.conninfo import conninfo_to_dict
 
     said = conninfo_to_dict(dsn)
-    defaults = {name: value for name, value in _PATIENCE.items() if name not in said}
+    defaults = {name: value for name, value in PATIENCE.items() if name not in said}
     try:
         return psycopg.connect(
             dsn,

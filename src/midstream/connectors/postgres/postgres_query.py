@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _WHERE: Final = "PostgresQuery"
 _TEXT: Final = pa.large_string()
-_TYPES: Final[dict[str, pa.DataType]] = {
+TYPES: Final[dict[str, pa.DataType]] = {
     "bool": pa.bool_(),
     "int2": pa.int16(),
     "int4": pa.int32(),
@@ -117,10 +117,10 @@ def _type_of(column: Column) -> pa.DataType:
     name = info.name if info is not None and info.oid == column.type_code else f"of the type {column.type_code}"
     if name == "numeric" and column.precision is not None:
         return pa.decimal128(column.precision, column.scale or 0)
-    if name not in _TYPES:
+    if name not in TYPES:
         way = "numeric(20, 4)" if name == "numeric" else "text"
         raise SchemaError(
             f"{_WHERE}: column {column.name!r} is {name}, which has no type here; cast it in the query: "
             f"{column.name}::{way}"
         )
-    return _TYPES[name]
+    return TYPES[name]

@@ -127,6 +127,19 @@ class SplitReader(ABC):
         """
         return None
 
+    def checkpointed(self, offset: int) -> None:
+        """Take note that a completed checkpoint holds all rows before an offset, so the system may forget them.
+
+        Called on the task's thread, possibly while `read` is under way in another: it must not block, and at most
+        records the offset for the next `read`. Not every checkpoint is reported; of several, the newest counts. By
+        default does nothing.
+
+        `offset`: one that `read` has returned, or that of the split when it was opened.
+
+            def checkpointed(self, offset):
+                self.confirmed = offset
+        """
+
     def close(self) -> None:
         """Release what the reader holds; no call follows.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
@@ -118,6 +118,8 @@ class _OpenSplit:
     """The timer of the state RESTING."""
     rest_s: float = 0.0
     """How long the split rested last; 0 if it has had rows since."""
+    in_checkpoints: dict[int, int] = field(default_factory=dict)
+    """The offset in each checkpoint that is under way, if the reader takes note of completed ones."""
 
 
 class _Assignment(NamedTuple):
@@ -294,6 +296,24 @@ class SourceReader(Splits):
         if tally is not None:
             parts[TALLY] = tally
         return parts
+
+    def begin_checkpoint(self, checkpoint_id: int) -> None:
+        """Remember the offsets that this checkpoint has, for `checkpoint_completed`."""
+        for open_split in self._splits:
+            if _takes_note(open_split.reader):
+                open_split.in_checkpoints[checkpoint_id] = open_split.split.offset
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        for open_split in self._splits:
+            offset = open_split.in_checkpoints.get(checkpoint_id)
+            if offset is not None and open_split.reader is not None:
+                open_split.reader.checkpointed(offset)
+            for known in [known for known in open_split.in_checkpoints if known <= checkpoint_id]:
+                del open_split.in_checkpoints[known]
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        for open_split in self._splits:
+            open_split.in_checkpoints.pop(checkpoint_id, None)
 
     def close(self) -> None:
         self._request_state = _CLOSED
@@ -500,6 +520,10 @@ class SourceReader(Splits):
     def _timer_fired(self) -> None:
         self._timer = None
         self._wake()
+
+
+def _takes_note(reader: SplitReader | None) -> bool:
+    return reader is not None and type(reader).checkpointed is not SplitReader.checkpointed
 
 
 def _move_past(open_split: _OpenSplit, prefetched: _Prefetched | None) -> None:

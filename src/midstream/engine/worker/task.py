@@ -537,6 +537,8 @@ class Task:
     def _on_completed(self, checkpoint_id: int) -> None:
         self._history.append((self.state, f"checkpoint {checkpoint_id} completed"))
         self._snapshots.completed(checkpoint_id)
+        if self.operators.source is not None:
+            self.operators.source.checkpoint_completed(checkpoint_id)
         for operator in self.operators.chain.operators:
             operator.checkpoint_completed(checkpoint_id)
         final = self._final_checkpoint
@@ -548,6 +550,8 @@ class Task:
         self._checkpoints.handle(CancelReceived(checkpoint_id))
         self._checkpoints.drop(checkpoint_id)
         self._resume_source(checkpoint_id)
+        if self.operators.source is not None:
+            self.operators.source.checkpoint_aborted(checkpoint_id)
         for operator in self.operators.chain.operators:
             operator.checkpoint_aborted(checkpoint_id)
 

@@ -145,6 +145,7 @@ class TaskOperators:
         offered_us = self.chain.offered_us
         snapshots = []
         if self.source is not None and self._vertex.source is not None:
+            self.source.begin_checkpoint(checkpoint_id)
             uid, parts = self._vertex.source.uid, self.source.snapshot(self._services.ids.new_id)
             head = m.OperatorSnapshot(uid, watermark_in_us=offered_us[0], watermark_out_us=offered_us[0])
             snapshots.append((head, Snapshot(SnapshotResult(parts=parts))))
