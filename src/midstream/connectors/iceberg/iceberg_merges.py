@@ -101,15 +101,14 @@ class Merge:
         if not replaced and not new:
             return False
         paths = [f"{target.directory}/{file.name}" for file in new]
-        added = self._there.data_files(table, new, self._where)
-        self._commit(table, snapshot, added, replaced, paths, properties, summary)
+        self._commit(table, snapshot, new, replaced, paths, properties, summary)
         return True
 
     def _commit(
         self,
         table: Table,
         snapshot: SnapshotCommit,
-        new: Sequence[DataFile],
+        new: Sequence[IcebergFile],
         replaced: frozenset[str],
         paths: list[str],
         properties: Mapping[str, str],
@@ -120,10 +119,11 @@ class Merge:
         filesystem, _ = self._there.data_directory(table)
         self._tries.append((snapshot.snapshot_id, paths))
         try:
+            added = self._there.data_files(table, new, self._where)
             if replaced:
-                snapshot.replace(new, lambda entry: entry.data_file.file_path in replaced, properties, summary)
+                snapshot.replace(added, lambda entry: entry.data_file.file_path in replaced, properties, summary)
             else:
-                snapshot.append(new, properties, summary)
+                snapshot.append(added, properties, summary)
         except Exception as error:
             if not snapshot.is_sent or isinstance(error, CommitFailedException):
                 self._tries.pop()
@@ -147,7 +147,7 @@ class Merge:
             for path in paths:
                 delete_if_there(filesystem, path)
 
-    def _rows(self, table: Table) -> _Rows:
+    def _rows(self, table: Table) -> _KeyedRows:
         """Return the checkpoint's rows with the table's columns as they are now."""
         key, paths = self._files[0].key, self._there.existing(table, self._files, self._where)
         if self._waiting is None:
@@ -179,7 +179,7 @@ class Merge:
         conformed = conform(together, nullable(found), self._where)
         deletes = rows.column(DELETES).to_numpy(zero_copy_only=False)
         self._check_required(found, conformed, deletes)
-        return _Rows(conformed, tuple(renamed[name] for name in key), deletes, columns)
+        return _KeyedRows(conformed, tuple(renamed[name] for name in key), deletes, columns)
 
     def _check_required(self, schema: pa.Schema, rows: pa.RecordBatch, deletes: np.ndarray[Any, Any]) -> None:
         """Raise SchemaError if the table now requires values that a row does not have."""
@@ -235,7 +235,7 @@ class _AffectedFile:
             reader.close()
 
 
-class _Rows:
+class _KeyedRows:
     """The last row of each key in a checkpoint, in columns of the table.
 
     `deletes`: which of them delete. `columns`: all columns of the table.
@@ -343,7 +343,7 @@ def _write(part: IcebergPart, batch: pa.RecordBatch) -> None:
         part.drain()
 
 
-def _affected(there: CatalogTable, table: Table, rows: _Rows, where: str) -> Iterator[_AffectedFile]:
+def _affected(there: CatalogTable, table: Table, rows: _KeyedRows, where: str) -> Iterator[_AffectedFile]:
     """Yield the data files that may have rows with one of the keys."""
     from pyiceberg.manifest import ManifestContent
 

@@ -98,8 +98,9 @@ class IcebergSink(Sink):
     """Writes every row once into an Iceberg table.
 
     Rows appear, in one snapshot of the table, when the checkpoint that covers them completes. Files of killed attempts
-    are in no snapshot; the removal of orphan files deletes them, like those of any other writer. Other writers, compaction and
-    the expiration of snapshots may run at the same time.
+    are in no snapshot; the removal of orphan files deletes them, like those of any other writer. With a `key`, the driver
+    has the rows of a checkpoint in memory, and rewrites the files that have their keys, one after the other. Other
+    writers, compaction and the expiration of snapshots may run at the same time.
 
     `table`: its identifier in the catalog, such as "lake.orders". A missing table is created, its namespace too. A fresh
     job needs a table without rows, unless `append` or with a `key`.
