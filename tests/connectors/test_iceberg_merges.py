@@ -1038,3 +1038,12 @@ def test_a_row_that_cannot_be_merged_fails_before_the_checkpoint(catalog, row, s
     assert f"row 1 since the last checkpoint: {said}" in str(error)
     assert str(error).startswith("operator 'sink out': IcebergSink on ")
     assert waiting(catalog) == []
+
+
+def test_a_value_that_no_partition_can_have_fails_before_the_checkpoint(catalog):
+    columns = schema_of([("id", pa.decimal128(38, 0)), ("op", TEXT)])
+    sink = new_sink(catalog, columns, partition_by=["truncate(2, id)"])
+    error = failure_of(sink, rows_of(columns, (Decimal(1), "insert"), (Decimal("-" + "9" * 38), "insert")))
+    assert isinstance(error, SchemaError)
+    assert "a row after row 0 since the last checkpoint would be in partition" in str(error)
+    assert waiting(catalog) == []

@@ -17,6 +17,7 @@ from midstream.connectors.files.rolling_files import OpenFile
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile, data_location
 from midstream.connectors.iceberg.iceberg_tables import ColumnMetrics, Partitioner, column_metrics, parquet_columns
 from midstream.engine.core.batches import from_polars, to_polars
+from midstream.engine.core.errors import SchemaError
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -147,6 +148,24 @@ class IcebergKeyedPart(KeyedPart):
         self._job_id = job_id
         self._uid = uid
         self._next_name = next_name
+        self._partitioner: Partitioner | None = None
+
+    def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Raises SchemaError for a value that no partition can have, which would be too late at the commit."""
+        if self._partitioner is None:
+            self._partitioner = Partitioner.of(self._target.spec, self._target.schema, self._where)
+        values = self._partitioner.values(rows)
+        if values:
+            names = [f"partition {n}" for n in range(len(values))]
+            for each in to_polars(pa.RecordBatch.from_arrays(values, names)).unique().rows():
+                try:
+                    self._partitioner.encoded(each)
+                except Exception as error:  # whatever pyiceberg raises for its types
+                    raise SchemaError(
+                        f"{self._where}: a row after row {self._rows} since the last checkpoint would be in partition {each}, "
+                        f"which Iceberg cannot record: {error}; filter such rows out, or partition by something else"
+                    ) from error
+        return rows
 
     def _new_file(self, columns: pa.Schema) -> OpenFile:
         target = self._target
