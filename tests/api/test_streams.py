@@ -716,6 +716,11 @@ def test_rows_that_replace_others_by_a_key_are_partitioned_by_it(tmp_path):
     assert edge_of(rows().filter(pl.col("v") > 0).global_()) == (Partitioning.GLOBAL, ())
     decimal = rows().with_columns(v=pl.col("v").cast(pl.Decimal(10, 2)))
     assert edge_of(decimal) == (Partitioning.KEYED, ("k",))
+    iceberg = rows()
+    iceberg.write_iceberg("lake.out", catalog={"type": "sql"}, key=["k", "v"], op="op")
+    program = iceberg.core.program
+    *_, edge = build_job_graph(program.graph, program.config).edges
+    assert (edge.partitioning, edge.keys) == by_key
     kept = rows().key_by("k", "v").aggregate(n=Count()).forward()
     kept.write_postgres("dbname=x", "kept", key=["k", "v"])
     assert [edge.partitioning for edge in build_job_graph(kept.core.program.graph, kept.core.program.config).edges] == [

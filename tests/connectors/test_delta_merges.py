@@ -22,6 +22,7 @@ from midstream.connectors.common.row_operations import written_columns
 from midstream.connectors.delta import delta_merges
 from midstream.connectors.delta.delta_files import WrittenFile
 from midstream.connectors.delta.delta_sink import DeltaSink
+from midstream.connectors.files import keyed_files
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
@@ -100,7 +101,7 @@ def test_rows_are_put_and_deleted_by_key_and_the_last_operation_of_a_checkpoint_
 
 
 def test_the_last_of_many_rows_of_a_key_remains_over_batches_and_files(table, monkeypatch):
-    monkeypatch.setattr(delta_merges, "_BATCH_ROWS", 1000)
+    monkeypatch.setattr(keyed_files, "_BATCH_ROWS", 1000)
     sink, loop = new_sink(table, roll_size=1), Loop()
     writer = open_writer(sink, USERS, loop)
     for start in range(0, 300_000, 50_000):

@@ -14,10 +14,12 @@ import pyarrow as pa
 from connector_worlds import Loop, open_writer, prepared
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyiceberg.catalog import load_catalog
 
 from committers import committer_of
 from effort import examples
 from midstream.connectors.delta.delta_sink import DeltaSink
+from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.connectors.postgres.postgres_sink import PostgresSink
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.operators.sink_api import Sink
@@ -87,6 +89,25 @@ def test_a_delta_table_is_what_a_dict_would_be(history, partitioned):
         table = Path(directory) / "table"
         sink = DeltaSink(table, key=["who", "n"], op="op", partition_by=["city"] if partitioned else [])
         check(history, sink, lambda: pl.read_delta(str(table)).select("who", "n", "city", "value").rows())
+
+
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(
+    history=histories(),
+    by=st.sampled_from([(), ("city",), ("bucket(2, n)",), ("who", "truncate(10, value)")]),
+)
+def test_an_iceberg_table_is_what_a_dict_would_be(history, by):
+    with TemporaryDirectory() as directory:
+        catalog = load_catalog(
+            "midstream", type="sql", uri=f"sqlite:///{directory}/c.db", warehouse=f"file://{directory}/w"
+        )
+        sink = IcebergSink("lake.kept", catalog=catalog, key=["who", "n"], op="op", partition_by=by)
+
+        def rows() -> list[tuple[Any, ...]]:
+            return pl.scan_iceberg(catalog.load_table("lake.kept")).select("who", "n", "city", "value").collect().rows()
+
+        check(history, sink, rows)
+        catalog.close()
 
 
 @settings(

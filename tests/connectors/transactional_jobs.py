@@ -16,7 +16,8 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
 from midstream import Environment
-from midstream.connectors.delta import delta_merges, delta_sink
+from midstream.connectors.delta import delta_sink
+from midstream.connectors.files import keyed_files
 from midstream.connectors.iceberg import iceberg_sink
 from midstream.connectors.postgres import postgres_sink
 from midstream.engine.core.arrow_types import to_list
@@ -106,7 +107,7 @@ def after(count: int) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Changes:
-    """A table that follows changes. `kind`: postgres or delta; `place`: a connection string, or a directory."""
+    """A table that follows changes. `kind`: postgres, delta or iceberg; `place`: a connection string, or a directory."""
 
     kind: str
     place: str
@@ -116,6 +117,13 @@ class Changes:
         stream = env.generate(changes, count=count, rows_per_s=rows_per_s, splits=1).uid("changes").parallelism(1)
         if self.kind == "postgres":
             stream.write_postgres(self.place, "kept", key=["who"], op="op").uid("out").name("out")
+        elif self.kind == "iceberg":
+            catalog = Target(self.kind, self.place).catalog()
+            partition_by = ["bucket(2, n)"]
+            kept = stream.write_iceberg(
+                "lake.numbers", catalog=catalog, key=["who"], op="op", partition_by=partition_by
+            )
+            kept.uid("out").name("out")
         else:
             stream.write_delta(self.place, key=["who"], op="op").uid("out").name("out")
         return env
@@ -124,6 +132,9 @@ class Changes:
         """Committed."""
         if self.kind == "delta":
             return dict(pl.read_delta(self.place).rows()) if DeltaTable.is_deltatable(self.place) else {}
+        if self.kind == "iceberg":
+            table = Target(self.kind, self.place).table()
+            return {} if table is None else {row["who"]: row["n"] for row in table.scan().to_arrow().to_pylist()}
         with psycopg.connect(self.place) as connection:
             if connection.execute("SELECT to_regclass('kept') IS NULL").fetchone() == (True,):
                 return {}
@@ -133,6 +144,8 @@ class Changes:
         """Staged, and not committed."""
         if self.kind == "delta":
             return sorted(path.name for path in Path(self.place).glob("_midstream/*"))
+        if self.kind == "iceberg":
+            return sorted(path.name for path in Path(self.place).rglob("_midstream/*"))
         return Target(self.kind, self.place).pending()
 
 
@@ -156,7 +169,7 @@ def main(kind: str, place: str, checkpoints: str, what: str = "rows") -> None:
 
     job = Target(kind, place) if what == "rows" else Changes(kind, place)
     if what == "files":
-        delta_merges.delete_files = lambda *_: os._exit(9)
+        keyed_files.delete_files = lambda *_: os._exit(9)
     else:
         COMMITTERS[kind].commit = after_commit(kind, die)
     job.job(Path(checkpoints), rows_per_s=5_000).execute(slots=ProcessSlots())

@@ -261,6 +261,8 @@ class Writable:
         table: str,
         *,
         catalog: str | Mapping[str, str] | Catalog,
+        key: Sequence[str] = (),
+        op: str | None = None,
         partition_by: Sequence[str] = (),
         append: bool = False,
         roll_size: Size = "128 MiB",
@@ -271,9 +273,11 @@ class Writable:
         Needs `pip install 'midstream[iceberg]'` for the Python of the driver and of the slots.
 
         `table`: its identifier in the catalog, such as "lake.orders". A missing table is created, with its namespace. A
-        new job refuses one that has rows, unless `append`.
+        new job refuses one that has rows, unless `append` or with a `key`.
         `catalog`: the name of a catalog that pyiceberg is configured with, its properties (`{"type": "rest", "uri": …}`),
         or a pyiceberg Catalog. Only the driver uses it.
+        `key`: columns by which rows are upserted, as by `write_postgres`; not floats. Without it, rows are added.
+        `op`: the text column with each row's operation, "insert", "update" or "delete", as for `write_postgres`.
         `partition_by`: the partitioning of a table that is created: columns, `year(c)`, `month(c)`, `day(c)`, `hour(c)`,
         `bucket(16, c)`, `truncate(4, c)`; an existing one keeps its own.
         `append`: add to a table that has rows.
@@ -290,12 +294,14 @@ class Writable:
         sink = IcebergSink(
             table,
             catalog=catalog,
+            key=key,
+            op=op,
             partition_by=partition_by,
             append=append,
             roll_size=roll_size,
             filesystem=filesystem,
         )
-        return self._end("iceberg", sink)
+        return self._end_by_key("iceberg", sink, sink.key, op)
 
     @located
     def write_kafka(

@@ -1,10 +1,7 @@
 """Rows that are merged into a Delta table by key: subtasks write them to files apart, and the committer merges them.
 
-    table/_midstream/part-<attempt>-<subtask>-<n>-<token>.parquet    a name that no reader and no VACUUM heeds
-
-The rows are in the order in which the subtask had them, with a column that tells which of them delete. The committer
-takes the last row of each key, and has deltalake merge these in one transaction. Then it deletes the files. Those that
-killed attempts have left are deleted with the first commit of a newer one.
+The files have names that no reader and no VACUUM heeds (`keyed_files`). The committer has deltalake merge the last row of
+each key in one transaction.
 
 Keys are compared by `=`, from which deltalake derives which files of the table it need not read; or, where the log's
 least and greatest values may be inexact, by `IS NOT DISTINCT FROM`, from which it does not.
@@ -12,30 +9,31 @@ least and greatest values may be inexact, by `IS NOT DISTINCT FROM`, from which 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import msgspec
-import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
-import pyarrow.parquet
-import xxhash
 
-from midstream.connectors.common.async_writer import AsyncPart
-from midstream.connectors.common.filesystem import delete_if_there, is_local, make_durable, names_in
-from midstream.connectors.common.row_operations import check_put, key_and_operations
+from midstream.connectors.common.filesystem import is_local, make_durable
 from midstream.connectors.common.table_columns import nullable
 from midstream.connectors.delta.delta_files import WrittenFile, check_dates, check_lengths
 from midstream.connectors.delta.delta_tables import is_fit_for_folders
-from midstream.connectors.files.rolling_files import OpenFile, RollingFiles, explained
-from midstream.engine.core.batches import conform, to_polars
-from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
+from midstream.connectors.files.keyed_files import (
+    DELETES,
+    FOLDER,
+    KeyedPart,
+    check_key_columns,
+    in_order,
+    last_rows_of,
+    merged_columns,
+    several_rows,
+)
+from midstream.connectors.files.rolling_files import OpenFile
+from midstream.engine.core.errors import ConfigError, SchemaError
 from midstream.engine.operators.sink_api import WriterContext
 
 if TYPE_CHECKING:
@@ -43,48 +41,24 @@ if TYPE_CHECKING:
 
     from midstream.connectors.delta.delta_sink import DeltaSink
 
-FOLDER: Final = "_midstream/"
-_DELETES: Final = "midstream_deletes"
-"""The last column of the files."""
-_NAME: Final = re.compile(r"part-(\d+)-(\d+)-(\d+)-([0-9a-f]{16})\.parquet")
-_BATCH_ROWS: Final = 65_536
-
-
-def file_token(job_id: str, uid: str) -> str:
-    """Return the part of a file's name that identifies its job and sink."""
-    return xxhash.xxh3_64_hexdigest(f"{job_id}/{uid}".encode())
-
 
 # ---- on the subtasks
 
 
-class MergedPart(AsyncPart):
-    """The files of one subtask between two checkpoints."""
-
+class MergedPart(KeyedPart):
     def __init__(
         self, sink: DeltaSink, context: WriterContext, schema: pa.Schema, next_name: Callable[[], str]
     ) -> None:
-        super().__init__()
+        where = f"operator {context.name!r}: {sink._where}"
+        super().__init__(schema, nullable(schema), sink.key, sink.op, self._new_file, sink.roll_bytes, where)
         self._sink = sink
         self._context = context
         self._next_name = next_name
-        self._schema = schema
-        self._nullable = nullable(schema)
-        self._written = self._nullable.append(pa.field(_DELETES, pa.bool_()))
-        self._where = f"operator {context.name!r}: {sink._where}"
-        self._files = RollingFiles(self._new_file, sink.roll_bytes)
-        self._rows = 0
 
-    def _write(self, batch: pa.RecordBatch) -> None:
-        rows, deletes = key_and_operations(batch, self._sink.key, self._sink.op, self._rows, self._where)
-        rows = self._with_partitions(conform(rows, self._nullable, self._where))
-        required = [field.name for field in self._schema if not field.nullable]
-        check_put(rows, required, deletes, self._rows, self._where)
-        check_dates(rows, self._schema.names, "column", self._rows, self._where)
-        rows = pa.RecordBatch.from_arrays([*rows.columns, deletes], schema=self._written)
-        with explained(f"{self._where}: cannot write"):
-            self._files.write(rows.take(pa.array(_last_rows(to_polars(rows.select(list(self._sink.key)))))))
-        self._rows += batch.num_rows
+    def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        rows = self._with_partitions(rows)
+        check_dates(rows, rows.schema.names, "column", self._rows, self._where)
+        return rows
 
     def _with_partitions(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows with null in place of empty text in partition columns, which have no other form of it."""
@@ -104,26 +78,18 @@ class MergedPart(AsyncPart):
                 check_lengths(rows, [name], (value,), self._rows, self._where)
         return rows
 
-    def _new_file(self) -> OpenFile:
+    def _new_file(self, columns: pa.Schema) -> OpenFile:
         sink = self._sink
-        return OpenFile(sink.filesystem, sink.directory, f"{FOLDER}{self._next_name()}", "parquet", self._written)
+        return OpenFile(sink.filesystem, sink.directory, f"{FOLDER}{self._next_name()}", "parquet", columns)
 
-    def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
+    def _directory(self) -> tuple[pyarrow.fs.FileSystem, str]:
+        return self._sink.filesystem, self._sink.directory
+
+    def _committable(self, file: OpenFile) -> bytes:
         sink, context = self._sink, self._context
-        with explained(f"{self._where}: cannot write"):
-            files = self._files.end()
-            make_durable(sink.filesystem, sink.directory)
-        return [
-            msgspec.msgpack.encode(
-                WrittenFile(
-                    context.job_id, context.uid, file.name, file.size, file.rows, {}, "", sink.location, sink.key
-                )
-            )
-            for file in files
-        ]
-
-    def _discard(self) -> None:
-        self._files.discard()
+        return msgspec.msgpack.encode(
+            WrittenFile(context.job_id, context.uid, file.name, file.size, file.rows, {}, "", sink.location, sink.key)
+        )
 
 
 # ---- on the driver
@@ -134,15 +100,7 @@ def check_mergeable(table: DeltaTable, schema: pa.Schema, key: Sequence[str], wh
     from deltalake import CommitProperties
     from deltalake.exceptions import DeltaError
 
-    if _DELETES in schema.names:
-        raise SchemaError(f"{where}: a column may not be called {_DELETES!r}; rename it")
-    for name in key:
-        kind = schema.field(name).type
-        if pa.types.is_floating(kind) or pa.types.is_nested(kind):
-            raise SchemaError(
-                f"{where}: key column {name!r} is {kind}, of which equal values cannot be found; cast it to an integer, a "
-                "decimal or text"
-            )
+    check_key_columns(schema, key, where)
     metadata = table.metadata()
     if metadata.configuration.get("delta.appendOnly") == "true":
         raise ConfigError(
@@ -169,23 +127,15 @@ def merge_files(
     There is no new version if nothing has changed. `table` is at the new one afterwards.
     """
     key = files[0].key
-    ordered = sorted(files, key=lambda file: _order(file.name))
-    paths = [f"{sink.directory}/{file.name}" for file in ordered]
-    schema = pyarrow.parquet.read_schema(paths[0], filesystem=sink.filesystem)
-    if not {*key, _DELETES} <= set(schema.names):
-        raise StorageError(f"{paths[0]}: has no columns {', '.join(key)}; the checkpoint is corrupt or forged")
-    rows = _read(sink.filesystem, paths, _are_last(sink.filesystem, paths, key))
-    put = sum(batch.num_rows - (pc.sum(batch.column(_DELETES)).as_py() or 0) for batch in rows)
+    paths = [f"{sink.directory}/{name}" for name in in_order([file.name for file in files])]
+    # not while deltalake merges, which has them all in memory anyway: an error would end it in a panic
+    schema, rows = last_rows_of(sink.filesystem, paths, key)
+    put = sum(batch.num_rows - (pc.sum(batch.column(DELETES)).as_py() or 0) for batch in rows)
     version = table.version()
     metrics = _merge(table, rows, merged_columns(schema), key, properties)
     _make_files_durable(sink, version, table.version())
     again = metrics["num_target_rows_updated"] - (put - metrics["num_target_rows_inserted"])
-    if again <= 0:
-        return None
-    return (
-        f"the table had several rows with the same ({', '.join(key)}): {again} more than there should be were updated as "
-        "well, and remain; delete them, and start with --from latest"
-    )
+    return several_rows(key, again) if again > 0 else None
 
 
 def check_restorable(sink: DeltaSink, newest: DeltaTable, older: DeltaTable) -> None:
@@ -201,73 +151,6 @@ def check_restorable(sink: DeltaSink, newest: DeltaTable, older: DeltaTable) -> 
                 f"{sink._where}: version {older.version()} of the table cannot be restored any more: {info.path} was "
                 "deleted, for example by VACUUM"
             )
-
-
-def delete_files(sink: DeltaSink, files: Sequence[WrittenFile]) -> None:
-    """Delete merged files. One that cannot be deleted now is left to the next attempt."""
-    for file in files:
-        with suppress(OSError):
-            delete_if_there(sink.filesystem, f"{sink.directory}/{file.name}")
-
-
-def sweep(sink: DeltaSink, job_id: str, uid: str, before: int | None) -> None:
-    """Delete what attempts of a job before this one have left; None for all of its attempts.
-
-    Tasks are deployed only after everything in the restored checkpoint is committed: once something of the new attempt,
-    or of the job that has resumed, is committed, nothing needs the earlier files.
-    """
-    token = file_token(job_id, uid)
-    with suppress(OSError):
-        for name in names_in(sink.filesystem, f"{sink.directory}/{FOLDER.rstrip('/')}"):
-            found = _NAME.fullmatch(name)
-            if found and found[4] == token and (before is None or int(found[1]) < before):
-                delete_if_there(sink.filesystem, f"{sink.directory}/{FOLDER}{name}")
-
-
-def attempt_of(file: WrittenFile) -> int:
-    return _order(file.name)[0]
-
-
-def merged_columns(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a file that go to the table."""
-    return pa.schema([field for field in schema if field.name != _DELETES])
-
-
-def _order(name: str) -> tuple[int, int, int]:
-    found = _NAME.fullmatch(name.removeprefix(FOLDER))
-    assert found is not None, "names were checked"
-    return int(found[1]), int(found[2]), int(found[3])
-
-
-def _are_last(filesystem: pyarrow.fs.FileSystem, paths: Sequence[str], key: Sequence[str]) -> Any:
-    """Return, for each row of these files, whether it is the last one of its key."""
-    read = [pyarrow.parquet.read_table(path, columns=list(key), filesystem=filesystem) for path in paths]
-    keys = pl.from_arrow(pa.concat_tables(read).select(list(key)))
-    assert isinstance(keys, pl.DataFrame)
-    are_last = np.zeros(len(keys), bool)
-    are_last[_last_rows(keys)] = True
-    return are_last
-
-
-def _last_rows(keys: pl.DataFrame) -> Any:
-    """Return the positions of the last row of each key, ascending."""
-    names = [f"k{i}" for i in range(keys.width)]
-    last = keys.rename(dict(zip(keys.columns, names, strict=True))).with_row_index("row").unique(names, keep="last")
-    return np.sort(last.get_column("row").to_numpy())
-
-
-def _read(filesystem: pyarrow.fs.FileSystem, paths: Sequence[str], kept: Any) -> list[pa.RecordBatch]:
-    """Read the rows of these files that are kept.
-
-    Not while deltalake merges, which has them all in memory anyway: an error would end it in a panic.
-    """
-    found, start = [], 0
-    for path in paths:
-        with filesystem.open_input_file(path) as stream:
-            for batch in pyarrow.parquet.ParquetFile(stream).iter_batches(_BATCH_ROWS):
-                found.append(batch.filter(pa.array(kept[start : start + batch.num_rows])))
-                start += batch.num_rows
-    return found
 
 
 def _merge(

@@ -55,6 +55,7 @@ from midstream.connectors.delta.delta_tables import (
     partition_folder,
     schema_of,
 )
+from midstream.connectors.files.keyed_files import FOLDER, MergedFiles, file_token, merged_columns
 from midstream.connectors.files.rolling_files import explained, roll_bytes_of
 from midstream.engine.core.config import Size
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, InvariantError, SchemaError, StorageError
@@ -185,7 +186,7 @@ class DeltaSink(Sink):
         origin = f"{context.job_id}/{context.uid}/{context.attempt}/{context.subtask}"
         token = xxhash.xxh3_64_hexdigest(origin.encode())
         if self.key:
-            token = delta_merges.file_token(context.job_id, context.uid)
+            token = file_token(context.job_id, context.uid)
 
         def next_name() -> str:
             return f"part-{context.attempt:04d}-{context.subtask:04d}-{next(numbers):06d}-{token}.parquet"
@@ -370,10 +371,7 @@ class _DeltaCommitter(Committer):
         self._table: DeltaTable | None = None
         self._elsewhere: dict[str, _DeltaCommitter] = {}
         """Committers by location, for what the sink wrote to other tables before this one."""
-        self._attempt = -1
-        """The newest attempt of which rows were merged; files of earlier ones are deleted."""
-        self._predecessors: set[tuple[DeltaSink, str, str]] = set()
-        """Jobs, each with this sink and its uid in it, whose last checkpoints this one has merged."""
+        self._merged = MergedFiles(job_id)
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         for (job_id, uid, location), files in _grouped(committables).items():
@@ -381,22 +379,10 @@ class _DeltaCommitter(Committer):
             where = f"{at._sink._where}: cannot commit checkpoint {checkpoint_id}"
             wrong = at._commit(_application(job_id, uid), job_id != self._job_id, checkpoint_id, files, where)
             if files[0].key:
-                self._clean_up(at._sink, job_id, uid, files)
+                names = [file.name for file in files]
+                self._merged.add(at._sink.filesystem, at._sink.directory, job_id, uid, names)
             if wrong:
                 raise ConfigError(f"{at._sink._where}: after the commit of checkpoint {checkpoint_id}: {wrong}")
-
-    def _clean_up(self, sink: DeltaSink, job_id: str, uid: str, files: Sequence[WrittenFile]) -> None:
-        delta_merges.delete_files(sink, files)
-        if job_id != self._job_id:
-            self._predecessors.add((sink, job_id, uid))
-            return
-        newest = max(map(delta_merges.attempt_of, files))
-        if newest > self._attempt:
-            self._attempt = newest
-            delta_merges.sweep(sink, job_id, uid, newest)
-            for of_sink, of_job, of_uid in self._predecessors:
-                delta_merges.sweep(of_sink, of_job, of_uid, None)
-            self._predecessors.clear()
 
     def check(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         from deltalake.exceptions import DeltaError
@@ -488,7 +474,7 @@ class _DeltaCommitter(Committer):
             assert sink._schema is not None, "commits on the driver, where it has been validated"
             return [sink._schema]
         paths = [below(sink.filesystem, sink.directory, file.name) for file in files]
-        return [*{delta_merges.merged_columns(parquet_schema(sink.filesystem, path)) for path in paths}]
+        return [*{merged_columns(parquet_schema(sink.filesystem, path)) for path in paths}]
 
     def _newest(self) -> DeltaTable:
         if self._table is None:
@@ -533,7 +519,7 @@ def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[W
     for committable in committables:
         file = decoded(committable, WrittenFile, "a Delta sink", "DeltaSink")
         folder, slash, name = file.name.rpartition("/")
-        expected = delta_merges.FOLDER if file.key else partition_folder(file.partition)
+        expected = FOLDER if file.key else partition_folder(file.partition)
         if not (_NAME.fullmatch(name) and folder + slash == expected):
             raise StorageError(
                 f"DeltaSink: no Delta sink writes a file {file.name!r}; the checkpoint is corrupt or forged"

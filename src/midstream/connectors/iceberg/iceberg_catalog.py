@@ -17,7 +17,13 @@ import pyarrow.fs
 
 from midstream.connectors.common.filesystem import below
 from midstream.connectors.files.rolling_files import explained
-from midstream.connectors.iceberg.iceberg_commits import CommitUnknownError, answered, catalog_errors, entries_of
+from midstream.connectors.iceberg.iceberg_commits import (
+    CommitUnknownError,
+    answered,
+    catalog_errors,
+    entries_of,
+    is_first,
+)
 from midstream.connectors.iceberg.iceberg_tables import (
     ColumnMetrics,
     check_partitioning,
@@ -44,10 +50,12 @@ JOB: Final = "midstream.job"
 SINK: Final = "midstream.sink"
 CHECKPOINT: Final = "midstream.checkpoint"
 PREVIOUS: Final = "midstream.previous-checkpoint"
-"""The checkpoint before, of the same job and sink; 0 if there is none. Only snapshots that add files have it."""
+"""The checkpoint before that has changed the table, of the same job and sink; 0 if there is none. Only snapshots that
+change what is in the table have it.
+"""
 ROLLED_BACK: Final = "midstream.rolled-back-to"
 
-_MARK: Final = re.compile(r"(\d+)( superseded)?")
+_MARK: Final = re.compile(r"(\d+)(?: changed (\d+))?( superseded)?")
 
 
 class IcebergFile(msgspec.Struct, frozen=True, array_like=True):
@@ -56,6 +64,7 @@ class IcebergFile(msgspec.Struct, frozen=True, array_like=True):
     `name`: relative to `directory`, the location of the table's data.
     `partition`: the values of the partition fields of the spec, each in the form that Iceberg gives to single values.
     `filled`: the columns, by the ids of their fields, that have a value in each row.
+    `key`: the columns by which its rows are merged into the table; without them the file is added as it is.
     """
 
     job_id: str
@@ -70,6 +79,7 @@ class IcebergFile(msgspec.Struct, frozen=True, array_like=True):
     partition: list[bytes | None]
     metrics: ColumnMetrics
     filled: list[int]
+    key: tuple[str, ...] = ()
 
 
 class Mark(NamedTuple):
@@ -78,9 +88,25 @@ class Mark(NamedTuple):
     checkpoint: int
     is_superseded: bool
     """Whether another job has resumed from it, so that this one can commit nothing more."""
+    changed: int
+    """The newest that has changed the table; 0 if none has."""
 
     def text(self) -> str:
-        return f"{self.checkpoint} superseded" if self.is_superseded else str(self.checkpoint)
+        changed = "" if self.changed == self.checkpoint else f" changed {self.changed}"
+        return f"{self.checkpoint}{changed}{' superseded' if self.is_superseded else ''}"
+
+
+class Rollback(NamedTuple):
+    """What it takes to go back to a checkpoint."""
+
+    newer: frozenset[int]
+    """The ids of the snapshots of newer checkpoints."""
+    ended: dict[str, Mark]
+    """The marks that the applications get."""
+    has_replaced: bool
+    """Whether newer checkpoints have replaced rows, so that it is not enough to remove the files that they have added."""
+    before: Snapshot | None
+    """If they have: the snapshot before them; None if the table had none."""
 
 
 def checked_catalog(catalog: object, where: str) -> str | Mapping[str, str] | Catalog:
@@ -170,13 +196,17 @@ class CatalogTable:
 
     def data_directory(self, table: Table) -> tuple[pyarrow.fs.FileSystem, str]:
         """Return where the table's data is: the filesystem, and the path in it."""
+        return self.located(table, data_location(table))
+
+    def located(self, table: Table, location: str) -> tuple[pyarrow.fs.FileSystem, str]:
+        """Return where something of the table is: the filesystem, and the path in it."""
         from pyiceberg.io.pyarrow import PyArrowFileIO
 
         io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
-        scheme, host, path = io.parse_location(data_location(table), io.properties)
+        scheme, host, path = io.parse_location(location, io.properties)
         if self._filesystem is not None:
             return self._filesystem, path
-        with catalog_errors(f"{self.where}: {table.location()} cannot be written to"):
+        with catalog_errors(f"{self.where}: {location} cannot be reached"):
             return io.fs_by_scheme(scheme, host), path
 
     def paths(self, table: Table, files: Sequence[IcebergFile], where: str) -> list[str]:
@@ -191,27 +221,32 @@ class CatalogTable:
                 )
         return [below(filesystem, directory, file.name) for file in files]
 
-    def data_files(self, table: Table, files: Sequence[IcebergFile], where: str) -> list[DataFile]:
-        """Return what a manifest has of these files. Raises StorageError if one does not exist, SchemaError if the table
-        now requires values that it does not have.
-        """
+    def existing(self, table: Table, files: Sequence[IcebergFile], where: str) -> list[str]:
+        """Return the paths of files. Raises StorageError if one does not exist, or is outside of the table's data."""
         paths = self.paths(table, files, where)
         filesystem, _ = self.data_directory(table)
         with explained(where):
             infos = filesystem.get_file_info(paths)
-        metadata = table.metadata
-        found = []
         for file, info in zip(files, infos, strict=True):
             if info.type != pyarrow.fs.FileType.File:
                 raise StorageError(
                     f"{where}: {info.path} with {file.rows} rows is missing; only a job may delete it before it is "
                     "committed: restore the file, or start from another checkpoint"
                 )
+        return paths
+
+    def data_files(self, table: Table, files: Sequence[IcebergFile], where: str) -> list[DataFile]:
+        """Return what a manifest has of these files. Raises StorageError if one does not exist, SchemaError if the table
+        now requires values that it does not have.
+        """
+        paths, metadata = self.existing(table, files, where), table.metadata
+        found = []
+        for file, path in zip(files, paths, strict=True):
             _check_required(metadata.schema(), file, where)
             values = _partition_values(metadata, file)
             if values is None:
                 raise StorageError(
-                    f"{where}: {info.path} has a partition that the table does not have; the checkpoint is corrupt or forged"
+                    f"{where}: {path} has a partition that the table does not have; the checkpoint is corrupt or forged"
                 )
             found.append(_data_file(file, values))
         return found
@@ -231,15 +266,13 @@ class CatalogTable:
                 f"{self.where}: the table's property {app!r} is {text!r}, which no Iceberg sink writes; set it to the "
                 "number of the newest checkpoint that the job has committed"
             )
-        return Mark(int(found[1]), found[2] is not None)
+        return Mark(int(found[1]), found[3] is not None, int(found[2] or found[1]))
 
-    def newer_snapshots(
-        self, table: Table, output: CommittedOutput, after: int
-    ) -> tuple[frozenset[int], dict[str, Mark]]:
-        """Return the ids of the snapshots with files of newer checkpoints, and the marks that the applications get when
-        they are removed.
+    def rollback(self, table: Table, output: CommittedOutput, after: int) -> Rollback:
+        """Return what it takes to undo newer checkpoints.
 
-        Raises ConfigError if such snapshots have expired, or if others have rewritten their files.
+        Raises ConfigError if their snapshots have expired, if others have rewritten their files, or, if they have
+        replaced rows, if others have changed the table since.
         """
         snapshots = {}
         for snapshot in table.metadata.snapshots:
@@ -249,7 +282,8 @@ class CatalogTable:
         newer, ended = {}, {}
         marks = self.marks(table, output)
         for app in applications(output):  # including one without commits: its first commit may be in progress
-            checkpoint = marks[app].checkpoint if app in marks else 0
+            mark = marks.get(app, Mark(0, False, 0))
+            checkpoint = mark.changed
             while checkpoint > after:
                 found = snapshots.get((app, checkpoint))
                 if found is None:
@@ -259,10 +293,41 @@ class CatalogTable:
                     )
                 newer[found.snapshot_id] = found
                 checkpoint = int(_summary_of(found)[PREVIOUS])
-            ended[app] = Mark(checkpoint, is_superseded=True)
+            ended[app] = Mark(min(mark.checkpoint, after), True, checkpoint)
+        ids = frozenset(newer)
+        if any("deleted-data-files" in _summary_of(snapshot) for snapshot in newer.values()):
+            return Rollback(ids, ended, True, self._before(table, ids, output, after))
         if newer:
             self._check_live(table, newer, after)
-        return frozenset(newer), ended
+        return Rollback(ids, ended, False, None)
+
+    def _before(self, table: Table, newer: frozenset[int], output: CommittedOutput, after: int) -> Snapshot | None:
+        """Return the snapshot before those of newer checkpoints; None if there is none."""
+        left, snapshot = set(newer), table.metadata.current_snapshot()
+        while left and snapshot is not None:
+            left.discard(snapshot.snapshot_id)
+            if snapshot.snapshot_id not in newer and not _may_be_undone(snapshot, output, after):
+                name = "of an unknown kind" if snapshot.summary is None else snapshot.summary.operation.value
+                raise ConfigError(
+                    f"{self.where}: other writers have changed the table since checkpoint {after}: snapshot "
+                    f"{snapshot.snapshot_id} is {name}; where rows were replaced by key, only the newest snapshots can be "
+                    "rolled back"
+                )
+            parent_id, child = snapshot.parent_snapshot_id, snapshot
+            snapshot = None if parent_id is None else table.metadata.snapshot_by_id(parent_id)
+            with catalog_errors(f"{self.where}: its files cannot be listed"):
+                is_expired = snapshot is None and not is_first(table, child)
+            if is_expired:
+                raise ConfigError(
+                    f"{self.where}: the table's history no longer goes back to checkpoint {after}: the snapshot before "
+                    f"{child.snapshot_id} has expired"
+                )
+        if left:
+            raise ConfigError(
+                f"{self.where}: the table was set back since checkpoint {after}, and no longer has snapshot {min(left)}, "
+                "which is newer; such a table cannot be rolled back"
+            )
+        return snapshot
 
     def _check_live(self, table: Table, newer: Mapping[int, Snapshot], after: int) -> None:
         with catalog_errors(f"{self.where}: its files cannot be listed"):
@@ -315,6 +380,19 @@ def application(job_id: str, uid: str) -> str:
 
 def _summary_of(snapshot: Snapshot) -> Mapping[str, str]:
     return {} if snapshot.summary is None else snapshot.summary.additional_properties
+
+
+def _may_be_undone(snapshot: Snapshot, output: CommittedOutput, after: int) -> bool:
+    """Whether a snapshot has changed nothing, or only what these jobs did after a checkpoint."""
+    from pyiceberg.table.snapshots import Operation
+
+    summary = _summary_of(snapshot)
+    is_append = snapshot.summary is not None and snapshot.summary.operation == Operation.APPEND
+    if is_append and not any(name.startswith(("added-", "deleted-", "removed-")) for name in summary):
+        return True
+    if summary.get(SINK) != output.uid:
+        return False
+    return ROLLED_BACK in summary or (summary.get(JOB) in output.jobs and int(summary.get(CHECKPOINT, "0")) > after)
 
 
 def _check_required(schema: Schema, file: IcebergFile, where: str) -> None:

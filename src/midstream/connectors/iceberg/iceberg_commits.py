@@ -1,8 +1,8 @@
 """Snapshots of an Iceberg table that add or remove data files: each is one commit of the catalog, tried once.
 
-A commit requires that the table's newest snapshot is the one that it was made for, and every commit of this module makes
-a snapshot, with an id of its own. So of two commits that were made for one snapshot only one succeeds, even if the table
-has been set back in between. pyiceberg's transactions repeat a commit that lost such a race, without looking at what the
+A commit requires that the table's newest snapshot is the one that it was made for, and every commit that changes what is
+in the table makes a snapshot, with an id of its own. So of two such commits that were made for one snapshot only one
+succeeds, even if the table has been set back in between. pyiceberg's transactions repeat a commit that lost such a race, without looking at what the
 other one did; therefore this module does not use them.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from uuid import uuid4
 
 import pyarrow.fs
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Operation, Snapshot
+    from pyiceberg.table.update import TableUpdate
 
 T = TypeVar("T")
 
@@ -92,11 +93,11 @@ class SnapshotCommit:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._metadata = table.metadata
-        self._id = table.metadata.new_snapshot_id()
+        self.snapshot_id = table.metadata.new_snapshot_id()
         self._commit_id = uuid4()
         self._numbers = count()
         self._written: list[str] = []
-        self._is_sent = False
+        self.is_sent = False
         """Whether the catalog may know of the files that were written."""
 
     def append(self, files: Sequence[DataFile], properties: Mapping[str, str], summary: Mapping[str, str]) -> None:
@@ -111,23 +112,53 @@ class SnapshotCommit:
             added = [self._added([file for file in files if file.spec_id == spec_id]) for spec_id in specs]
             self._commit(Operation.APPEND, [*added, *self._merged(self._live())], files, (), properties, summary)
 
-    def remove(
-        self, is_removed: Callable[[ManifestEntry], bool], properties: Mapping[str, str], summary: Mapping[str, str]
+    def replace(
+        self,
+        files: Sequence[DataFile],
+        is_removed: Callable[[ManifestEntry], bool],
+        properties: Mapping[str, str],
+        summary: Mapping[str, str],
     ) -> None:
-        """Remove data files, and set properties of the table. Raises as `append` does."""
+        """Remove data files, add others, and set properties of the table. Raises as `append` does."""
         from pyiceberg.table.snapshots import Operation
 
-        manifests, removed = [], []
+        untouched, rewritten, removed = [], [], []
         with self._no_leftovers():
             for manifest in self._live():
                 entries = data_entries(self._table, manifest)
                 gone = [entry for entry in entries if is_removed(entry)]
                 if gone:
                     removed += [entry.data_file for entry in gone]
-                    manifests.append(self._rewritten(manifest.partition_spec_id, entries, gone))
+                    rewritten.append(self._rewritten(manifest.partition_spec_id, entries, gone))
                 else:
-                    manifests.append(manifest)
-            self._commit(Operation.OVERWRITE, manifests, (), removed, properties, summary)
+                    untouched.append(manifest)
+            specs = sorted({file.spec_id for file in files})
+            added = [self._added([file for file in files if file.spec_id == spec_id]) for spec_id in specs]
+            manifests = [*added, *rewritten, *self._merged(untouched)]
+            self._commit(Operation.OVERWRITE, manifests, files, removed, properties, summary)
+
+    def set_back(self, parent: Snapshot | None, properties: Mapping[str, str], summary: Mapping[str, str]) -> None:
+        """Set the table back to an older snapshot; None: to the time before the first. Set properties of the table.
+
+        The new snapshot comes after the older one, not after the newest: files that were removed since are in use again,
+        and the expiration of a snapshot deletes the files that those after it have removed. Raises as `append` does.
+        """
+        from pyiceberg.table.snapshots import Operation
+
+        with self._no_leftovers():
+            manifests = [] if parent is None else parent.manifests(self._table.io)
+            self._commit(Operation.APPEND, manifests, (), (), properties, summary, parent)
+
+    def note(self, properties: Mapping[str, str]) -> None:
+        """Set properties of the table, without a snapshot, if the newest one is still the same. Raises as `append` does.
+
+        It does not keep another commit for the same snapshot from success.
+        """
+        from pyiceberg.table.update import SetPropertiesUpdate
+
+        newest = self._metadata.current_snapshot()
+        with self._no_leftovers():
+            self._send(None if newest is None else newest.snapshot_id, (SetPropertiesUpdate(updates=dict(properties)),))
 
     @contextmanager
     def _no_leftovers(self) -> Iterator[None]:
@@ -137,7 +168,7 @@ class SnapshotCommit:
         try:
             yield
         except Exception as error:
-            if not self._is_sent or isinstance(error, CommitFailedException):
+            if not self.is_sent or isinstance(error, CommitFailedException):
                 for each in self._written:
                     with suppress(OSError):
                         self._table.io.delete(each)
@@ -157,7 +188,7 @@ class SnapshotCommit:
             [
                 ManifestEntry.from_args(
                     status=ManifestEntryStatus.ADDED,
-                    snapshot_id=self._id,
+                    snapshot_id=self.snapshot_id,
                     sequence_number=None,
                     file_sequence_number=None,
                     data_file=file,
@@ -177,7 +208,7 @@ class SnapshotCommit:
             [
                 ManifestEntry.from_args(
                     status=ManifestEntryStatus.DELETED if id(entry) in removed else ManifestEntryStatus.EXISTING,
-                    snapshot_id=self._id if id(entry) in removed else entry.snapshot_id,
+                    snapshot_id=self.snapshot_id if id(entry) in removed else entry.snapshot_id,
                     sequence_number=entry.sequence_number,
                     file_sequence_number=entry.file_sequence_number,
                     data_file=entry.data_file,
@@ -215,7 +246,7 @@ class SnapshotCommit:
             spec=spec,
             schema=written_schema(self._metadata, spec) or self._metadata.schema(),
             output_file=self._table.io.new_output(path),
-            snapshot_id=self._id,
+            snapshot_id=self.snapshot_id,
             avro_compression="deflate",
         ) as writer:
             for entry in entries:
@@ -235,18 +266,20 @@ class SnapshotCommit:
         removed: Sequence[DataFile],
         properties: Mapping[str, str],
         summary: Mapping[str, str],
+        parent: Snapshot | Literal["newest"] | None = "newest",
     ) -> None:
         from pyiceberg.manifest import write_manifest_list
         from pyiceberg.table.snapshots import Snapshot
 
-        metadata, parent = self._metadata, self._metadata.current_snapshot()
+        metadata, newest = self._metadata, self._metadata.current_snapshot()
+        parent = newest if parent == "newest" else parent
         parent_id = None if parent is None else parent.snapshot_id
         number = metadata.next_sequence_number()
-        path = self._new_path(f"snap-{self._id}-0-{self._commit_id}.avro")
+        path = self._new_path(f"snap-{self.snapshot_id}-0-{self._commit_id}.avro")
         with write_manifest_list(
             format_version=metadata.format_version,
             output_file=self._table.io.new_output(path),
-            snapshot_id=self._id,
+            snapshot_id=self.snapshot_id,
             parent_snapshot_id=parent_id,
             sequence_number=number,
             avro_compression="deflate",
@@ -256,7 +289,7 @@ class SnapshotCommit:
             _make_durable(each)
         snapshot = Snapshot.model_validate(
             {
-                "snapshot-id": self._id,
+                "snapshot-id": self.snapshot_id,
                 "parent-snapshot-id": parent_id,
                 "sequence-number": number,
                 "manifest-list": path,
@@ -264,32 +297,36 @@ class SnapshotCommit:
                 "schema-id": metadata.current_schema_id,
             }
         )
-        self._replace_newest(parent_id, snapshot, properties)
+        self._replace_newest(None if newest is None else newest.snapshot_id, snapshot, properties)
 
-    def _replace_newest(self, parent_id: int | None, snapshot: Snapshot, properties: Mapping[str, str]) -> None:
-        """Commit, if `parent_id` is still the newest snapshot."""
+    def _replace_newest(self, newest_id: int | None, snapshot: Snapshot, properties: Mapping[str, str]) -> None:
+        """Commit, if `newest_id` is still the newest snapshot."""
         from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
         from pyiceberg.table.update import (
             AddSnapshotUpdate,
-            AssertRefSnapshotId,
-            AssertTableUUID,
             SetPropertiesUpdate,
             SetSnapshotRefUpdate,
         )
 
         branch = self._metadata.refs.get(MAIN_BRANCH)
         retention = {} if branch is None else branch.model_dump(by_alias=True, exclude_none=True)
-        head = {**retention, "ref-name": MAIN_BRANCH, "snapshot-id": self._id, "type": SnapshotRefType.BRANCH}
+        head = {**retention, "ref-name": MAIN_BRANCH, "snapshot-id": self.snapshot_id, "type": SnapshotRefType.BRANCH}
         updates = (
             AddSnapshotUpdate(snapshot=snapshot),
             SetSnapshotRefUpdate.model_validate(head),
             SetPropertiesUpdate(updates=dict(properties)),
         )
+        self._send(newest_id, updates)
+
+    def _send(self, newest_id: int | None, updates: tuple[TableUpdate, ...]) -> None:
+        from pyiceberg.table.refs import MAIN_BRANCH
+        from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
+
         required = (
             AssertTableUUID(uuid=self._metadata.table_uuid),
-            AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": parent_id}),
+            AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": newest_id}),
         )
-        self._is_sent = True
+        self.is_sent = True
         done = answered(lambda: self._table.catalog.commit_table(self._table, required, updates))
         _make_durable(done.metadata_location)
         self._delete_old_metadata(done.metadata)
@@ -350,3 +387,15 @@ def entries_of(table: Table) -> Iterator[ManifestEntry]:
     newest = table.metadata.current_snapshot()
     for manifest in () if newest is None else newest.manifests(table.io):
         yield from data_entries(table, manifest)
+
+
+def is_first(table: Table, snapshot: Snapshot) -> bool:
+    """Whether no snapshot with rows came before this one: when those expire, it is left without a parent.
+
+    The sequence number alone does not show that, since those of format version 1 have none.
+    """
+    if snapshot.parent_snapshot_id is not None or (snapshot.sequence_number or 0) > 1:
+        return False
+    if snapshot.summary is not None and "deleted-data-files" in snapshot.summary.additional_properties:
+        return False
+    return all(manifest.added_snapshot_id == snapshot.snapshot_id for manifest in snapshot.manifests(table.io))

@@ -11,6 +11,9 @@ A committable names the table, by its identifier and its UUID, to which its file
 the sink now writes to another one. It comes from a checkpoint, so it is not trusted: it can only name files in their
 table's data directory whose names have the form that such a sink gives them.
 
+With a key, rows are merged instead of added (`iceberg_merges`). A checkpoint that changes nothing then makes no snapshot,
+but its mark is set.
+
 A job that resumes from another's checkpoint adds `superseded` to the other's property: afterwards the other job can
 commit nothing more, even if it is still running.
 """
@@ -25,17 +28,17 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.fs
 import xxhash
 
-from midstream.connectors.common.async_writer import AsyncWriter
+from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.filesystem import delete_if_there
 from midstream.connectors.common.optional_packages import require
-from midstream.connectors.common.table_columns import fitted, nullable
-from midstream.connectors.files.partitioned_files import Partition, PartitionedPart
-from midstream.connectors.files.rolling_files import OpenFile, explained, roll_bytes_of
+from midstream.connectors.common.row_operations import check_columns, checked_key, written_columns
+from midstream.connectors.common.table_columns import fitted
+from midstream.connectors.files.keyed_files import FOLDER, MergedFiles, check_key_columns, file_token
+from midstream.connectors.files.rolling_files import explained, roll_bytes_of
 from midstream.connectors.iceberg.iceberg_catalog import (
     CHECKPOINT,
     JOB,
@@ -48,7 +51,6 @@ from midstream.connectors.iceberg.iceberg_catalog import (
     application,
     checked_catalog,
     checked_identifier,
-    data_location,
     has_files,
 )
 from midstream.connectors.iceberg.iceberg_commits import (
@@ -57,19 +59,18 @@ from midstream.connectors.iceberg.iceberg_commits import (
     SnapshotCommit,
     catalog_errors,
 )
+from midstream.connectors.iceberg.iceberg_merges import Merge
+from midstream.connectors.iceberg.iceberg_parts import IcebergKeyedPart, IcebergPart, TableTarget, target_of
 from midstream.connectors.iceberg.iceberg_tables import (
-    Partitioner,
     check_metrics,
+    check_rewritable,
     check_supported,
-    column_metrics,
     columns_of,
     iceberg_schema,
     new_spec,
-    parquet_columns,
     same_partitioning,
     spec_text,
 )
-from midstream.engine.core.batches import from_polars, to_polars
 from midstream.engine.core.config import Size
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import (
@@ -84,7 +85,6 @@ from midstream.engine.operators.sink_api import (
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
-    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
 _NAME: Final = re.compile(r"part-\d+-\d+-\d+-[0-9a-f]{16}\.parquet")
@@ -94,41 +94,24 @@ _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class TableTarget:
-    """What a slot needs of the table to write files for it."""
-
-    identifier: tuple[str, ...]
-    uuid: str
-    location: str
-    """The location of the table's data, as a URL."""
-    filesystem: pyarrow.fs.FileSystem
-    directory: str
-    """The location of the table's data, as a path in `filesystem`."""
-    columns: pa.Schema
-    """The stream's columns in the table's types; required ones are not nullable."""
-    file_columns: pa.Schema
-    """The columns of the files, with the ids of fields."""
-    schema: str
-    """The table's schema, as JSON."""
-    spec: str
-    """The table's partitioning, as JSON."""
-    properties: Mapping[str, str]
-
-
 class IcebergSink(Sink):
     """Writes every row once into an Iceberg table.
 
     Rows appear, in one snapshot of the table, when the checkpoint that covers them completes. Files of killed attempts
-    are in no snapshot; the removal of orphan files deletes them, like those of any other writer. Other writers, compaction and
-    the expiration of snapshots may run at the same time.
+    are in no snapshot; the removal of orphan files deletes them, like those of any other writer. With a `key`, the driver
+    has the rows of a checkpoint in memory, and rewrites the files that have their keys, one after the other. Other
+    writers, compaction and the expiration of snapshots may run at the same time.
 
     `table`: its identifier in the catalog, such as "lake.orders". A missing table is created, its namespace too. A fresh
-    job needs a table without rows, unless `append`.
+    job needs a table without rows, unless `append` or with a `key`.
     `catalog`: the name of a catalog that pyiceberg is configured with, or its properties (`{"type": "rest", "uri": …}`),
     or a pyiceberg Catalog. Only the driver uses it.
     `partition_by`: the partitioning of a table that is created: columns, or transforms such as "day(at)" and
     "bucket(16, user)"; an existing one keeps its own.
+    `key`: a row replaces the one with the same values in these columns, or is added; of several such rows the last one
+    remains, provided that one subtask has them all: call `key_by` with the same columns first.
+    `op`: the column with each row's operation, which is not written: "insert" and "update" do what `key` does, "delete"
+    deletes the row with that key.
     `append`: add to a table that has rows.
     `roll_size`: a file is closed when it reaches about this size, and with every checkpoint.
     `filesystem`: the pyarrow filesystem that files are written with, by default that of the table's location with the
@@ -144,6 +127,8 @@ class IcebergSink(Sink):
         table: str,
         *,
         catalog: str | Mapping[str, str] | Catalog,
+        key: Sequence[str] = (),
+        op: str | None = None,
         partition_by: Sequence[str] = (),
         append: bool = False,
         roll_size: Size = "128 MiB",
@@ -155,6 +140,8 @@ class IcebergSink(Sink):
             raise ConfigError(
                 f"IcebergSink: partition_by={partition_by!r} is a string; give a list: [{partition_by!r}]"
             )
+        self.key = checked_key(key, op, "IcebergSink")
+        self.op = op
         self.roll_bytes = roll_bytes_of(roll_size)
         self.partition_by = tuple(partition_by)
         self.append = append
@@ -173,6 +160,8 @@ class IcebergSink(Sink):
         Raises SchemaError for columns that do not fit, ConfigError for a table that is in use or has an unsupported
         format, StorageError if the catalog or the table cannot be reached or created.
         """
+        check_columns(schema, self.key, self.op, self._where)
+        schema = written_columns(schema, self.op)
         if len(schema) == 0:
             raise SchemaError(f"{self._where}: the stream has no columns to write")
         stored, there = iceberg_schema(schema, self._where), self._on_driver()
@@ -186,47 +175,45 @@ class IcebergSink(Sink):
             )
         columns = fitted(schema, stored, columns_of(found), self._where)
         check_metrics(found, table.metadata.properties, self._where)
-        with catalog_errors(f"{self._where}: its files cannot be listed"):
-            is_in_use = not (restoring or self.append) and has_files(table)
-        if is_in_use:
-            raise ConfigError(
-                f"{self._where}: the table is not empty; name another one, resume from a checkpoint, or add to the "
-                "table with append=True"
-            )
-        filesystem, directory = there.data_directory(table)
-        self._target = TableTarget(
-            there.identifier,
-            str(table.metadata.table_uuid),
-            data_location(table),
-            filesystem,
-            directory,
-            columns,
-            parquet_columns(found, columns.names),
-            found.model_dump_json(),
-            spec.model_dump_json(),
-            dict(table.metadata.properties),
-        )
+        if self.key:
+            check_key_columns(columns, self.key, self._where)
+            check_rewritable(table, self._where)
+        elif not (restoring or self.append):
+            with catalog_errors(f"{self._where}: its files cannot be listed"):
+                is_in_use = has_files(table)
+            if is_in_use:
+                raise ConfigError(
+                    f"{self._where}: the table is not empty; name another one, resume from a checkpoint, add to the table "
+                    "with append=True, or replace rows by a key"
+                )
+        self._target = target_of(there, table, columns)
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         """Raise StorageError if files of these were deleted before their commit, ConfigError if they are elsewhere."""
-        _IcebergCommitter(self._on_driver(), "", None).check(checkpoint_id, committables)
+        _IcebergCommitter(self._on_driver(), "", None, self.roll_bytes).check(checkpoint_id, committables)
 
     def writer(self, context: WriterContext) -> SinkWriter:
         if self._target is None:
             raise InvariantError(f"{self._where}: was shipped before it was validated")
         require("pyiceberg", "iceberg", "IcebergSink")
-        target, numbers = self._target, count()
+        target, key, op, numbers = self._target, self.key, self.op, count()
+        job_id, uid, roll_bytes = context.job_id, context.uid, self.roll_bytes
         origin = f"{context.job_id}/{context.uid}/{context.attempt}/{context.subtask}"
-        token = xxhash.xxh3_64_hexdigest(origin.encode())
+        token = file_token(job_id, uid) if key else xxhash.xxh3_64_hexdigest(origin.encode())
 
         def next_name() -> str:
             return f"part-{context.attempt:04d}-{context.subtask:04d}-{next(numbers):06d}-{token}.parquet"
 
+        def next_part() -> AsyncPart:
+            if key:
+                return IcebergKeyedPart(target, key, op, job_id, uid, roll_bytes, next_name, where)
+            return IcebergPart(target, job_id, uid, roll_bytes, next_name, where)
+
         where = f"operator {context.name!r}: {self._where}"
-        return AsyncWriter(context, lambda: _IcebergPart(target, context, self.roll_bytes, next_name, where))
+        return AsyncWriter(context, next_part)
 
     def committer(self, context: CommitterContext) -> _IcebergCommitter:
-        return _IcebergCommitter(self._on_driver(), context.job_id, context)
+        return _IcebergCommitter(self._on_driver(), context.job_id, context, self.roll_bytes)
 
     def newest_committed(self, output: CommittedOutput) -> int:
         there = self._on_driver()
@@ -244,7 +231,7 @@ class IcebergSink(Sink):
 
     def check_rollback(self, output: CommittedOutput, after: int) -> None:
         """Raise ConfigError if rows are in another table, if other writers have rewritten the files of newer checkpoints,
-        or if their snapshots have expired.
+        or if their snapshots have expired; with a key also if others have changed the table since.
         """
         there = self._on_driver()
         for checkpoint_id, committable in output.held:
@@ -254,22 +241,25 @@ class IcebergSink(Sink):
                         f"{self._where}: rows of checkpoint {checkpoint_id} were written to {'.'.join(identifier)}, and the "
                         "sink now writes to another table; roll back with the sink as it was"
                     )
-        there.newer_snapshots(there.opened(), output, after)
+        there.rollback(there.opened(), output, after)
 
     def roll_back(self, output: CommittedOutput, after: int, kept: Sequence[bytes]) -> None:
-        """Remove the files of newer checkpoints and mark these jobs as unable to commit more, in one snapshot."""
+        """Undo newer checkpoints and mark these jobs as unable to commit more, in one snapshot."""
         there = self._on_driver()
 
         def attempt(table: Table) -> None:
-            newer, ended = there.newer_snapshots(table, output, after)
-            if ended == there.marks(table, output):
+            rollback = there.rollback(table, output, after)
+            if rollback.ended == there.marks(table, output):
                 return
-            properties = {app: mark.text() for app, mark in ended.items()}
+            properties = {app: mark.text() for app, mark in rollback.ended.items()}
             summary = {SINK: output.uid, ROLLED_BACK: str(after)}
-            if newer:
-                SnapshotCommit(table).remove(lambda entry: entry.snapshot_id in newer, properties, summary)
+            commit = SnapshotCommit(table)
+            if rollback.has_replaced:
+                commit.set_back(rollback.before, properties, summary)
+            elif rollback.newer:
+                commit.replace((), lambda entry: entry.snapshot_id in rollback.newer, properties, summary)
             else:
-                SnapshotCommit(table).append((), properties, summary)
+                commit.append((), properties, summary)
 
         _repeated(there, attempt, f"{self._where}: cannot roll back", lambda pause_s: None)
 
@@ -277,70 +267,6 @@ class IcebergSink(Sink):
         if self._table is None:
             raise InvariantError(f"{self._where}: the catalog is used by the driver only")
         return self._table
-
-
-class _IcebergPart(PartitionedPart):
-    def __init__(
-        self, target: TableTarget, context: WriterContext, roll_bytes: int, next_name: Callable[[], str], where: str
-    ) -> None:
-        super().__init__(target.columns, roll_bytes, where)
-        self._target = target
-        self._context = context
-        self._next_name = next_name
-        self._partitioner: Partitioner | None = None
-        self._with_nulls: set[str] = set()
-        """Columns with a null."""
-
-    def _partition(self) -> Partitioner:
-        if self._partitioner is None:  # made on the I/O pool: the import of pyiceberg is slow
-            self._partitioner = Partitioner.of(self._target.spec, self._target.schema, self._where)
-        return self._partitioner
-
-    def _parts(self, batch: pa.RecordBatch) -> list[tuple[Partition, pa.RecordBatch]]:
-        self._with_nulls |= {name for name in batch.schema.names if batch.column(name).null_count}
-        values = self._partition().values(batch)
-        if not values:
-            return [((), batch)]
-        names = [f"partition {n}" for n in range(len(values))]
-        frame = to_polars(batch)
-        by = to_polars(pa.RecordBatch.from_arrays(values, names)).rename(lambda name: f"{name} of {id(self)}")
-        frames = frame.hstack(by).partition_by(by.columns, maintain_order=True, include_key=False, as_dict=True)
-        columns = nullable(self._schema)
-        return [(key, from_polars(rows, columns, self._where)) for key, rows in frames.items()]
-
-    def _new_file(self, values: Partition) -> OpenFile:
-        target = self._target
-        return OpenFile(target.filesystem, target.directory, self._next_name(), "parquet", target.file_columns)
-
-    def _committables(self, ended: Sequence[tuple[Partition, OpenFile]], checkpoint_id: int) -> list[bytes]:
-        target, context, partitioner = self._target, self._context, self._partition()
-        schema = partitioner.schema.select(*target.columns.names)
-        filled = [field.field_id for field in schema.fields if field.name not in self._with_nulls]
-        return [
-            msgspec.msgpack.encode(
-                IcebergFile(
-                    context.job_id,
-                    context.uid,
-                    target.identifier,
-                    target.uuid,
-                    target.location,
-                    file.name,
-                    file.size,
-                    file.rows,
-                    partitioner.spec.spec_id,
-                    partitioner.encoded(values),
-                    column_metrics(
-                        target.filesystem,
-                        f"{target.directory}/{file.name}",
-                        schema,
-                        target.properties,
-                        self._unbounded,
-                    ),
-                    filled,
-                )
-            )
-            for values, file in ended
-        ]
 
 
 def _repeated(there: CatalogTable, attempt: Callable[[Table], None], where: str, wait: Callable[[float], None]) -> None:
@@ -362,10 +288,12 @@ def _repeated(there: CatalogTable, attempt: Callable[[Table], None], where: str,
 
 
 class _IcebergCommitter(Committer):
-    def __init__(self, there: CatalogTable, job_id: str, context: CommitterContext | None) -> None:
+    def __init__(self, there: CatalogTable, job_id: str, context: CommitterContext | None, roll_bytes: int) -> None:
         self._there = there
         self._job_id = job_id
         self._context = context
+        self._roll_bytes = roll_bytes
+        self._merged = MergedFiles(job_id)
         self._elsewhere: dict[str, CatalogTable] = {}
         """Tables by their UUIDs."""
 
@@ -374,8 +302,15 @@ class _IcebergCommitter(Committer):
             there = self._at(identifier, uuid)
             where = f"{there.where}: cannot commit checkpoint {checkpoint_id}"
             superseding = job_id != self._job_id
-            attempt = _CheckpointCommit(there, uuid, job_id, uid, superseding, checkpoint_id, files, where)
+            merge = Merge(there, job_id, uid, files, self._roll_bytes, where) if files[0].key else None
+            attempt = _CheckpointCommit(there, uuid, job_id, uid, superseding, checkpoint_id, files, merge, where)
             _repeated(there, attempt, where, self._wait)
+            if merge is not None:
+                table = there.opened()
+                merge.delete_lost(table)
+                self._merged.add(*there.data_directory(table), job_id, uid, [file.name for file in files])
+                if merge.wrong:
+                    raise ConfigError(f"{there.where}: after the commit of checkpoint {checkpoint_id}: {merge.wrong}")
 
     def check(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         for (job_id, uid, identifier, uuid), files in _grouped(committables).items():
@@ -385,7 +320,10 @@ class _IcebergCommitter(Committer):
             mark = there.mark(table, application(job_id, uid))
             if mark is None or mark.checkpoint < checkpoint_id:
                 with catalog_errors(where):
-                    there.data_files(table, files, where)
+                    if files[0].key:
+                        there.existing(table, files, where)
+                    else:
+                        there.data_files(table, files, where)
 
     def abort(self, committables: Sequence[bytes]) -> None:
         for (_, _, identifier, uuid), files in _grouped(committables).items():
@@ -418,6 +356,8 @@ class _CheckpointCommit:
     superseding: bool
     checkpoint_id: int
     files: Sequence[IcebergFile]
+    merge: Merge | None
+    """None: the files are added as they are."""
     where: str
 
     def __call__(self, table: Table) -> None:
@@ -427,7 +367,8 @@ class _CheckpointCommit:
                 "only to the table that they were written for"
             )
         app = application(self.job_id, self.uid)
-        newest, is_superseded = self.there.mark(table, app) or (-1, False)
+        mark = self.there.mark(table, app) or Mark(-1, False, -1)
+        newest, is_superseded, _ = mark
         if self.checkpoint_id <= newest and (is_superseded or not self.superseding):
             return
         if is_superseded and not self.superseding:
@@ -435,14 +376,24 @@ class _CheckpointCommit:
                 f"{self.where}: another job has resumed from checkpoint {newest} of this one in the meantime; it writes the "
                 "rows after that checkpoint, so this job must not be started again"
             )
-        files: list[DataFile] = []
         summary = {JOB: self.job_id, SINK: self.uid, CHECKPOINT: str(self.checkpoint_id)}
-        if self.checkpoint_id > newest:
-            check_supported(table, self.where)
+        if self.checkpoint_id <= newest:
+            noted = mark._replace(is_superseded=True)
+            SnapshotCommit(table).append((), {app: noted.text()}, summary)
+            return
+        check_supported(table, self.where)
+        changed = Mark(self.checkpoint_id, self.superseding, self.checkpoint_id)
+        unchanged = changed._replace(changed=max(mark.changed, 0))
+        complete = {**summary, PREVIOUS: str(max(mark.changed, 0))}
+        if self.merge is None:
             files = self.there.data_files(table, self.files, self.where)
-            summary[PREVIOUS] = str(max(newest, 0))
-        mark = Mark(max(newest, self.checkpoint_id), self.superseding)
-        SnapshotCommit(table).append(files, {app: mark.text()}, summary)
+            SnapshotCommit(table).append(files, {app: changed.text()}, complete)
+        elif not self.merge.commit(table, self.checkpoint_id, {app: changed.text()}, complete):
+            # so that a commit of the superseded job, made for this snapshot, fails
+            if self.superseding:
+                SnapshotCommit(table).append((), {app: unchanged.text()}, summary)
+            else:  # a late commit of the same job for this snapshot has no effect either
+                SnapshotCommit(table).note({app: unchanged.text()})
 
 
 def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, tuple[str, ...], str], list[IcebergFile]]:
@@ -450,9 +401,13 @@ def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, tuple[str, .
     groups: defaultdict[tuple[str, str, tuple[str, ...], str], list[IcebergFile]] = defaultdict(list)
     for committable in committables:
         file = decoded(committable, IcebergFile, "an Iceberg sink", "IcebergSink")
-        if not _NAME.fullmatch(file.name):
+        name = file.name.removeprefix(FOLDER) if file.key else file.name
+        if not _NAME.fullmatch(name) or (file.key and name == file.name):
             raise StorageError(
                 f"IcebergSink: no Iceberg sink writes a file {file.name!r}; the checkpoint is corrupt or forged"
             )
-        groups[file.job_id, file.uid, file.table, file.table_uuid].append(file)
+        group = groups[file.job_id, file.uid, file.table, file.table_uuid]
+        group.append(file)
+        if file.key != group[0].key:
+            raise StorageError("IcebergSink: one sink's files have several keys; the checkpoint is corrupt or forged")
     return groups

@@ -16,7 +16,7 @@ from midstream.connectors.common.optional_packages import require
 from midstream.connectors.files.table_files import TableFile, open_table_file
 from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, checked_catalog, checked_identifier
-from midstream.connectors.iceberg.iceberg_commits import catalog_errors, data_entries
+from midstream.connectors.iceberg.iceberg_commits import catalog_errors, data_entries, is_first
 from midstream.connectors.iceberg.iceberg_files import (
     deleted_rows,
     id_of,
@@ -227,12 +227,8 @@ class IcebergSource(TableSource):
 
     def _is_first(self, table: Table, snapshot: Snapshot) -> bool:
         """Whether no snapshot came before this one, as far as the table's metadata shows."""
-        if snapshot.parent_snapshot_id is not None:
-            return False
-        if snapshot.sequence_number:
-            return snapshot.sequence_number == 1
         with catalog_errors(f"{self._where}: the files of snapshot {snapshot.snapshot_id} cannot be listed"):
-            return all(each.added_snapshot_id == snapshot.snapshot_id for each in snapshot.manifests(table.io))
+            return is_first(table, snapshot)
 
     def _expired(self, known: int | None) -> ConfigError:
         return ConfigError(

@@ -172,6 +172,30 @@ def check_supported(table: Table, where: str) -> None:
     check_partitioning(metadata.spec(), metadata.schema(), where)
 
 
+def check_rewritable(table: Table, where: str) -> None:
+    """Raise ConfigError for a table with a column that would not stay as it is if its files were rewritten."""
+    from pyiceberg.types import FixedType, ListType, MapType, NestedField, StructType, UUIDType
+
+    def refused(field: NestedField) -> IcebergType | None:
+        kind = field.field_type
+        if isinstance(kind, MapType | FixedType | UUIDType):
+            return kind
+        inner = kind.fields if isinstance(kind, StructType) else ()
+        for each in (kind.element_field,) if isinstance(kind, ListType) else inner:
+            found = kind if each.required else refused(each)
+            if found is not None:
+                return found
+        return None
+
+    for field in table.metadata.schema().fields:
+        kind = refused(field)
+        if kind is not None:
+            raise ConfigError(
+                f"{where}: column {field.name!r} of the table has the type {kind}, and rows with a key cannot be merged into "
+                "such a table: its files are rewritten; drop the column, or leave key out"
+            )
+
+
 def check_partitioning(spec: PartitionSpec, schema: Schema, where: str) -> None:
     """Raise ConfigError for a partitioning that this sink does not support."""
     from pyiceberg.transforms import UnknownTransform, VoidTransform

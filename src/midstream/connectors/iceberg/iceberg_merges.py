@@ -1,0 +1,373 @@
+"""Rows that are merged into an Iceberg table by key: subtasks write them to files apart, and the committer merges them.
+
+    <table>/data/_midstream/part-<attempt>-<subtask>-<n>-<token>.parquet    rows that wait, in no snapshot
+    <table>/data/merged-<checkpoint>-<id>-<n>.parquet                       a data file that replaces others
+
+The committer has the last row of each key in memory, and plans which data files may have these keys, by their partitions
+and bounds. One after the other, such a file is read; if it has some of the keys, its rows are written again, without those
+that are deleted and with the new values of those that are updated, as the table has its columns and partitions now. Rows
+that were in no file are added. One snapshot removes the old files and adds the new ones.
+
+Deletes of rows by position are applied to a file that is rewritten. Those by equality would no longer apply to it, so a
+table that has them is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs
+
+from midstream.connectors.common.filesystem import delete_if_there
+from midstream.connectors.common.table_columns import nullable
+from midstream.connectors.files.keyed_files import DELETES, in_order, last_rows_of, several_rows
+from midstream.connectors.files.rolling_files import explained
+from midstream.connectors.files.table_files import TableFile, open_table_file
+from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
+from midstream.connectors.iceberg.iceberg_commits import SnapshotCommit, entries_of
+from midstream.connectors.iceberg.iceberg_files import (
+    deleted_rows,
+    id_of,
+    parquet_schema_of,
+    partition_constants,
+    stored_columns,
+)
+from midstream.connectors.iceberg.iceberg_parts import IcebergPart, target_of
+from midstream.connectors.iceberg.iceberg_tables import check_rewritable, columns_of
+from midstream.engine.core.batches import concat, conform, to_polars
+from midstream.engine.core.errors import ConfigError, SchemaError
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+_BATCH_ROWS: Final = 65_536
+_LISTED_MAX: Final = 1000
+"""The number of values of a key column up to which files are planned by each value, not only by the least and greatest."""
+
+
+class Merge:
+    """Merges the rows of a checkpoint, possibly in several tries; new files of those that have lost are deleted."""
+
+    def __init__(
+        self, there: CatalogTable, job_id: str, uid: str, files: Sequence[IcebergFile], roll_bytes: int, where: str
+    ) -> None:
+        self.wrong = ""
+        """What the merge has shown to be wrong with the table."""
+        self._there = there
+        self._job_id = job_id
+        self._uid = uid
+        self._files = files
+        self._roll_bytes = roll_bytes
+        self._where = where
+        self._waiting: tuple[pa.Schema, list[pa.RecordBatch]] | None = None
+        """The rows, as the files have them."""
+        self._tries: list[tuple[int, list[str]]] = []
+        """Of tries with an unknown outcome: the snapshot, and the new files."""
+
+    def commit(
+        self, table: Table, checkpoint_id: int, properties: Mapping[str, str], summary: Mapping[str, str]
+    ) -> bool:
+        """Commit one snapshot. Returns whether there was anything to change; without it there is no commit.
+
+        Raises what `SnapshotCommit` raises, ConfigError or SchemaError if the table cannot take the rows any more.
+        """
+        check_rewritable(table, self._where)
+        snapshot, rows = SnapshotCommit(table), self._rows(table)
+        target = target_of(self._there, table, columns_of(table.metadata.schema()))
+        names, id = count(), uuid4().hex[:16]
+
+        def next_name() -> str:
+            return f"merged-{checkpoint_id}-{id}-{next(names):06d}.parquet"
+
+        part = IcebergPart(target, self._job_id, self._uid, self._roll_bytes, next_name, self._where)
+        try:
+            replaced = rows.write(_affected(self._there, table, rows, self._where), part)
+            new = [msgspec.msgpack.decode(each, type=IcebergFile) for each in part.finish(checkpoint_id)]
+        except BaseException:
+            part.discard()
+            raise
+        self.wrong = several_rows(rows.key, rows.again) if rows.again > 0 else ""
+        if not replaced and not new:
+            return False
+        paths = [f"{target.directory}/{file.name}" for file in new]
+        self._commit(table, snapshot, new, replaced, paths, properties, summary)
+        return True
+
+    def _commit(
+        self,
+        table: Table,
+        snapshot: SnapshotCommit,
+        new: Sequence[IcebergFile],
+        replaced: frozenset[str],
+        paths: list[str],
+        properties: Mapping[str, str],
+        summary: Mapping[str, str],
+    ) -> None:
+        from pyiceberg.exceptions import CommitFailedException
+
+        filesystem, _ = self._there.data_directory(table)
+        self._tries.append((snapshot.snapshot_id, paths))
+        try:
+            added = self._there.data_files(table, new, self._where)
+            if replaced:
+                snapshot.replace(added, lambda entry: entry.data_file.file_path in replaced, properties, summary)
+            else:
+                snapshot.append(added, properties, summary)
+        except Exception as error:
+            if not snapshot.is_sent or isinstance(error, CommitFailedException):
+                self._tries.pop()
+                self._delete(filesystem, paths)
+            raise
+
+    def delete_lost(self, table: Table) -> None:
+        """Delete the files of tries that have not become part of the table, which is as it was loaded after the last one:
+        none of them can still succeed.
+        """
+        metadata = table.metadata
+        lost = [path for id, paths in self._tries if metadata.snapshot_by_id(id) is None for path in paths]
+        if lost:  # a snapshot may have expired already
+            live = {self._there.located(table, entry.data_file.file_path)[1] for entry in entries_of(table)}
+            filesystem, _ = self._there.data_directory(table)
+            self._delete(filesystem, [path for path in lost if path not in live])
+        self._tries.clear()
+
+    def _delete(self, filesystem: pyarrow.fs.FileSystem, paths: Sequence[str]) -> None:
+        with explained(self._where):
+            for path in paths:
+                delete_if_there(filesystem, path)
+
+    def _rows(self, table: Table) -> _KeyedRows:
+        """Return the checkpoint's rows with the table's columns as they are now."""
+        key, paths = self._files[0].key, self._there.existing(table, self._files, self._where)
+        if self._waiting is None:
+            by_name = {file.name: path for file, path in zip(self._files, paths, strict=True)}
+            filesystem, _ = self._there.data_directory(table)
+            with explained(self._where):
+                self._waiting = last_rows_of(filesystem, [by_name[name] for name in in_order(list(by_name))], key)
+        stored, batches = self._waiting
+        rows = concat(batches)
+        schema = table.metadata.schema()
+        columns = columns_of(schema)
+        now = dict(zip([field.field_id for field in schema.fields], columns, strict=True))
+        fields: list[pa.Field[Any]] = []
+        arrays: list[pa.Array[Any]] = []
+        renamed = {}
+        for field in stored:
+            there = now.get(id_of(field) or -1)
+            if there is not None:
+                renamed[field.name] = there.name
+                fields.append(there)
+                arrays.append(rows.column(field.name))
+            elif field.name in key:
+                raise ConfigError(
+                    f"{self._where}: key column {field.name!r} was dropped from the table, and rows wait that are found by it; "
+                    "start again without them, from a savepoint or with --fresh"
+                )
+        found = pa.schema(fields)
+        together = pa.RecordBatch.from_arrays(arrays, names=found.names)
+        conformed = conform(together, nullable(found), self._where)
+        deletes = rows.column(DELETES).to_numpy(zero_copy_only=False)
+        self._check_required(found, conformed, deletes)
+        return _KeyedRows(conformed, tuple(renamed[name] for name in key), deletes, columns)
+
+    def _check_required(self, schema: pa.Schema, rows: pa.RecordBatch, deletes: np.ndarray[Any, Any]) -> None:
+        """Raise SchemaError if the table now requires values that a row does not have."""
+        put = pa.array(~deletes)
+        for field in schema:
+            if not field.nullable and rows.column(field.name).filter(put).null_count:
+                raise SchemaError(
+                    f"{self._where}: column {field.name!r} of the table must have a value now, and files written for it have "
+                    "none in a row; change it back until they are committed"
+                )
+
+
+class _AffectedFile:
+    """A data file that may have rows with one of the keys."""
+
+    def __init__(self, there: CatalogTable, table: Table, file: DataFile, deletes: Sequence[str], where: str) -> None:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+        from pyiceberg.manifest import FileFormat
+
+        if file.file_format != FileFormat.PARQUET:
+            raise ConfigError(
+                f"{where}: {file.file_path} is {file.file_format.value}; rows with a key can be merged only into Parquet files"
+            )
+        self.location = file.file_path
+        self._filesystem, self._path = there.located(table, file.file_path)
+        self._schema = schema_to_pyarrow(table.metadata.schema())
+        mapping = table.metadata.name_mapping()
+        self._mapping = [] if mapping is None else mapping.root
+        columns = nullable(columns_of(table.metadata.schema()))
+        by_id = {found: columns.field(field.name) for field in self._schema if (found := id_of(field)) is not None}
+        constants = partition_constants(file, table.specs()[file.spec_id], by_id)
+        self._file = TableFile(file.file_path, file.file_size_in_bytes, 0, constants)
+        self._deletes = [there.located(table, each)[1] for each in deletes]
+
+    @cached_property
+    def _deleted(self) -> np.ndarray[Any, Any] | None:
+        return deleted_rows(self._filesystem, self._deletes, self.location, self._path)
+
+    def read(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that are in the table, always in the same order."""
+        wanted = pa.schema([self._schema.field(name) for name in schema.names])
+
+        def stored() -> dict[str, pa.Field[Any]]:
+            return stored_columns(parquet_schema_of(self._filesystem, self._path), wanted, self._mapping, self._path)
+
+        reader = open_table_file(
+            self._filesystem, self._path, self._file, schema, 0, stored=stored, deleted=self._deleted
+        )
+        try:
+            while (found := reader.read(_BATCH_ROWS)) is not None:
+                yield found[0]
+        finally:
+            reader.close()
+
+
+class _KeyedRows:
+    """The last row of each key in a checkpoint, in columns of the table.
+
+    `deletes`: which of them delete. `columns`: all columns of the table.
+    """
+
+    def __init__(
+        self, rows: pa.RecordBatch, key: tuple[str, ...], deletes: np.ndarray[Any, Any], columns: pa.Schema
+    ) -> None:
+        self.key = key
+        self.again = 0
+        """The number of rows that were updated more than there are keys to update."""
+        self._rows = rows
+        self._deletes = deletes
+        self._columns = nullable(columns)
+        self._key_columns = pa.schema([self._columns.field(name) for name in key])
+        self._index = self._keys(rows).with_row_index("row")
+
+    def _keys(self, batch: pa.RecordBatch) -> pl.DataFrame:
+        names = [f"k{i}" for i in range(len(self.key))]
+        return to_polars(pa.RecordBatch.from_arrays([batch.column(name) for name in self.key], names))
+
+    def write(self, files: Iterator[_AffectedFile], part: IcebergPart) -> frozenset[str]:
+        """Write what replaces files that have one of the keys, and rows that none has. Return the locations of these files."""
+        is_found = np.zeros(self._rows.num_rows, bool)
+        replaced = set()
+        for file in files:
+            at = self._positions(file)
+            hits = at[at >= 0]
+            if not len(hits):
+                continue
+            replaced.add(file.location)
+            updated = hits[~self._deletes[hits]]
+            self.again += len(updated) - int(np.count_nonzero(~is_found[np.unique(updated)]))
+            is_found[hits] = True
+            start = 0
+            for batch in file.read(self._columns):
+                _write(part, self._changed(batch, at[start : start + batch.num_rows]))
+                start += batch.num_rows
+        added = self._rows.filter(pa.array(~is_found & ~self._deletes))
+        for start in range(0, added.num_rows, _BATCH_ROWS):
+            _write(part, self._complete(added.slice(start, _BATCH_ROWS)))
+        return frozenset(replaced)
+
+    def _positions(self, file: _AffectedFile) -> np.ndarray[Any, Any]:
+        """Return for each row of a file which of these rows has its key, or -1."""
+        names = [name for name in self._index.columns if name != "row"]
+        found = [np.array([], np.int64)]
+        for batch in file.read(self._key_columns):
+            joined = self._keys(batch).join(self._index, on=names, how="left", maintain_order="left")
+            found.append(joined.get_column("row").cast(pl.Int64).fill_null(-1).to_numpy())
+        return np.concatenate(found)
+
+    def _changed(self, batch: pa.RecordBatch, at: np.ndarray[Any, Any]) -> pa.RecordBatch:
+        """Return the rows of a file that remain; `at`: which of these rows has the key of each, or -1."""
+        gone = at >= 0
+        gone[gone] = self._deletes[at[gone]]
+        updated = (at >= 0) & ~gone
+        source: Any = pa.array(at[updated])
+        order = np.arange(batch.num_rows)
+        order[updated] = batch.num_rows + np.arange(len(source))
+        kept: pa.Array[Any] = pa.array(order[~gone])
+        columns: list[pa.Array[Any]] = []
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            if field.name in self._rows.schema.names:
+                new = self._rows.column(field.name).take(source)
+                together: Any = pa.concat_arrays([column, new])
+                columns.append(together.take(kept))
+            else:
+                columns.append(column.filter(pa.array(~gone)))
+        return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+    def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows with null in the columns that the stream lacks."""
+        own = batch.schema.names
+        columns: list[pa.Array[Any]] = [
+            batch.column(field.name) if field.name in own else pa.nulls(batch.num_rows, field.type)
+            for field in self._columns
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._columns)
+
+    def filter(self) -> BooleanExpression:
+        """Return what is true for each row of the table with one of the keys, and for others."""
+        from pyiceberg import expressions
+
+        make: Any = expressions  # takes positional arguments, which pyiceberg's types do not show
+        found: BooleanExpression = expressions.AlwaysTrue()
+        for name in self.key:
+            column, term = self._rows.column(name), expressions.Reference(name)
+            values = column.unique()
+            try:
+                if len(values) <= _LISTED_MAX:
+                    found = make.And(found, make.In(term, values.to_pylist()))
+                else:
+                    ends: Any = pc.min_max(values).as_py()
+                    least = make.GreaterThanOrEqual(term, ends["min"])
+                    found = make.And(found, make.And(least, make.LessThanOrEqual(term, ends["max"])))
+            except (OverflowError, ValueError):  # times that Python does not have
+                continue
+        return found
+
+
+def _write(part: IcebergPart, batch: pa.RecordBatch) -> None:
+    if batch.num_rows:
+        part.add(batch)
+        part.drain()
+
+
+def _affected(there: CatalogTable, table: Table, rows: _KeyedRows, where: str) -> Iterator[_AffectedFile]:
+    """Yield the data files that may have rows with one of the keys."""
+    from pyiceberg.manifest import ManifestContent
+
+    newest = table.metadata.current_snapshot()
+    manifests = [] if newest is None else newest.manifests(table.io)
+    deletes: dict[str, tuple[str, ...]] = {}
+    if any(manifest.content == ManifestContent.DELETES for manifest in manifests):
+        try:  # by all keys: a filter would hide some deletes by equality
+            tasks = list(table.scan().plan_files())
+        except ValueError as error:
+            raise ConfigError(
+                f"{where}: the table has deletes that pyiceberg cannot read ({error}); compact the table with the engine that "
+                "wrote them"
+            ) from error
+        deletes = {task.file.file_path: tuple(sorted(each.file_path for each in task.delete_files)) for task in tasks}
+    try:
+        planned = {task.file.file_path for task in table.scan(rows.filter()).plan_files()}
+    except (
+        ArithmeticError,
+        TypeError,
+        ValueError,
+    ):  # pyiceberg cannot compare with the first and last times, for example
+        planned = None
+    for entry in () if planned == set() else list(entries_of(table)):
+        file = entry.data_file
+        if planned is None or file.file_path in planned:
+            yield _AffectedFile(there, table, file, deletes.get(file.file_path, ()), where)
