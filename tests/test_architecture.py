@@ -279,7 +279,6 @@ LONG_FUNCTIONS = {
 ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {
     "engine/worker/task.py Task": "the parts of a subtask, its state, and what is measured of its steps",
-    "engine/worker/source_reader.py SourceReader": "the splits of a subtask, its request for another, and what limits its reading",
     "lab/midstream_lab/jobs/recorded_rows.py SimSource": "each of them is drawn by scenarios",
     "engine/operators/async_map.py AsyncMapOperator": "the life of a row from its call to its result",
     "engine/operators/windows/window_aggregation.py WindowAggregation": "what is computed of the aggregates, once each",

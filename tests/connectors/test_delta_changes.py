@@ -18,7 +18,7 @@ from table_worlds import CONTEXT, DeltaWorld
 from effort import examples
 from midstream import testing
 from midstream.connectors.delta import delta_changes
-from midstream.connectors.delta.delta_changes import ChangesSplit
+from midstream.connectors.delta.delta_changes import DeltaChangesSplit
 from midstream.connectors.delta.delta_source import DeltaSource
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.errors import ConfigError, DataError, SchemaError, StorageError
@@ -155,7 +155,7 @@ def test_reading_resumes_after_each_row(tmp_path):
 
 
 def live_split(split: Split) -> Split:
-    part = msgspec.msgpack.decode(split.payload, type=ChangesSplit)
+    part = msgspec.msgpack.decode(split.payload, type=DeltaChangesSplit)
     return Split(split.id, msgspec.msgpack.encode(msgspec.structs.replace(part, stop=None)))
 
 
@@ -201,7 +201,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     world.delete_positions(2)
     with pytest.raises(DataError, match=r"deletes rows by deletion vectors and does not record its changes"):
         read_all(source, Split(split.id, split.payload, offset))
-    damaged = ChangesSplit("x", 1, None, b"zz", None)
+    damaged = DeltaChangesSplit("x", 1, None, b"zz", None)
     with pytest.raises(StorageError, match="the checkpoint is damaged where it has the files of the table"):
         source.open_split(Split("changes", msgspec.msgpack.encode(damaged)))
     plain = world.source()

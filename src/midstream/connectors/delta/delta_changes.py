@@ -37,7 +37,7 @@ _FILES_BYTES_MAX: Final = 2**30
 """The most bytes that the list of a table's files may have in a checkpoint."""
 
 
-class ChangesSplit(msgspec.Struct, frozen=True, array_like=True):
+class DeltaChangesSplit(msgspec.Struct, frozen=True, array_like=True):
     """The payload of the split. `version`: that of the files; the changes of later ones follow, up to `stop`.
 
     `digest`: that of `version`, see `digest_of`. `files`: the table's files, see `packed_files`.
@@ -72,7 +72,7 @@ class DeltaChangesReader(SplitReader):
         filesystem: pyarrow.fs.FileSystem,
         directory: str,
         schema: pa.Schema,
-        part: ChangesSplit,
+        part: DeltaChangesSplit,
         offset: int,
         *,
         where: str,

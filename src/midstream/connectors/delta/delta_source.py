@@ -16,7 +16,7 @@ import pyarrow.fs
 from midstream.connectors.common.filesystem import below, is_local, resolve
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import OP
-from midstream.connectors.delta.delta_changes import ChangesSplit, DeltaChangesReader, packed_files
+from midstream.connectors.delta.delta_changes import DeltaChangesReader, DeltaChangesSplit, packed_files
 from midstream.connectors.delta.delta_log import (
     Metadata,
     TableVersion,
@@ -152,7 +152,7 @@ class DeltaSource(TableSource):
         files, position = self._begin()
         known = decoded(position, _DeltaPosition, "DeltaSource")
         stop = self._opened().version() if self.bounded else None
-        part = ChangesSplit(known.table_id, known.version, known.digest, packed_files(files), stop)
+        part = DeltaChangesSplit(known.table_id, known.version, known.digest, packed_files(files), stop)
         return Discovery((Split("changes", msgspec.msgpack.encode(part)),), position, exhausted=self.bounded)
 
     def readers_max(self, parallelism: int) -> int:
@@ -333,7 +333,7 @@ class DeltaSource(TableSource):
 
     def open_split(self, split: Split) -> SplitReader:
         if self._reads_changes:
-            part = decoded(split.payload, ChangesSplit, "DeltaSource")
+            part = decoded(split.payload, DeltaChangesSplit, "DeltaSource")
             return DeltaChangesReader(
                 self.filesystem,
                 self.directory,

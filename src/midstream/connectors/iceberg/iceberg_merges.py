@@ -226,7 +226,7 @@ class _AffectedFile:
             return stored_columns(parquet_schema_of(self._filesystem, self._path), wanted, self._mapping, self._path)
 
         reader = open_table_file(
-            self._filesystem, self._path, self._file, schema, 0, stored=stored, deleted=self._deleted
+            self._filesystem, self._path, self._file, schema, 0, stored=stored, deleted=lambda: self._deleted
         )
         try:
             while (found := reader.read(_BATCH_ROWS)) is not None:

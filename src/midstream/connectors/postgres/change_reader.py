@@ -41,7 +41,7 @@ from midstream.connectors.postgres.replication_messages import (
 )
 from midstream.connectors.postgres.replication_stream import ChangeStream, ReplicationConnection, SlotInUse
 from midstream.connectors.postgres.table_snapshot import read_snapshot
-from midstream.engine.core.errors import ConfigError, DataError, SchemaError, StorageError
+from midstream.engine.core.errors import ConfigError, DataError, SchemaError, StorageError, assert_never
 from midstream.engine.operators.source_api import SplitReader
 
 _EMPTY_S: Final = 0.2
@@ -407,7 +407,7 @@ class _Transactions:
                     return self._rows_of(message)
                 self._skip -= 1
                 self._done += 1
-            case _:
+            case _:  # of another table, or nothing that concerns rows
                 pass
         return ()
 
@@ -432,6 +432,8 @@ class _Transactions:
                 return self._layout.update(change)
             case Delete(_, old):
                 return self._layout.delete(old)
+            case _:
+                assert_never(change)
 
     def _move(self, lsn: int) -> None:
         if lsn > self.position.lsn:
