@@ -15,7 +15,7 @@ BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexma
 PROCESSES ?= 3
 PROTOCOL_ROOMS := core state operators graph protocol checkpoint exchange worker coordinator
 
-.PHONY: help setup lock setup-python demo kafka-demo test test-systems release coverage docs simulate check format bench peers minimums nightly clean
+.PHONY: help setup lock setup-python demo kafka-demo lakehouse-demo test test-systems release coverage docs simulate check format bench peers minimums nightly clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -36,6 +36,9 @@ demo: setup  ## 336,776 real flights through a stateful job on embedded Spark, e
 
 kafka-demo: setup  ## the same flights from Kafka to Kafka, with a broker of its own and a slot that is killed; needs mvn
 	@$(BIN)/python tools/kafka_server.py $(BIN)/python examples/kafka.py
+
+lakehouse-demo: setup  ## changes of a PostgreSQL table into an Iceberg table, with a slot that is killed; needs PostgreSQL
+	@$(BIN)/python tests/postgres_server.py $(BIN)/python examples/lakehouse.py
 
 .venv/spark.jsa: tools/spark_archive.py | setup
 	@$(BIN)/python tools/spark_archive.py

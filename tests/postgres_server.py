@@ -1,4 +1,7 @@
-"""A PostgreSQL server of our own, in a directory of its own, on loopback."""
+"""A PostgreSQL server of our own, in a directory of its own, on loopback.
+
+python tests/postgres_server.py COMMAND…        runs COMMAND with POSTGRES_DSN, the address of a new server
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,3 +103,15 @@ def running_server(binaries: Path) -> Iterator[Server]:
             server.stop("immediate")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def main() -> int:
+    binaries = find_binaries()
+    if binaries is None:
+        raise SystemExit("no PostgreSQL here; Debian, Ubuntu: sudo apt install postgresql")
+    with running_server(binaries) as server:
+        return subprocess.run(sys.argv[1:], env={**os.environ, "POSTGRES_DSN": server.dsn()}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
