@@ -349,17 +349,23 @@ class Environment(Hinted):
     ) -> DataStream:
         """Read a Delta table: its rows, and with `watch` those that later versions add.
 
-        Needs `pip install 'midstream[delta]'`. DeltaSource describes the arguments.
+        Needs `pip install 'midstream[delta]'`.
 
-        `table`: a local path, or a URL that pyarrow and deltalake know.
-        `columns`: the columns to read, by default all.
+        `table`: a local path, or a URL that pyarrow and deltalake know (s3://…).
+        `columns`: the columns to read, by default all; those that are added to the table later are then ignored.
+        Without `columns` such a column ends the job, and is read by the next start.
         `watch`: never end, and read new versions.
-        `start`: where a new job begins: None (the table as it is), a version, "latest", or a datetime with a zone.
-        `on_change`: of versions that delete or update rows: "fail", or "skip" to ignore all that such a version does.
-        `changes`: read what versions do to rows, each with its operation in the column `_op`: insert, update or delete.
+        `start`: where a new job begins: None (the table as it is), a version, "latest" (what is added from now on), or a
+        datetime with a zone (what was added from then on).
+        `on_change`: of versions that delete or update rows: "fail", or "skip" to ignore all that such a version does,
+        also the rows that it adds.
+        `changes`: read what versions do to rows, in their order, in one subtask. Each row has a column `_op`: "insert"
+        (also the rows that the table has at the beginning), "update" or "delete". A table that records its changes
+        (delta.enableChangeDataFeed) has fewer; otherwise a file that is rewritten is deleted and inserted row by row. An
+        update that changes a key says nothing of the row under the old key.
         `interval`: how often the source checks for new versions.
-        `storage_options`: what deltalake needs to read the log.
-        `filesystem`: the pyarrow filesystem that files are read with.
+        `storage_options`: what deltalake needs to read the log there; only deltalake, on the driver, receives them.
+        `filesystem`: the pyarrow filesystem that files are read with, by default that of the URL.
         `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
         Returns a stream of the table's rows. Raises ConfigError if there is no such table, or if it cannot be read,
@@ -402,17 +408,21 @@ class Environment(Hinted):
     ) -> DataStream:
         """Read an Iceberg table: its rows, and with `watch` those that later snapshots add.
 
-        Needs `pip install 'midstream[iceberg]'`. IcebergSource describes the arguments.
+        Needs `pip install 'midstream[iceberg]'`.
 
         `table`: its identifier in the catalog, such as "lake.orders".
-        `catalog`: the name of a catalog that pyiceberg is configured with, its properties, or a pyiceberg Catalog.
-        `columns`: the columns to read, by default all.
+        `catalog`: the name of a catalog that pyiceberg is configured with, or its properties (`{"type": "rest", "uri":
+        …}`), or a pyiceberg Catalog. Only the driver uses it.
+        `columns`: the columns to read, by default all; those that are added to the table later are then ignored.
+        Without `columns` such a column ends the job, and is read by the next start.
         `watch`: never end, and read new snapshots.
-        `start`: where a new job begins: None (the table as it is), the id of a snapshot, "latest", or a datetime with a
-        zone.
-        `on_change`: of snapshots that delete or update rows: "fail", or "skip" to ignore all that such a snapshot does.
+        `start`: where a new job begins: None (the table as it is), the id of a snapshot, "latest" (what is added from
+        now on), or a datetime with a zone (what was added from then on).
+        `on_change`: of snapshots that delete or update rows: "fail", or "skip" to ignore all that such a snapshot does,
+        also the rows that it adds.
         `interval`: how often the source checks for new snapshots.
-        `filesystem`: the pyarrow filesystem that files are read with.
+        `filesystem`: the pyarrow filesystem that files are read with, by default that of their location with the
+        catalog's credentials.
         `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
         Returns a stream of the table's rows. Raises ConfigError if there is no such table, or if it cannot be read,
@@ -451,17 +461,20 @@ class Environment(Hinted):
     ) -> DataStream:
         """Read a PostgreSQL table (13 or later): its rows, then each insert, update and delete, by logical replication.
 
-        Needs `pip install 'midstream[postgres]'`. PostgresChangesSource describes the rows, which have a column `_op`:
-        insert, update or delete.
+        Needs `pip install 'midstream[postgres]'`. Rows have a column `_op`: insert, update or delete.
 
-        `dsn`: a connection string; the user needs the right REPLICATION. A password comes from PGPASSWORD, a password
-        file or a service file.
+        `dsn`: a connection string of libpq. Give the password as PGPASSWORD or in a password file on each node; one in
+        `dsn` is sent to the slots with the job, and is neither stored nor shown. The user needs the right REPLICATION,
+        SELECT on the table, and for a publication that is to be created, to own it.
         `table`: the table; it needs a primary key, or a replica identity FULL.
-        `slot`: the name of the replication slot, which is created; each job needs its own. It keeps the server's log
-        until you drop it.
-        `schema`: the table's schema, by default as in the search path.
-        `publication`: a publication that has the table, created if there is none; by default one with the slot's name.
-        `columns`: the columns to read, by default all.
+        `slot`: the name of the replication slot, which is created when the job starts without a checkpoint; with
+        --fresh it is dropped and created again. Each job needs its own. It keeps the server's log until it is dropped:
+        `SELECT pg_drop_replication_slot('…')`.
+        `schema`: the table's schema; by default the first in the search path that has the table.
+        `publication`: a publication that has the table; by default one with the slot's name. It is created if there is
+        none.
+        `columns`: the columns to read, by default all that are not generated. Columns that are added later are ignored;
+        one that is dropped, or changes its type, ends the job.
         `snapshot`: False: without the rows that the table has when the job starts.
         `rows_per_s`: a limit, in rows per second; None for none.
 

@@ -66,22 +66,7 @@ class DeltaSource(TableSource):
     A version that only rearranges rows (OPTIMIZE) adds none. Of files with deletion vectors, the deleted rows are left
     out.
 
-    `table`: a local path, or a URL that pyarrow and deltalake know (s3://…).
-    `columns`: the columns to read, by default all; those that are added to the table later are then ignored. Without
-    `columns` such a column ends the job, and is read by the next start.
-    `watch`: never end, and read new versions.
-    `start`: where a new job begins: None (the table as it is), a version, "latest" (what is added from now on), or a
-    datetime with a zone (what was added from then on).
-    `on_change`: of versions that delete or update rows: "fail", or "skip" to ignore all that such a version does, also
-    the rows that it adds.
-    `changes`: read what versions do to rows. Each row has a column `_op`: "insert" (also the rows that the table has at the
-    beginning), "update" or "delete". One subtask reads them in their order. A table that records its changes
-    (delta.enableChangeDataFeed) has fewer; otherwise a file that is rewritten is deleted and inserted row by row. An
-    update of a key says nothing of the row under the old key.
-    `interval`: how often the source checks for new versions.
-    `storage_options`: what deltalake needs to read the log there; only deltalake, on the driver, receives them.
-    `filesystem`: the pyarrow filesystem that files are read with, by default that of the URL.
-    `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+    The arguments are those of `Environment.read_delta`.
 
     Raises ConfigError if there is no such table, or if it uses a feature that cannot be read, SchemaError for columns
     that do not exist, StorageError if it cannot be read.

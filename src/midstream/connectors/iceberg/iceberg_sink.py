@@ -102,20 +102,8 @@ class IcebergSink(Sink):
     has the rows of a checkpoint in memory, and rewrites the files that have their keys, one after the other. Other
     writers, compaction and the expiration of snapshots may run at the same time.
 
-    `table`: its identifier in the catalog, such as "lake.orders". A missing table is created, its namespace too. A fresh
-    job needs a table without rows, unless `append` or with a `key`.
-    `catalog`: the name of a catalog that pyiceberg is configured with, or its properties (`{"type": "rest", "uri": …}`),
-    or a pyiceberg Catalog. Only the driver uses it.
-    `partition_by`: the partitioning of a table that is created: columns, or transforms such as "day(at)" and
-    "bucket(16, user)"; an existing one keeps its own.
-    `key`: a row replaces the one with the same values in these columns, or is added; of several such rows the last one
-    remains, provided that one subtask has them all: call `key_by` with the same columns first.
-    `op`: the column with each row's operation, which is not written: "insert" and "update" do what `key` does, "delete"
-    deletes the row with that key.
-    `append`: add to a table that has rows.
-    `roll_size`: a file is closed when it reaches about this size, and with every checkpoint.
-    `filesystem`: the pyarrow filesystem that files are written with, by default that of the table's location with the
-    catalog's credentials.
+    The arguments are those of `DataStream.write_iceberg`, which also brings the rows of a key to one subtask, so that the
+    last of several rows remains.
 
     Raises ConfigError for invalid arguments; the table is checked when the job starts.
 

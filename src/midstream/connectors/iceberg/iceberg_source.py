@@ -91,20 +91,7 @@ class IcebergSource(TableSource):
 
     A snapshot that only rearranges rows (compaction) adds none. Rows that position delete files name are left out.
 
-    `table`: its identifier in the catalog, such as "lake.orders".
-    `catalog`: the name of a catalog that pyiceberg is configured with, or its properties (`{"type": "rest", "uri": …}`),
-    or a pyiceberg Catalog. Only the driver uses it.
-    `columns`: the columns to read, by default all; those that are added to the table later are then ignored. Without
-    `columns` such a column ends the job, and is read by the next start.
-    `watch`: never end, and read new snapshots.
-    `start`: where a new job begins: None (the table as it is), the id of a snapshot, "latest" (what is added from now
-    on), or a datetime with a zone (what was added from then on).
-    `on_change`: of snapshots that delete or update rows: "fail", or "skip" to ignore all that such a snapshot does, also
-    the rows that it adds.
-    `interval`: how often the source checks for new snapshots.
-    `filesystem`: the pyarrow filesystem that files are read with, by default that of their location with the catalog's
-    credentials.
-    `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+    The arguments are those of `Environment.read_iceberg`.
 
     Raises ConfigError if there is no such table, or if it uses a feature that cannot be read, SchemaError for columns
     that do not exist, StorageError if catalog or table cannot be reached.

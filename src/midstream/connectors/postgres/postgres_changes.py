@@ -83,18 +83,7 @@ class PostgresChangesSource(Source):
     identity FULL. An update that changes the key is a delete and an insert. A value that has no type here (json, uuid,
     enum, array, numeric without a precision) is text.
 
-    `dsn`: a connection string of libpq. Give the password as PGPASSWORD or in a password file on each node; one in `dsn`
-    is sent to the slots with the job, and is neither stored nor shown. The user needs the right REPLICATION, SELECT on
-    the table, and for a publication that is to be created, to own it.
-    `table`: the table; it needs a primary key, or a replica identity FULL.
-    `slot`: the name of the replication slot, which is created when the job starts without a checkpoint; with --fresh it
-    is dropped and created again. Each job needs its own. It keeps the server's log until it is dropped: `SELECT pg_drop_replication_slot('…')`.
-    `schema`: the table's schema; by default the first in the search path that has the table.
-    `publication`: a publication that has the table; by default one with the slot's name. It is created if there is none.
-    `columns`: the columns to read, by default all that are not generated. Columns that are added later are ignored;
-    one that is dropped, or changes its type, ends the job.
-    `snapshot`: False: without the rows that the table has when the job starts.
-    `rows_per_s`: a limit, in rows per second; None for none.
+    The arguments are those of `Environment.read_postgres_changes`.
 
     Raises ConfigError for a table whose changes cannot be read, SchemaError for columns that do not exist, StorageError
     if the server cannot be reached. The job needs a checkpoint directory.
