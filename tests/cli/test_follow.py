@@ -6,12 +6,14 @@ import io
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from machine import limit_s
 from midstream.cli import follow as following
 from midstream.cli.follow import Interrupted, Interrupts, display, ending_at_a_signal, follow
 from midstream.engine.core.errors import ClusterError
@@ -143,6 +145,20 @@ def test_before_there_is_a_job_a_signal_ends_what_is_done_for_it(number):
         signal.raise_signal(number)
     assert interrupted.value.number == number
     assert signal.getsignal(number) == before
+
+
+class SignalledAtItsEnd:
+    """Python ignores what is raised while an object is deleted."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_that_arrives_where_exceptions_are_ignored_counts_too():
+    with pytest.raises(Interrupted) as interrupted, ending_at_a_signal():
+        SignalledAtItsEnd()
+        time.sleep(limit_s(20))  # is interrupted
+    assert interrupted.value.number == signal.SIGINT
 
 
 def test_a_stop_that_fails_is_said_and_ends_the_watch(status):

@@ -27,6 +27,8 @@ from midstream.engine.protocol.job_status import JobStatus
 from midstream.runtime.driver.job import Job
 
 POLL_S = 0.1
+AGAIN_S = 0.05
+"""How long after a signal that was ignored it is sent once more: the callback has ended."""
 REFRESH_S = 0.5
 LINE_EVERY_S = 5.0
 
@@ -121,13 +123,27 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def ending_at_a_signal() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM raise Interrupted while there is no job that could be stopped."""
+    """Let Ctrl-C and SIGTERM raise Interrupted while there is no job that could be stopped.
+
+    Python ignores what is raised in a callback, such as those of logging after a fork, which is how the JVM is launched.
+    The signal is then sent once more.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)
 
-    with handled_by(interrupt, signal.SIGINT, signal.SIGTERM):
-        yield
+    def ignored(unraisable: sys.UnraisableHookArgs) -> None:
+        if isinstance(unraisable.exc_value, Interrupted):
+            threading.Timer(AGAIN_S, os.kill, (os.getpid(), unraisable.exc_value.number)).start()
+        else:
+            before(unraisable)
+
+    before, sys.unraisablehook = sys.unraisablehook, ignored
+    try:
+        with handled_by(interrupt, signal.SIGINT, signal.SIGTERM):
+            yield
+    finally:
+        sys.unraisablehook = before
 
 
 class Interrupts:
