@@ -114,7 +114,7 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_and_nothing
 
     monkeypatch.setattr(Restarter, "begins", count)
     monkeypatch.setattr(Restarter, "after_end", note)
-    for seed in known((105, 111, 113, 119), range(100, 140)):
+    for seed in known((111, 113, 119, 126), range(100, 140)):
         outcome = run(going_back_and_forth(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
     assert all(resumed[way] > 0 for way in ("rollback", "keep", "None", "fresh")), resumed
@@ -219,7 +219,7 @@ def test_a_job_goes_on_from_what_the_start_that_started_it_over_completes_before
         sink_rows=1,
     )
     found = 0
-    for seed in known((90,), range(85, 115)):
+    for seed in known((97,), range(85, 115)):
         outcome = run(replace(scenario, seed=seed), keep_trace=True)
         assert not outcome.failures, (seed, outcome.failures[0])
         assert outcome.trace is not None
@@ -344,11 +344,11 @@ def test_what_had_finished_in_a_checkpoint_that_is_written_during_the_next_attem
     scenario = replace(drawn, tempo=tempo, timeout_s=0.1, interval_s=0.02, sink_rows=1, sink_pause_s=0.01, row_us=0)
     # Its metadata hangs, a slot dies meanwhile, and it is written when all of that has been deployed again.
     hangs = Fault(150, HANGS, 6 * Random("given up 16").randrange(1 << 20))
-    outcome = run(replace(scenario, faults=(hangs,)), keep_trace=True)
+    outcome = run(replace(scenario, seed=32, faults=(hangs,)), keep_trace=True)
     assert not outcome.failures, outcome.failures[0]
     assert outcome.trace is not None
     order = "".join(outcome.trace.lines(r"Deploy job_id=job1 attempt=1|_metadata"))
-    assert re.search(r"_metadata hangs.*attempt=1.*wrote chk-2/_metadata.*wrote chk-4/_metadata", order)
+    assert re.search(r"chk-1/_metadata hangs.*attempt=1.*wrote chk-1/_metadata.*wrote chk-3/_metadata", order)
 
 
 @pytest.mark.parametrize(("seed", "hangs", "stops"), [(119, 93, 245), (146, 54, 185), (154, 72, 324), (268, 101, 182)])
