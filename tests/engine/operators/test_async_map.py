@@ -233,6 +233,18 @@ def test_rows_in_flight_are_called_again_after_a_restore() -> None:
     assert after.snapshot() == {}
 
 
+def test_rows_after_a_restore_have_the_watermark_before_them_in_the_next_checkpoint() -> None:
+    limits = CallLimits(capacity=3)
+    world = Async(limits)
+    world.advance(5)
+    world.process(rows(1))
+    world.complete(1)
+    after = world.restored(limits, watermark_us=5)  # nothing was in flight, and the watermark has left
+    after.process(rows(2))
+    (chunk,) = after.snapshot()[IN_FLIGHT].chunks
+    assert chunk.table.column("watermark_us").to_pylist() == [5]
+
+
 def test_no_row_of_another_subtask_brings_a_watermark_that_this_one_was_not_offered() -> None:
     first, second = Async(), Async()
     first.advance(20)

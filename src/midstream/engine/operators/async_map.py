@@ -163,6 +163,7 @@ class AsyncMapOperator(Operator):
             self._failed = FailedRows(self._policy, self._where, function_name(self._function))
         self._calls = context.open_calls(self._of_coroutines, self._limits.capacity, self._on_outcomes)
         self._runtime = context
+        self._segments[-1].before_us = context.watermark_us  # after a restore, that of the operator
         opens = getattr(self._function, "open", None)
         if opens is None:
             return
@@ -432,7 +433,7 @@ class AsyncMapOperator(Operator):
                 before_us = min(marks[first], self._runtime.watermark_us)
                 last = self._segments[-1]
                 if not last.rows:
-                    last.before_us = max(last.before_us, before_us)
+                    last.before_us = before_us  # the lowest; later ones are in order
                 elif before_us > last.before_us:
                     self._segments.append(_Segment(before_us))
                 rows = part.column("row").slice(first, end - first)
