@@ -53,7 +53,7 @@ def change(connection: psycopg.Connection, draws: random.Random) -> int:
     return 20
 
 
-def say(what: str, text: str) -> None:
+def report(what: str, text: str) -> None:
     print(f"{what:<10} {text}", flush=True)
 
 
@@ -64,19 +64,19 @@ def run(dsn: str, directory: Path, **options) -> bool:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(f"CREATE TABLE {TABLE} (id bigint PRIMARY KEY, price float8 NOT NULL, state text)")
         connection.execute(f"INSERT INTO {TABLE} SELECT n, n / 100.0, 'old' FROM generate_series(1, {ORDERS}) AS n")
-        say("made", f"{TABLE} with {ORDERS:,} orders")
+        report("made", f"{TABLE} with {ORDERS:,} orders")
         job = copy_of_orders(dsn, catalog, directory / "checkpoints").start(**options)
         try:
-            say("started", "the job, a checkpoint each second")
+            report("started", "the job, a checkpoint each second")
             changes, end_s, killed = 0, time.monotonic() + SECONDS, False
             while time.monotonic() < end_s or not killed:
                 changes += change(connection, draws)
                 status = job.status()
                 if not killed and status.checkpoints_completed >= 3 and status.slot_pids:
                     os.kill(status.slot_pids[0], signal.SIGKILL)
-                    say("killed", f"a slot (kill -9 {status.slot_pids[0]}) after {changes:,} changes")
+                    report("killed", f"a slot (kill -9 {status.slot_pids[0]}) after {changes:,} changes")
                     killed = True
-            say("changed", f"{changes:,} times; the job restarts, and catches up")
+            report("changed", f"{changes:,} times; the job restarts, and catches up")
             wanted = dict(connection.execute(f"SELECT id, price FROM {TABLE}").fetchall())
             return compared(job, catalog, wanted)
         finally:
@@ -99,11 +99,11 @@ def compared(job, catalog: dict[str, str], wanted: dict[int, float]) -> bool:
             break
         time.sleep(0.2)
     by_polars = dict(pl.scan_iceberg(table).select("id", "price").collect().rows())
-    say(
+    report(
         "compared",
         f"{len(wanted):,} orders in PostgreSQL, {len(found):,} as pyiceberg reads the copy, {len(by_polars):,} as polars does",
     )
-    say("equal", str(found == by_polars == wanted))
+    report("equal", str(found == by_polars == wanted))
     return found == by_polars == wanted
 
 

@@ -611,7 +611,7 @@ def test_a_table_whose_old_files_are_deleted_is_not_rolled_back(table):
     sink.check_rollback(output, 1)
     DeltaTable(table).vacuum(0, dry_run=False, enforce_retention_duration=False)
     with pytest.raises(
-        ConfigError, match=r"version 1 of the table cannot be restored any more: .* was deleted, for example by VACUUM"
+        ConfigError, match=r"version 1 of the table can no longer be restored: .* was deleted, for example by VACUUM"
     ):
         sink.check_rollback(output, 1)
     with pytest.raises(StorageError, match="missing file"):

@@ -141,6 +141,6 @@ def test_a_job_whose_slot_was_dropped_ends_at_once_and_says_why(db, tmp_path):
     until("the slot is free", lambda: not ask(db, "SELECT 1 FROM pg_replication_slots WHERE active"))
     run(db, f"SELECT pg_drop_replication_slot('{SLOT}')")
     job = copying(db, tmp_path).start(slots=ProcessSlots(), restore_from="latest")
-    with pytest.raises(ConfigError, match=r"the replication slot 'changes' does not exist any more"):
+    with pytest.raises(ConfigError, match=r"the replication slot 'changes' no longer exists"):
         job.wait(limit_s(60))
     assert job.status().restarts == 0

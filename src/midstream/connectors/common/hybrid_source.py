@@ -72,7 +72,7 @@ class HybridSource(Source):
             source.own = own
 
     @property
-    def discovery_interval_s(self) -> float:  # type: ignore[override]  # nobody sets it: sources adapt theirs
+    def discovery_interval_s(self) -> float:  # type: ignore[override]  # read-only: it follows the sources, which adapt theirs
         return min(source.discovery_interval_s for source in self.sources)
 
     def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:

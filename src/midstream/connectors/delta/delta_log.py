@@ -104,7 +104,7 @@ _decode_when = msgspec.json.Decoder(_WhenCommitted).decode
 class TableVersion(msgspec.Struct, frozen=True):
     """What a version did to the table.
 
-    `added`: new data files, unless the version only arranged rows anew.
+    `added`: new data files. A version that only rearranges rows has none.
     `removes_rows`: it removed or changed rows, which may have been read.
     `removed`: the data files whose rows it removed. `changes`: files with the rows that it changed, if the table has them.
     `has_vectors`: some of the rows that it removed are named by deletion vectors.

@@ -148,7 +148,7 @@ def check_restorable(sink: DeltaSink, newest: DeltaTable, older: DeltaTable) -> 
     for info in sink.filesystem.get_file_info(removed):
         if info.type != pyarrow.fs.FileType.File:
             raise ConfigError(
-                f"{sink._where}: version {older.version()} of the table cannot be restored any more: {info.path} was "
+                f"{sink._where}: version {older.version()} of the table can no longer be restored: {info.path} was "
                 "deleted, for example by VACUUM"
             )
 

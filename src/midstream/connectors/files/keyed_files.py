@@ -186,7 +186,7 @@ def delete_files(filesystem: pyarrow.fs.FileSystem, directory: str, names: Seque
 
 
 class MergedFiles:
-    """What a job's committer has merged, for the deletion of files that nothing needs any more.
+    """What a job's committer has merged, for the deletion of files that nothing needs from then on.
 
     Tasks are deployed only after everything in the restored checkpoint is committed: once something of the new attempt,
     or of the job that has resumed, is committed, nothing needs the earlier files.

@@ -66,7 +66,7 @@ def packed(deleted: np.ndarray[Any, Any]) -> bytes:
 
 
 def unpacked(deleted: bytes, row_count: int, path: str) -> np.ndarray[Any, Any]:
-    """Return what `packed` was given, of a file with so many rows. Raises StorageError for other bytes."""
+    """Return what `packed` was given, for a file with `row_count` rows. Raises StorageError for other bytes."""
     length = -(-row_count // 8)
     try:
         found = zlib.decompressobj().decompress(deleted, length + 1)

@@ -43,7 +43,7 @@ _LARGE_FILE_BYTES: Final = 32 * 2**20
 """Files from this size on are several splits, for which their footers are read."""
 _FOOTERS_AT_ONCE: Final = 16
 _FILES_PER_DISCOVERY: Final = 10_000
-"""No further version is read once those read together have added so many files."""
+"""A discovery reads no further version once the versions that it has read have added this many files."""
 
 
 class TableSource(Source):

@@ -15,6 +15,7 @@ table that has them is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -80,7 +81,7 @@ class Merge:
     ) -> bool:
         """Commit one snapshot. Returns whether there was anything to change; without it there is no commit.
 
-        Raises what `SnapshotCommit` raises, ConfigError or SchemaError if the table cannot take the rows any more.
+        Raises what `SnapshotCommit` raises, ConfigError or SchemaError if the table can no longer take the rows.
         """
         check_rewritable(table, self._where)
         snapshot, rows = SnapshotCommit(table), self._rows(table)
@@ -91,12 +92,11 @@ class Merge:
             return f"merged-{checkpoint_id}-{id}-{next(names):06d}.parquet"
 
         part = IcebergPart(target, self._job_id, self._uid, self._roll_bytes, next_name, self._where)
-        try:
+        with ExitStack() as unfinished:
+            unfinished.callback(part.discard)
             replaced = rows.write(_affected(self._there, table, rows, self._where), part)
             new = [msgspec.msgpack.decode(each, type=IcebergFile) for each in part.finish(checkpoint_id)]
-        except BaseException:
-            part.discard()
-            raise
+            unfinished.pop_all()
         self.wrong = several_rows(rows.key, rows.again) if rows.again > 0 else ""
         if not replaced and not new:
             return False

@@ -1,8 +1,8 @@
 """Debezium's envelopes as rows: each change of a database is a row with its operation.
 
 An envelope has the row `before` and `after` the change, and `op`: c (create), r (read by the first snapshot), u (update)
-or d (delete). JSON may have it within `payload`, beside a schema. The record without a value that follows a delete is for
-the topic's compaction, and is no change.
+or d (delete). In JSON the envelope may be the field `payload`, next to a schema. The record without a value that follows
+a delete is for the topic's compaction, and is no change.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Final
@@ -250,7 +251,8 @@ class ChangeReader(SplitReader):
         if time.monotonic() < self._retry_at_s or not self._check_slot():
             return False
         connection = ReplicationConnection(self._changes.dsn, self._where)
-        try:
+        with ExitStack() as unfinished:
+            unfinished.callback(connection.close)
             system = connection.system()
             if system != self._split.system:
                 raise ConfigError(
@@ -259,9 +261,7 @@ class ChangeReader(SplitReader):
                 )
             split = self._split
             stream = ChangeStream(connection, split.slot, split.publication, self._position.lsn, self._where)
-        except BaseException:
-            connection.close()
-            raise
+            unfinished.pop_all()
         self._stream = _Transactions(stream, self._changes, self._split, self._position)
         self._in_use_since_s = None
         return True

@@ -5,7 +5,7 @@ the table, as it is where the slot begins, to files below the checkpoint directo
 that, it records that it will do so: a start after a failure in between drops the slot, and begins again.
 
 The reader streams from the slot. The server keeps what it has not confirmed, and it confirms what a completed checkpoint
-holds, so the slot never goes back behind the newest checkpoint, and an older one cannot be resumed.
+holds, so the slot is never at a position before the newest checkpoint, and older checkpoints cannot be resumed.
 """
 
 from __future__ import annotations
@@ -214,11 +214,10 @@ class PostgresChangesSource(Source):
             ensure_publication(connection, self._publication, table)
             check_publication(connection, self._publication, table, self.schema.names[:-1], self._where)
             base_lsn, snapshot = replication.create_slot(self._slot)
-            try:
+            with ExitStack() as unfinished:
+                unfinished.callback(self._drop_slot)
                 directory, files = self._copied(connection, table, snapshot, cancellation)
-            except BaseException:
-                self._drop_slot()
-                raise
+                unfinished.pop_all()
         return table, ChangesSplit(self._slot, self._publication, system, table.oid, base_lsn, directory, files)
 
     def _copied(
@@ -292,7 +291,7 @@ class PostgresChangesSource(Source):
             )
 
     def _check(self, begun: _Begun) -> None:
-        """Raise ConfigError if table, publication or slot no longer give the changes, and warn of a slot that lags behind."""
+        """Raise ConfigError if table, publication or slot no longer give the changes, and warn of a slot that keeps too much of the log."""
         try:
             with explained(self._where), self._connected() as connection:
                 status = checked_slot(connection, self._slot, self._where)

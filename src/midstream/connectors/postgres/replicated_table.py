@@ -176,7 +176,7 @@ def check_publication(
     found = connection.execute(_PUBLICATION, [*place, table.oid, *place, name]).fetchone()
     if found is None:
         raise ConfigError(
-            f'{where}: the publication {name!r} does not exist any more; create it: CREATE PUBLICATION "{name}" FOR TABLE '
+            f'{where}: the publication {name!r} no longer exists; create it: CREATE PUBLICATION "{name}" FOR TABLE '
             f"ONLY {table}. Changes made without it are missing from what follows, so start again with --fresh"
         )
     has_all, has_table, condition, columns = found
@@ -221,16 +221,16 @@ def slot_status(connection: Connection[Any], slot: str) -> ReplicationSlot | Non
 def checked_slot(connection: Connection[Any], slot: str, where: str) -> ReplicationSlot:
     """Return the state of the slot that a job has made. Raises ConfigError if it does not have the changes."""
     status = slot_status(connection, slot)
-    anew = "so changes are missing; to read the table again, start with --fresh"
+    missing = "so changes are missing; to read the table again, start with --fresh"
     if status is None:
-        raise ConfigError(f"{where}: the replication slot {slot!r} does not exist any more, {anew}")
+        raise ConfigError(f"{where}: the replication slot {slot!r} no longer exists, {missing}")
     if status.plugin != PLUGIN or status.database != connection.info.dbname:
         raise ConfigError(
             f"{where}: the replication slot {slot!r} is of the plugin {status.plugin} in database {status.database!r}, not of "
-            f"{PLUGIN} in {connection.info.dbname!r}: it was dropped and made again by others, {anew}"
+            f"{PLUGIN} in {connection.info.dbname!r}: another program dropped it and created it again, {missing}"
         )
     if status.wal_status == "lost":
         raise ConfigError(
-            f"{where}: the server has deleted log that the replication slot {slot!r} needs (max_slot_wal_keep_size), {anew}"
+            f"{where}: the server has deleted log that the replication slot {slot!r} needs (max_slot_wal_keep_size), {missing}"
         )
     return status
