@@ -360,7 +360,7 @@ def test_the_server_forgets_only_what_a_completed_checkpoint_holds(db, reading):
     begin = confirmed(db)
     run(db, "INSERT INTO t SELECT n, 'x' FROM generate_series(1, 100) n")
     run(db, "INSERT INTO t VALUES (0, 'y')")
-    read.read_until(50, 50)
+    until("50 rows", lambda: read.read(50 - len(read.rows)) >= 0 and len(read.rows) == 50)  # a batch may end early
     inside = read.offset
     read.read_until(101)
     assert confirmed(db) == begin
@@ -374,7 +374,7 @@ def test_the_server_forgets_only_what_a_completed_checkpoint_holds(db, reading):
     assert len(read.read_until(51)) == 51
     read.offset = end
     read.complete()
-    until("the server has taken note", lambda: read.read() == 0 and str(confirmed(db)) > str(begin))
+    until("the server has taken note", lambda: read.read() == 0 and confirmed(db) > begin)
     kept = confirmed(db)
     read.restart()
     until("the slot is free", lambda: not ask(db, "SELECT 1 FROM pg_replication_slots WHERE active"))

@@ -51,9 +51,12 @@ class HeartbeatThread:
         while not self._ended.wait(self._interval_s):
             busy_s = time.monotonic() - self._loop.busy_since_s
             if busy_s >= self._interval_s:
-                frame = sys._current_frames().get(self._loop_thread)
-                operator, line = _seen(frame)
-                self._beat(InCall(operator, int(busy_s * 1000), line))
+                self._report(busy_s)
+
+    def _report(self, busy_s: float) -> None:
+        # a variable of `_run` would keep the frame, and so the task in it, until the next long call
+        operator, line = _seen(sys._current_frames().get(self._loop_thread))
+        self._beat(InCall(operator, int(busy_s * 1000), line))
 
 
 def _seen(frame: FrameType | None) -> tuple[str, str]:
@@ -87,6 +90,9 @@ def line_in(frame: FrameType | None) -> str:
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
+    """Yield the frames of the current mail, from the innermost. The loop's own lasts: its `f_locals`, once they are read,
+    keep the mail of that time.
+    """
+    while frame is not None and frame.f_code is not EventLoop.run.__code__:
         yield frame
         frame = frame.f_back
