@@ -21,6 +21,7 @@ IMPORTS = {
     "kafka-avro": ["confluent_kafka.schema_registry", "midstream.connectors.kafka.avro_values"],
     "kafka-protobuf": ["google.protobuf", "midstream.connectors.kafka.protobuf_values"],
     "object-stores": ["obstore", "botocore"],
+    "openlineage": ["openlineage.client"],
     "otel": ["opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"],
 }
 """Of each extra that users install."""

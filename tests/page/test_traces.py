@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from collectors import collecting
 
 from machine import limit_s
 from midstream import Environment
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.protocol.job_status import CheckpointPhases, CheckpointStatus, FailureStatus, JobStatus
-from midstream.page import traces
+from midstream.page import job_observers, traces
+from midstream.page.job_observers import begin_observing, end_observing
 from midstream.page.traces import Span, Traces, Watch, open_traces
 from midstream.runtime.process.process_slots import ProcessSlots
 from sample_status import sample
@@ -142,29 +142,15 @@ def collected() -> Iterator[tuple[str, list[Any]]]:
     messages = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     spans: list[Any] = []
 
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            request = messages.ExportTraceServiceRequest()
-            request.ParseFromString(self.rfile.read(int(self.headers["Content-Length"])))
-            spans.extend(
-                span
-                for of_resource in request.resource_spans
-                for scope in of_resource.scope_spans
-                for span in scope.spans
-            )
-            self.send_response(200)
-            self.end_headers()
+    def received(body: bytes) -> None:
+        request = messages.ExportTraceServiceRequest()
+        request.ParseFromString(body)
+        spans.extend(
+            span for of_resource in request.resource_spans for scope in of_resource.scope_spans for span in scope.spans
+        )
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Collector)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", spans
-    server.shutdown()
-    server.server_close()
-    thread.join(limit_s(30))
+    with collecting(received) as address:
+        yield address, spans
 
 
 def attribute(span: Any, name: str) -> Any:
@@ -250,14 +236,14 @@ def test_a_job_whose_status_cannot_be_read_ends_its_traces_and_nothing_else(capl
         def status(self) -> JobStatus:
             raise RuntimeError("no status")
 
-    before = list(traces._threads)
+    before = list(job_observers._threads)
     closed: list[bool] = []
-    Traces(None, lambda: closed.append(True)).begin(Broken())  # type: ignore[arg-type]
-    (thread,) = [each for each in traces._threads if each not in before]
+    begin_observing(Broken(), Traces(None, lambda: closed.append(True)))  # type: ignore[arg-type]
+    (thread,) = [each for each in job_observers._threads if each not in before]
     thread.join(limit_s(30))
     assert not thread.is_alive() and "the traces of job broken have failed" in caplog.text
     assert closed == [True]
-    traces.send_last()  # of a job that has not ended nothing is waited for
+    end_observing()  # of a job that has not ended nothing is waited for
 
 
 def test_spans_go_to_the_provider_that_the_program_has_set_which_stays_open(monkeypatch: pytest.MonkeyPatch):
@@ -277,11 +263,11 @@ def test_spans_go_to_the_provider_that_the_program_has_set_which_stays_open(monk
         def status(self) -> JobStatus:
             return at(FAILED, DONE)
 
-    found = open_traces({"OTEL_TRACES_EXPORTER": "console"})
-    assert found is not None
     for _ in range(2):  # a second job of the same program
-        found.begin(Ended())
-        traces.send_last()
+        found = open_traces({"OTEL_TRACES_EXPORTER": "console"})
+        assert found is not None
+        begin_observing(Ended(), found)
+        end_observing()
     names = [span.name for span in exporter.get_finished_spans()]
     assert names == ["subtasks", "metadata", "checkpoint", "subtasks", "checkpoint"] * 2
 

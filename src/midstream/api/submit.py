@@ -27,6 +27,8 @@ from midstream.engine.operators.base import Operator
 from midstream.engine.protocol.messages import JobModules
 from midstream.engine.state.job_code import own_code
 from midstream.page import PageAddress, open_page
+from midstream.page.job_observers import begin_observing
+from midstream.page.lineage import open_lineage
 from midstream.page.traces import open_traces
 from midstream.runtime.driver.job import Job, start_job
 from midstream.runtime.process.slot_provider import SlotProvider
@@ -79,8 +81,9 @@ class Submission:
 
         `page`: where the job's page is served, see `page.PageAddress.of`.
         """
-        address, traces = PageAddress.of(page), open_traces()
         plan, graph = self.plan, self.plan.graph
+        address = PageAddress.of(page)
+        observers = [each for each in (open_traces(), open_lineage(graph)) if each is not None]
         with ExitStack() as undo:
             served = open_page(address, plan.config.name)
             if served is not None:
@@ -101,8 +104,8 @@ class Submission:
             )
             job = start_job(plan, slots, served)
             undo.pop_all()
-        if traces is not None:
-            traces.begin(job)
+        for observer in observers:
+            begin_observing(job, observer)
         return job
 
 

@@ -1,21 +1,16 @@
 """Checkpoints and restarts of a job as OpenTelemetry spans; the extra `midstream[otel]`.
 
-The variable `OTEL_TRACES_EXPORTER` enables them, as for every program with OpenTelemetry. A separate thread requests
-the job's status once a second and makes spans of what is new: it shares nothing with the job. `Watch` is pure; nothing
-of OpenTelemetry is imported unless it is enabled.
+The variable `OTEL_TRACES_EXPORTER` enables them, as for every program with OpenTelemetry. `Watch`, which makes
+spans of what is new in a status, is pure; nothing of OpenTelemetry is imported unless it is enabled.
 """
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -26,10 +21,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 VARIABLE: Final = "OTEL_TRACES_EXPORTER"
-POLL_INTERVAL_S: Final = 1.0
-THREAD_END_S: Final = 5.0
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +118,6 @@ def _job(status: JobStatus) -> dict[str, str | int | float | bool]:
     return {"midstream.job.name": status.name, "midstream.job.id": status.job_id}
 
 
-class Watched(Protocol):
-    """The part of a Job that traces need. Callable from any thread."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def ended(self) -> bool: ...
-
-    def status(self) -> JobStatus: ...
-
-
 def open_traces(environ: Mapping[str, str] = os.environ) -> Traces | None:
     """Return the traces, or None unless OTEL_TRACES_EXPORTER enables them.
 
@@ -179,39 +158,21 @@ def open_traces(environ: Mapping[str, str] = os.environ) -> Traces | None:
 
 
 class Traces:
-    """Sends the spans of one job to a tracer provider, from `begin` to the job's end.
+    """Sends the spans of one job to a tracer provider; a JobObserver.
 
-    `close` is called at the end, for a provider that is for this job alone; it sends what is left.
+    `shutdown`: for a provider that is for this job alone; it sends what is left.
     """
 
-    def __init__(self, provider: TracerProvider, close: Callable[[], None] = lambda: None) -> None:
+    what = "traces"
+
+    def __init__(self, provider: TracerProvider, shutdown: Callable[[], None] = lambda: None) -> None:
         self._provider = provider
-        self._close = close
+        self._watch = Watch()
+        self.close = shutdown
 
-    def begin(self, job: Watched) -> None:
-        """Watch the job, on a thread of its own."""
-        thread = threading.Thread(target=self._run, args=(job,), name="midstream-traces", daemon=True)
-        thread.start()
-        for ended in [each for each in _threads if not each.is_alive()]:
-            _threads.pop(ended, None)
-        _threads[thread] = job
-
-    def _run(self, job: Watched) -> None:
-        try:
-            self._watch(job)
-        except Exception:  # noqa: BLE001 - logged; traces are no reason to end a job
-            _log.exception("the traces of job %s have failed; the job continues without them", job.name)
-        finally:
-            self._close()
-
-    def _watch(self, job: Watched) -> None:
-        watch, pause = Watch(), threading.Event()
-        has_ended = False
-        while not has_ended:
-            pause.wait(POLL_INTERVAL_S)
-            has_ended = job.ended  # before the status, which is then the last one
-            for span in watch.take(job.status()):
-                self.export(span)
+    def observe(self, status: JobStatus) -> None:
+        for span in self._watch.take(status):
+            self.export(span)
 
     def export(self, span: Span, parent: object = None) -> None:
         """Pass one span and its children to the provider."""
@@ -233,15 +194,3 @@ class Traces:
         if span.error:
             made.set_status(trace.Status(trace.StatusCode.ERROR, span.error))
         made.end(span.ended_ms * 1_000_000)
-
-
-_threads: dict[threading.Thread, Watched] = {}
-
-
-@atexit.register
-def send_last() -> None:
-    """Send the last spans of ended jobs at the end of the program, within THREAD_END_S."""
-    until_s = time.monotonic() + THREAD_END_S
-    for thread, job in list(_threads.items()):
-        if job.ended:
-            thread.join(max(0.0, until_s - time.monotonic()))

@@ -92,6 +92,9 @@ class HybridSource(Source):
             after = _HybridPosition(at.source, found.position)
         return Discovery(splits, msgspec.msgpack.encode(after), exhausted=found.exhausted and is_last)
 
+    def datasets(self) -> Sequence[str]:
+        return [uri for source in self.sources for uri in source.datasets()]
+
     def open_split(self, split: Split) -> SplitReader:
         source, inner = self._inner(split)
         return source.open_split(inner)

@@ -30,6 +30,7 @@ import pyarrow.fs
 import xxhash
 
 from midstream.connectors.common.async_writer import AsyncWriter
+from midstream.connectors.common.dataset_uris import file_uri
 from midstream.connectors.common.filesystem import (
     below,
     delete_if_there,
@@ -174,6 +175,9 @@ class DeltaSink(Sink):
                 f"{self._where}: the table is not empty; name another one, resume from a checkpoint, add to the table with "
                 "append=True, or replace rows by a key"
             )
+
+    def datasets(self) -> Sequence[str]:
+        return [file_uri(self._uri, self.filesystem, self.directory)]
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         """Raise StorageError if files of these were deleted before their commit, ConfigError if they are elsewhere."""

@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.fs
 
+from midstream.connectors.common.dataset_uris import file_uri
 from midstream.connectors.common.filesystem import below, is_local, resolve
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import OP
@@ -127,6 +128,9 @@ class DeltaSource(TableSource):
         return {**self.__dict__, "_storage_options": None}  # only the driver uses them
 
     # ---- on the driver ----
+
+    def datasets(self) -> Sequence[str]:
+        return [file_uri(self._uri, self.filesystem, self.directory)]
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         if not self._reads_changes:

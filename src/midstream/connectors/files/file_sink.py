@@ -29,6 +29,7 @@ import pyarrow.fs
 import xxhash
 
 from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
+from midstream.connectors.common.dataset_uris import file_uri
 from midstream.connectors.common.filesystem import (
     below,
     delete_if_there,
@@ -109,6 +110,7 @@ class FileSink(Sink):
             raise ConfigError(f"FileSink: format {format!r} is not one of parquet, jsonl")
         self.roll_bytes = roll_bytes_of(roll_size)
         self.filesystem, self.directory = resolve(directory, filesystem, "FileSink")
+        self._dataset = file_uri(directory, self.filesystem, self.directory)
         parent, _, name = self.directory.rpartition("/")
         if not name or not (parent or self.directory.startswith("/")):
             raise ConfigError(
@@ -139,6 +141,9 @@ class FileSink(Sink):
                     "from a checkpoint, or add to the directory with append=True"
                 )
         self._make_places()
+
+    def datasets(self) -> Sequence[str]:
+        return [self._dataset]
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         """Raise StorageError if files of these are neither pending nor committed, ConfigError if they are elsewhere."""

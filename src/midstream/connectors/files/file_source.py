@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from midstream.connectors.common.batch_cursor import BatchCursor
+from midstream.connectors.common.dataset_uris import file_uri
 from midstream.connectors.common.filesystem import appears_whole, file_info, find_files, glob_base, resolve
 from midstream.connectors.common.malformed_records import BadRecordsMax, OnBadRecord, check_on_bad_record
 from midstream.connectors.files.csv_jsonl import TextReader, block_and_rows, infer_schema, read_header
@@ -123,6 +124,9 @@ class FileSource(Source):
         self.rows_per_s = rows_per_s
         self._filesystem = resolved[0][0]
         self._paths = [inner for _, inner in resolved]
+        self._datasets = [
+            file_uri(each, found, glob_base(inner)) for each, (found, inner) in zip(given, resolved, strict=True)
+        ]
         self._csv = csv or CsvOptions()
         self._watch: DirectoryWatch | None = None
         declared = schema is not None
@@ -149,6 +153,9 @@ class FileSource(Source):
         return {**self.__dict__, "_watch": None}  # only the driver uses it
 
     # ---- on the driver ----
+
+    def datasets(self) -> Sequence[str]:
+        return self._datasets
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         if self.bounded:

@@ -176,6 +176,9 @@ class IcebergSink(Sink):
                 )
         self._target = target_of(there, table, columns)
 
+    def datasets(self) -> Sequence[str]:
+        return [self._on_driver().opened().location()]
+
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         """Raise StorageError if files of these were deleted before their commit, ConfigError if they are elsewhere."""
         _IcebergCommitter(self._on_driver(), "", None, self.roll_bytes).check(checkpoint_id, committables)

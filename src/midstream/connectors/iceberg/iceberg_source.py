@@ -137,6 +137,9 @@ class IcebergSource(TableSource):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_table": None}
 
+    def datasets(self) -> Sequence[str]:
+        return [self._opened().location()]
+
     def _files_of(self, table: Table, chosen: Sequence[str], filesystem: pyarrow.fs.FileSystem | None) -> _TableAccess:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 

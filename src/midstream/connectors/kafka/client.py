@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from midstream.connectors.common.dataset_uris import server_uri
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.common.optional_packages import require
 from midstream.engine.core.errors import ConfigError, StorageError
@@ -25,6 +26,7 @@ OptionValue: TypeAlias = str | int | float | bool | Callable[..., Any]
 Record: TypeAlias = "tuple[bytes | None, bytes | None, int, list[Any] | None]"
 """The value, the key, the partition (`NO_PARTITION`: by the key) and the headers, None if there are none."""
 NO_PARTITION: Final = -1
+_PORT: Final = 9092
 ANSWER_S: Final = 15.0
 """The time that a broker may take for an answer."""
 _SILENCE_S: Final = 5.0
@@ -97,6 +99,10 @@ class ClientConfig:
         return isinstance(other, ClientConfig) and (self.servers, self._options) == (other.servers, other._options)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def datasets(self, topics: Iterable[str]) -> list[str]:
+        """Return the URIs of topics, with the first of the servers."""
+        return [server_uri("kafka", self.servers.partition(",")[0], _PORT, topic) for topic in topics]
 
     def option(self, name: str) -> OptionValue | None:
         """Return an option as the user gave it."""

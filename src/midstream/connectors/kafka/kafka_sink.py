@@ -155,6 +155,9 @@ class KafkaSink(Sink):
                 check_id = f"midstream-check-{secrets.token_hex(8)}"
                 check_transactions(self._connection, _DEFAULTS, self.topic, check_id, self._where)
 
+    def datasets(self) -> Sequence[str]:
+        return self._connection.datasets([self.topic])
+
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         """Raise StorageError for what no such sink has staged."""
         for committable in committables:

@@ -208,6 +208,10 @@ class KafkaSource(Source):
 
     equal_shares = True
 
+    def datasets(self) -> Sequence[str]:
+        found = self._first[0] if self._first else ()  # of a pattern, the topics that were found first
+        return self._connection.datasets(self._topics if isinstance(self._topics, tuple) else found)
+
     def splits_per_reader(self, parallelism: int) -> int:
         return _SIDE_BY_SIDE
 
@@ -315,8 +319,7 @@ class KafkaSource(Source):
         starts = self._offsets(partition_ids, self._start)
         stops = dict.fromkeys(partition_ids) if self._stop is None else self._offsets(partition_ids, self._stop)
         is_earliest = self._start == "earliest"
-        parts = [_Partition(*at, starts[at], stops[at], is_earliest, topics[at[0]].id) for at in partition_ids]
-        return topics, parts
+        return topics, [_Partition(*at, starts[at], stops[at], is_earliest, topics[at[0]].id) for at in partition_ids]
 
     def _newly_found(self, known: Mapping[str, Topic]) -> tuple[dict[str, Topic], list[_Partition]]:
         """Return new topics and partitions, which are read from their beginning."""

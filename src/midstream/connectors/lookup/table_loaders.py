@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import pyarrow as pa
 import pyarrow.fs
 
+from midstream.connectors.common.dataset_uris import file_uri
 from midstream.connectors.common.filesystem import file_info, resolve
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.files.file_source import FileSource
@@ -42,6 +43,9 @@ class Files:
     def text(self) -> str:
         return ", ".join(self.paths)
 
+    def datasets(self) -> Sequence[str]:
+        return FileSource(self.paths, schema=self.declared).datasets()
+
     def schema(self) -> pa.Schema:
         return FileSource(self.paths, schema=self.declared).schema
 
@@ -71,6 +75,9 @@ class DeltaVersion:
     def load(self) -> pa.Table:
         table: pa.Table = self._opened().to_pyarrow_table()
         return table
+
+    def datasets(self) -> Sequence[str]:
+        return [file_uri(self.uri, *resolve(self.uri, None, "join_table"))]
 
     def schema(self) -> pa.Schema:
         return pa.schema(self._opened().schema().to_arrow())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from getpass import getuser
 from typing import TYPE_CHECKING, Any, Final
 
 from midstream.engine.core.errors import ConfigError, StorageError
@@ -36,6 +38,20 @@ def checked_dsn(dsn: str, where: str) -> str:
             "or 'postgresql://etl@db/shop' (with special characters in a URL percent-encoded)"
         )
     return dsn
+
+
+def dataset(dsn: str, table: str) -> str:
+    """Return the URI of a table, which is named with its schema."""
+    from psycopg.conninfo import conninfo_to_dict
+
+    said = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value}
+    host = (said.get("host") or said.get("hostaddr") or os.environ.get("PGHOST") or "localhost").partition(",")[0]
+    port = (said.get("port") or os.environ.get("PGPORT") or "").partition(",")[0] or "5432"
+    user = said.get("user") or os.environ.get("PGUSER") or getuser()
+    database = said.get("dbname") or os.environ.get("PGDATABASE") or user
+    if host.startswith(("/", "@")):  # the directory of a socket
+        host = "localhost"
+    return f"postgres://{host}:{port}/{database}.{table}"
 
 
 def connect(dsn: str, where: str) -> Connection[Any]:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import OP
 from midstream.connectors.postgres.change_reader import ChangeReader, ChangesSplit, TableChanges
-from midstream.connectors.postgres.connections import checked_dsn, connect
+from midstream.connectors.postgres.connections import checked_dsn, connect, dataset
 from midstream.connectors.postgres.postgres_tables import explained
 from midstream.connectors.postgres.replicated_table import (
     ReplicatedTable,
@@ -127,6 +127,7 @@ class PostgresChangesSource(Source):
             )
         self.schema = pa.schema([*((column.name, column.kind) for column in chosen), (OP, pa.large_string())])
         self._changes = TableChanges(self._dsn, str(found), chosen, found.key, self.schema, self._where)
+        self._dataset = dataset(self._dsn, f"{found.schema}.{found.name}")
         self.discovery_interval_s = _POLL_S
         self._directory: str | None = None
         self._copy: _Copy | None = None
@@ -140,6 +141,9 @@ class PostgresChangesSource(Source):
         return 1
 
     # ---- on the driver ----
+
+    def datasets(self) -> Sequence[str]:
+        return [self._dataset]
 
     def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
         """Determine where the snapshot is kept, and check the server. Raises ConfigError without a checkpoint directory."""

@@ -43,7 +43,7 @@ from midstream.connectors.common.row_operations import (
     key_and_operations,
     written_columns,
 )
-from midstream.connectors.postgres.connections import checked_dsn, connect
+from midstream.connectors.postgres.connections import checked_dsn, connect, dataset
 from midstream.connectors.postgres.copy_rows import encode
 from midstream.connectors.postgres.postgres_tables import (
     DELETES,
@@ -211,6 +211,11 @@ class PostgresSink(Sink):
                 connection.execute(table.staging_sql(staged, columns, self.key, self.op is not None))
                 connection.execute(table.move_sql(staged, schema.names, self.key, self.op is not None))
                 _last(connection, location, "", "", alone=True)
+
+    def datasets(self) -> Sequence[str]:
+        with connect(self._dsn, self._where) as connection:
+            table = find_table(connection, self.schema, self.table)
+        return [] if table is None else [dataset(self._dsn, f"{table.schema}.{table.name}")]
 
     def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
         """Raise ConfigError if the server allows this user fewer connections than the job may need concurrently."""

@@ -267,6 +267,16 @@ class Sink(ABC):
                     raise ConfigError(f"{self.directory} is not empty")
         """
 
+    def datasets(self) -> Sequence[str]:
+        """Return the URIs of what the sink writes, for lineage, as those of `Source.datasets`; by default none.
+
+        For example:
+
+            def datasets(self):
+                return [f"s3://{self.bucket}/{self.prefix}"]
+        """
+        return ()
+
     def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
         """Raise an error if the target cannot serve this many concurrent writers. Runs on the driver, after `validate`.
 

@@ -273,6 +273,17 @@ class Source(ABC):
         """
         return f"split {split.id}, {rows_text(first, last)} after offset {split.offset}"
 
+    def datasets(self) -> Sequence[str]:
+        """Return the URIs of what the source reads, for lineage; by default none. Runs on the driver once the job has
+        started, on a thread that may block.
+
+        The URI of a server's dataset names the server, then the dataset, and has no password.
+
+            def datasets(self):
+                return [f"mysql://{self.host}:{self.port}/{self.database}.{self.table}"]
+        """
+        return ()
+
     def splits_per_reader(self, parallelism: int) -> int:
         """Return how many splits a subtask reads concurrently, in turns; by default 1.
 

@@ -87,7 +87,7 @@ class TableJoinOperator(Operator):
         suffix: str = "_right",
     ) -> None:
         self._where = f"operator {name!r}"
-        self._loader = loader
+        self.loader = loader
         self._keys = tuple(keys[0]), tuple(keys[1])
         right_on = self._keys[1]
         self._how = how
@@ -116,7 +116,7 @@ class TableJoinOperator(Operator):
         self._out: Output
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
-        return {TABLE: {"the table": self._loader.text, "its columns": fields_text(self._columns)}}
+        return {TABLE: {"the table": self.loader.text, "its columns": fields_text(self._columns)}}
 
     # ---- life ----
 
@@ -124,8 +124,8 @@ class TableJoinOperator(Operator):
         self._context, self._out = context, out
         self.user_metrics = context.metrics
         self._failures = context.metrics.counter("table_refreshes_failed")
-        if isinstance(self._loader, Constant):
-            self._replace(_Version(self._indexed(self._loader.load()), context.clock.now_ms()))
+        if isinstance(self.loader, Constant):
+            self._replace(_Version(self._indexed(self.loader.load()), context.clock.now_ms()))
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         for name, part in parts.items():
@@ -180,7 +180,7 @@ class TableJoinOperator(Operator):
         if self._version is not None:  # the clock may have been set back
             began_ms = max(began_ms, self._version.loaded_ms + 1)
         chunk_id = f"{began_ms:015d}-{self._context.ids.new_id()}"
-        loader, columns, where = self._loader, self._columns, f"{self._where}: the table ({self._loader.text})"
+        loader, columns, where = self.loader, self._columns, f"{self._where}: the table ({self.loader.text})"
 
         def load() -> _Version:
             rows = with_columns_of(loader.load(), columns, where)
@@ -207,7 +207,7 @@ class TableJoinOperator(Operator):
         self._load_in(retry_s)
 
     def _failure(self, error: BaseException) -> MidstreamError:
-        where = f"{self._where}: the table ({self._loader.text})"
+        where = f"{self._where}: the table ({self.loader.text})"
         text = text_of(error)
         if isinstance(error, MidstreamError) and text.startswith(where):
             return error
@@ -215,7 +215,7 @@ class TableJoinOperator(Operator):
         return JobError(f"{where} could not be loaded: {kind}{text}")
 
     def _indexed(self, table: pa.Table) -> LookupTable:
-        where = f"{self._where}: the table ({self._loader.text})"
+        where = f"{self._where}: the table ({self.loader.text})"
         rows = single_batch(table.select(self._columns.names))
         return LookupTable.of(rows, self._keys[1], where, may_repeat=self._how in ("semi", "anti"))
 
