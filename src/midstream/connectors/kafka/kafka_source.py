@@ -251,21 +251,20 @@ class KafkaSource(Source):
         leaves_nothing = isinstance(self._start, Mapping) and self._stop == "latest"
         # a group may have read further than the committed records reach, without read_committed
         ends = self._cluster.offsets([*starts], LATEST, committed=leaves_nothing)
-        for partition_id, end in ends.items():
-            topic_name, partition = partition_id
-            if starts[partition_id] <= end:
+        for (topic_name, partition), end in ends.items():
+            start = starts[topic_name, partition]
+            if start <= end:
                 continue
             if self._start == "group":
                 raise ConfigError(
-                    f"{self._where}: group {self._group!r} has committed offset {starts[partition_id]} of topic {topic_name!r}, "
+                    f"{self._where}: group {self._group!r} has committed offset {start} of topic {topic_name!r}, "
                     f"partition {partition}, which ends before offset {end}: the topic was recreated, or brokers have "
                     "lost records. Reset the group's offsets, or give another start="
                 )
             why = ", so stop='latest' leaves nothing to read" if leaves_nothing else ""
             raise ConfigError(
-                f"{self._where}: start= has offset {starts[partition_id]} for partition {partition}, whose "
-                f"{'committed ' if leaves_nothing else ''}records end before offset {end}{why}; give an offset up to "
-                "that one"
+                f"{self._where}: start= has offset {start} for partition {partition}, whose "
+                f"{'committed ' if leaves_nothing else ''}records end before offset {end}{why}; give one up to that"
             )
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
@@ -292,7 +291,7 @@ class KafkaSource(Source):
         if self._group is None or unfinished is None or position is None:
             return
         offsets = {}
-        if self._first is not None and decoded(position, _DiscoveryPosition, self._where).begun:
+        if self._first and decoded(position, _DiscoveryPosition, self._where).begun:
             for part in self._first[1]:
                 if part.stop is not None:
                     offsets[part.topic, part.partition] = max(part.start, part.stop)  # read to its end, if not below
@@ -336,8 +335,8 @@ class KafkaSource(Source):
             before = known.get(name, Topic(topic.id, 0))
             if are_two_topics(before.id, topic.id):
                 raise self._recreated(name)
-            new = range(before.partitions, topic.partitions)
-            for partition in new:  # a source that ends does not read what was created after the job had resumed
+            for partition in range(before.partitions, topic.partitions):
+                # a source that ends does not read what was created after the job had resumed
                 stop = self._resumed_stops.get((name, partition), 0) if self.bounded else None
                 found.append(_Partition(name, partition, 0, stop, True, topic.id))
         return topics, found
