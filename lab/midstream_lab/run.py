@@ -239,6 +239,7 @@ class Run:
                     ends=ends,
                     has_chaff="sieve" in node.chain,
                     is_found_late=is_timed and (idle.random() < 0.3 or s.is_watched),
+                    knows_times=Random(f"times {s.seed} {index}").random() < 0.4,
                 )
         return sources
 

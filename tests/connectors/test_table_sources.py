@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import zlib
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import count
@@ -17,7 +20,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from table_worlds import CONTEXT, LONG_AGO, NESTED, WORLDS, Job, TableWorld, read
+from pyiceberg.types import TimestamptzType
+from table_worlds import CONTEXT, LONG_AGO, NESTED, WORLDS, DeltaWorld, IcebergWorld, Job, TableWorld, read
 
 from effort import examples
 from midstream import testing
@@ -57,6 +61,80 @@ def test_without_watch_it_ends_with_the_table_as_it_was(world):
     assert source.discover(found.position, CONTEXT).splits == ()
     assert testing.check_source(world.source()).column("n").to_pylist() == [1, 2, 3]
     assert testing.check_source(world.source(watch=True)).num_rows == 3
+
+
+TIMED = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+
+
+def at(*days: float) -> pa.Table:
+    times = [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=day) for day in days]
+    return pa.table({"n": pa.array(range(len(days)), pa.int64()), "at": pa.array(times, TIMED.field("at").type)})
+
+
+def days_of(splits: Iterable[Split]) -> list[float | None]:
+    start_us = 1_767_225_600_000_000  # 2026
+    return [None if s.min_time_us is None else (s.min_time_us - start_us) / 86_400_000_000 for s in splits]
+
+
+def test_files_have_the_earliest_event_time_of_their_statistics_and_are_read_in_its_order(world):
+    world.create(TIMED)
+    world.add(at(5, 3.5))
+    world.add(at(-20_000.25, 9))  # before 1970
+    context = replace(CONTEXT, event_time="at")
+    source = world.source(watch=True)
+    first = source.discover(None, context)
+    assert days_of(first.splits) == [-20_000.25, 3.5]
+    assert days_of(source.discover(None, CONTEXT).splits) == [None, None], "no column is the event time"
+    assert days_of(source.discover(None, replace(CONTEXT, event_time="n")).splits) == [None, None], "it is no time"
+    world.add(at(8))
+    world.append(7)  # without a time
+    world.add(at(7, 6))
+    later = source.discover(first.position, context)
+    assert days_of(later.splits) == [None, 6, 8]
+    assert days_of(world.source(watch=True).discover(None, context).splits) == [None, -20_000.25, 3.5, 6, 8]
+    world.delete_positions(7)
+    assert days_of(world.source().discover(None, context).splits)[0] is None
+
+
+def test_a_column_that_became_event_time_under_another_name_has_its_own_statistics(tmp_path):
+    world = IcebergWorld(tmp_path)
+    world.create(TIMED)
+    world.add(at(3))
+    with world.table.update_schema() as update:
+        update.rename_column("at", "old")
+    with world.table.update_schema() as update:
+        update.add_column("at", TimestamptzType())
+    assert days_of(world.source().discover(None, replace(CONTEXT, event_time="at")).splits) == [None]
+    assert days_of(world.source().discover(None, replace(CONTEXT, event_time="old")).splits) == [3]
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        None,
+        "",
+        "no JSON",
+        "[]",
+        "{}",
+        '{"minValues": null}',
+        '{"minValues": {"at": 5}}',
+        '{"minValues": {"at": "soon"}}',
+    ]
+    + ['{"minValues": {"at": "2026-01-01T00:00:00.000+99:00"}}', '{"minValues": {"at": "20000-01-01T00:00:00Z"}}'],
+)
+def test_statistics_that_say_nothing_of_the_event_time_are_ignored(tmp_path, stats):
+    world = DeltaWorld(tmp_path)
+    world.create(TIMED)
+    source = world.source(watch=True)
+    position = source.discover(None, CONTEXT).position
+    world.add(at(1))
+    log = tmp_path / "t/_delta_log/00000000000000000001.json"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if "add" in line:
+            line["add"]["stats"] = stats
+    log.write_text("\n".join(map(json.dumps, lines)))
+    assert days_of(source.discover(position, replace(CONTEXT, event_time="at")).splits) == [None]
 
 
 def test_an_empty_table_begins_with_its_first_rows(world):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from table_worlds import WORLDS, TableWorld
 
 from machine import limit_s
-from midstream import DataError, Environment, Job
+from midstream import Count, DataError, Environment, Job, WatermarkStrategy, tumbling
 from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
@@ -35,6 +36,34 @@ def copying(world: TableWorld, *, rows_per_s: float | None = None, start: str | 
 
 def committed(world: TableWorld) -> list[int]:
     return sorted(n for path in (world.path / "out").glob("*.parquet") for n in pl.read_parquet(path)["n"].to_list())
+
+
+@pytest.mark.systems
+@pytest.mark.parametrize("tables", WORLDS.values(), ids=WORLDS)
+def test_event_time_advances_through_a_backlog_in_whatever_order_its_files_were_written(tables, tmp_path):
+    world = tables(tmp_path)
+    world.create(pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))]))
+    for day in (4, 1, 3, 2, 5, 0):
+        times = [datetime(2026, 1, 1 + day, tzinfo=UTC) + timedelta(minutes=n) for n in range(300)]
+        kind = pa.timestamp("us", "UTC")
+        world.add(pa.table({"n": pa.array(range(300), pa.int64()), "at": pa.array(times, kind)}))
+    order = tmp_path / "order"
+
+    def note(row: dict[str, Any]) -> dict[str, Any]:
+        with order.open("a") as file:
+            file.write("window\n" if "rows" in row else "row\n")
+        return row
+
+    env = Environment("backlog", parallelism=1)
+    rows = env.source(world.source(rows_per_s=600)).uid("in")
+    timed = rows.with_watermarks("at", WatermarkStrategy.monotonous()).map(note, schema=rows.schema)
+    days = timed.window_all(tumbling("1 d")).aggregate(rows=Count())
+    kept = days.map(note, schema=days.schema).collect()
+    env.execute(slots=ProcessSlots())
+    assert [row["rows"] for row in kept.rows()] == 6 * [300]
+    events = order.read_text().split()
+    assert events.index("window") < 1200, "the first day is over before its last files are read"
+    assert "row" in events[events.index("window") :]
 
 
 @pytest.mark.systems

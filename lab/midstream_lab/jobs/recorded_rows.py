@@ -136,11 +136,13 @@ class SimSource(Source):
         ends: str = "bounded",
         has_chaff: bool = False,
         is_found_late: bool = False,
+        knows_times: bool = False,
     ) -> None:
         """`ends`: "bounded", "splits" if only those end, "" if neither, as far as the job is informed; or "lulls" or "many
         lulls", if then there are no rows of a split for a while now and then. `has_chaff`: at the start of a split and in
         lulls there may be rows that `Sieve` removes. `is_found_late`: some discoveries after the first find nothing for a
-        while.
+        while. `knows_times`: most splits have the earliest time that a row may have, and if they follow each other they are
+        listed in any order.
         """
         self.outside = outside
         self.bounded, self.splits_end = ends == "bounded", ends == "splits"
@@ -149,6 +151,7 @@ class SimSource(Source):
         """When the lull at an offset of a split that has begun is over."""
         self.has_chaff = has_chaff
         self._is_found_late = is_found_late
+        self._knows_times = knows_times
         self._found_us: dict[int, int] = {}
         """When the next splits are found, by the number of those found before."""
         self.number = number
@@ -174,15 +177,25 @@ class SimSource(Source):
             if now_us < self._found_us.setdefault(done, now_us + late_us):
                 return Discovery((), position, exhausted=False)
         end = min(total, done + max(1, -(-total // self.rounds)))
-        splits = tuple(
+        splits = [
             Split(
                 f"{self.number}-{i}",
                 msgspec.msgpack.encode(_Plan(self.number, i, self.rows[i])),
                 follows=self.number >= IN_PARTS and i % 2 == 1 and i > done,
+                min_time_us=self._min_time_us(i) if context.event_time == "ts" else None,
             )
             for i in range(done, end)
-        )
-        return Discovery(splits, str(end).encode(), exhausted=end == total)
+        ]
+        if self._knows_times and is_ordered(self.number):
+            Random(f"order {self.number} {done}").shuffle(splits)
+        return Discovery(tuple(splits), str(end).encode(), exhausted=end == total)
+
+    def _min_time_us(self, split: int) -> int | None:
+        """Return the earliest time that a row of the split has, or a time before it; None if it is not known."""
+        random = Random(f"times {self.number} {split}")
+        if not self._knows_times or random.random() < 0.15:
+            return None
+        return time_ms(self.number * SOURCE_IDS + split * SPLIT_IDS) * 1000 - random.choice((0, 0, 1, 500, 40_000))
 
     def splits_per_reader(self, parallelism: int) -> int:
         return self.readers
@@ -310,6 +323,9 @@ class Sieve(Operator):
 
     keeps_splits = True
 
+    def input_column(self, name: str) -> str | None:
+        return name
+
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out
 
@@ -323,6 +339,9 @@ class Pass(Operator):
     """Forwards every row; with `side`, rows whose id is divisible by 3 go to that side output instead."""
 
     keeps_splits = True
+
+    def input_column(self, name: str) -> str | None:
+        return name
 
     def __init__(self, outside: Outside, side: str | None = None) -> None:
         self._outside = outside

@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import is_list_array
-from midstream.engine.core.elements import MIN_WATERMARK_US, Assigned
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Assigned
 from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction, ProcessContext
@@ -137,7 +137,7 @@ class Timestamps(TimestampsOperator):
             self._bug(f"consumers know of {self.reported} splits, of which {splits.assigned} are assigned")
         if self._is_idle:
             return
-        if splits.all_assigned and not list(splits.open) and splits.none_waits:
+        if splits.waiting_from_us == MAX_WATERMARK_US and not list(splits.open) and splits.none_waits:
             silent_us = self._outside.world.now_us - self._newest_us
             if silent_us > idle_after_us + SLACK_US:
                 self._bug(f"no row came for {silent_us} µs, no split is left, and it holds event time back")
@@ -176,9 +176,10 @@ class Timestamps(TimestampsOperator):
             if split not in self._read and (may_be_idle or self._splits is None):
                 continue
             latest_us, came_us = self._read.get(split, (MIN_WATERMARK_US, now_us))
+            first_us = MIN_WATERMARK_US if self._splits is None else self._splits.held_back_at_us(split) + 1
             if may_be_idle and idle_after_us is not None and now_us >= came_us + idle_after_us:
                 continue
-            if watermark_us is None or watermark_us >= latest_us - self._rule.delay_us:
+            if watermark_us is None or watermark_us >= max(latest_us, first_us) - self._rule.delay_us:
                 self._bug(
                     f"{'all splits are idle' if watermark_us is None else f'event time is {watermark_us}'}, and a split "
                     f"that has come to {latest_us} had rows {now_us - came_us} µs ago"

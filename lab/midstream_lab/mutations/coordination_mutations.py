@@ -278,7 +278,7 @@ def event_time_of_the_fastest_split() -> Replacements:
 
 def pending_splits_are_newer() -> Replacements:
     """Event time advances, whatever splits wait to be assigned."""
-    return [(source_reader.SourceReader, "all_assigned", property(lambda self: True))]
+    return [(source_reader.SourceReader, "waiting_from_us", property(lambda self: MAX_WATERMARK_US))]
 
 
 def parts_among_files() -> Replacements:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
+from midstream.engine.coordinator.placement import split_assignment
 from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.operators.watermarks import TimestampsOperator
@@ -71,7 +73,7 @@ def only_readers_are_notified() -> Replacements:
     original = SplitAssignment._report_assigned
 
     def report_assigned(self: Any, state: Any) -> None:
-        if state.reported is not None and not state.beginnings:
+        if state.reported is not None and state.waiting_from_us == MAX_WATERMARK_US:
             state.reported = state.assigned_count
         original(self, state)
 
@@ -88,7 +90,23 @@ def answer_without_splits() -> Replacements:
     return [(SourceReader, "splits_assigned", splits_assigned)]
 
 
+def only_the_next_split_is_waited_for() -> Replacements:
+    """Of several splits that wait, event time waits for the one that is assigned next."""
+    original = split_assignment._State.wait_for
+
+    def wait_for(self: Any, splits: Any) -> None:
+        original(self, splits)
+        self.waiting_us = deque(map(split_assignment._held_back_at_us, splits))
+
+    return [(split_assignment._State, "wait_for", wait_for)]
+
+
 # ---- in the source
+
+
+def assigned_split_is_not_waited_for() -> Replacements:
+    """A split that was assigned holds nothing back before its first row."""
+    return [(SourceReader, "held_back_at_us", lambda self, split: MAX_WATERMARK_US)]
 
 
 def splits_are_reported_with_idleness() -> Replacements:
@@ -182,6 +200,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = named(
     Mutation("all are notified of splits before these are assigned", splits_count_before_they_are_sent, watching),
     Mutation("idle subtasks are not notified of others' splits", only_readers_are_notified, watching),
     Mutation("the answer that no split waits has no number of splits", answer_without_splits, watching),
+    Mutation("event time waits for the next split that no reader has", only_the_next_split_is_waited_for, watching),
+    Mutation("a split that was assigned is not waited for", assigned_split_is_not_waited_for, watching),
     Mutation("splits are reported only with a change of idleness", splits_are_reported_with_idleness, watching),
     Mutation("an idle channel is never waited for", idle_channel_is_never_waited_for, watching),
     Mutation("a channel that is idle stays idle", idle_channels_stay_idle, watching),

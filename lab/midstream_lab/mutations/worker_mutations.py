@@ -54,10 +54,10 @@ def failure_discards() -> Replacements:
 
 
 def early_split() -> Replacements:
-    def add_split(self: Any, split: bytes, is_last: bool, assigned: int) -> None:
+    def add_split(self: Any, split: bytes, waiting_from_us: int, assigned: int) -> None:
         source = self.operators.source
         if source is not None and self.is_live:
-            source.add_split(split, is_last=is_last, assigned=self._split_counts(assigned))
+            source.add_split(split, waiting_from_us=waiting_from_us, assigned=self._split_counts(assigned))
 
     return [(task.Task, "add_split", add_split)]
 

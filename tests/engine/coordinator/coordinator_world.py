@@ -52,14 +52,18 @@ class ScriptedSource(Source):
         self.closed = 0
         self.following: Sequence[str] = ()
         """Ids of splits that follow the one before."""
+        self.times: dict[str, int] = {}
+        """The earliest times of splits, by their ids."""
+        self.event_times: set[str | None] = set()
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         self.positions.append(position)
+        self.event_times.add(context.event_time)
         if self.error is not None:
             raise self.error
         done = int(position or b"0")
         found = self.rounds[done] if done < len(self.rounds) else ()
-        splits = tuple(Split(i, b"", follows=i in self.following) for i in found)
+        splits = tuple(Split(i, b"", follows=i in self.following, min_time_us=self.times.get(i)) for i in found)
         return Discovery(splits, b"%d" % (done + 1), done + 1 >= len(self.rounds))
 
     def open_split(self, split: Split) -> SplitReader:

@@ -13,6 +13,7 @@ from in_memory import MemoryStorage
 from midstream.engine.checkpoint.compatibility import dropped_state
 from midstream.engine.checkpoint.metadata import Committables, SourcePosition, decode_metadata
 from midstream.engine.checkpoint.state_files import store_parts
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.operators.source_api import Split
@@ -32,7 +33,7 @@ def assigned(bench: Bench) -> list[tuple[int, str]]:
 
 
 def lasts(bench: Bench) -> list[tuple[str, bool]]:
-    return [(ids((x.split,))[0], x.is_last) for x in bench.messages(m.AssignSplit)]
+    return [(ids((x.split,))[0], x.waiting_from_us == MAX_WATERMARK_US) for x in bench.messages(m.AssignSplit)]
 
 
 def told(bench: Bench) -> list[TaskId]:
@@ -70,6 +71,38 @@ def test_splits_are_handed_out_in_order_to_whoever_asks_and_then_there_are_no_mo
         ask_split(bench, ref)
     assert assigned(bench) == [(0, "a"), (1, "b"), (1, "c")]
     assert [x.task for x in bench.messages(m.NoMoreSplits)] == [READ0, READ1]
+
+
+def test_each_split_comes_with_the_time_from_which_on_others_wait() -> None:
+    bench, source = world(("a", "b", "c", "d", "e"))
+    source.times = {"a": 70, "b": 30, "c": 50, "d": 40, "e": 60}
+    source.following = ("b",)
+    bench.run()
+    for _ in range(2):
+        ask_split(bench, READ0)
+    waiting = [x.waiting_from_us for x in bench.messages(m.AssignSplit)]
+    assert waiting == [39, 39], "one that follows all others is not waited for"
+    bench.checkpoint()
+    bench.fail(READ0)
+    bench.wait(1)
+    for _ in range(3):
+        ask_split(bench, READ1)
+    assert [x.waiting_from_us for x in bench.messages(m.AssignSplit)][2:] == [39, 59, MAX_WATERMARK_US]
+    bench.fail(READ0)
+    source.times["d"] = 10  # as the checkpoint has it, it began later
+    bench.wait(1)
+    ask_split(bench, READ1)
+    assert [x.waiting_from_us for x in bench.messages(m.AssignSplit)][5:] == [39]
+
+
+def test_a_split_whose_time_is_not_known_is_waited_for_altogether() -> None:
+    bench, source = world(("a", "b", "c"))
+    source.times = {"a": 1, "c": 3}
+    bench.run()
+    for _ in range(3):
+        ask_split(bench, READ0)
+    waiting = [x.waiting_from_us for x in bench.messages(m.AssignSplit)]
+    assert waiting == [MIN_WATERMARK_US, 2, MAX_WATERMARK_US]
 
 
 def test_equal_shares_wait_for_those_who_ask_late() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_world import World
 
-from midstream.engine.core.elements import MIN_WATERMARK_US, Assigned
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Assigned
 from midstream.engine.operators.base import Splits, SplitTimes
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 
@@ -22,7 +22,9 @@ class FakeSplits(Splits):
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.at = -1
-        self.are_assigned = True
+        self.waiting_us = MAX_WATERMARK_US
+        self.first_us: dict[int, int] = {}
+        """The earliest time that a row of a split may have, if that is known."""
         self.counts: Assigned = ()
         self.none_wait = True
         self.unknown: set[int] = set()
@@ -37,9 +39,12 @@ class FakeSplits(Splits):
     def open(self) -> Sequence[int]:
         return self.numbers
 
+    def held_back_at_us(self, split: int) -> int:
+        return self.first_us.get(split, MIN_WATERMARK_US + 1) - 1
+
     @property
-    def all_assigned(self) -> bool:
-        return self.are_assigned
+    def waiting_from_us(self) -> int:
+        return self.waiting_us
 
     @property
     def assigned(self) -> Assigned:
@@ -78,9 +83,13 @@ class Stream:
     def assigned(self) -> list[Assigned]:
         return self.world.out.assigned
 
-    def begin(self, *splits: int, all_assigned: bool = True) -> None:
+    def begin(
+        self, *splits: int, all_assigned: bool = True, first: int | None = None, waiting: int = MIN_WATERMARK_US
+    ) -> None:
+        """`first`: the earliest time of the splits' rows. `waiting`: up to where event time need not wait for others."""
         self.splits.numbers += splits
-        self.splits.are_assigned = all_assigned
+        self.splits.first_us.update(dict.fromkeys(splits, first) if first is not None else {})
+        self.splits.waiting_us = MAX_WATERMARK_US if all_assigned else waiting
         self.splits.changed()
 
     def end(self, split: int) -> None:
@@ -174,6 +183,36 @@ def test_event_time_stands_until_all_splits_are_handed_out_wherever() -> None:
     assert stream.watermark == 9
 
 
+def test_event_time_waits_for_a_split_from_the_earliest_time_of_its_rows() -> None:
+    stream = Stream(WatermarkStrategy.bounded("3 us"))
+    stream.begin(1, all_assigned=False, waiting=29)
+    stream.rows(1, 10, 20)
+    assert stream.watermark == 16, "less than what waits"
+    stream.rows(1, 50)
+    assert stream.watermark == 26, "rows of splits that are found later may be that much older"
+    stream.begin(2, first=30, all_assigned=False, waiting=39)
+    assert stream.watermark == 26
+    stream.rows(2, 30)
+    assert stream.watermark == 26
+    stream.rows(2, 45)
+    assert stream.watermark == 36
+    stream.end(2)
+    stream.begin(3, first=43)
+    assert stream.watermark == 39
+    stream.begin(4)
+    stream.rows(3, 60)
+    assert stream.watermark == 39, "of this one it is not known"
+
+
+def test_splits_of_known_times_are_not_idle_while_others_wait() -> None:
+    stream = Stream(WatermarkStrategy.monotonous(idle_after="1 s"))
+    stream.begin(1, all_assigned=False, waiting=99)
+    stream.rows(1, 50)
+    stream.end(1)
+    stream.wait(5_000)
+    assert stream.idles == [] and stream.watermark == 49
+
+
 @given(st.data())
 def test_no_row_within_the_bound_of_its_split_is_late(data: st.DataObject) -> None:
     delay = data.draw(st.integers(0, 5))
@@ -185,13 +224,21 @@ def test_no_row_within_the_bound_of_its_split_is_late(data: st.DataObject) -> No
         for index in range(1, len(times)):  # within the bound
             times[index] = max(times[index], max(times[:index]) - delay)
     newest = max(max(times) for times in waiting)
+    first = [data.draw(st.sampled_from([None, min(times), min(times) - 3])) for times in waiting]
     to_come = dict(enumerate(waiting, 1))
     unread = sorted(to_come)
     while to_come:
         number = data.draw(st.sampled_from([*stream.splits.numbers, *unread[:1]]))
         if number in unread:
             unread.remove(number)
-            stream.begin(number, all_assigned=not unread)
+            waits = [first[other - 1] for other in unread]
+            known = min((each - 1 for each in waits if each is not None), default=MIN_WATERMARK_US)
+            stream.begin(
+                number,
+                first=first[number - 1],
+                all_assigned=not unread,
+                waiting=MIN_WATERMARK_US if None in waits else known,
+            )
         elif to_come[number]:
             time = to_come[number].pop(0)
             assert time > (MIN_WATERMARK_US if stream.watermark is None else stream.watermark)

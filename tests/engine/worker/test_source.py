@@ -493,11 +493,11 @@ def test_operators_know_the_split_of_every_batch_and_hear_of_changes_before_its_
         splits.setdefault(driver.current, []).extend(to_list(batch.column("n")))
 
     driver._emit = emitted
-    driver.on_change(lambda: seen.append((list(driver.open), driver.all_assigned)))
+    driver.on_change(lambda: seen.append((list(driver.open), driver.waiting_from_us == MAX_WATERMARK_US)))
     reader.run(1)
     assert seen == [([], False)]
-    driver.add_split(msgspec.msgpack.encode(Split("0:20", b"")), is_last=False)
-    driver.add_split(msgspec.msgpack.encode(Split("20:30", b"")), is_last=False)
+    driver.add_split(msgspec.msgpack.encode(Split("0:20", b"")), waiting_from_us=MIN_WATERMARK_US)
+    driver.add_split(msgspec.msgpack.encode(Split("20:30", b"")), waiting_from_us=MIN_WATERMARK_US)
     reader.run(4)
     assert seen[-1] == ([0, 1], False)
     driver.splits_assigned(False)

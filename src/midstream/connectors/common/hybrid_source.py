@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -83,7 +84,7 @@ class HybridSource(Source):
         at = _HybridPosition(0, None) if position is None else self._position(position)
         source = self.sources[at.source]
         uid = _uid_of(context.uid, at.source)
-        found = source.discover(at.position, DiscoveryContext(uid, context.parallelism, context.storage))
+        found = source.discover(at.position, replace(context, uid=uid))
         splits = tuple(_outer(at.source, split) for split in found.splits)
         is_last = at.source == len(self.sources) - 1
         if found.exhausted and not is_last:
@@ -142,7 +143,7 @@ class HybridSource(Source):
 
     def _inner(self, split: Split) -> tuple[Source, Split]:
         part = decoded(split.payload, _HybridSplit, "HybridSource")
-        return self._source(part.source), Split(part.split_id, part.payload, split.offset, split.follows)
+        return self._source(part.source), msgspec.structs.replace(split, id=part.split_id, payload=part.payload)
 
     def _inner_of(self, splits: Sequence[Split], index: int) -> Iterator[Split]:
         for split in splits:
@@ -152,7 +153,7 @@ class HybridSource(Source):
 
 def _outer(index: int, split: Split) -> Split:
     payload = msgspec.msgpack.encode(_HybridSplit(index, split.id, split.payload))
-    return Split(f"{index}:{split.id}", payload, split.offset, split.follows)
+    return msgspec.structs.replace(split, id=f"{index}:{split.id}", payload=payload)
 
 
 def _uid_of(uid: str, index: int) -> str:

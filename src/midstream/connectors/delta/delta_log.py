@@ -16,7 +16,7 @@ import pyarrow.fs
 import xxhash
 
 from midstream.connectors.common.filesystem import file_info
-from midstream.connectors.files.table_files import UNKNOWN_SIZE, TableFile
+from midstream.connectors.files.table_files import UNKNOWN_SIZE, TableFile, time_us_of
 from midstream.engine.core.batches import canonical_type
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, StorageError
 
@@ -40,6 +40,7 @@ class _Add(msgspec.Struct, rename="camel"):
     partition_values: dict[str, str | None] = {}
     data_change: bool = True
     deletion_vector: dict[str, Any] | None = None
+    stats: str | None = None
 
 
 class _Remove(msgspec.Struct, rename="camel"):
@@ -78,6 +79,10 @@ class Protocol(msgspec.Struct, rename="camel"):
         return sorted(set(self.reader_features or ()) - _SUPPORTED)
 
 
+class _Statistics(msgspec.Struct):
+    minValues: dict[str, Any] = {}
+
+
 class _CommitInfo(msgspec.Struct, rename="camel"):
     operation: str | None = None
     timestamp: int | None = None
@@ -98,6 +103,7 @@ class _WhenCommitted(msgspec.Struct):
 
 
 _decode_action = msgspec.json.Decoder(_LogAction).decode
+_decode_stats = msgspec.json.Decoder(_Statistics).decode
 _decode_when = msgspec.json.Decoder(_WhenCommitted).decode
 
 
@@ -139,8 +145,10 @@ def log_path(directory: str, version: int) -> str:
     return f"{directory}/_delta_log/{version:020d}.json"
 
 
-def read_version(filesystem: pyarrow.fs.FileSystem, directory: str, version: int) -> TableVersion:
-    """Read a version's commit. Raises StorageError if it cannot be read."""
+def read_version(
+    filesystem: pyarrow.fs.FileSystem, directory: str, version: int, event_time: str | None = None
+) -> TableVersion:
+    """Read a version's commit. Raises StorageError if it cannot be read. `event_time`: as in `DiscoveryContext`."""
     path = log_path(directory, version)
     added: dict[str, TableFile] = {}
     removed: list[TableFile] = []
@@ -154,7 +162,7 @@ def read_version(filesystem: pyarrow.fs.FileSystem, directory: str, version: int
                 operation = action.commitInfo.operation or operation
             metadata, protocol = action.metaData or metadata, action.protocol or protocol
             if action.add is not None and action.add.data_change:
-                added[action.add.path] = _file_of(action.add, version)
+                added[action.add.path] = _file_of(action.add, version, event_time)
                 has_vectors |= action.add.deletion_vector is not None
             if action.remove is not None and action.remove.data_change:
                 removed.append(_removed_file(action.remove, version))
@@ -198,8 +206,20 @@ def _commit_time(filesystem: pyarrow.fs.FileSystem, info: pyarrow.fs.FileInfo) -
     return info.mtime_ns / 1e6 if info.mtime_ns is not None else 0
 
 
-def _file_of(add: _Add, version: int) -> TableFile:
-    return TableFile(unquote(add.path), add.size, version, constants_of(add.partition_values))
+def _file_of(add: _Add, version: int, event_time: str | None) -> TableFile:
+    constants = constants_of(add.partition_values)
+    return TableFile(unquote(add.path), add.size, version, constants, min_time_us=_min_time_us(add.stats, event_time))
+
+
+def _min_time_us(stats: str | None, event_time: str | None) -> int | None:
+    """Return the earliest event time that the statistics of a file name; they are optional, and so is everything in them."""
+    if event_time is None or not stats:
+        return None
+    try:
+        minima = _decode_stats(stats).minValues
+    except UNDECODABLE:
+        return None
+    return time_us_of(minima.get(event_time))
 
 
 def _removed_file(remove: _Remove, version: int) -> TableFile:

@@ -36,6 +36,7 @@ from midstream.connectors.files.table_files import (
     deleted_rows_of,
     open_table_file,
     packed,
+    time_us_of,
 )
 from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
 from midstream.engine.core.config import Duration
@@ -138,7 +139,7 @@ class DeltaSource(TableSource):
         if position is not None:
             self._check_position(position)
             return Discovery((), position, exhausted=self.bounded)
-        files, position = self._begin()
+        files, position = self._begin(None)
         known = decoded(position, _DeltaPosition, "DeltaSource")
         stop = self._opened().version() if self.bounded else None
         part = DeltaChangesSplit(known.table_id, known.version, known.digest, packed_files(files), stop)
@@ -147,14 +148,14 @@ class DeltaSource(TableSource):
     def readers_max(self, parallelism: int) -> int:
         return 1 if self._reads_changes else parallelism
 
-    def _begin(self) -> tuple[Sequence[TableFile], bytes]:
+    def _begin(self, event_time: str | None) -> tuple[Sequence[TableFile], bytes]:
         opened = self._opened()
         newest, metadata = opened.version(), metadata_of(opened)
         if metadata.id != self._table_id:
             raise ConfigError(f"{self._where}: {_REPLACED}")
         self._check_columns(metadata, f"{self._where}: version {newest}")
         with self._delta_errors():
-            files = [*self._snapshot(opened)] if self._start is None else []
+            files = [*self._snapshot(opened, event_time)] if self._start is None else []
         read = newest if self._start is None else self._first_version(opened) - 1
         return files, self._position(metadata.id, read)
 
@@ -163,13 +164,13 @@ class DeltaSource(TableSource):
         if known.table_id != self._table_id:
             raise ConfigError(f"{self._where}: version {known.version} was read, and {_REPLACED}")
 
-    def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
+    def _after(self, position: bytes, event_time: str | None) -> Iterator[tuple[Sequence[TableFile], bytes]]:
         known = decoded(position, _DeltaPosition, "DeltaSource")
         number = known.version
         while has_version(self.filesystem, self.directory, number, self._where):
             if number == known.version:
                 self._check_same(known)
-            version = read_version(self.filesystem, self.directory, number + 1)
+            version = read_version(self.filesystem, self.directory, number + 1, event_time)
             added = self._added_by(version, known.table_id)
             number = version.number
             yield added, self._position(known.table_id, number)
@@ -188,7 +189,7 @@ class DeltaSource(TableSource):
         if not is_same:
             raise ConfigError(f"{self._where}: version {known.version} was read, and {_REPLACED}")
 
-    def _snapshot(self, table: DeltaTable) -> Iterator[TableFile]:
+    def _snapshot(self, table: DeltaTable, event_time: str | None) -> Iterator[TableFile]:
         """Yield the table's files, the oldest first."""
         actions = pa.table(table.get_add_actions()).sort_by([("modification_time", "ascending"), ("path", "ascending")])
         has_partitions = "partition" in actions.column_names
@@ -197,10 +198,15 @@ class DeltaSource(TableSource):
         paths = list(map(str, actions.column("path").to_pylist()))
         sizes = map(int, actions.column("size_bytes").to_numpy())
         deleted = self._deleted_rows(table, set(paths))
+        minima = [row or {} for row in actions.column("min").to_pylist()] if "min" in actions.column_names else []
+        times = [time_us_of(each.get(event_time)) for each in minima] if event_time is not None else []
         for row, (path, size) in enumerate(zip(paths, sizes, strict=True)):
             values = {name: partitions[row][name] for name in names} if partitions is not None else {}
             constants = constants_of({name: constant_text(value) for name, value in values.items()})
-            yield TableFile(unquote(path), size, table.version(), constants, deleted.get(path, b""))
+            time_us = times[row] if times else None
+            yield TableFile(
+                unquote(path), size, table.version(), constants, deleted.get(path, b""), min_time_us=time_us
+            )
 
     def _deleted_rows(self, table: DeltaTable, paths: Set[str]) -> dict[str, bytes]:
         """Return the deleted rows of each file that has some. deltalake has them by URL, which ends with the path."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from datetime import time
+from datetime import UTC, datetime, time, timedelta
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from midstream.engine.core.arrow_types import (
 from midstream.engine.core.errors import DataError, StorageError
 from midstream.engine.operators.source_api import SplitReader
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UNKNOWN_SIZE = -1
 """The size of a file of which the table's metadata has none."""
 
@@ -48,6 +49,7 @@ class TableFile(msgspec.Struct, frozen=True, array_like=True):
     `deleted`: which rows are no longer part of the table, see `packed`.
     `deletes`: files with the positions of further such rows.
     `first`, `last`: row groups, up to, not including, `last`; -1 for all.
+    `min_time_us`: that of the split, see `Split`.
     """
 
     path: str
@@ -58,6 +60,22 @@ class TableFile(msgspec.Struct, frozen=True, array_like=True):
     deletes: tuple[str, ...] = ()
     first: int = 0
     last: int = -1
+    min_time_us: int | None = None
+
+
+def time_us_of(value: object) -> int | None:
+    """Return a time of a table's statistics, or its text, in microseconds since 1970; None for anything else.
+
+    Without a time zone it is in UTC, as everywhere in the engine.
+    """
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+    if not isinstance(value, datetime):
+        return None
+    return ((value if value.tzinfo is not None else value.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
 
 
 def packed(deleted: np.ndarray[Any, Any]) -> bytes:

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from math import inf
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -81,15 +82,18 @@ class TableSource(Source):
     # ---- for subclasses ----
 
     @abstractmethod
-    def _begin(self) -> tuple[Sequence[TableFile], bytes]:
-        """Return the files that a new job reads first, and the position after them: with `start`, none."""
+    def _begin(self, event_time: str | None) -> tuple[Sequence[TableFile], bytes]:
+        """Return the files that a new job reads first, and the position after them: with `start`, none.
+
+        `event_time`: as in `DiscoveryContext`.
+        """
 
     @abstractmethod
     def _check_position(self, position: bytes) -> None:
         """Raise ConfigError for a position of another source, or in another table."""
 
     @abstractmethod
-    def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
+    def _after(self, position: bytes, event_time: str | None) -> Iterator[tuple[Sequence[TableFile], bytes]]:
         """Yield the files that each later version added, and the position after it.
 
         Raises ConfigError, SchemaError or DataError if this source cannot continue after a version.
@@ -133,13 +137,15 @@ class TableSource(Source):
             self._check_position(position)
             if self.bounded:
                 return Discovery((), position, exhausted=True)
-        began, known = self._begin() if position is None else ((), position)
+        time = context.event_time
+        began, known = self._begin(time) if position is None else ((), position)
         files = [*began]
-        for added, after in self._after(known) if self._start is not None or position is not None else ():
+        for added, after in self._after(known, time) if self._start is not None or position is not None else ():
             files += added
             known = after
             if len(files) >= _FILES_PER_DISCOVERY and not self.bounded:
                 break
+        files.sort(key=lambda file: -inf if file.min_time_us is None else file.min_time_us)
         return Discovery(tuple(self._splits(files)), known, exhausted=self.bounded)
 
     def _splits(self, files: Sequence[TableFile]) -> Iterator[Split]:
@@ -147,7 +153,8 @@ class TableSource(Source):
             for parts in pool.map(self._parts, files):
                 for index, part in enumerate(parts):
                     split_id = f"{part.since}:{part.first:06d}:{part.path}"
-                    yield Split(split_id, msgspec.msgpack.encode(part), follows=index > 0)
+                    payload = msgspec.msgpack.encode(part)
+                    yield Split(split_id, payload, follows=index > 0, min_time_us=part.min_time_us)
 
     def _parts(self, file: TableFile) -> list[TableFile]:
         if file.size < _LARGE_FILE_BYTES or file.deleted or file.deletes:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.name_mapping import MappedField
 
 _ID: Final = b"PARQUET:field_id"
+_TIME_BYTES: Final = 8
 
 
 def parquet_schema_of(filesystem: pyarrow.fs.FileSystem, path: str) -> pa.Schema:
@@ -126,6 +127,15 @@ def partition_constants(
             value: Any = file.partition[index]
             found[column.name] = constant_text(pa.scalar(value, column.type))
     return found
+
+
+def min_time_us(file: DataFile, field_id: int, column: pa.Field[Any]) -> int | None:
+    """Return the earliest time in a column of microseconds, in microseconds since 1970; None if the file's metrics lack it."""
+    bound = (file.lower_bounds or {}).get(field_id)
+    is_time = pa.types.is_timestamp(column.type) and column.type.unit == "us"
+    if not is_time or bound is None or len(bound) != _TIME_BYTES:  # that of a date has fewer, which became a time later
+        return None
+    return int.from_bytes(bound, "little", signed=True)
 
 
 def deleted_rows(

@@ -20,6 +20,7 @@ from midstream.connectors.iceberg.iceberg_commits import catalog_errors, data_en
 from midstream.connectors.iceberg.iceberg_files import (
     deleted_rows,
     id_of,
+    min_time_us,
     parquet_schema_of,
     partition_constants,
     stored_columns,
@@ -154,7 +155,7 @@ class IcebergSource(TableSource):
 
     # ---- on the driver ----
 
-    def _begin(self) -> tuple[Sequence[TableFile], bytes]:
+    def _begin(self, event_time: str | None) -> tuple[Sequence[TableFile], bytes]:
         table = self._opened()
         self._check_columns(table)
         metadata, uuid = table.metadata, str(table.metadata.table_uuid)
@@ -164,7 +165,7 @@ class IcebergSource(TableSource):
         if newest is None:
             return (), msgspec.msgpack.encode(_IcebergPosition(uuid, None))
         with catalog_errors(f"{self._where}: the files of snapshot {newest.snapshot_id} cannot be listed"):
-            files = self._snapshot(table, newest)
+            files = self._snapshot(table, newest, event_time)
         return files, msgspec.msgpack.encode(_IcebergPosition(uuid, newest.snapshot_id))
 
     def _check_position(self, position: bytes) -> None:
@@ -176,7 +177,7 @@ class IcebergSource(TableSource):
                 f"{self._where}: the table was dropped and made again; to read it from the beginning, start with --fresh"
             )
 
-    def _after(self, position: bytes) -> Iterator[tuple[Sequence[TableFile], bytes]]:
+    def _after(self, position: bytes, event_time: str | None) -> Iterator[tuple[Sequence[TableFile], bytes]]:
         known = decoded(position, _IcebergPosition, "IcebergSource")
         table = self._opened()
         self._check_same(known, table)
@@ -185,7 +186,7 @@ class IcebergSource(TableSource):
             self._check_columns(table)
         for snapshot in later:
             with catalog_errors(f"{self._where}: the files of snapshot {snapshot.snapshot_id} cannot be listed"):
-                added = self._added_by(table, snapshot)
+                added = self._added_by(table, snapshot, event_time)
             yield added, msgspec.msgpack.encode(_IcebergPosition(known.table_uuid, snapshot.snapshot_id))
 
     def _later(self, table: Table, known: int | None) -> list[Snapshot]:
@@ -226,7 +227,7 @@ class IcebergSource(TableSource):
             "Keep snapshots for longer than a job may be behind; to read the table as it is now, start with --fresh"
         )
 
-    def _added_by(self, table: Table, snapshot: Snapshot) -> list[TableFile]:
+    def _added_by(self, table: Table, snapshot: Snapshot, event_time: str | None) -> list[TableFile]:
         from pyiceberg.manifest import ManifestEntryStatus
         from pyiceberg.table.snapshots import Operation
 
@@ -242,9 +243,9 @@ class IcebergSource(TableSource):
             if manifest.added_snapshot_id == snapshot.snapshot_id:
                 entries = data_entries(table, manifest)
                 added += [entry for entry in entries if entry.status == ManifestEntryStatus.ADDED]
-        return [self._file(table, entry.data_file, snapshot.snapshot_id) for entry in added]
+        return [self._file(table, entry.data_file, snapshot.snapshot_id, event_time) for entry in added]
 
-    def _snapshot(self, table: Table, snapshot: Snapshot) -> list[TableFile]:
+    def _snapshot(self, table: Table, snapshot: Snapshot, event_time: str | None) -> list[TableFile]:
         """Return the table's files, the oldest first."""
         from pyiceberg.manifest import ManifestContent
 
@@ -256,8 +257,8 @@ class IcebergSource(TableSource):
         entries.sort(key=lambda entry: (entry.sequence_number or 0, entry.data_file.file_path))
         deletes = self._deletes(table, snapshot) if has_deletes else {}
         return [
-            self._file(table, entry.data_file, snapshot.snapshot_id, deletes.get(entry.data_file.file_path, ()))
-            for entry in entries
+            self._file(table, each, snapshot.snapshot_id, event_time, deletes.get(each.file_path, ()))
+            for each in (entry.data_file for entry in entries)
         ]
 
     def _deletes(self, table: Table, snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
@@ -271,14 +272,22 @@ class IcebergSource(TableSource):
             ) from error
         return {task.file.file_path: tuple(sorted(each.file_path for each in task.delete_files)) for task in tasks}
 
-    def _file(self, table: Table, file: DataFile, since: int, deletes: Sequence[str] = ()) -> TableFile:
+    def _file(
+        self, table: Table, file: DataFile, since: int, event_time: str | None, deletes: Sequence[str] = ()
+    ) -> TableFile:
         from pyiceberg.manifest import FileFormat
 
         if file.file_format != FileFormat.PARQUET:
             raise ConfigError(f"{self._where}: {file.file_path} is {file.file_format.value}; only Parquet can be read")
         columns = {field_id: self.schema.field(name) for field_id, name in self._files.ids.items()}
         constants = partition_constants(file, table.specs()[file.spec_id], columns)
-        return TableFile(file.file_path, file.file_size_in_bytes, since, constants, deletes=tuple(deletes))
+        field_id = next((found for found, name in self._files.ids.items() if name == event_time), None)
+        time_us = (
+            None if field_id is None else min_time_us(file, field_id, self.schema.field(self._files.ids[field_id]))
+        )
+        return TableFile(
+            file.file_path, file.file_size_in_bytes, since, constants, deletes=tuple(deletes), min_time_us=time_us
+        )
 
     def _before_start(self, table: Table) -> int | None:
         """Return the snapshot before the first one to read; None if there is none."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from midstream.engine.graph.job_graph import JobGraph, Vertex
+from midstream.engine.graph.job_graph import JobGraph
+from midstream.engine.graph.source_event_time import with_splits
 from midstream.engine.operators.watermarks import TimestampsOperator
 
 
@@ -36,7 +37,7 @@ def drift_groups(graph: JobGraph) -> tuple[tuple[LimitedSource, ...], ...]:
         part = [kept if each == joined else each for each in part]
     groups: dict[int, list[LimitedSource]] = {}
     for vertex in graph.vertices:
-        limits = [operator for operator in _with_splits(vertex) if operator.strategy.drift_us is not None]
+        limits = [operator for _, operator in with_splits(vertex) if operator.strategy.drift_us is not None]
         if limits:  # of several in one task the last one counts, as in `limit_drift`
             source = LimitedSource(vertex.id, vertex.parallelism, limits[-1])
             groups.setdefault(part[vertex.id], []).append(source)
@@ -46,20 +47,9 @@ def drift_groups(graph: JobGraph) -> tuple[tuple[LimitedSource, ...], ...]:
 def drifts_without_splits(graph: JobGraph) -> Iterator[TimestampsOperator]:
     """Yield the operators with a drift that do not see the splits of a source."""
     for vertex in graph.vertices:
-        seen = list(_with_splits(vertex))
+        seen = [operator for _, operator in with_splits(vertex)]
         for spec in vertex.operators:
             operator = spec.operator
             if isinstance(operator, TimestampsOperator) and operator.strategy.drift_us is not None:
                 if operator not in seen:
                     yield operator
-
-
-def _with_splits(vertex: Vertex) -> Iterator[TimestampsOperator]:
-    """Yield the operators that make watermarks for each split of the source in their task."""
-    if vertex.source is None:
-        return
-    for spec in vertex.operators:
-        if isinstance(spec.operator, TimestampsOperator):
-            yield spec.operator
-        if not spec.operator.keeps_splits:
-            return

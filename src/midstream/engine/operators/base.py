@@ -76,9 +76,16 @@ class Splits(Protocol):
         """The splits of the task that it has not read to the end, begun or not."""
         ...
 
+    def held_back_at_us(self, split: int) -> int:
+        """Return the highest watermark for which no row of an open split is late, before any has been read."""
+        ...
+
     @property
-    def all_assigned(self) -> bool:
-        """Whether each split that was found has been assigned to a task; splits marked `follows` do not count."""
+    def waiting_from_us(self) -> int:
+        """The highest watermark for which no row of the splits is late that are still to be assigned to a task.
+
+        MAX_WATERMARK_US if all are that were found; splits marked `follows` do not count.
+        """
         ...
 
     @property
@@ -99,7 +106,7 @@ class Splits(Protocol):
         ...
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Call `changed` in a step of the task when `open`, `all_assigned`, `assigned` or `none_waits` has changed."""
+        """Call `changed` in a step of the task when `open`, `waiting_from_us`, `assigned` or `none_waits` has changed."""
         ...
 
     def limit_drift(self, times: SplitTimes, drift_us: int) -> None:
@@ -254,6 +261,10 @@ class Operator(ABC):
     """Rows for which the user's function failed, and which it was configured to drop or to emit apart."""
     user_metrics: UserMetrics | None = None
     """The metrics of the user's function, once it is open."""
+
+    def input_column(self, name: str) -> str | None:
+        """Return the column of the input whose value each emitted row has as its column `name`; None if there is none."""
+        return None
 
     @property
     def holds_entries(self) -> bool:

@@ -38,6 +38,9 @@ class ExpectOperator(FunctionCaller):
         self._reads = columns_read(conditions, self.schema)
         self._evaluation = Evaluation(conditions)
 
+    def input_column(self, name: str) -> str | None:
+        return name
+
     def _made(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         found = self._met(batch)
         unmet = (~_all(found)).arg_true()

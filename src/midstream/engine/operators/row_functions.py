@@ -119,6 +119,9 @@ class FilterFunctionOperator(FunctionCaller):
     ) -> None:
         super().__init__(name, function, schema, policy)
 
+    def input_column(self, name: str) -> str | None:
+        return name
+
     def _made(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         predicate = self._function
         keep: list[bool] = []

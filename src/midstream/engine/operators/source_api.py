@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.engine.core.batches import conform
+from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.operators.bad_records import BadRecords
@@ -24,6 +25,7 @@ from midstream.engine.state.safe_pickle import OwnCode
 
 T = TypeVar("T")
 OFFSET_MAX: Final = 2**63 - 1
+TIME_US_MAX: Final = 2**62
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -35,6 +37,9 @@ class Split(msgspec.Struct, frozen=True):
     `follows`: it continues where the split listed before it ends, as the next part of a file does, so the rows of both
     are in order. Event time then does not wait for it to be assigned. The coordinator keeps `follows` only if the
     discovery listed nothing but such a chain up to this split.
+    `min_time_us`: no row of the split has an earlier event time, in microseconds since 1970 (`DiscoveryContext.event_time`);
+    None if that is not known. Event time waits for a split that is still to be assigned only from there on, so list those
+    of a backlog in the order of their times.
 
         >>> from midstream import Split
         >>> Split("file-7", b"in/file-7").offset
@@ -45,6 +50,12 @@ class Split(msgspec.Struct, frozen=True):
     payload: bytes
     offset: int = 0
     follows: bool = False
+    min_time_us: int | None = None
+
+    @property
+    def held_back_at_us(self) -> int:
+        """The highest watermark for which no row of the split is late."""
+        return MIN_WATERMARK_US if self.min_time_us is None else self.min_time_us - 1
 
 
 _decode_split = msgspec.msgpack.Decoder(Split).decode
@@ -71,7 +82,8 @@ class Discovery:
 class DiscoveryContext:
     """What `discover` may use in addition to the source's own system.
 
-    `uid`: that of the source in the job. `parallelism`: its number of subtasks.
+    `uid`: that of the source in the job. `parallelism`: its number of subtasks. `event_time`: the column of the source's
+    rows that the job uses as event time; None if it makes it of something else, or uses none.
 
         def discover(self, position, context):
             splits = [Split(str(n), b"%d" % n) for n in range(context.parallelism)] if position is None else []
@@ -82,6 +94,7 @@ class DiscoveryContext:
     parallelism: int
     storage: Storage | None
     """The job's checkpoint storage, for plans that must be durable before they are read (below `plans/<uid>/`)."""
+    event_time: str | None = None
 
 
 class SplitReader(ABC):
@@ -360,6 +373,7 @@ def checked_discovery(found: object) -> Discovery:
             raise ConfigError(f"split {split!r} needs an id that is a str, and a payload that is bytes")
         if split.id in splits:
             raise ConfigError(f"discover returned two splits with the id {split.id!r}; each needs its own")
+        _check_min_time(split)
         offset = _check_offset(split.offset, f"split {split.id!r}")
         if type(split.offset) is not int:
             split = msgspec.structs.replace(split, offset=offset)
@@ -373,6 +387,14 @@ def checked_discovery(found: object) -> Discovery:
             "after a restart"
         )
     return Discovery(tuple(splits.values()), found.position, found.exhausted)
+
+
+def _check_min_time(split: Split) -> None:
+    at = split.min_time_us
+    if at is not None and (type(at) is not int or abs(at) > TIME_US_MAX):
+        raise ConfigError(
+            f"split {split.id!r} has min_time_us={at!r}, which is not a whole number of microseconds since 1970"
+        )
 
 
 def checked_read(found: object, schema: pa.Schema, where: str) -> tuple[pa.RecordBatch, int]:

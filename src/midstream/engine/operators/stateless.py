@@ -61,6 +61,9 @@ class FilterOperator(Stateless):
         if kind != pa.bool_():
             raise SchemaError(f"{self._where}: a filter must be boolean; this one is {kind}: {predicate}")
 
+    def input_column(self, name: str) -> str | None:
+        return name
+
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         kept = self._kept(batch)
         if kept.num_rows:
@@ -101,6 +104,9 @@ class ProjectOperator(Stateless):
         made = frozenset(self._made.names)
         self._sources = [(field.name, field.name in made) for field in self.schema]
 
+    def input_column(self, name: str) -> str | None:
+        return None if name in self._made.names else name
+
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         made = batch
         if self._exprs:
@@ -126,10 +132,15 @@ class ColumnsOperator(Stateless):
 
     def __init__(self, name: str, names: Mapping[str, str], schema: pa.Schema) -> None:
         super().__init__(name, pa.schema([schema.field(old).with_name(new) for old, new in names.items()]))
-        self._names = tuple(names)
+        self._names = {new: old for old, new in names.items()}
+
+    def input_column(self, name: str) -> str | None:
+        return self._names[name]
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        self._out.emit(pa.RecordBatch.from_arrays([batch.column(name) for name in self._names], schema=self.schema))
+        self._out.emit(
+            pa.RecordBatch.from_arrays([batch.column(name) for name in self._names.values()], schema=self.schema)
+        )
 
 
 def expression_error(

@@ -4,17 +4,16 @@ A watermark states that no row at or below it follows. The progress of a split i
 less the strategy's delay, less one microsecond (a row with that same time may still arrive). If the source is in the
 same task (see `Splits`), this holds:
 
-    The watermark never passes the progress of an open split that is not idle; a split without a row has no
-    progress yet. The watermark does not advance while a split waits to be assigned that was found together
-    with those being read, unless that split follows all of them.
+    The watermark never passes the progress of an open split that is not idle. A split without a row has none, unless its
+    source knows the earliest time that a row may have: then that counts as seen. Nor does the watermark pass the progress
+    of a split that waits to be assigned and was found together with those being read, unless it follows all of them.
 
 So a row is late only if it is older than a row of its own split by more than the delay, or if its split was found after event
 time had passed the row, or if its split was idle. A split that ends is never idle. One without an end is idle if no row
 arrived for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end hold nothing back. If the
 source is in another task, splits cannot be distinguished, and the whole stream counts as one split.
 
-None of this is in a checkpoint: after a restore a split has no progress until its first row, which can only delay a
-watermark; the watermarks emitted before are in the chain's snapshot.
+None of this is in a checkpoint: after a restore a split begins as one without a row, which can only delay a watermark; the watermarks emitted before are in the chain's snapshot.
 """
 
 from __future__ import annotations
@@ -166,6 +165,13 @@ class TimestampsOperator(Operator):
         self._context: OperatorContext
         self._out: Output
 
+    @property
+    def column(self) -> str:
+        return self._time.column
+
+    def input_column(self, name: str) -> str | None:
+        return name
+
     def open(self, context: OperatorContext, out: Output) -> None:
         self._context = context
         self._out = out
@@ -231,7 +237,14 @@ class TimestampsOperator(Operator):
 
     @property
     def _is_held_back(self) -> bool:
-        return self._splits is not None and not self._splits.all_assigned
+        return self._splits is not None and self._splits.waiting_from_us < MAX_WATERMARK_US
+
+    def _delayed_us(self, held_back_at_us: int) -> int:
+        """Return the progress of a split before its first row: as if the earliest row that it may have had come.
+
+        So the delay also holds between its rows and those of splits that are found later.
+        """
+        return held_back_at_us if held_back_at_us == MIN_WATERMARK_US else held_back_at_us - self.strategy.delay_us
 
     def _advance(self) -> None:
         active = [reached_us for split, reached_us in self._reached_us.items() if split not in self._idle_splits]
@@ -239,9 +252,12 @@ class TimestampsOperator(Operator):
             self._lowest_us = MAX_WATERMARK_US
             return
         self._lowest_us = min(active)
-        if self._lowest_us > self._watermark_us and not self._is_held_back:
-            self._watermark_us = self._lowest_us
-            self._out.watermark(self._watermark_us)
+        watermark_us = self._lowest_us
+        if self._splits is not None and self._is_held_back:
+            watermark_us = min(watermark_us, self._delayed_us(self._splits.waiting_from_us))
+        if watermark_us > self._watermark_us:
+            self._watermark_us = watermark_us
+            self._out.watermark(watermark_us)
 
     def _splits_changed(self) -> None:
         assert self._splits is not None
@@ -250,7 +266,7 @@ class TimestampsOperator(Operator):
             self._ended_us = max(self._ended_us, self._reached_us[split])
             self._forget(split)
         for split in sorted(now - self._reached_us.keys()):
-            self._begin(split, MIN_WATERMARK_US)
+            self._begin(split, self._delayed_us(self._splits.held_back_at_us(split)))
         if now:
             self._forget(NO_SPLIT)
         elif NO_SPLIT not in self._reached_us:

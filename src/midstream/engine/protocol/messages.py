@@ -11,7 +11,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from midstream.engine.core.elements import MIN_WATERMARK_US
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.ids import TaskId
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.engine.protocol.live_rows import LiveRows
@@ -230,14 +230,15 @@ class ResumeSources(msgspec.Struct, frozen=True, tag="resume_sources"):
 class AssignSplit(msgspec.Struct, frozen=True, tag="assign"):
     """Assigns `split`, an encoded engine.operators.source_api.Split.
 
-    `is_last`: of the splits found with it, only ones that follow all others are still unassigned.
+    `waiting_from_us`: the highest watermark for which no row of the splits that are still unassigned is late; the highest of
+    all if only ones that follow all others are.
     `assigned`: how many splits of the source have been assigned in this attempt, to any subtask, including this one.
     """
 
     attempt: int
     task: TaskId
     split: bytes
-    is_last: bool = True
+    waiting_from_us: int = MAX_WATERMARK_US
     assigned: int = 0
 
 

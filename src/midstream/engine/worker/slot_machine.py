@@ -174,8 +174,8 @@ class SlotMachine:
             case m.ResumeSources(_, checkpoint_id):
                 for task in self.tasks.values():
                     task.resume_source(checkpoint_id)
-            case m.AssignSplit(_, ref, split, is_last, assigned):
-                self._task(ref).add_split(split, is_last, assigned)
+            case m.AssignSplit(_, ref, split, waiting_from_us, assigned):
+                self._task(ref).add_split(split, waiting_from_us, assigned)
             case m.SplitsAssigned(_, ref, none_waits, assigned):
                 if self._deployment is not None and ref not in self._deployment.finished:
                     self._task(ref).splits_assigned(none_waits, assigned)

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.batches import invalid_value
-from midstream.engine.core.elements import Assigned
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Assigned
 from midstream.engine.core.errors import DataError, InvariantError
 from midstream.engine.core.interfaces import Done, Failed, Timer
 from midstream.engine.operators.bad_records import TALLY, BadRecordCount, BadRecords
@@ -125,9 +125,9 @@ class _OpenSplit:
 class _Assignment(NamedTuple):
     """What the last message was of the splits that are assigned, to this subtask or another."""
 
-    is_complete: bool = False
-    """Whether every split that discovery has found is assigned. False at first, because discovery may not have found any
-    yet. Other subtasks may still request splits when it is True."""
+    waiting_from_us: int = MIN_WATERMARK_US
+    """See `Splits`. The lowest at first, because discovery may not have found any split yet. Other subtasks may still
+    request splits when it is the highest."""
     counts: Assigned = ()
 
 
@@ -200,14 +200,14 @@ class SourceReader(Splits):
         if TALLY in parts:
             self.tally.restore(parts[TALLY])
 
-    def add_split(self, encoded: bytes, *, is_last: bool = True, assigned: Assigned = ()) -> None:
-        """Read this split as well. `is_last`: every split found so far is now assigned (`all_assigned`).
+    def add_split(self, encoded: bytes, *, waiting_from_us: int = MAX_WATERMARK_US, assigned: Assigned = ()) -> None:
+        """Read this split as well. `waiting_from_us`: that of the splits that are unassigned now.
 
         `assigned`: how many splits of the source are assigned now, to any subtask.
         """
         if self._request_state in (_REQUESTED, _NONE_AVAILABLE):
             self._request_state = _MAY_REQUEST
-        self._assignment = _Assignment(is_last, assigned)
+        self._assignment = _Assignment(waiting_from_us, assigned)
         self._add(_decoder.decode(encoded))
         self._limit.assigned(self._waited_for)
         self._wake()
@@ -217,7 +217,7 @@ class SourceReader(Splits):
 
         `none_waits`: this is the answer to the last request. `assigned`: as for `add_split`.
         """
-        self._assignment, self._changed = _Assignment(True, assigned), True
+        self._assignment, self._changed = _Assignment(MAX_WATERMARK_US, assigned), True
         if none_waits and self._request_state is _REQUESTED:
             self._request_state = _NONE_AVAILABLE
         self._wake()
@@ -336,9 +336,13 @@ class SourceReader(Splits):
     def open(self) -> Iterator[int]:
         return (open_split.number for open_split in self._splits)
 
+    def held_back_at_us(self, split: int) -> int:
+        (found,) = (open_split for open_split in self._splits if open_split.number == split)
+        return found.split.held_back_at_us
+
     @property
-    def all_assigned(self) -> bool:
-        return self._assignment.is_complete
+    def waiting_from_us(self) -> int:
+        return self._assignment.waiting_from_us
 
     @property
     def assigned(self) -> Assigned:

@@ -325,11 +325,11 @@ class Task:
         """Resume the source if it is PAUSED after the barrier of this checkpoint: the task continues."""
         self.mail(lambda: self._resume_source(checkpoint_id))
 
-    def add_split(self, split: bytes, is_last: bool, assigned: int) -> None:
+    def add_split(self, split: bytes, waiting_from_us: int, assigned: int) -> None:
         """Assign a split. It is a mail, like a trigger: a split that arrived before the trigger is in the
         checkpoint."""
         counts = self._split_counts(assigned)
-        self._mail_source(lambda source: source.add_split(split, is_last=is_last, assigned=counts))
+        self._mail_source(lambda source: source.add_split(split, waiting_from_us=waiting_from_us, assigned=counts))
 
     def splits_assigned(self, none_waits: bool, assigned: int) -> None:
         """Every split found so far is assigned; `none_waits`: this is the answer to the last request.

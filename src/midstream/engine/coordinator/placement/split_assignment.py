@@ -5,7 +5,9 @@ in its reader's state, one that was not is in `pending`, and control messages to
 both or in none.
 
 Nothing more is discovered while splits wait to be assigned. So all waiting splits were found by one discovery. Event
-time waits for them (see `engine.operators.watermarks`), and no newer splits can prolong that wait.
+time waits for them (see `engine.operators.watermarks`), and no newer splits can prolong that wait. A subtask is sent from
+where on with each of its own splits: by then no split waits that did not wait before, so what it knows may be too early,
+and never too late.
 
 Each message about splits has how many are assigned. A subtask with this count has all of its own among them, since messages
 to a slot stay in order. Once no split waits, all subtasks have been sent the same count. Tasks downstream rely on both (see
@@ -17,9 +19,10 @@ At most one call of a source runs at a time, so a source needs no locks.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from math import ceil
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -33,9 +36,11 @@ from midstream.engine.coordinator.failures import failure_of, warn_if_failed
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.source_drift import SourceDrift
 from midstream.engine.coordinator.restore.open_directory import OpenedStorage
+from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed, Storage
 from midstream.engine.graph.job_graph import JobGraph, SourceSpec
+from midstream.engine.graph.source_event_time import source_event_time
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, checked_discovery
 from midstream.engine.protocol.messages import (
     AssignSplit,
@@ -130,12 +135,14 @@ class _State:
     """Whether it was called in this job, and so has to be closed."""
     position: bytes | None = None
     exhausted: bool = False
+    event_time: str | None = None
+    """See `DiscoveryContext`."""
     pending: deque[bytes] = field(default_factory=deque)
-    beginnings: int = 0
-    """The number of splits in `pending` that do not follow all splits found with them (`Split.follows` is false)."""
+    waiting_us: deque[int] = field(default_factory=deque)
+    """For each split in `pending`, up to where event time need not wait for it and those after it."""
     reported: int | None = None
-    """The `assigned_count` with which all subtasks were last notified that `beginnings` is 0; None if it has not been 0
-    since, or they have not been notified yet."""
+    """The `assigned_count` with which all subtasks were last notified that event time waits for no split in `pending`; None
+    if it has waited since, or they have not been notified yet."""
     waiting: WaitingReaders = field(default_factory=WaitingReaders)
     """The subtasks that have requested a split and have no answer yet."""
     unanswered: set[TaskId] = field(default_factory=set)
@@ -151,6 +158,21 @@ class _State:
     timer: str | None = None
     notice: _Notice | None = None
 
+    @property
+    def waiting_from_us(self) -> int:
+        """The highest watermark that need not wait for the splits in `pending`."""
+        return self.waiting_us[0] if self.waiting_us else MAX_WATERMARK_US
+
+    def wait_for(self, splits: Sequence[Split]) -> None:
+        """Have these splits wait to be assigned."""
+        self.pending = deque(map(_encoder.encode, splits))
+        waiting_us = accumulate((_held_back_at_us(split) for split in reversed(splits)), min)
+        self.waiting_us = deque(reversed(list(waiting_us)))
+
+    def next_split(self) -> bytes:
+        self.waiting_us.popleft()
+        return self.pending.popleft()
+
 
 class SplitAssignment:
     def __init__(self, effects: Effects, graph: JobGraph) -> None:
@@ -163,7 +185,9 @@ class SplitAssignment:
         """Whether sources discover: not before the first reset, and never again after `stop`."""
         self._stopped = False
         self._states = {
-            vertex.source.uid: _State(vertex.source, vertex.id, vertex.parallelism)
+            vertex.source.uid: _State(
+                vertex.source, vertex.id, vertex.parallelism, event_time=source_event_time(vertex)
+            )
             for vertex in graph.vertices
             if vertex.source is not None
         }
@@ -203,8 +227,7 @@ class SplitAssignment:
             source = state.spec.source
             goes_on = source.continues_past_end and not source.bounded  # it had an end when the checkpoint was made
             state.exhausted = state.finished or (old is not None and old.exhausted and not goes_on)
-            state.pending = deque(old.pending if old else ())
-            state.beginnings = _beginnings(_decoder.decode(split) for split in state.pending)
+            state.wait_for([_decoder.decode(split) for split in old.pending] if old else [])
             self._next_call(state)
 
     def deployed(self, attempt: Attempt) -> None:
@@ -280,12 +303,10 @@ class SplitAssignment:
                 state.unanswered.discard(ref)
                 state.assigned[ref] += 1
                 state.assigned_count += 1
-                split = state.pending.popleft()
-                state.beginnings -= _beginnings([_decoder.decode(split)])
-                is_last = state.beginnings == 0
-                assign = AssignSplit(attempt.number, ref, split, is_last, state.assigned_count)
+                split = state.next_split()
+                assign = AssignSplit(attempt.number, ref, split, state.waiting_from_us, state.assigned_count)
                 self._effects.send(attempt.slot_of(ref), assign)
-                if not is_last:
+                if state.waiting_from_us < MAX_WATERMARK_US:
                     state.reported = None
                 self._report_assigned(state)
             elif state.exhausted or not self._discovers:
@@ -313,7 +334,7 @@ class SplitAssignment:
         of them is: until then event time waits for those that are idle, if any are.
         """
         attempt = self._attempt
-        if attempt is None or state.position is None or state.beginnings:
+        if attempt is None or state.position is None or state.waiting_from_us < MAX_WATERMARK_US:
             return
         if state.reported is not None and (state.pending or state.reported == state.assigned_count):
             return
@@ -337,8 +358,8 @@ class SplitAssignment:
         return state.position is not None or state.exhausted or not self._discovers
 
     def has_backlog(self, vertex: int) -> bool:
-        """Whether event time of this source stands still, as some of its splits are still to be assigned."""
-        return self._discovers and self._by_vertex[vertex].beginnings > 0
+        """Whether event time of this source waits for splits that are still to be assigned."""
+        return self._discovers and self._by_vertex[vertex].waiting_from_us < MAX_WATERMARK_US
 
     def assigned_to(self, ref: TaskId) -> int:
         """Return how many splits the subtask was assigned in this attempt."""
@@ -380,7 +401,7 @@ class SplitAssignment:
             self._effects.run_io(IoKind.NOTIFY, work, notified, about=state.spec.uid, waits_for=what, has_limit=True)
         elif self._discovers and not state.exhausted and state.timer is None and not state.pending:
             state.busy = state.called = True
-            context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage)
+            context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage, state.event_time)
             work_discover = partial(_discover, state.spec.source, state.position, context)
             self._effects.run_io(
                 IoKind.DISCOVER,
@@ -409,9 +430,7 @@ class SplitAssignment:
             return
         found = outcome.value
         assert not state.pending, state.spec.uid
-        splits = _without_follows(found.splits)
-        state.pending.extend(_encoder.encode(split) for split in splits)
-        state.beginnings = _beginnings(splits)
+        state.wait_for(_without_follows(found.splits))
         state.position = found.position
         state.exhausted = found.exhausted
         if not state.exhausted:
@@ -467,8 +486,8 @@ def _without_follows(splits: Sequence[Split]) -> list[Split]:
     return [*splits[:kept], *(msgspec.structs.replace(split, follows=False) for split in splits[kept:])]
 
 
-def _beginnings(splits: Iterable[Split]) -> int:
-    return sum(not split.follows for split in splits)
+def _held_back_at_us(split: Split) -> int:
+    return MAX_WATERMARK_US if split.follows else split.held_back_at_us
 
 
 def _notify_source(spec: SourceSpec, notice: _Notice, storage: Storage | None) -> None:
