@@ -122,6 +122,7 @@ def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeC
         small=scenario.small_chunks,
         combined_rows_min=scenario.combined_rows_min,
         on_disk=prepared.is_on_disk,
+        sink_pause_s=scenario.sink_pause_s,
     )
     with ExitStack() as stack:
         stack.enter_context(sizes)
