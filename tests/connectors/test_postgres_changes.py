@@ -22,6 +22,7 @@ from machine import limit_s
 from midstream import Environment, testing
 from midstream.connectors import PostgresChangesSource, PostgresQuery
 from midstream.connectors.postgres import change_reader, postgres_changes, table_snapshot
+from midstream.connectors.postgres.change_offsets import LogPosition
 from midstream.connectors.postgres.change_reader import ChangesSplit
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.errors import ConfigError, DataError, MidstreamError, SchemaError, StorageError

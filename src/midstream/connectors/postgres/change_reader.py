@@ -242,6 +242,12 @@ class ChangeReader(SplitReader):
                 f"{self._split.slot!r} no longer has changes before {lsn_text(status.confirmed_lsn)}: a later checkpoint had "
                 "completed. Resume from the newest one, or start again with --fresh"
             )
+        if status.log_end_lsn < self._position.lsn:
+            raise ConfigError(
+                f"{self._where}: the checkpoint is at the position {self._position} of the server's log, which now ends at "
+                f"{lsn_text(status.log_end_lsn)}: the server was set back, for example to a backup, and changes that it makes again "
+                "up to that position would be missing. Start again with --fresh"
+            )
         self._is_checked = True
         self._retry_at_s = 0.0
         self._wait.end()

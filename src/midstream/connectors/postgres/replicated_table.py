@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from midstream.connectors.postgres.change_values import arrow_type
-from midstream.connectors.postgres.replication_messages import parse_lsn
+from midstream.connectors.postgres.replication_messages import LSN_MAX, parse_lsn
 from midstream.engine.core.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
@@ -38,10 +38,13 @@ _COLUMNS: LiteralString = """
     WHERE a.attrelid = %(table)s ORDER BY a.attnum"""
 _SLOT: LiteralString = """
     SELECT plugin, database, active_pid, to_jsonb(s)->>'wal_status', confirmed_flush_lsn::text,
-           CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) END::int8
+           CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) END::int8,
+           CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn()::text END
     FROM pg_replication_slots s WHERE slot_name = %s"""
 _PUBLICATION: LiteralString = """
-    SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate,
+    SELECT p.oid::int8, p.pubowner::int8, p.xmin::text::int8,
+           coalesce((SELECT r.oid::int8 FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = %s), 0),
+           pubinsert AND pubupdate AND pubdelete AND pubtruncate,
            EXISTS (SELECT FROM pg_publication_tables t WHERE t.pubname = p.pubname AND t.schemaname = %s AND t.tablename = %s),
            (SELECT to_jsonb(r)->>'prqual' FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = %s),
            (SELECT to_jsonb(t)->'attnames' FROM pg_publication_tables t
@@ -116,6 +119,8 @@ class ReplicationSlot:
     confirmed_lsn: int
     kept_bytes: int
     """How much of the log the server keeps for it."""
+    log_end_lsn: int
+    """Where the log ends that is safe from a crash."""
 
 
 def find_replicated_table(connection: Connection[Any], schema: str | None, name: str, where: str) -> ReplicatedTable:
@@ -214,8 +219,10 @@ def slot_status(connection: Connection[Any], slot: str) -> ReplicationSlot | Non
     found = connection.execute(_SLOT, [slot]).fetchone()
     if found is None:
         return None
-    plugin, database, active_pid, wal_status, confirmed, kept = found
-    return ReplicationSlot(plugin, database, active_pid, wal_status or "", parse_lsn(confirmed or "0/0"), kept or 0)
+    plugin, database, active_pid, wal_status, confirmed, kept, end = found
+    log_end_lsn = LSN_MAX if end is None else parse_lsn(end)
+    confirmed_lsn = parse_lsn(confirmed or "0/0")
+    return ReplicationSlot(plugin, database, active_pid, wal_status or "", confirmed_lsn, kept or 0, log_end_lsn)
 
 
 def checked_slot(connection: Connection[Any], slot: str, where: str) -> ReplicationSlot:
