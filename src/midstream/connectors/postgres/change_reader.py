@@ -122,6 +122,13 @@ class _RowLayout:
             if (column.name in (changes.key or self._names) if is_full else column.is_key)
         ]
         self._key = key
+        identity = {self._names[index] for index in key}
+        missing = [name for name in changes.key if name not in identity]
+        if missing:  # an update of it would not say which row it had been
+            raise SchemaError(
+                f"{changes.where}: {at}: column {missing[0]!r} belongs to the key of the table, and not to its replica identity "
+                f"({', '.join(sorted(identity))}): one of them was changed; start again with --fresh"
+            )
 
     def insert(self, new: Row) -> tuple[_Change, ...]:
         return ((INSERT, self._cells(new)),)
