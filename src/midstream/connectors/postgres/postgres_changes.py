@@ -25,9 +25,10 @@ import pyarrow as pa
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import OP
 from midstream.connectors.postgres.change_reader import ChangeReader, ChangesSplit, TableChanges
-from midstream.connectors.postgres.connections import checked_dsn, connect
+from midstream.connectors.postgres.connections import checked_dsn, connect, lift_limits
 from midstream.connectors.postgres.postgres_tables import explained
 from midstream.connectors.postgres.replicated_table import (
+    PublicationState,
     ReplicatedTable,
     check_publication,
     check_server,
@@ -203,6 +204,7 @@ class PostgresChangesSource(Source):
             connection = stack.enter_context(self._connected())
             stack.enter_context(explained(self._where))
             connection.autocommit = True
+            lift_limits(connection, in_transaction=False)
             cancellation.add(connection.cancel)
             table = find_replicated_table(connection, self._table_schema, self._table, self._where)
             self._warn_of_large_values(table)

@@ -43,7 +43,7 @@ from midstream.connectors.common.row_operations import (
     key_and_operations,
     written_columns,
 )
-from midstream.connectors.postgres.connections import checked_dsn, connect
+from midstream.connectors.postgres.connections import checked_dsn, connect, lift_limits
 from midstream.connectors.postgres.copy_rows import encode
 from midstream.connectors.postgres.postgres_tables import (
     DELETES,
@@ -301,10 +301,9 @@ class PostgresSink(Sink):
         )  # other transactions commit while rows are staged
         with explained(where):
             # Acknowledged rows must survive a crash of the server, and staging may take as long as a checkpoint.
+            lift_limits(connection, in_transaction=True)
             connection.execute(
-                "SELECT set_config('statement_timeout', '0', true),"
-                " set_config('idle_in_transaction_session_timeout', '0', true),"
-                " set_config('array_nulls', 'on', true),"  # off: a null in a list becomes the text "NULL"
+                "SELECT set_config('array_nulls', 'on', true),"  # off: a null in a list becomes the text "NULL"
                 " CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END"
             )
         return connection
