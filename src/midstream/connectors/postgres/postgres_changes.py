@@ -252,7 +252,7 @@ class PostgresChangesSource(Source):
         records = SlotRecords(self._directory, self._where)
         database = connection.info.dbname
         status = slot_status(connection, self._slot)
-        if status is not None and not records.has(system, database):
+        if status is not None and not (status.database == database and records.has(system, database)):
             raise ConfigError(
                 f"{self._where}: the replication slot {self._slot!r} exists, and was not made by this job; give another name, or "
                 f"drop it if nothing needs it: SELECT pg_drop_replication_slot('{self._slot}')"
