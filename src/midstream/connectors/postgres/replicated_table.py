@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -110,6 +110,22 @@ class ReplicatedTable:
         return tuple(by_name[name] for name in names)
 
 
+class PublicationState(NamedTuple):
+    """What shows whether a publication is still the one that was checked, and has had all changes in between."""
+
+    oid: int
+    owner_oid: int
+    altered_by: int
+    """The transaction that altered it last."""
+    entry_oid: int
+    """Of the table's entry in it; 0 if it has the table without one."""
+
+    def is_unaltered(self, then: PublicationState) -> bool:
+        """Whether nothing, or no more than the owner, has changed since."""
+        same = (self.oid, self.entry_oid) == (then.oid, then.entry_oid)
+        return same and (self.altered_by == then.altered_by or self.owner_oid != then.owner_oid)
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicationSlot:
     plugin: str | None
@@ -174,17 +190,23 @@ def check_server(connection: Connection[Any], where: str) -> None:
 
 
 def check_publication(
-    connection: Connection[Any], name: str, table: ReplicatedTable, names: Sequence[str], where: str
-) -> None:
-    """Raise ConfigError unless the publication has all changes of the table."""
+    connection: Connection[Any],
+    name: str,
+    table: ReplicatedTable,
+    names: Sequence[str],
+    where: str,
+    then: PublicationState | None = None,
+) -> PublicationState:
+    """Raise ConfigError unless the publication has all changes of the table, and has had them since `then`."""
     place = [table.schema, table.name]
-    found = connection.execute(_PUBLICATION, [*place, table.oid, *place, name]).fetchone()
+    found = connection.execute(_PUBLICATION, [table.oid, *place, table.oid, *place, name]).fetchone()
     if found is None:
         raise ConfigError(
             f'{where}: the publication {name!r} no longer exists; create it: CREATE PUBLICATION "{name}" FOR TABLE '
             f"ONLY {table}. Changes made without it are missing from what follows, so start again with --fresh"
         )
-    has_all, has_table, condition, columns = found
+    *state, has_all, has_table, condition, columns = found
+    now = PublicationState(*state)
     cure = f'ALTER PUBLICATION "{name}"'
     if not has_table:
         raise ConfigError(f"{where}: the publication {name!r} does not have the table: {cure} ADD TABLE ONLY {table}")
@@ -201,6 +223,12 @@ def check_publication(
         raise ConfigError(
             f"{where}: the publication {name!r} leaves out column {missing[0]!r}; name others with columns=, or use another publication"
         )
+    if then is not None and not now.is_unaltered(then):
+        raise ConfigError(
+            f"{where}: the publication {name!r} was altered, or the table was taken out of it and added again, since this job "
+            "began to read it: changes made in between may be missing; start again with --fresh"
+        )
+    return now
 
 
 def ensure_publication(connection: Connection[Any], name: str, table: ReplicatedTable) -> None:
