@@ -44,6 +44,8 @@ class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
     """The table's location, see `location_of`."""
     key: tuple[str, ...] = ()
     """The columns by which its rows are merged into the table; without them the file is added as it is."""
+    table_id: str = ""
+    """The id of the table's metadata; "" in checkpoints of versions that did not note it."""
 
 
 class AppendedPart(PartitionedPart):
@@ -93,6 +95,8 @@ class AppendedPart(PartitionedPart):
             self._partition(values),
             described,
             sink.location,
+            (),
+            sink.table_id,
         )
 
 

@@ -87,9 +87,8 @@ class MergedPart(KeyedPart):
 
     def _committable(self, file: OpenFile) -> bytes:
         sink, context = self._sink, self._context
-        return msgspec.msgpack.encode(
-            WrittenFile(context.job_id, context.uid, file.name, file.size, file.rows, {}, "", sink.location, sink.key)
-        )
+        made_by, place = (context.job_id, context.uid), (sink.location, sink.key, sink.table_id)
+        return msgspec.msgpack.encode(WrittenFile(*made_by, file.name, file.size, file.rows, {}, "", *place))
 
 
 # ---- on the driver
