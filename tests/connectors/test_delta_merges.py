@@ -713,6 +713,10 @@ def test_an_append_only_table_is_refused(table):
         ((7, "x", None), "operation column 'op' is None"),
         ((None, "x", "delete"), "key column 'id' is null"),
         ((7, "x" * 300, "insert"), "partition column 'name' has 'xxx"),
+        (
+            (7, "__HIVE_DEFAULT_PARTITION__", "insert"),
+            "partition column 'name' has '__HIVE_DEFAULT_PARTITION__', which readers take for null",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_merged_fails_before_the_checkpoint(table, row, said):
