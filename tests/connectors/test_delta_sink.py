@@ -519,7 +519,7 @@ def test_files_are_not_added_to_a_table_that_no_longer_takes_nulls_inside(table)
     stream = pa.schema([("x", pa.struct([("a", pa.int64())]))])
     sink = new_sink(table, stream)
     committables = written(sink, pa.RecordBatch.from_pylist([{"x": {"a": None}}], stream))
-    empty = pa.schema(nested(NOT_NULL).to_arrow()).empty_table()
+    empty = pa.schema(nested(NOT_NULL).to_arrow()).empty_table()  # type: ignore[arg-type]
     write_deltalake(table, empty, mode="overwrite", schema_mode="overwrite")
     with pytest.raises(SchemaError, match=r"column 'x' was struct<a: int64> .*, and is now struct<a: int64 not null>"):
         committer_of(sink, "job-b").commit(1, committables)

@@ -87,8 +87,9 @@ class MergedPart(KeyedPart):
 
     def _committable(self, file: OpenFile) -> bytes:
         sink, context = self._sink, self._context
-        made_by, place = (context.job_id, context.uid), (sink.location, sink.key, sink.table_id)
-        return msgspec.msgpack.encode(WrittenFile(*made_by, file.name, file.size, file.rows, {}, "", *place))
+        file_of = (context.job_id, context.uid, file.name)
+        written = WrittenFile(*file_of, file.size, file.rows, {}, "", sink.location, sink.key, sink.table_id)
+        return msgspec.msgpack.encode(written)
 
 
 # ---- on the driver
