@@ -691,6 +691,8 @@ def test_deletes_by_equality_are_refused_even_of_other_keys(catalog):
     with_deletes(catalog, DataFileContent.EQUALITY_DELETES, pa.table([[2]], schema=pa.schema([field])), [1])
     with pytest.raises(ConfigError, match=r"the table has deletes that pyiceberg cannot read .*compact the table"):
         committer.commit(2, written(sink, users((1, "x", "update")), 2, subtask=1))
+    with pytest.raises(ConfigError, match="the table has deletes that pyiceberg cannot read"):  # before anything runs
+        new_sink(catalog)
 
 
 def test_a_table_changes_its_columns_between_checkpoints_and_while_rows_wait(catalog):
