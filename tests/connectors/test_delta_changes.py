@@ -189,6 +189,53 @@ def test_recorded_updates_are_updates_and_keep_to_the_columns_chosen(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("records", [True, False])
+@pytest.mark.parametrize("partition_by", [[], ["part"]])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    moves=st.lists(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), max_size=4), max_size=4),
+    rows_max=st.integers(1, 3),
+)
+def test_an_update_of_the_key_deletes_the_row_under_the_old_one(records, partition_by, moves, rows_max):
+    """Several rows move at a time, also to the key that another one leaves."""
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "t"
+        new_table(path, records=records, partition_by=partition_by)
+        do(path, ("append", [(n, n, "ab"[n % 2]) for n in range(6)]))
+        source = DeltaSource(path, changes=True, key=["n"], watch=True, interval="1 ms")
+        (split,) = source.discover(None, CONTEXT).splits
+        changes, offset = read_all(source, split, rows_max)
+        for step in moves:
+            now = dict(pl.read_delta(str(path)).select("v", "n").rows())
+            wanted = {**now, **dict(step)}
+            kept = {v: n for v, n in wanted.items() if v in now and list(wanted.values()).count(n) == 1}
+            if kept:
+                cases = " ".join(f"WHEN v = {v} THEN {n}" for v, n in kept.items())
+                DeltaTable(path).update({"n": f"CASE {cases} ELSE n + 100 END"})
+            more, offset = read_all(source, Split(split.id, split.payload, offset), rows_max)
+            changes += more
+        by_key: dict[int, tuple[int, ...]] = {}
+        for change in changes:
+            by_key.pop(change["n"], None)
+            if change["_op"] != "delete":
+                by_key[change["n"]] = (change["n"], change["v"], change["part"])
+        assert sorted(by_key.values()) == table_rows(path)
+        assert read_all(source, split)[0] == changes, "offsets do not depend on where reading resumes"
+
+
+def test_a_key_is_that_of_the_checkpoint(tmp_path):
+    world = DeltaWorld(tmp_path)
+    world.create()
+    world.append(1)
+    (split,) = world.source(changes=True, key=["n"]).discover(None, CONTEXT).splits
+    with pytest.raises(ConfigError, match=r"the checkpoint was made with key=\['n'\]; give that"):
+        world.source(changes=True).open_split(split)
+    with pytest.raises(ConfigError, match="has no meaning without changes=True"):
+        world.source(key=["n"])
+    with pytest.raises(SchemaError, match="key column 'm' is not in the stream"):
+        world.source(changes=True, key=["m"])
+
+
 def test_what_cannot_be_read_is_refused(tmp_path):
     world = DeltaWorld(tmp_path)
     world.create()

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from connector_worlds import Loop, open_writer, written
 from deltalake import DeltaTable, write_deltalake
+from keyed_tables import TEXT, USERS, failure_of, rows_of, users
 
 from committers import committer_of
 from machine import limit_s
@@ -22,13 +23,9 @@ from midstream.connectors.common.row_operations import written_columns
 from midstream.connectors.delta import delta_merges
 from midstream.connectors.delta.delta_files import WrittenFile
 from midstream.connectors.delta.delta_sink import DeltaSink
-from midstream.connectors.files import keyed_files
 from midstream.engine.core.arrow_types import schema_of
-from midstream.engine.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
-
-TEXT = pa.large_string()
-USERS = schema_of([("id", pa.int64()), ("name", TEXT), ("op", TEXT)])
 
 
 @pytest.fixture
@@ -36,28 +33,10 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "users"
 
 
-def users(*rows: tuple[Any, ...]) -> pa.RecordBatch:
-    return rows_of(USERS, *rows)
-
-
-def rows_of(schema: pa.Schema, *rows: tuple[Any, ...]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-
-
 def new_sink(table: Path, columns: pa.Schema = USERS, restoring: bool = False, **options: Any) -> DeltaSink:
     sink = DeltaSink(table, **{"key": ["id"], "op": "op", **options})
     sink.validate(columns, restoring=restoring)
     return sink
-
-
-def failure_of(sink: DeltaSink, rows: pa.RecordBatch) -> MidstreamError:
-    loop = Loop()
-    writer = open_writer(sink, rows.schema, loop)
-    writer.write(rows)
-    loop.run()
-    (error,) = loop.failures
-    assert isinstance(error, MidstreamError)
-    return error
 
 
 def found(table: Path) -> list[Any]:
@@ -98,42 +77,6 @@ def test_rows_are_put_and_deleted_by_key_and_the_last_operation_of_a_checkpoint_
     committer.commit(2, written(sink, second, 2, subtask=2))
     assert found(table) == [(1, "annie"), (4, "dee"), (5, "ev")]
     assert waiting(table) == []
-
-
-def test_the_last_of_many_rows_of_a_key_remains_over_batches_and_files(table, monkeypatch):
-    monkeypatch.setattr(keyed_files, "_BATCH_ROWS", 1000)
-    sink, loop = new_sink(table, roll_size=1), Loop()
-    writer = open_writer(sink, USERS, loop)
-    for start in range(0, 300_000, 50_000):
-        ids = [i % 40_000 for i in range(start, start + 50_000)]
-        ops = ["delete" if i % 40_000 % 10 == 0 and i >= 240_000 else "update" for i in range(start, start + 50_000)]
-        names = [str(i) for i in range(start, start + 50_000)]
-        writer.write(pa.record_batch([ids, names, ops], schema=USERS))
-        loop.run()
-    later = writer.prepare(1)
-    assert later is not None
-    committables = list(later())
-    assert len(committables) > 1
-    committer_of(sink, "job-a").commit(1, committables)
-    last = {i % 40_000: i for i in range(300_000)}
-    assert found(table) == [(key, str(i)) for key, i in sorted(last.items()) if key % 10 or i < 240_000]
-
-
-def test_without_operations_rows_replace_others_and_columns_that_the_stream_lacks_stay(table):
-    write_deltalake(table, pa.table({"id": [1, 2], "name": ["ann", "bob"], "since": [2001, 2002]}))
-    columns = schema_of([("id", pa.int64()), ("name", TEXT)])
-    sink = new_sink(table, columns, op=None)
-    committer_of(sink, "job-a").commit(1, written(sink, rows_of(columns, (2, "bo"), (3, "cy"), (3, "cyd"))))
-    assert found(table) == [(1, "ann", 2001), (2, "bo", 2002), (3, "cyd", None)]
-
-
-def test_rows_that_are_all_key_are_kept_once(table):
-    columns = schema_of([("a", pa.int64()), ("b", TEXT)])
-    sink = new_sink(table, columns, key=["b", "a"], op=None)
-    for checkpoint_id, rows in enumerate([[(1, "x"), (1, "y"), (1, "x")], [(1, "y"), (2, "y")]], 1):
-        made = written(sink, rows_of(columns, *rows), checkpoint_id, subtask=checkpoint_id)
-        committer_of(sink, "job-a").commit(checkpoint_id, made)
-    assert found(table) == [(1, "x"), (1, "y"), (2, "y")]
 
 
 def test_of_a_deleting_row_only_the_key_counts(table):
@@ -213,56 +156,6 @@ def test_rows_are_found_in_files_of_other_writers_whatever_the_log_says_of_them(
     assert found(table) == [(ats[0], 0), (ats[1], 1)]
 
 
-def test_rows_that_the_sink_has_added_before_are_found(table):
-    """Their least and greatest texts in the log are cut, and with NaN there are none."""
-    columns = schema_of([("id", TEXT), ("x", pa.float64())])
-    long = ["\u00e9" * 40 + end for end in ("a", "b", "\U0010ffff" * 40)]
-    adding = DeltaSink(table)
-    adding.validate(columns, restoring=False)
-    for n, (key, x) in enumerate(
-        [(long[0], 0.0), (long[1], float("nan")), (long[2], 0.0), ("", 0.0), ("x" * 5000, 0.0)]
-    ):
-        committer_of(adding, "job-a").commit(n, written(adding, rows_of(columns, (key, x)), n, subtask=n))
-    keys = [*long, "", "x" * 5000]
-    sink = new_sink(table, columns, op=None)
-    for n, key in enumerate(keys, 10):
-        committer_of(sink, "job-b").commit(n, written(sink, rows_of(columns, (key, 1.0)), n, job_id="job-b", subtask=n))
-    assert found(table) == sorted((key, 1.0) for key in keys)
-
-
-def test_a_file_that_is_damaged_while_it_waits_is_no_commit(table):
-    sink = new_sink(table)
-    committables = written(sink, users((1, "a", "insert")))
-    (path,) = (table / "_midstream").iterdir()
-    data = path.read_bytes()
-    path.write_bytes(data[:-20])
-    with pytest.raises(StorageError, match="cannot commit checkpoint 1"):
-        committer_of(sink, "job-a").commit(1, committables)
-    path.write_bytes(data)
-    crafted = msgspec.structs.replace(msgspec.msgpack.decode(committables[0], type=WrittenFile), key=("who",))
-    with pytest.raises(StorageError, match="has no columns who; the checkpoint is corrupt or forged"):
-        committer_of(sink, "job-a").commit(1, [msgspec.msgpack.encode(crafted)])
-    committer_of(sink, "job-a").commit(1, committables)
-    assert found(table) == [(1, "a")]
-
-
-HOSTILE = ["a.b", 'q"uote', "back`tick", "sp ace", "UPPER", "größe", "it's", "semi;colon", "new\nline", "s.c0", "t", "deletes", "%41", "--"]  # fmt: skip
-
-
-def test_columns_of_any_name_are_found(table):
-    columns = schema_of([*((name, pa.int64()) for name in HOSTILE), ("op", TEXT)])
-    sink = new_sink(table, columns, key=HOSTILE[::2])
-    width = len(HOSTILE)
-
-    def row(key: int, value: int, op: str) -> tuple[Any, ...]:
-        return (*(key if i % 2 == 0 else value for i in range(width)), op)
-
-    committer = committer_of(sink, "job-a")
-    committer.commit(1, written(sink, rows_of(columns, row(1, 1, "insert"), row(2, 2, "insert"))))
-    committer.commit(2, written(sink, rows_of(columns, row(1, 9, "update"), row(2, 0, "delete")), 2, subtask=1))
-    assert found(table) == [row(1, 9, "")[:-1]]
-
-
 def test_a_row_moves_to_another_partition_if_that_is_not_in_the_key(table):
     columns = schema_of([("id", pa.int64()), ("city", TEXT), ("n", pa.int64()), ("op", TEXT)])
     sink = new_sink(table, columns, partition_by=["city"])
@@ -294,27 +187,6 @@ def test_a_partition_column_in_the_key_says_which_files_are_read(table, monkeypa
 
 
 # ---- exactly once ------------------------------------------------------------
-
-
-def test_committing_twice_changes_nothing_whoever_does_it(table):
-    sink = new_sink(table)
-    first, second = written(sink, users((1, "a", "insert"))), written(sink, users((1, "b", "update")), 2, subtask=1)
-    committer = committer_of(sink, "job-a")
-    committer.commit(1, first)
-    committer.commit(2, second)
-    before = version(table)
-    for checkpoint_id, committables in ((1, first), (2, second), (1, first)):
-        sink.check_committables(checkpoint_id, committables)
-        committer.commit(checkpoint_id, committables)
-        committer_of(sink, "job-a").commit(checkpoint_id, committables)
-    assert version(table) == before
-    for job in ("job-b", "job-c", "job-a"):
-        committer_of(sink, job).commit(2, second)
-        assert found(table) == [(1, "b")]
-    assert version(table) == before + 1, "that another job has resumed is noted once"
-    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 2 of this one"):
-        committer.commit(3, written(sink, users((1, "c", "update")), 3, subtask=2))
-    assert found(table) == [(1, "b")]
 
 
 def test_a_checkpoint_that_changes_nothing_is_noted_as_well(table):
@@ -471,44 +343,6 @@ def test_files_that_wait_are_no_part_of_the_table_to_readers_and_vacuum(table):
     assert found(table) == [(1, "a")]
 
 
-def test_an_aborted_checkpoint_leaves_no_file_and_one_that_is_missing_is_named(table):
-    sink = new_sink(table)
-    committables = written(sink, users((1, "a", "insert")))
-    for _ in range(2):
-        committer_of(sink, "job-a").abort(committables)
-    assert waiting(table) == []
-    for act in (sink.check_committables, committer_of(sink, "job-a").commit):
-        with pytest.raises(StorageError, match=r"_midstream/part-.*\.parquet with 1 rows is missing; only a job"):
-            act(1, committables)
-
-
-def test_what_older_attempts_have_left_is_deleted_once_a_newer_one_commits(table):
-    sink = new_sink(table)
-    committer = committer_of(sink, "job-a")
-    for attempt in (0, 1):
-        written(sink, users((attempt, "old", "insert")), attempt=attempt)
-    others = written(sink, users((7, "others", "insert")), job_id="job-x")
-    newest = written(sink, users((2, "new", "insert")), 2, attempt=2)
-    later = written(sink, users((3, "later", "insert")), 3, attempt=2, subtask=1)
-    committer.commit(2, newest)
-    assert len(waiting(table)) == 2, "what the same attempt has written since, and what another job has, stays"
-    committer.commit(3, later)
-    committer_of(sink, "job-x").commit(1, others)
-    assert found(table) == [(2, "new"), (3, "later"), (7, "others")]
-
-
-def test_what_a_job_has_left_is_deleted_once_its_successor_commits(table):
-    sink = new_sink(table)
-    held = written(sink, users((1, "held", "insert")))
-    written(sink, users((2, "left", "insert")), 2, subtask=1)
-    successor = committer_of(sink, "job-b")
-    successor.commit(1, held)
-    assert len(waiting(table)) == 1
-    successor.commit(2, written(sink, users((3, "new", "insert")), 2, job_id="job-b"))
-    assert waiting(table) == []
-    assert found(table) == [(1, "held"), (3, "new")]
-
-
 def test_closing_deletes_what_was_not_prepared(table):
     sink, loop = new_sink(table, roll_size=1), Loop()
     writer = open_writer(sink, USERS, loop)
@@ -544,26 +378,6 @@ def test_a_checkpoint_cannot_have_any_other_file_merged_or_deleted(table, change
         with pytest.raises(StorageError, match="is corrupt or forged"):
             act(1, [msgspec.msgpack.encode(crafted)])
     assert sorted(table.parent.rglob("*")) == before
-
-
-def test_rows_are_merged_by_the_key_and_into_the_table_that_they_were_written_for(table, tmp_path):
-    sink = new_sink(table)
-    committer_of(sink, "job-a").commit(1, written(sink, users((1, "ann", "insert"), (2, "bob", "insert"))))
-    held = written(sink, users((1, "anna", "update"), (2, None, "delete")), 2, subtask=1)
-    columns = schema_of([("id", pa.int64()), ("name", TEXT)])
-    moved = new_sink(tmp_path / "elsewhere", columns, key=["name"], op=None)
-    successor = committer_of(moved, "job-b")
-    for _ in range(2):
-        moved.check_committables(2, held)
-        successor.commit(2, held)
-    successor.commit(3, written(moved, rows_of(columns, (5, "x"), (6, "x")), 3, job_id="job-b"))
-    assert found(table) == [(1, "anna")]
-    assert found(tmp_path / "elsewhere") == [(6, "x")]
-    appending = DeltaSink(table, append=True)
-    appending.validate(columns, restoring=True)
-    held = written(sink, users((1, "annie", "update")), 3, job_id="job-c")
-    committer_of(appending, "job-d").commit(3, held)
-    assert found(table) == [(1, "annie")]
 
 
 # ---- going back --------------------------------------------------------------
@@ -623,27 +437,6 @@ def test_a_table_whose_old_files_are_deleted_is_not_rolled_back(table):
 # ---- tables ------------------------------------------------------------------
 
 
-def test_several_rows_of_one_key_in_the_table_are_reported_and_not_put_right(table):
-    write_deltalake(table, pa.table({"id": [1, 1, 2, 3, 3], "name": list("abcde")}))
-    sink = new_sink(table)
-    committer = committer_of(sink, "job-a")
-    committer.commit(1, written(sink, users((2, "x", "update"), (3, None, "delete"))))
-    assert found(table) == [(1, "a"), (1, "b"), (2, "x")], "a key that is deleted has no row left"
-    committables = written(sink, users((1, "y", "update"), (4, "new", "insert")), 2, subtask=1)
-    with pytest.raises(ConfigError, match=r"after the commit of checkpoint 2: the table had several rows with the same \(id\): 1 more than"):  # fmt: skip
-        committer.commit(2, committables)
-    assert found(table) == [(1, "y"), (1, "y"), (2, "x"), (4, "new")]
-    committer_of(sink, "job-b").commit(2, committables)
-    assert waiting(table) == []
-
-
-def test_a_table_that_has_rows_is_taken_and_rows_without_a_key_in_it_stay(table):
-    write_deltalake(table, pa.table({"id": pa.array([1, None], pa.int64()), "name": ["a", "b"]}))
-    sink = new_sink(table)
-    committer_of(sink, "job-a").commit(1, written(sink, users((1, None, "delete"), (2, "c", "insert"))))
-    assert sorted(pl.read_delta(str(table))["name"]) == ["b", "c"]
-
-
 def test_a_table_with_deletion_vectors_or_a_change_feed_is_merged_into(table):
     options = {"delta.enableDeletionVectors": "true", "delta.enableChangeDataFeed": "true"}
     DeltaTable.create(table, written_columns(USERS, "op"), configuration=options)
@@ -681,23 +474,10 @@ def delete_first_row_by_vector(table: Path) -> None:
 VECTOR_OF_ROW_0 = "^Bg9^0rr910000000000iXQKl0rr91000005c8Xg00000"
 
 
-@pytest.mark.parametrize(
-    ("options", "columns", "error", "said"),
-    [
-        ({"key": []}, USERS, ConfigError, "DeltaSink: op='op' needs the columns by which rows are found"),
-        ({"op": "what"}, USERS, SchemaError, "operation column 'what' is not in the stream; it has id, name, op"),
-        ({"key": ["who"]}, USERS, SchemaError, "key column 'who' is not in the stream"),
-        ({"op": "id", "key": ["name"]}, USERS, SchemaError, "operation column 'id' is int64; it must be text"),
-        ({"key": ["x"]}, schema_of([("x", pa.float64()), ("op", TEXT)]), SchemaError, "key column 'x' is double"),
-        ({"key": ["x"]}, schema_of([("x", pa.struct([("a", pa.int64())])), ("op", TEXT)]), SchemaError, "key column 'x' is struct"),
-        ({"key": ["x"]}, schema_of([("x", pa.large_list(pa.int64())), ("op", TEXT)]), SchemaError, "key column 'x' is large_list"),
-        ({}, schema_of([("id", pa.int64()), ("midstream_deletes", TEXT), ("op", TEXT)]), SchemaError, "may not be called 'midstream_deletes'"),
-        ({"partition_by": ["a/b"]}, schema_of([("id", pa.int64()), ("a/b", TEXT), ("op", TEXT)]), SchemaError, "partition column 'a/b' has a character"),
-    ],
-)  # fmt: skip
-def test_arguments_and_columns_that_do_not_fit_are_refused(table, options, columns, error, said):
-    with pytest.raises(error, match=said):
-        new_sink(table, columns, **options)
+def test_a_partition_column_that_no_folder_can_be_named_after_is_refused(table):
+    columns = schema_of([("id", pa.int64()), ("a/b", TEXT), ("op", TEXT)])
+    with pytest.raises(SchemaError, match="partition column 'a/b' has a character"):
+        new_sink(table, columns, partition_by=["a/b"])
 
 
 def test_an_append_only_table_is_refused(table):
@@ -709,13 +489,14 @@ def test_an_append_only_table_is_refused(table):
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ((7, "x", "upsert"), "operation column 'op' is 'upsert'; it must be 'insert', 'update' or 'delete'"),
-        ((7, "x", None), "operation column 'op' is None"),
-        ((None, "x", "delete"), "key column 'id' is null"),
         ((7, "x" * 300, "insert"), "partition column 'name' has 'xxx"),
+        (
+            (7, "__HIVE_DEFAULT_PARTITION__", "insert"),
+            "partition column 'name' has '__HIVE_DEFAULT_PARTITION__', which readers take for null",
+        ),
     ],
 )
-def test_a_row_that_cannot_be_merged_fails_before_the_checkpoint(table, row, said):
+def test_a_row_without_a_partition_fails_before_the_checkpoint(table, row, said):
     error = failure_of(new_sink(table, partition_by=["name"]), users((1, "ann", "insert"), row))
     assert isinstance(error, SchemaError)
     assert f"row 1 since the last checkpoint: {said}" in str(error)

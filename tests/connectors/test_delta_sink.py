@@ -167,6 +167,24 @@ def test_a_table_may_be_moved_with_all_that_waits_for_it(table, tmp_path):
     assert not table.exists()
 
 
+@pytest.mark.parametrize("key", [(), ("n",)])
+@pytest.mark.parametrize("versions", [0, 1, 5])
+def test_a_table_that_was_dropped_and_made_again_gets_nothing_of_the_job(table, key, versions):
+    """It would lack what was committed before. What the committer has read of the old one does not hide that."""
+    sink = new_sink(table, key=key)
+    committers = [committer_of(sink, "job-a"), committer_of(sink, "job-a")]
+    for n in (1, 2, 3):
+        committers[0].commit(n, written(sink, batch(n), n, subtask=n))
+    shutil.rmtree(table)
+    for n in range(versions + 1):
+        write_deltalake(table, pa.table({"n": [100 + n]}), mode="append")
+    later = written(sink, batch(4), 4, subtask=4)
+    for act in (sink.check_committables, *(each.commit for each in committers)):
+        with pytest.raises(ConfigError, match=r"checkpoint 4: the table was replaced by another .* --fresh"):
+            act(4, later)
+    assert numbers(table) == [100 + n for n in range(versions + 1)]
+
+
 def test_what_is_neither_there_nor_committed_is_refused_before_anything_runs(table, tmp_path):
     sink = new_sink(table)
     committables = written(sink, batch(1, 2))
@@ -501,8 +519,8 @@ def test_files_are_not_added_to_a_table_that_no_longer_takes_nulls_inside(table)
     stream = pa.schema([("x", pa.struct([("a", pa.int64())]))])
     sink = new_sink(table, stream)
     committables = written(sink, pa.RecordBatch.from_pylist([{"x": {"a": None}}], stream))
-    shutil.rmtree(table / "_delta_log")
-    DeltaTable.create(table, nested(NOT_NULL))
+    empty = pa.schema(nested(NOT_NULL).to_arrow()).empty_table()  # type: ignore[arg-type]
+    write_deltalake(table, empty, mode="overwrite", schema_mode="overwrite")
     with pytest.raises(SchemaError, match=r"column 'x' was struct<a: int64> .*, and is now struct<a: int64 not null>"):
         committer_of(sink, "job-b").commit(1, committables)
 
@@ -649,17 +667,18 @@ def test_files_are_not_added_to_a_table_that_has_begun_to_ask_for_more(table):
         committer_of(sink, "job-a").commit(1, committables)
 
 
-def test_a_partition_value_that_no_folder_can_be_named_after_is_refused_by_its_row(table):
+@pytest.mark.parametrize("value", ["y" * 252, "__HIVE_DEFAULT_PARTITION__"])
+def test_a_partition_value_that_no_folder_can_be_named_after_is_refused_by_its_row(table, value):
     schema = schema_of([("n", pa.int64()), ("who", pa.large_string())])
     sink, loop = new_sink(table, schema, partition_by=["who"]), Loop()
     writer = open_writer(sink, schema, loop)
-    for names in (["a", None], ["x" * 251, "é" * 41, "y" * 252]):
+    for names in (["a", None], ["x" * 251, "é" * 41, value]):
         writer.write(pa.RecordBatch.from_pydict({"n": list(range(len(names))), "who": names}, schema))
         loop.run()
     (error,) = loop.failures
     assert isinstance(error, SchemaError)
     assert "operator 'sink out': DeltaSink on " in str(error)
-    assert "row 4 since the last checkpoint: partition column 'who' has 'yyy" in str(error)
+    assert f"row 4 since the last checkpoint: partition column 'who' has '{value[:3]}" in str(error)
     assert len(str(error)) < 500
     assert files(table) == []
 

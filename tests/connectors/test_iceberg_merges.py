@@ -14,8 +14,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from connector_worlds import Loop, open_writer, written
+from connector_worlds import written
 from iceberg_rest import rest_catalog
+from keyed_tables import TEXT, USERS, failure_of, rows_of, users
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.manifest import (
@@ -32,16 +33,13 @@ from pyiceberg.types import LongType, MapType, NestedField, StringType, UUIDType
 
 from committers import committer_of
 from machine import limit_s
-from midstream.connectors.files import keyed_files
 from midstream.connectors.iceberg import iceberg_commits, iceberg_merges, iceberg_sink
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
 from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.engine.core.arrow_types import schema_of
-from midstream.engine.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
 
-TEXT = pa.large_string()
-USERS = schema_of([("id", pa.int64()), ("name", TEXT), ("op", TEXT)])
 NAME = "lake.users"
 OUTPUT = CommittedOutput("out", frozenset(["job-a"]))
 
@@ -57,28 +55,10 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iceberg_sink, "_PAUSE_S", 0.0)
 
 
-def users(*rows: tuple[Any, ...]) -> pa.RecordBatch:
-    return rows_of(USERS, *rows)
-
-
-def rows_of(schema: pa.Schema, *rows: tuple[Any, ...]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-
-
 def new_sink(catalog: Any, columns: pa.Schema = USERS, restoring: bool = False, **options: Any) -> IcebergSink:
     sink = IcebergSink(options.pop("table", NAME), catalog=catalog, **{"key": ["id"], "op": "op", **options})
     sink.validate(columns, restoring=restoring)
     return sink
-
-
-def failure_of(sink: IcebergSink, rows: pa.RecordBatch) -> MidstreamError:
-    loop = Loop()
-    writer = open_writer(sink, rows.schema, loop)
-    writer.write(rows)
-    loop.run()
-    (error,) = loop.failures
-    assert isinstance(error, MidstreamError)
-    return error
 
 
 def opened(catalog: Catalog, name: str = NAME) -> Table:
@@ -156,44 +136,6 @@ def test_rows_are_put_and_deleted_by_key_and_the_last_operation_of_a_checkpoint_
     assert unused(catalog) == []
 
 
-def test_the_last_of_many_rows_of_a_key_remains_over_batches_and_files(catalog, monkeypatch):
-    monkeypatch.setattr(keyed_files, "_BATCH_ROWS", 1000)
-    monkeypatch.setattr(iceberg_merges, "_BATCH_ROWS", 700)
-    sink, loop = new_sink(catalog, roll_size=1, partition_by=["bucket(3, id)"]), Loop()
-    committer = committer_of(sink, "job-a")
-    before = pa.record_batch([range(0, 60_000, 3), ["old"] * 20_000, ["insert"] * 20_000], schema=USERS)
-    committer.commit(1, written(sink, before, attempt=7))
-    writer = open_writer(sink, USERS, loop)
-    for start in range(0, 300_000, 50_000):
-        ids = [i % 40_000 for i in range(start, start + 50_000)]
-        ops = ["delete" if i % 40_000 % 10 == 0 and i >= 240_000 else "update" for i in range(start, start + 50_000)]
-        names = [str(i) for i in range(start, start + 50_000)]
-        writer.write(pa.record_batch([ids, names, ops], schema=USERS))
-        loop.run()
-    later = writer.prepare(2)
-    assert later is not None
-    committables = list(later())
-    assert len(committables) > 1
-    committer.commit(2, committables)
-    last = {i % 40_000: i for i in range(300_000)}
-    kept = [(key, str(i)) for key, i in last.items() if key % 10 or i < 240_000]
-    assert sorted(found(catalog)) == sorted(kept + [(key, "old") for key in range(40_002, 60_000, 3)])
-
-
-def test_without_operations_rows_replace_others_and_columns_that_the_stream_lacks_stay(catalog):
-    catalog.create_namespace("lake")
-    fields: list[tuple[str, pa.DataType]] = [
-        *(("id", pa.int64()), ("name", pa.string())),
-        *(("since", pa.int64()), ("tags", pa.list_(pa.string()))),
-    ]
-    there = pa.table([[1, 2], ["ann", "bob"], [2001, 2002], [["a", None], []]], schema=pa.schema(fields))
-    catalog.create_table(NAME, there.schema).append(there)
-    columns = schema_of([("id", pa.int64()), ("name", TEXT)])
-    sink = new_sink(catalog, columns, op=None)
-    committer_of(sink, "job-a").commit(1, written(sink, rows_of(columns, (2, "bo"), (3, "cy"), (3, "cyd"))))
-    assert found(catalog) == [(1, "ann", 2001, ["a", None]), (2, "bo", 2002, []), (3, "cyd", None, None)]
-
-
 def test_nested_values_of_rows_stay_and_are_replaced(catalog):
     inner = pa.struct([("x", pa.int32()), ("tags", pa.large_list(TEXT))])
     columns = schema_of(
@@ -213,15 +155,6 @@ def test_nested_values_of_rows_stay_and_are_replaced(catalog):
     changes = [(*rows[1], "update"), (*rows[3], "update")]
     committer.commit(2, written(sink, rows_of(columns, *changes), 2, subtask=1))
     assert found(catalog) == rows
-
-
-def test_rows_that_are_all_key_are_kept_once(catalog):
-    columns = schema_of([("a", pa.int64()), ("b", TEXT)])
-    sink = new_sink(catalog, columns, key=["b", "a"], op=None)
-    for checkpoint_id, rows in enumerate([[(1, "x"), (1, "y"), (1, "x")], [(1, "y"), (2, "y")]], 1):
-        made = written(sink, rows_of(columns, *rows), checkpoint_id, subtask=checkpoint_id)
-        committer_of(sink, "job-a").commit(checkpoint_id, made)
-    assert found(catalog) == [(1, "x"), (1, "y"), (2, "y")]
 
 
 def test_of_a_deleting_row_only_the_key_counts(catalog):
@@ -311,54 +244,6 @@ def test_dates_that_python_does_not_have_are_keys_as_well(catalog):
     assert found(catalog) == [(date(1970, 1, 1), 13)]
 
 
-def test_rows_that_the_sink_has_added_before_are_found(catalog):
-    columns = schema_of([("id", TEXT), ("x", pa.float64())])
-    long = ["\u00e9" * 40 + end for end in ("a", "b", "\U0010ffff" * 40)]
-    keys = [*long, "", "x" * 5000]
-    adding = IcebergSink(NAME, catalog=catalog)
-    adding.validate(columns, restoring=False)
-    for n, key in enumerate(keys):
-        made = written(adding, rows_of(columns, (key, float("nan") if n == 1 else 0.0)), n, subtask=n)
-        committer_of(adding, "job-a").commit(n, made)
-    sink = new_sink(catalog, columns, op=None)
-    for n, key in enumerate(keys, 10):
-        committer_of(sink, "job-b").commit(n, written(sink, rows_of(columns, (key, 1.0)), n, job_id="job-b", subtask=n))
-    assert found(catalog) == sorted(((key, 1.0) for key in keys), key=repr)
-
-
-def test_a_file_that_is_damaged_while_it_waits_is_no_commit(catalog):
-    sink = new_sink(catalog)
-    committables = written(sink, users((1, "a", "insert")))
-    (path,) = directory(catalog).glob("data/_midstream/*")
-    data = path.read_bytes()
-    path.write_bytes(data[:-20])
-    with pytest.raises(StorageError, match="cannot commit checkpoint 1"):
-        committer_of(sink, "job-a").commit(1, committables)
-    path.write_bytes(data)
-    crafted = msgspec.structs.replace(msgspec.msgpack.decode(committables[0], type=IcebergFile), key=("who",))
-    with pytest.raises(StorageError, match="has no columns who; the checkpoint is corrupt or forged"):
-        committer_of(sink, "job-a").commit(1, [msgspec.msgpack.encode(crafted)])
-    committer_of(sink, "job-a").commit(1, committables)
-    assert found(catalog) == [(1, "a")]
-
-
-HOSTILE = ["a.b", 'q"uote', "back`tick", "sp ace", "UPPER", "größe", "it's", "semi;colon", "new\nline", "row", "k0", "deletes", "%41", "--"]  # fmt: skip
-
-
-def test_columns_of_any_name_are_found(catalog):
-    columns = schema_of([*((name, pa.int64()) for name in HOSTILE), ("op", TEXT)])
-    sink = new_sink(catalog, columns, key=HOSTILE[::2])
-    width = len(HOSTILE)
-
-    def row(key: int, value: int, op: str) -> tuple[Any, ...]:
-        return (*(key if i % 2 == 0 else value for i in range(width)), op)
-
-    committer = committer_of(sink, "job-a")
-    committer.commit(1, written(sink, rows_of(columns, row(1, 1, "insert"), row(2, 2, "insert"))))
-    committer.commit(2, written(sink, rows_of(columns, row(1, 9, "update"), row(2, 0, "delete")), 2, subtask=1))
-    assert found(catalog) == [row(1, 9, "")[:-1]]
-
-
 def test_a_row_moves_to_another_partition_if_that_is_not_in_the_key(catalog):
     columns = schema_of([("id", pa.int64()), ("city", TEXT), ("n", pa.int64()), ("op", TEXT)])
     sink = new_sink(catalog, columns, partition_by=["city"])
@@ -393,27 +278,6 @@ def test_a_partition_column_in_the_key_says_which_files_are_read(catalog, monkey
 
 
 # ---- exactly once ------------------------------------------------------------
-
-
-def test_committing_twice_changes_nothing_whoever_does_it(catalog):
-    sink = new_sink(catalog)
-    first, second = written(sink, users((1, "a", "insert"))), written(sink, users((1, "b", "update")), 2, subtask=1)
-    committer = committer_of(sink, "job-a")
-    committer.commit(1, first)
-    committer.commit(2, second)
-    before = snapshots(catalog)
-    for checkpoint_id, committables in ((1, first), (2, second), (1, first)):
-        sink.check_committables(checkpoint_id, committables)
-        committer.commit(checkpoint_id, committables)
-        committer_of(sink, "job-a").commit(checkpoint_id, committables)
-    assert snapshots(catalog) == before
-    for job in ("job-b", "job-c", "job-a"):
-        committer_of(sink, job).commit(2, second)
-        assert found(catalog) == [(1, "b")]
-    assert snapshots(catalog) == before + 1, "that another job has resumed is noted once"
-    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 2 of this one"):
-        committer.commit(3, written(sink, users((1, "c", "update")), 3, subtask=2))
-    assert found(catalog) == [(1, "b")]
 
 
 def test_a_checkpoint_that_changes_nothing_is_noted_without_a_snapshot(catalog):
@@ -643,44 +507,6 @@ def test_many_small_manifests_become_one(catalog, monkeypatch):
 # ---- files -------------------------------------------------------------------
 
 
-def test_an_aborted_checkpoint_leaves_no_file_and_one_that_is_missing_is_named(catalog):
-    sink = new_sink(catalog)
-    committables = written(sink, users((1, "a", "insert")))
-    for _ in range(2):
-        committer_of(sink, "job-a").abort(committables)
-    assert waiting(catalog) == []
-    for act in (sink.check_committables, committer_of(sink, "job-a").commit):
-        with pytest.raises(StorageError, match=r"_midstream/part-.*\.parquet with 1 rows is missing; only a job"):
-            act(1, committables)
-
-
-def test_what_older_attempts_have_left_is_deleted_once_a_newer_one_commits(catalog):
-    sink = new_sink(catalog)
-    committer = committer_of(sink, "job-a")
-    for attempt in (0, 1):
-        written(sink, users((attempt, "old", "insert")), attempt=attempt)
-    others = written(sink, users((7, "others", "insert")), job_id="job-x")
-    newest = written(sink, users((2, "new", "insert")), 2, attempt=2)
-    later = written(sink, users((3, "later", "insert")), 3, attempt=2, subtask=1)
-    committer.commit(2, newest)
-    assert len(waiting(catalog)) == 2, "what the same attempt has written since, and what another job has, stays"
-    committer.commit(3, later)
-    committer_of(sink, "job-x").commit(1, others)
-    assert found(catalog) == [(2, "new"), (3, "later"), (7, "others")]
-
-
-def test_what_a_job_has_left_is_deleted_once_its_successor_commits(catalog):
-    sink = new_sink(catalog)
-    held = written(sink, users((1, "held", "insert")))
-    written(sink, users((2, "left", "insert")), 2, subtask=1)
-    successor = committer_of(sink, "job-b")
-    successor.commit(1, held)
-    assert len(waiting(catalog)) == 1
-    successor.commit(2, written(sink, users((3, "new", "insert")), 2, job_id="job-b"))
-    assert waiting(catalog) == []
-    assert found(catalog) == [(1, "held"), (3, "new")]
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -703,26 +529,6 @@ def test_a_checkpoint_cannot_have_any_other_file_merged_or_deleted(catalog, tmp_
         with pytest.raises(StorageError, match=r"is corrupt or forged|set the table's property write.data.path back"):
             act(1, [msgspec.msgpack.encode(crafted)])
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_rows_are_merged_by_the_key_and_into_the_table_that_they_were_written_for(catalog):
-    sink = new_sink(catalog)
-    committer_of(sink, "job-a").commit(1, written(sink, users((1, "ann", "insert"), (2, "bob", "insert"))))
-    held = written(sink, users((1, "anna", "update"), (2, None, "delete")), 2, subtask=1)
-    columns = schema_of([("id", pa.int64()), ("name", TEXT)])
-    moved = new_sink(catalog, columns, key=["name"], op=None, table="lake.elsewhere")
-    successor = committer_of(moved, "job-b")
-    for _ in range(2):
-        moved.check_committables(2, held)
-        successor.commit(2, held)
-    successor.commit(3, written(moved, rows_of(columns, (5, "x"), (6, "x")), 3, job_id="job-b"))
-    assert found(catalog) == [(1, "anna")]
-    assert found(catalog, "lake.elsewhere") == [(6, "x")]
-    appending = IcebergSink(NAME, catalog=catalog, append=True)
-    appending.validate(columns, restoring=True)
-    held = written(sink, users((1, "annie", "update")), 3, job_id="job-c")
-    committer_of(appending, "job-d").commit(3, held)
-    assert found(catalog) == [(1, "annie")]
 
 
 # ---- going back --------------------------------------------------------------
@@ -826,32 +632,6 @@ def test_a_rollback_after_that_of_another_job_keeps_what_this_one_has_committed_
 # ---- tables ------------------------------------------------------------------
 
 
-def test_several_rows_of_one_key_in_the_table_are_reported_and_not_put_right(catalog):
-    catalog.create_namespace("lake")
-    there = catalog.create_table(NAME, pa.table({"id": [1], "name": ["a"]}).schema)
-    there.append(pa.table({"id": [1, 2, 3], "name": list("ace")}))
-    there.append(pa.table({"id": [1, 3], "name": list("bd")}))
-    sink = new_sink(catalog)
-    committer = committer_of(sink, "job-a")
-    committer.commit(1, written(sink, users((2, "x", "update"), (3, None, "delete"))))
-    assert found(catalog) == [(1, "a"), (1, "b"), (2, "x")], "a key that is deleted has no row left"
-    committables = written(sink, users((1, "y", "update"), (4, "new", "insert")), 2, subtask=1)
-    with pytest.raises(ConfigError, match=r"after the commit of checkpoint 2: the table had several rows with the same \(id\): 1 more than"):  # fmt: skip
-        committer.commit(2, committables)
-    assert found(catalog) == [(1, "y"), (1, "y"), (2, "x"), (4, "new")]
-    committer_of(sink, "job-b").commit(2, committables)
-    assert waiting(catalog) == []
-
-
-def test_a_table_that_has_rows_is_taken_and_rows_without_a_key_in_it_stay(catalog):
-    catalog.create_namespace("lake")
-    there = pa.table({"id": pa.array([1, None], pa.int64()), "name": ["a", "b"]})
-    catalog.create_table(NAME, there.schema).append(there)
-    sink = new_sink(catalog)
-    committer_of(sink, "job-a").commit(1, written(sink, users((1, None, "delete"), (2, "c", "insert"))))
-    assert sorted(row[1] for row in found(catalog)) == ["b", "c"]
-
-
 def with_deletes(
     catalog: Catalog, content: DataFileContent, rows: pa.Table, equality_ids: list[int] | None = None
 ) -> None:
@@ -911,6 +691,8 @@ def test_deletes_by_equality_are_refused_even_of_other_keys(catalog):
     with_deletes(catalog, DataFileContent.EQUALITY_DELETES, pa.table([[2]], schema=pa.schema([field])), [1])
     with pytest.raises(ConfigError, match=r"the table has deletes that pyiceberg cannot read .*compact the table"):
         committer.commit(2, written(sink, users((1, "x", "update")), 2, subtask=1))
+    with pytest.raises(ConfigError, match="the table has deletes that pyiceberg cannot read"):  # before anything runs
+        new_sink(catalog)
 
 
 def test_a_table_changes_its_columns_between_checkpoints_and_while_rows_wait(catalog):
@@ -1003,41 +785,6 @@ def test_a_table_with_a_column_that_would_not_stay_as_it_is_is_refused(catalog, 
     catalog.create_table(NAME, Schema(*(NestedField(n, name, each) for n, (name, each) in enumerate([("id", LongType()), ("name", StringType()), ("u", kind)], 1))))  # fmt: skip
     with pytest.raises(ConfigError, match=r"column 'u' of the table has the type .*drop the column, or leave key out"):
         new_sink(catalog)
-
-
-@pytest.mark.parametrize(
-    ("options", "columns", "error", "said"),
-    [
-        ({"key": []}, USERS, ConfigError, "IcebergSink: op='op' needs the columns by which rows are found"),
-        ({"key": "id"}, USERS, ConfigError, "IcebergSink: key='id' is a string"),
-        ({"op": "what"}, USERS, SchemaError, "operation column 'what' is not in the stream; it has id, name, op"),
-        ({"key": ["who"]}, USERS, SchemaError, "key column 'who' is not in the stream"),
-        ({"op": "id", "key": ["name"]}, USERS, SchemaError, "operation column 'id' is int64; it must be text"),
-        ({"key": ["x"]}, schema_of([("x", pa.float64()), ("op", TEXT)]), SchemaError, "key column 'x' is double"),
-        ({"key": ["x"]}, schema_of([("x", pa.struct([("a", pa.int64())])), ("op", TEXT)]), SchemaError, "key column 'x' is struct"),
-        ({"key": ["x"]}, schema_of([("x", pa.large_list(pa.int64())), ("op", TEXT)]), SchemaError, "key column 'x' is large_list"),
-        ({}, schema_of([("id", pa.int64()), ("midstream_deletes", TEXT), ("op", TEXT)]), SchemaError, "may not be called 'midstream_deletes'"),
-    ],
-)  # fmt: skip
-def test_arguments_and_columns_that_do_not_fit_are_refused(catalog, options, columns, error, said):
-    with pytest.raises(error, match=said):
-        new_sink(catalog, columns, **options)
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ((7, "x", "upsert"), "operation column 'op' is 'upsert'; it must be 'insert', 'update' or 'delete'"),
-        ((7, "x", None), "operation column 'op' is None"),
-        ((None, "x", "delete"), "key column 'id' is null"),
-    ],
-)
-def test_a_row_that_cannot_be_merged_fails_before_the_checkpoint(catalog, row, said):
-    error = failure_of(new_sink(catalog), users((1, "ann", "insert"), row))
-    assert isinstance(error, SchemaError)
-    assert f"row 1 since the last checkpoint: {said}" in str(error)
-    assert str(error).startswith("operator 'sink out': IcebergSink on ")
-    assert waiting(catalog) == []
 
 
 def test_a_value_that_no_partition_can_have_fails_before_the_checkpoint(catalog):

@@ -22,6 +22,7 @@ from machine import limit_s
 from midstream import Environment, testing
 from midstream.connectors import PostgresChangesSource, PostgresQuery
 from midstream.connectors.postgres import change_reader, postgres_changes, table_snapshot
+from midstream.connectors.postgres.change_offsets import LogPosition
 from midstream.connectors.postgres.change_reader import ChangesSplit
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.errors import ConfigError, DataError, MidstreamError, SchemaError, StorageError
@@ -569,6 +570,28 @@ def test_a_slot_or_publication_of_others_is_refused(db, reading, sql, why):
         reading()
 
 
+def test_a_slot_of_another_database_stays(db, reading, postgres_server):
+    reading().source.close()
+    run(db, "SELECT pg_drop_replication_slot('changes')")
+    run(postgres_server.dsn(), "SELECT pg_create_logical_replication_slot('changes', 'pgoutput')")
+    with pytest.raises(ConfigError, match="exists, and was not made by this job"):
+        reading()
+    assert ask(db, "SELECT database FROM pg_replication_slots") == [("postgres",)]
+
+
+def test_limits_of_the_database_on_statements_do_not_end_the_copy(db, reading, monkeypatch):
+    run(db, "ALTER DATABASE test SET statement_timeout = '1h'; INSERT INTO t VALUES (1, 'a')")
+    copy, limits = postgres_changes.copy_snapshot, []
+
+    def seen(connection: Any, *args: Any) -> Any:
+        limits.append(connection.execute("SHOW statement_timeout").fetchone())
+        return copy(connection, *args)
+
+    monkeypatch.setattr(postgres_changes, "copy_snapshot", seen)
+    assert ops(reading().read_until(1)) == [("insert", 1, "a")]
+    assert limits == [("0",)]
+
+
 def test_a_job_needs_a_checkpoint_directory(db):
     stream = Environment("doc").read_postgres_changes(db, "t", slot=SLOT).uid("in")
     with pytest.raises(ConfigError, match=r"the job has no checkpoint directory"):
@@ -634,6 +657,18 @@ def test_a_column_that_is_added_is_ignored_and_a_table_may_be_renamed(db, readin
         ("DROP TABLE t; CREATE TABLE t (id int8 PRIMARY KEY, x text)", "the table was dropped"),
         ("ALTER TABLE t REPLICA IDENTITY NOTHING", "has no replica identity"),
         ("DROP PUBLICATION changes", "the publication 'changes' no longer exists"),
+        (
+            "DROP PUBLICATION changes; CREATE PUBLICATION changes FOR TABLE ONLY t",
+            "changes made in between may be missing",
+        ),
+        (
+            "ALTER PUBLICATION changes DROP TABLE t; ALTER PUBLICATION changes ADD TABLE ONLY t",
+            "the publication 'changes' was altered, or the table was taken out of it",
+        ),
+        (
+            "ALTER PUBLICATION changes SET (publish = 'insert'); ALTER PUBLICATION changes SET (publish = 'insert, update, delete, truncate')",
+            "the publication 'changes' was altered",
+        ),
     ],
 )
 def test_the_driver_notices_what_readers_may_never_see(db, reading, sql, why):
@@ -643,6 +678,39 @@ def test_the_driver_notices_what_readers_may_never_see(db, reading, sql, why):
     run(db, sql)
     with pytest.raises(ConfigError, match=why):
         read.source.discover(position, CONTEXT)
+
+
+def test_a_publication_may_get_other_tables_and_another_owner(db, reading):
+    read = reading()
+    position = read.source.discover(None, CONTEXT).position
+    run(db, "DROP ROLE IF EXISTS owner; CREATE ROLE owner SUPERUSER; CREATE TABLE u (n int)")
+    run(db, "ALTER PUBLICATION changes ADD TABLE u; ALTER PUBLICATION changes OWNER TO owner")
+    run(db, "ALTER PUBLICATION changes SET TABLE ONLY t")
+    assert read.source.discover(position, CONTEXT).splits == ()
+    run(db, "DROP PUBLICATION changes; DROP ROLE owner")
+
+
+@pytest.mark.parametrize(
+    "alteration", ["REPLICA IDENTITY USING INDEX u", "DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (n)"]
+)
+def test_another_replica_identity_that_lacks_the_key_ends_the_job(db, reading, alteration):
+    """An update of the key would not have the old one, and a sink with that key would keep both rows."""
+    run(db, "ALTER TABLE t ADD n int NOT NULL DEFAULT 1; CREATE UNIQUE INDEX u ON t (n); INSERT INTO t VALUES (1, 'a')")
+    read = reading()
+    run(db, f"ALTER TABLE t {alteration}; UPDATE t SET id = 2")
+    with pytest.raises(SchemaError, match=r"column 'id' belongs to the key .* not to its replica identity \(n\)"):
+        read.read_until(2)
+    assert ops(read.rows) in ([("insert", 1, "a")], [])
+
+
+def test_a_server_that_was_set_back_is_refused(db, reading):
+    """It would send nothing of what it commits again, up to the position that the job has read."""
+    read = reading()
+    offsets = msgspec.msgpack.decode(read.split.payload, type=ChangesSplit).offsets
+    later = offsets.decode(0).lsn + 2**30
+    read.offset = offsets.encode(LogPosition(later))
+    with pytest.raises(ConfigError, match=r"log, which now ends at [0-9A-F]+/[0-9A-F]+: the server was set back"):
+        read.read()
 
 
 def test_a_slot_that_is_gone_or_in_use_is_named(db, reading, monkeypatch):

@@ -126,7 +126,7 @@ def test_a_row_without_a_key_or_with_an_unknown_operation_fails_before_the_check
     assert str(error).startswith("operator 'sink out': PostgresSink on users: ")
 
 
-def test_the_right_to_delete_is_checked_at_the_start(database, postgres_server: Server):
+def test_the_right_to_delete_any_row_is_checked_at_the_start(database, postgres_server: Server):
     name = database.split("dbname=")[1].split()[0]
     ask(database, "CREATE TABLE users (id int8 PRIMARY KEY, name text); CREATE SCHEMA desk")
     ask(database, "CREATE ROLE etl LOGIN PASSWORD 'x'; GRANT CREATE, USAGE ON SCHEMA desk TO etl")
@@ -138,6 +138,9 @@ def test_the_right_to_delete_is_checked_at_the_start(database, postgres_server: 
             new_sink(as_etl, staging_schema="desk", schema="public")
         ask(database, "GRANT DELETE ON users TO etl")
         new_sink(as_etl, staging_schema="desk", schema="public")
+        ask(database, "ALTER TABLE users ENABLE ROW LEVEL SECURITY; CREATE POLICY own ON users USING (id > 1)")
+        with pytest.raises(ConfigError, match="affected by row-level security"):
+            new_sink(as_etl, staging_schema="desk", schema="public")
     finally:
         ask(database, "DROP OWNED BY etl; DROP ROLE etl")
 

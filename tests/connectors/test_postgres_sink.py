@@ -306,6 +306,31 @@ def test_a_key_needs_a_unique_constraint_of_just_these_columns(database):
     new_sink(database, VISITS, "visits", key=["who", "day"])
 
 
+@pytest.mark.parametrize("kind", ["inet", "cidr", "jsonb", "text COLLATE ci", "anyhow"])
+def test_a_key_of_which_several_texts_are_one_to_the_server_needs_one_subtask(database, kind):
+    """Rows of such texts come to different subtasks, and the last of them would not be known."""
+    ask(database, "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    ask(database, "CREATE DOMAIN anyhow AS inet")
+    ask(database, f"CREATE TABLE keyed (day int8, who {kind}, visits int8, PRIMARY KEY (day, who))")
+    sink = new_sink(database, VISITS, "keyed", key=["who", "day"])
+    sink.check_parallelism(1)
+    with pytest.raises(ConfigError, match=r"key column 'who' of table public\.keyed is .*write with parallelism\(1\)"):
+        sink.check_parallelism(2)
+
+
+def test_a_uuid_in_a_key_has_one_form(database):
+    ask(database, "CREATE TABLE keyed (who uuid, day int8, visits int8, PRIMARY KEY (day, who))")
+    sink, who = new_sink(database, VISITS, "keyed", key=["who", "day"]), "f47ac10b-58cc-4372-a567-0e02b2c3d479"
+    sink.check_parallelism(2)
+    for other in (who.upper(), who.replace("-", ""), f"{{{who}}}", f"{who}\n"):
+        error = failure_of(sink, visits((who, 1, 1), (other, 1, 2)))
+        assert isinstance(error, SchemaError)
+        assert "row 1 since the last checkpoint: key column 'who' is" in str(error)
+        assert "must be in lower case, with hyphens" in str(error)
+    committer_of(sink, "job-a").commit(1, written(sink, visits((who, 1, 1), (who, 1, 2))))
+    assert ask(database, "SELECT who::text, visits FROM keyed") == [(who, 2)]
+
+
 # ---- types ------------------------------------------------------------------
 
 

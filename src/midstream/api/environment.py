@@ -342,6 +342,7 @@ class Environment(Hinted):
         start: TableStart | None = None,
         on_change: OnChange = "fail",
         changes: bool = False,
+        key: Sequence[str] = (),
         interval: Duration = "1 s",
         storage_options: Mapping[str, str] | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
@@ -361,8 +362,9 @@ class Environment(Hinted):
         also the rows that it adds.
         `changes`: read what versions do to rows, in their order, in one subtask. Each row has a column `_op`: "insert"
         (also the rows that the table has at the beginning), "update" or "delete". A table that records its changes
-        (delta.enableChangeDataFeed) has fewer; otherwise a file that is rewritten is deleted and inserted row by row. An
-        update that changes a key says nothing of the row under the old key.
+        (delta.enableChangeDataFeed) has fewer; otherwise a file that is rewritten is deleted and inserted row by row.
+        `key`: with `changes`, the columns that identify a row: if an update changes them, the row under the old key is
+        deleted. Without it, a recorded update says nothing of that row.
         `interval`: how often the source checks for new versions.
         `storage_options`: what deltalake needs to read the log there; only deltalake, on the driver, receives them.
         `filesystem`: the pyarrow filesystem that files are read with, by default that of the URL.
@@ -384,6 +386,7 @@ class Environment(Hinted):
             start=start,
             on_change=on_change,
             changes=changes,
+            key=key,
             interval=interval,
             storage_options=storage_options,
             filesystem=filesystem,

@@ -55,6 +55,17 @@ def check_columns(schema: pa.Schema, key: Sequence[str], op: str | None, where: 
         )
 
 
+def check_key_types(schema: pa.Schema, key: Sequence[str], where: str) -> None:
+    """Raise SchemaError if a column of the key has a type of which equal values cannot be found."""
+    for name in key:
+        kind = schema.field(name).type
+        if pa.types.is_floating(kind) or pa.types.is_nested(kind):
+            raise SchemaError(
+                f"{where}: key column {name!r} is {kind}, of which equal values cannot be found; cast it to an integer, a "
+                "decimal or text"
+            )
+
+
 def written_columns(schema: pa.Schema, op: str | None) -> pa.Schema:
     """Return the columns that go to the table: all but that of the operation."""
     return pa.schema([field for field in schema if field.name != op])

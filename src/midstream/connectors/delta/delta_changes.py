@@ -3,8 +3,8 @@
 Changes have an order, so one split has them all, and one subtask reads them: the files that the table had, one after the
 other, and then the versions after it. An offset is the number of the file or version, and of the row in it.
 
-A version has files of changes if the table records these (`delta.enableChangeDataFeed`). One without is read as what it
-did to files: each row of a file that it removed is deleted, each row of one that it added is inserted. Within a version
+A version has files of changes if the table records these (`delta.enableChangeDataFeed`). With a `key`, the row before an
+update is deleted if no updated row of the version has its key. A version without such files is read as what it did to files: each row of a file that it removed is deleted, each row of one that it added is inserted. Within a version
 deletes come first, since a row that is rewritten is in both.
 """
 
@@ -14,9 +14,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
@@ -25,12 +26,15 @@ from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.common.row_operations import OP
 from midstream.connectors.delta.delta_log import TableVersion, digest_of, has_version, read_version
 from midstream.connectors.files.table_files import TableFile, deleted_rows_of, open_table_file
+from midstream.engine.core.batches import to_polars
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, DataError, StorageError
 from midstream.engine.operators.source_api import SplitReader
 
 CHANGE: Final = "_change_type"
 _DELETED: Final = {"delete": "delete"}
-_PUT: Final = {"insert": "insert", "update_postimage": "update"}
+_MOVED: Final = {"update_preimage": "delete"}
+_UPDATED: Final = "update_postimage"
+_PUT: Final = {"insert": "insert", _UPDATED: "update"}
 _ROW_BITS: Final = 36
 _BATCH_ROWS: Final = 131_072
 _FILES_BYTES_MAX: Final = 2**30
@@ -48,6 +52,7 @@ class DeltaChangesSplit(msgspec.Struct, frozen=True, array_like=True):
     digest: int | None
     files: bytes
     stop: int | None
+    key: tuple[str, ...] = ()
 
 
 def packed_files(files: Sequence[TableFile]) -> bytes:
@@ -166,9 +171,11 @@ class DeltaChangesReader(SplitReader):
 
     def _changes_of(self, version: TableVersion) -> Iterator[pa.RecordBatch]:
         if version.changes:
-            for operations in (_DELETED, _PUT):
-                for file in version.changes:
-                    yield from self._recorded(file, operations)
+            kept = self._keys_of_updated(version.changes) if self._part.key else None
+            for file in version.changes:
+                yield from self._recorded(file, _DELETED if kept is None else {**_DELETED, **_MOVED}, kept)
+            for file in version.changes:
+                yield from self._recorded(file, _PUT)
             return
         if version.has_vectors:
             raise DataError(
@@ -185,14 +192,46 @@ class DeltaChangesReader(SplitReader):
         yield from self._rows_of(version.removed, "delete")
         yield from self._rows_of(version.added, "insert")
 
-    def _recorded(self, file: TableFile, operations: dict[str, str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file of changes that have one of these types of change."""
+    def _keys_of_updated(self, files: Sequence[TableFile]) -> pl.DataFrame:
+        """Return the keys that rows have after the updates in these files."""
+        columns = pa.schema([*self._key_columns, pa.field(CHANGE, pa.large_string())])
+        found = [self._keys(self._no_rows)]
+        for file in files:
+            for batch in self._batches(file, columns):
+                updated = pc.equal(batch.column(CHANGE), pa.scalar(_UPDATED, pa.large_string()))
+                found.append(self._keys(batch.filter(updated)))
+        return pl.concat(found).unique()
+
+    @property
+    def _key_columns(self) -> list[pa.Field[Any]]:
+        return [self._schema.field(name) for name in self._part.key]
+
+    def _keys(self, batch: pa.RecordBatch) -> pl.DataFrame:
+        names = [f"k{i}" for i in range(len(self._part.key))]
+        return to_polars(pa.RecordBatch.from_arrays([batch.column(name) for name in self._part.key], names))
+
+    def _recorded(
+        self, file: TableFile, operations: dict[str, str], kept: pl.DataFrame | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a file of changes that have one of these types of change; of rows before an update, those
+        whose key is not `kept`.
+        """
         columns = pa.schema([*self._schema, pa.field(CHANGE, pa.large_string())])
         types = pa.array(list(operations), pa.large_string())
         names = pa.array(list(operations.values()), pa.large_string())
         for batch in self._batches(file, columns):
-            kind = batch.column(CHANGE)
-            wanted = batch.filter(pc.is_in(kind, value_set=types))
+            wanted = batch.filter(pc.is_in(batch.column(CHANGE), value_set=types))
+            if kept is not None and wanted.num_rows:
+                remain = self._keys(wanted).join(
+                    kept.with_columns(is_kept=True),
+                    on=kept.columns,
+                    how="left",
+                    nulls_equal=True,
+                    maintain_order="left",
+                )
+                is_kept = remain.get_column("is_kept").fill_null(False).to_arrow()
+                is_before = pc.not_equal(wanted.column(CHANGE), pa.scalar("delete", pa.large_string()))
+                wanted = wanted.filter(pc.invert(pc.and_(is_before, is_kept)))
             if wanted.num_rows:
                 at = pc.index_in(wanted.column(CHANGE), value_set=types)
                 yield pa.RecordBatch.from_arrays([*wanted.columns[:-1], names.take(at)], schema=self._no_rows.schema)

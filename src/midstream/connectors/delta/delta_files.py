@@ -13,6 +13,7 @@ from midstream.connectors.common.filesystem import make_durable
 from midstream.connectors.common.table_columns import nullable
 from midstream.connectors.delta.delta_tables import (
     FOLDER_BYTES_MAX,
+    NULL_FOLDER,
     first_beyond_years,
     first_too_long,
     partition_folder,
@@ -44,6 +45,8 @@ class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
     """The table's location, see `location_of`."""
     key: tuple[str, ...] = ()
     """The columns by which its rows are merged into the table; without them the file is added as it is."""
+    table_id: str = ""
+    """The id of the table's metadata; "" in checkpoints of versions that did not note it."""
 
 
 class AppendedPart(PartitionedPart):
@@ -65,7 +68,7 @@ class AppendedPart(PartitionedPart):
         frames = to_polars(batch).partition_by(list(names), maintain_order=True, include_key=False, as_dict=True)
         for values in frames:
             if values not in self._partitions:
-                check_lengths(batch, names, values, self._rows, self._where)
+                check_partition(batch, names, values, self._rows, self._where)
         return [(values, from_polars(frame, self._kept, self._where)) for values, frame in frames.items()]
 
     def _partition(self, values: Partition) -> dict[str, str | None]:
@@ -93,6 +96,8 @@ class AppendedPart(PartitionedPart):
             self._partition(values),
             described,
             sink.location,
+            (),
+            sink.table_id,
         )
 
 
@@ -117,15 +122,19 @@ def check_dates(batch: pa.RecordBatch, names: Sequence[str], what: str, before: 
             )
 
 
-def check_lengths(batch: pa.RecordBatch, names: Sequence[str], values: Partition, before: int, where: str) -> None:
-    """Raise SchemaError for a row of these partition values if one is too long for the name of a folder."""
-    name = first_too_long(partition_of(names, values))
+def check_partition(batch: pa.RecordBatch, names: Sequence[str], values: Partition, before: int, where: str) -> None:
+    """Raise SchemaError for a row of these partition values if one has no folder of its own."""
+    partition = partition_of(names, values)
+    name = next((name for name, text in partition.items() if text == NULL_FOLDER), None)
+    why = "which readers take for null"
+    if name is None:
+        name = first_too_long(partition)
+        why = f"which would need a folder name of more than {FOLDER_BYTES_MAX} bytes; partition by something shorter"
     if name is not None:
         value = values[names.index(name)]
         row = before + pc.index(batch.column(name), pa.scalar(value, batch.schema.field(name).type)).as_py()
         raise SchemaError(
-            f"{where}: row {row} since the last checkpoint: partition column {name!r} has {shown(value)}, "
-            f"which would need a folder name of more than {FOLDER_BYTES_MAX} bytes; partition by something shorter"
+            f"{where}: row {row} since the last checkpoint: partition column {name!r} has {shown(value)}, {why}"
         )
 
 

@@ -20,7 +20,7 @@ import pyarrow.fs
 
 from midstream.connectors.common.filesystem import is_local, make_durable
 from midstream.connectors.common.table_columns import nullable
-from midstream.connectors.delta.delta_files import WrittenFile, check_dates, check_lengths
+from midstream.connectors.delta.delta_files import WrittenFile, check_dates, check_partition
 from midstream.connectors.delta.delta_tables import is_fit_for_folders
 from midstream.connectors.files.keyed_files import (
     DELETES,
@@ -75,7 +75,7 @@ class MergedPart(KeyedPart):
                 column = pc.if_else(empty, pa.scalar(None, column.type), column)
                 rows = rows.set_column(rows.schema.get_field_index(name), name, column)
             for value in column.unique().to_pylist():
-                check_lengths(rows, [name], (value,), self._rows, self._where)
+                check_partition(rows, [name], (value,), self._rows, self._where)
         return rows
 
     def _new_file(self, columns: pa.Schema) -> OpenFile:
@@ -87,9 +87,9 @@ class MergedPart(KeyedPart):
 
     def _committable(self, file: OpenFile) -> bytes:
         sink, context = self._sink, self._context
-        return msgspec.msgpack.encode(
-            WrittenFile(context.job_id, context.uid, file.name, file.size, file.rows, {}, "", sink.location, sink.key)
-        )
+        file_of = (context.job_id, context.uid, file.name)
+        written = WrittenFile(*file_of, file.size, file.rows, {}, "", sink.location, sink.key, sink.table_id)
+        return msgspec.msgpack.encode(written)
 
 
 # ---- on the driver

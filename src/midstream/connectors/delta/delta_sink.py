@@ -46,6 +46,7 @@ from midstream.connectors.common.row_operations import check_columns, checked_ke
 from midstream.connectors.common.table_columns import fitted
 from midstream.connectors.delta import delta_merges
 from midstream.connectors.delta.delta_files import AppendedPart, WrittenFile
+from midstream.connectors.delta.delta_log import digest_of
 from midstream.connectors.delta.delta_merges import MergedPart
 from midstream.connectors.delta.delta_tables import (
     check_features,
@@ -122,6 +123,8 @@ class DeltaSink(Sink):
         self._storage_options = dict(storage_options) if storage_options else None
         self.partition_by = tuple(partition_by)
         self.append = append
+        self.table_id = ""
+        """The id of the table's metadata, which it keeps until it is dropped. Set by `validate`."""
         self._schema: pa.Schema | None = None
         """The stream's columns in the table's types. Set by `validate`."""
         self._described: pa.Schema | None = None
@@ -168,6 +171,7 @@ class DeltaSink(Sink):
         self._described = pa.schema([field for field in there if field.name not in partition_by])
         check_partitioning(partition_by, self._schema, self._where)
         self.partition_by = partition_by
+        self.table_id = str(table.metadata().id)
         if self.key:
             delta_merges.check_mergeable(table, self._schema, self.key, self._where)
         elif not (restoring or self.append) and table.file_uris():
@@ -373,6 +377,8 @@ class _DeltaCommitter(Committer):
         self._sink = sink
         self._job_id = job_id
         self._table: DeltaTable | None = None
+        self._version: tuple[int, int | None] = (-1, None)
+        """A version of it, and the digest of its commit."""
         self._elsewhere: dict[str, _DeltaCommitter] = {}
         """Committers by location, for what the sink wrote to other tables before this one."""
         self._merged = MergedFiles(job_id)
@@ -395,9 +401,11 @@ class _DeltaCommitter(Committer):
             at = self._at(location)
             where = f"{at._sink._where}: cannot commit checkpoint {checkpoint_id}"
             try:
-                newest, _ = _committed(at._newest(), _application(job_id, uid))
+                table = at._newest()
+                newest, _ = _committed(table, _application(job_id, uid))
                 if newest < checkpoint_id:
                     at._actions(files, where)
+                    _check_same(table, files, where)
             except (DeltaError, OSError) as error:
                 raise StorageError(f"{where}: {error}") from error
 
@@ -456,8 +464,9 @@ class _DeltaCommitter(Committer):
             partition_by = tuple(table.metadata().partition_columns)
             if not files[0].key and any(tuple(file.partition) != partition_by for file in files):
                 raise ConfigError(f"{where}: the table is now partitioned by ({', '.join(partition_by)})")
-            check_features(table, where)
             actions = self._actions(files, where)
+            _check_same(table, files, where)
+            check_features(table, where)
             for schema in self._schemas(files, superseding):
                 check_unchanged(schema, schema_of(table), where)
         if files and files[0].key:
@@ -481,11 +490,15 @@ class _DeltaCommitter(Committer):
         return [*{merged_columns(parquet_schema(sink.filesystem, path)) for path in paths}]
 
     def _newest(self) -> DeltaTable:
-        if self._table is None:
-            self._table = self._sink.opened()
-        else:
-            self._table.update_incremental()
-        return self._table
+        """Return the table as it is now: another one, if it was dropped and made again."""
+        sink, (version, digest) = self._sink, self._version
+        if self._table is not None and digest is not None:
+            if digest_of(sink.filesystem, sink.directory, version) == digest:
+                self._table.update_incremental()
+                return self._table
+        self._table = table = sink.opened()
+        self._version = table.version(), digest_of(sink.filesystem, sink.directory, table.version())
+        return table
 
     def _actions(self, files: Sequence[WrittenFile], where: str) -> list[Any]:
         from deltalake.transaction import AddAction
@@ -533,6 +546,15 @@ def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[W
         if file.key != group[0].key:
             raise StorageError("DeltaSink: one sink's files have several keys; the checkpoint is corrupt or forged")
     return groups
+
+
+def _check_same(table: DeltaTable, files: Sequence[WrittenFile], where: str) -> None:
+    """Raise ConfigError if files were written for another table, which was where this one is."""
+    if any(file.table_id not in ("", str(table.metadata().id)) for file in files):
+        raise ConfigError(
+            f"{where}: the table was replaced by another since rows were written for it; they can be committed only to the "
+            "table that they were written for: restore that, or start with --fresh"
+        )
 
 
 def _committed(table: DeltaTable, application: str) -> tuple[int, bool]:

@@ -16,7 +16,7 @@ import pyarrow.fs
 from midstream.connectors.common.dataset_uris import file_uri
 from midstream.connectors.common.filesystem import below, is_local, resolve
 from midstream.connectors.common.optional_packages import require
-from midstream.connectors.common.row_operations import OP
+from midstream.connectors.common.row_operations import OP, check_columns, check_key_types, checked_key
 from midstream.connectors.delta.delta_changes import DeltaChangesReader, DeltaChangesSplit, packed_files
 from midstream.connectors.delta.delta_log import (
     Metadata,
@@ -88,6 +88,7 @@ class DeltaSource(TableSource):
         start: TableStart | None = None,
         on_change: OnChange = "fail",
         changes: bool = False,
+        key: Sequence[str] = (),
         interval: Duration = "1 s",
         storage_options: Mapping[str, str] | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
@@ -114,6 +115,11 @@ class DeltaSource(TableSource):
         self._read = self.schema
         """The columns of the table that are read."""
         self._reads_changes = changes
+        self._key = checked_key(key, None, "DeltaSource")
+        if self._key and not changes:
+            raise ConfigError(f"DeltaSource: key={list(key)!r} has no meaning without changes=True; leave it out")
+        check_columns(self._read, self._key, None, self._where)
+        check_key_types(self._read, self._key, self._where)
         if changes:
             if on_change != "fail":
                 raise ConfigError(
@@ -142,7 +148,7 @@ class DeltaSource(TableSource):
         files, position = self._begin(None)
         known = decoded(position, _DeltaPosition, "DeltaSource")
         stop = self._opened().version() if self.bounded else None
-        part = DeltaChangesSplit(known.table_id, known.version, known.digest, packed_files(files), stop)
+        part = DeltaChangesSplit(known.table_id, known.version, known.digest, packed_files(files), stop, self._key)
         return Discovery((Split("changes", msgspec.msgpack.encode(part)),), position, exhausted=self.bounded)
 
     def readers_max(self, parallelism: int) -> int:
@@ -329,6 +335,10 @@ class DeltaSource(TableSource):
     def open_split(self, split: Split) -> SplitReader:
         if self._reads_changes:
             part = decoded(split.payload, DeltaChangesSplit, "DeltaSource")
+            if part.key != self._key:
+                raise ConfigError(
+                    f"{self._where}: the checkpoint was made with key={list(part.key)!r}; give that, or start with --fresh"
+                )
             return DeltaChangesReader(
                 self.filesystem,
                 self.directory,

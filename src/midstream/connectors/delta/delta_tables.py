@@ -32,7 +32,7 @@ _HARMLESS: Final = frozenset(
     + ("changeDataFeed", "checkConstraints", "generatedColumns", "columnMapping", "identityColumns", "domainMetadata")
 )
 """Table features that require nothing of a writer that appends files, unless `_in_use` finds them in use."""
-_NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 _UNFIT_FOR_FOLDERS: Final = re.compile(r"[/=\\\x00-\x1f\x7f]")
 _STATS_TEXT_MAX: Final = 32
 """The length of text in the log. Longer text is cut, so that the log does not grow."""
@@ -172,7 +172,7 @@ def partition_folder(partition: Mapping[str, str | None]) -> str:
     """
     pieces = [
         f"{_UNFIT_FOR_FOLDERS.sub(lambda found: quote(found[0], safe=''), name)}="
-        f"{_NULL_FOLDER if value is None else quote(value, safe='')}/"
+        f"{NULL_FOLDER if value is None else quote(value, safe='')}/"
         for name, value in partition.items()
     ]
     return "".join(pieces)

@@ -24,7 +24,7 @@ import xxhash
 
 from midstream.connectors.common.async_writer import AsyncPart
 from midstream.connectors.common.filesystem import delete_if_there, make_durable, names_in
-from midstream.connectors.common.row_operations import check_put, key_and_operations
+from midstream.connectors.common.row_operations import check_key_types, check_put, key_and_operations
 from midstream.connectors.common.table_columns import nullable
 from midstream.connectors.files.rolling_files import OpenFile, RollingFiles, explained
 from midstream.engine.core.batches import conform, to_polars
@@ -46,13 +46,7 @@ def check_key_columns(schema: pa.Schema, key: Sequence[str], where: str) -> None
     """Raise SchemaError if rows of `schema`, which has the table's types, cannot be merged by this key."""
     if DELETES in schema.names:
         raise SchemaError(f"{where}: a column may not be called {DELETES!r}; rename it")
-    for name in key:
-        kind = schema.field(name).type
-        if pa.types.is_floating(kind) or pa.types.is_nested(kind):
-            raise SchemaError(
-                f"{where}: key column {name!r} is {kind}, of which equal values cannot be found; cast it to an integer, a "
-                "decimal or text"
-            )
+    check_key_types(schema, key, where)
 
 
 # ---- on the subtasks

@@ -343,22 +343,27 @@ def _write(part: IcebergPart, batch: pa.RecordBatch) -> None:
         part.drain()
 
 
-def _affected(there: CatalogTable, table: Table, rows: _KeyedRows, where: str) -> Iterator[_AffectedFile]:
-    """Yield the data files that may have rows with one of the keys."""
+def deletes_of(table: Table, where: str) -> dict[str, tuple[str, ...]]:
+    """Return for data files the files of deletes that apply to them. Raises ConfigError for deletes by equality."""
     from pyiceberg.manifest import ManifestContent
 
     newest = table.metadata.current_snapshot()
     manifests = [] if newest is None else newest.manifests(table.io)
-    deletes: dict[str, tuple[str, ...]] = {}
-    if any(manifest.content == ManifestContent.DELETES for manifest in manifests):
-        try:  # by all keys: a filter would hide some deletes by equality
-            tasks = list(table.scan().plan_files())
-        except ValueError as error:
-            raise ConfigError(
-                f"{where}: the table has deletes that pyiceberg cannot read ({error}); compact the table with the engine that "
-                "wrote them"
-            ) from error
-        deletes = {task.file.file_path: tuple(sorted(each.file_path for each in task.delete_files)) for task in tasks}
+    if all(manifest.content != ManifestContent.DELETES for manifest in manifests):
+        return {}
+    try:  # by all keys: a filter would hide some deletes by equality
+        tasks = list(table.scan().plan_files())
+    except ValueError as error:
+        raise ConfigError(
+            f"{where}: the table has deletes that pyiceberg cannot read ({error}); compact the table with the engine that "
+            "wrote them"
+        ) from error
+    return {task.file.file_path: tuple(sorted(each.file_path for each in task.delete_files)) for task in tasks}
+
+
+def _affected(there: CatalogTable, table: Table, rows: _KeyedRows, where: str) -> Iterator[_AffectedFile]:
+    """Yield the data files that may have rows with one of the keys."""
+    deletes = deletes_of(table, where)
     try:
         planned = {task.file.file_path for task in table.scan(rows.filter()).plan_files()}
     except (

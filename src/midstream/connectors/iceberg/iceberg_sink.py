@@ -59,7 +59,7 @@ from midstream.connectors.iceberg.iceberg_commits import (
     SnapshotCommit,
     catalog_errors,
 )
-from midstream.connectors.iceberg.iceberg_merges import Merge
+from midstream.connectors.iceberg.iceberg_merges import Merge, deletes_of
 from midstream.connectors.iceberg.iceberg_parts import IcebergKeyedPart, IcebergPart, TableTarget, target_of
 from midstream.connectors.iceberg.iceberg_tables import (
     check_metrics,
@@ -166,6 +166,8 @@ class IcebergSink(Sink):
         if self.key:
             check_key_columns(columns, self.key, self._where)
             check_rewritable(table, self._where)
+            with catalog_errors(f"{self._where}: its files cannot be listed"):
+                deletes_of(table, self._where)
         elif not (restoring or self.append):
             with catalog_errors(f"{self._where}: its files cannot be listed"):
                 is_in_use = has_files(table)

@@ -122,6 +122,13 @@ class _RowLayout:
             if (column.name in (changes.key or self._names) if is_full else column.is_key)
         ]
         self._key = key
+        identity = {self._names[index] for index in key}
+        missing = [name for name in changes.key if name not in identity]
+        if missing:  # an update of it would not say which row it had been
+            raise SchemaError(
+                f"{changes.where}: {at}: column {missing[0]!r} belongs to the key of the table, and not to its replica identity "
+                f"({', '.join(sorted(identity))}): one of them was changed; start again with --fresh"
+            )
 
     def insert(self, new: Row) -> tuple[_Change, ...]:
         return ((INSERT, self._cells(new)),)
@@ -241,6 +248,12 @@ class ChangeReader(SplitReader):
                 f"{self._where}: the checkpoint is at the position {self._position} of the server's log, and the replication slot "
                 f"{self._split.slot!r} no longer has changes before {lsn_text(status.confirmed_lsn)}: a later checkpoint had "
                 "completed. Resume from the newest one, or start again with --fresh"
+            )
+        if status.log_end_lsn < self._position.lsn:
+            raise ConfigError(
+                f"{self._where}: the checkpoint is at the position {self._position} of the server's log, which now ends at "
+                f"{lsn_text(status.log_end_lsn)}: the server was set back, for example to a backup, and changes that it makes again "
+                "up to that position would be missing. Start again with --fresh"
             )
         self._is_checked = True
         self._retry_at_s = 0.0

@@ -19,6 +19,8 @@ PATIENCE: Final = {
     "tcp_user_timeout": 60_000,
 }
 """How long to wait for a server that has gone silent, unless `dsn` sets it."""
+_LIMITS: Final = ("statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout")
+"""Settings of which older servers do not have all."""
 
 
 def checked_dsn(dsn: str, where: str) -> str:
@@ -74,3 +76,13 @@ def connect(dsn: str, where: str) -> Connection[Any]:
             f"{where}: cannot connect: {' '.join(str(error).split())}. Is the server running, and are host, port, "
             "database and user correct? A password comes from PGPASSWORD, a password file or a service file"
         ) from error
+
+
+def lift_limits(connection: Connection[Any], *, in_transaction: bool) -> None:
+    """Let statements and transactions take as long as they need, whatever is set for the role or the database.
+
+    `in_transaction`: only until the end of the current one.
+    """
+    connection.execute(
+        "SELECT set_config(name, '0', %s) FROM pg_settings WHERE name = ANY (%s)", [in_transaction, list(_LIMITS)]
+    )

@@ -25,9 +25,10 @@ import pyarrow as pa
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import OP
 from midstream.connectors.postgres.change_reader import ChangeReader, ChangesSplit, TableChanges
-from midstream.connectors.postgres.connections import checked_dsn, connect, dataset
+from midstream.connectors.postgres.connections import checked_dsn, connect, dataset, lift_limits
 from midstream.connectors.postgres.postgres_tables import explained
 from midstream.connectors.postgres.replicated_table import (
+    PublicationState,
     ReplicatedTable,
     check_publication,
     check_server,
@@ -73,6 +74,8 @@ class _Begun(msgspec.Struct, frozen=True, array_like=True):
 
     slot: str
     table_oid: int
+    publication: PublicationState | None = None
+    """None in checkpoints of versions that did not note it."""
 
 
 class PostgresChangesSource(Source):
@@ -178,9 +181,9 @@ class PostgresChangesSource(Source):
         found = self._copy.result(_COPY_WAIT_S)
         if found is None:
             return Discovery((), None, exhausted=False)  # type: ignore[arg-type]  # none yet
-        table, split = found
+        publication, split = found
         self.discovery_interval_s = _CHECK_S
-        after = msgspec.msgpack.encode(_Begun(self._slot, table.oid))
+        after = msgspec.msgpack.encode(_Begun(self._slot, split.table_oid, publication))
         return Discovery((Split(self._slot, msgspec.msgpack.encode(split)),), after, exhausted=False)
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
@@ -201,12 +204,13 @@ class PostgresChangesSource(Source):
     def _connected(self) -> Connection[Any]:
         return connect(self._dsn, self._where)
 
-    def _begin(self, cancellation: _Cancellation) -> tuple[ReplicatedTable, ChangesSplit]:
+    def _begin(self, cancellation: _Cancellation) -> tuple[PublicationState, ChangesSplit]:
         """Create the slot, and copy the table as it is where the slot begins."""
         with ExitStack() as stack:
             connection = stack.enter_context(self._connected())
             stack.enter_context(explained(self._where))
             connection.autocommit = True
+            lift_limits(connection, in_transaction=False)
             cancellation.add(connection.cancel)
             table = find_replicated_table(connection, self._table_schema, self._table, self._where)
             self._warn_of_large_values(table)
@@ -216,13 +220,13 @@ class PostgresChangesSource(Source):
             system = replication.system()
             self._drop_own(connection, system)
             ensure_publication(connection, self._publication, table)
-            check_publication(connection, self._publication, table, self.schema.names[:-1], self._where)
+            publication = check_publication(connection, self._publication, table, self.schema.names[:-1], self._where)
             base_lsn, snapshot = replication.create_slot(self._slot)
             with ExitStack() as unfinished:
                 unfinished.callback(self._drop_slot)
                 directory, files = self._copied(connection, table, snapshot, cancellation)
                 unfinished.pop_all()
-        return table, ChangesSplit(self._slot, self._publication, system, table.oid, base_lsn, directory, files)
+        return publication, ChangesSplit(self._slot, self._publication, system, table.oid, base_lsn, directory, files)
 
     def _copied(
         self, connection: Connection[Any], table: ReplicatedTable, snapshot: str, cancellation: _Cancellation
@@ -254,7 +258,7 @@ class PostgresChangesSource(Source):
         records = SlotRecords(self._directory, self._where)
         database = connection.info.dbname
         status = slot_status(connection, self._slot)
-        if status is not None and not records.has(system, database):
+        if status is not None and not (status.database == database and records.has(system, database)):
             raise ConfigError(
                 f"{self._where}: the replication slot {self._slot!r} exists, and was not made by this job; give another name, or "
                 f"drop it if nothing needs it: SELECT pg_drop_replication_slot('{self._slot}')"
@@ -304,7 +308,8 @@ class PostgresChangesSource(Source):
                     raise ConfigError(
                         f"{self._where}: the table was dropped; to read one that was made again, start with --fresh"
                     )
-                check_publication(connection, self._publication, table, self.schema.names[:-1], self._where)
+                names = self.schema.names[:-1]
+                check_publication(connection, self._publication, table, names, self._where, begun.publication)
         except StorageError as error:
             # the reader waits for the server, and so does this
             _log.warning("%s: cannot be checked at present: %s", self._where, error)
@@ -357,15 +362,15 @@ class _Copy:
 
     def __init__(
         self,
-        work: Callable[[_Cancellation], tuple[ReplicatedTable, ChangesSplit]],
+        work: Callable[[_Cancellation], tuple[PublicationState, ChangesSplit]],
         is_unread: Callable[[ChangesSplit], bool],
     ) -> None:
         self._cancellation = _Cancellation()
         self._is_unread = is_unread
         self._thread = ThreadPoolExecutor(1, "midstream-postgres-copy")
-        self._future: Future[tuple[ReplicatedTable, ChangesSplit]] = self._thread.submit(work, self._cancellation)
+        self._future: Future[tuple[PublicationState, ChangesSplit]] = self._thread.submit(work, self._cancellation)
 
-    def result(self, timeout_s: float) -> tuple[ReplicatedTable, ChangesSplit] | None:
+    def result(self, timeout_s: float) -> tuple[PublicationState, ChangesSplit] | None:
         """Return the split; None if it is not ready within this time."""
         with suppress(TimeoutError):
             return self._future.result(timeout_s)

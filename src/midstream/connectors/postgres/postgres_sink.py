@@ -43,7 +43,7 @@ from midstream.connectors.common.row_operations import (
     key_and_operations,
     written_columns,
 )
-from midstream.connectors.postgres.connections import checked_dsn, connect, dataset
+from midstream.connectors.postgres.connections import checked_dsn, connect, dataset, lift_limits
 from midstream.connectors.postgres.copy_rows import encode
 from midstream.connectors.postgres.postgres_tables import (
     DELETES,
@@ -54,6 +54,7 @@ from midstream.connectors.postgres.postgres_tables import (
     STAGING_COLUMNS,
     Table,
     check_key,
+    check_key_of_subtasks,
     check_names,
     check_unchanged,
     create_table,
@@ -62,7 +63,9 @@ from midstream.connectors.postgres.postgres_tables import (
     identifier,
     is_conflict,
 )
+from midstream.connectors.postgres.postgres_types import first_other_uuid
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
+from midstream.engine.core.python_values import shown
 from midstream.engine.operators.sink_api import (
     CommittedOutput,
     Committer,
@@ -218,12 +221,16 @@ class PostgresSink(Sink):
         return [] if table is None else [dataset(self._dsn, f"{table.schema}.{table.name}")]
 
     def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
-        """Raise ConfigError if the server allows this user fewer connections than the job may need concurrently."""
+        """Raise ConfigError if the server allows this user fewer connections than the job may need concurrently, or if
+        several subtasks may get the rows of a key.
+        """
         sharing = [n for sink, n in beside if isinstance(sink, PostgresSink) and sink._dsn == self._dsn]
         needed = 2 * (subtasks + sum(sharing)) + 1
         others = f" and {sum(sharing)} of other sinks" if sharing else ""
         with self._connected(self._where, _PATIENCE_S) as connection:
             limits = connection.execute(_CONNECTIONS).fetchall()
+            if self.key and subtasks > 1:
+                check_key_of_subtasks(connection, self._find(connection), self.key, self._where)
         for limit, what in limits:
             if limit < needed:
                 raise ConfigError(
@@ -306,12 +313,13 @@ class PostgresSink(Sink):
         )  # other transactions commit while rows are staged
         with explained(where):
             # Acknowledged rows must survive a crash of the server, and staging may take as long as a checkpoint.
+            lift_limits(connection, in_transaction=True)
             connection.execute(
-                "SELECT set_config('statement_timeout', '0', true),"
-                " set_config('idle_in_transaction_session_timeout', '0', true),"
-                " set_config('array_nulls', 'on', true),"  # off: a null in a list becomes the text "NULL"
+                "SELECT set_config('array_nulls', 'on', true),"  # off: a null in a list becomes the text "NULL"
                 " CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END"
             )
+            if self.op is not None:  # a policy would hide rows from deletes; now the server refuses these
+                connection.execute("SELECT set_config('row_security', 'off', true)")
         return connection
 
     def _find(self, connection: Connection[Any]) -> Table:
@@ -385,6 +393,9 @@ class _StagedPart(AsyncPart):
         """Check keys and operations, and add the columns that only the staging table has."""
         sink, numbers = self._sink, pa.array(np.arange(self._rows, self._rows + batch.num_rows))
         batch, deletes = key_and_operations(batch, sink.key, sink.op, self._rows, self._where)
+        for column in self._columns:
+            if column.name in sink.key and column.kept.base == "uuid":
+                self._check_uuids(batch.column(column.name), column.name)
         columns, names = [*batch.columns, numbers], [*batch.schema.names, ROW_NUMBER]
         if sink.op is not None:  # otherwise the server refuses nulls
             required = [
@@ -393,6 +404,15 @@ class _StagedPart(AsyncPart):
             check_put(batch, required, deletes, self._rows, self._where)
             columns, names = [*columns, deletes], [*names, DELETES]
         return pa.RecordBatch.from_arrays(columns, names=names)
+
+    def _check_uuids(self, values: pa.Array[Any], name: str) -> None:
+        """Raise SchemaError for a key in another form, whose rows may be in another subtask."""
+        row = first_other_uuid(values)
+        if row >= 0:
+            raise SchemaError(
+                f"{self._where}: row {self._rows + row} since the last checkpoint: key column {name!r} is "
+                f"{shown(values[row].as_py())}; a uuid in a key must be in lower case, with hyphens, as PostgreSQL writes it"
+            )
 
     def _begin(self) -> None:
         from psycopg.sql import SQL, Identifier

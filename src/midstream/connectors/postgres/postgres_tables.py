@@ -64,6 +64,12 @@ _UNIQUE_KEYS: LiteralString = """
     FROM pg_index i
     WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL"""
 
+_NOT_BYTEWISE: LiteralString = """
+    SELECT a.attname FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation
+    WHERE a.attrelid = %s AND NOT c.collisdeterministic"""
+_OTHER_FORMS: Final = ("citext", "inet", "cidr", "jsonb")
+"""Types of which values of several forms are equal."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
@@ -296,6 +302,20 @@ def check_key(connection: Connection[Any], table: Table, key: Sequence[str], whe
             f"{where}: rows replace those with the same ({', '.join(key)}), but {table} has no primary key or unique "
             f'constraint on exactly these columns; add one: ALTER TABLE "{table.schema}"."{table.name}" ADD UNIQUE ({listed})'
         )
+
+
+def check_key_of_subtasks(connection: Connection[Any], table: Table, key: Sequence[str], where: str) -> None:
+    """Raise ConfigError if texts that differ are one key to the server: rows of these come to several subtasks, and the
+    order between them would be lost. Those of a uuid are checked row by row (`first_other_uuid`).
+    """
+    found = {name for (name,) in connection.execute(_NOT_BYTEWISE, [table.oid])}
+    for column in table.columns:
+        if column.name in key and (column.name in found or column.kept.base in _OTHER_FORMS):
+            raise ConfigError(
+                f"{where}: key column {column.name!r} of {table} is {column.type}{column.collation}, to which different texts "
+                "can be the same, so the rows of a key could come to several subtasks, in no order: write with "
+                "parallelism(1), or make the column text"
+            )
 
 
 @contextmanager

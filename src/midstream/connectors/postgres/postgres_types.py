@@ -30,6 +30,7 @@ _SECONDS: Final = ("time", "timestamp", "timestamptz", "interval")
 """Types whose modifier limits the digits of a second."""
 _SECOND_FIELD: Final = 1 << 12
 """The bit in an interval's modifier for fields down to seconds; intervals without it lose time."""
+_UUID: Final = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _ANY_FIELDS: Final = 0x7FFF
 """Outside of these years, the text form of a date varies, and no client reads it back."""
 
@@ -156,6 +157,11 @@ def first_misfit(column: pa.Array[Any], kept: Kept) -> tuple[int, object, str] |
         parents = pc.list_parent_indices(column)
         return parents[found[0]].as_py(), found[1], found[2]
     return _first_misfit(column, kept)
+
+
+def first_other_uuid(column: pa.Array[Any]) -> int:
+    """Return the first row with a text that the server would not write so, for example in upper case; -1 for none."""
+    return int(pc.index(pc.match_substring_regex(column, _UUID), pa.scalar(False)).as_py())
 
 
 def _first_misfit(column: pa.Array[Any], kept: Kept) -> tuple[int, object, str] | None:

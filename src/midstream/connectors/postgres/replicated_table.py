@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from midstream.connectors.postgres.change_values import arrow_type
-from midstream.connectors.postgres.replication_messages import parse_lsn
+from midstream.connectors.postgres.replication_messages import LSN_MAX, parse_lsn
 from midstream.engine.core.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
@@ -38,10 +38,13 @@ _COLUMNS: LiteralString = """
     WHERE a.attrelid = %(table)s ORDER BY a.attnum"""
 _SLOT: LiteralString = """
     SELECT plugin, database, active_pid, to_jsonb(s)->>'wal_status', confirmed_flush_lsn::text,
-           CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) END::int8
+           CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) END::int8,
+           CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn()::text END
     FROM pg_replication_slots s WHERE slot_name = %s"""
 _PUBLICATION: LiteralString = """
-    SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate,
+    SELECT p.oid::int8, p.pubowner::int8, p.xmin::text::int8,
+           coalesce((SELECT r.oid::int8 FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = %s), 0),
+           pubinsert AND pubupdate AND pubdelete AND pubtruncate,
            EXISTS (SELECT FROM pg_publication_tables t WHERE t.pubname = p.pubname AND t.schemaname = %s AND t.tablename = %s),
            (SELECT to_jsonb(r)->>'prqual' FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = %s),
            (SELECT to_jsonb(t)->'attnames' FROM pg_publication_tables t
@@ -107,6 +110,22 @@ class ReplicatedTable:
         return tuple(by_name[name] for name in names)
 
 
+class PublicationState(NamedTuple):
+    """What shows whether a publication is still the one that was checked, and has had all changes in between."""
+
+    oid: int
+    owner_oid: int
+    altered_by: int
+    """The transaction that altered it last."""
+    entry_oid: int
+    """Of the table's entry in it; 0 if it has the table without one."""
+
+    def is_unaltered(self, then: PublicationState) -> bool:
+        """Whether nothing, or no more than the owner, has changed since."""
+        same = (self.oid, self.entry_oid) == (then.oid, then.entry_oid)
+        return same and (self.altered_by == then.altered_by or self.owner_oid != then.owner_oid)
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicationSlot:
     plugin: str | None
@@ -116,6 +135,8 @@ class ReplicationSlot:
     confirmed_lsn: int
     kept_bytes: int
     """How much of the log the server keeps for it."""
+    log_end_lsn: int
+    """Where the log ends that is safe from a crash."""
 
 
 def find_replicated_table(connection: Connection[Any], schema: str | None, name: str, where: str) -> ReplicatedTable:
@@ -169,17 +190,23 @@ def check_server(connection: Connection[Any], where: str) -> None:
 
 
 def check_publication(
-    connection: Connection[Any], name: str, table: ReplicatedTable, names: Sequence[str], where: str
-) -> None:
-    """Raise ConfigError unless the publication has all changes of the table."""
+    connection: Connection[Any],
+    name: str,
+    table: ReplicatedTable,
+    names: Sequence[str],
+    where: str,
+    then: PublicationState | None = None,
+) -> PublicationState:
+    """Raise ConfigError unless the publication has all changes of the table, and has had them since `then`."""
     place = [table.schema, table.name]
-    found = connection.execute(_PUBLICATION, [*place, table.oid, *place, name]).fetchone()
+    found = connection.execute(_PUBLICATION, [table.oid, *place, table.oid, *place, name]).fetchone()
     if found is None:
         raise ConfigError(
             f'{where}: the publication {name!r} no longer exists; create it: CREATE PUBLICATION "{name}" FOR TABLE '
             f"ONLY {table}. Changes made without it are missing from what follows, so start again with --fresh"
         )
-    has_all, has_table, condition, columns = found
+    *state, has_all, has_table, condition, columns = found
+    now = PublicationState(*state)
     cure = f'ALTER PUBLICATION "{name}"'
     if not has_table:
         raise ConfigError(f"{where}: the publication {name!r} does not have the table: {cure} ADD TABLE ONLY {table}")
@@ -196,6 +223,12 @@ def check_publication(
         raise ConfigError(
             f"{where}: the publication {name!r} leaves out column {missing[0]!r}; name others with columns=, or use another publication"
         )
+    if then is not None and not now.is_unaltered(then):
+        raise ConfigError(
+            f"{where}: the publication {name!r} was altered, or the table was taken out of it and added again, since this job "
+            "began to read it: changes made in between may be missing; start again with --fresh"
+        )
+    return now
 
 
 def ensure_publication(connection: Connection[Any], name: str, table: ReplicatedTable) -> None:
@@ -214,8 +247,10 @@ def slot_status(connection: Connection[Any], slot: str) -> ReplicationSlot | Non
     found = connection.execute(_SLOT, [slot]).fetchone()
     if found is None:
         return None
-    plugin, database, active_pid, wal_status, confirmed, kept = found
-    return ReplicationSlot(plugin, database, active_pid, wal_status or "", parse_lsn(confirmed or "0/0"), kept or 0)
+    plugin, database, active_pid, wal_status, confirmed, kept, end = found
+    log_end_lsn = LSN_MAX if end is None else parse_lsn(end)
+    confirmed_lsn = parse_lsn(confirmed or "0/0")
+    return ReplicationSlot(plugin, database, active_pid, wal_status or "", confirmed_lsn, kept or 0, log_end_lsn)
 
 
 def checked_slot(connection: Connection[Any], slot: str, where: str) -> ReplicationSlot:
