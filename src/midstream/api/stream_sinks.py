@@ -218,6 +218,7 @@ class Writable:
         op: str | None = None,
         partition_by: Sequence[str] = (),
         append: bool = False,
+        evolve: bool = False,
         roll_size: Size = "128 MiB",
         storage_options: Mapping[str, str] | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
@@ -232,6 +233,7 @@ class Writable:
         `op`: the text column with each row's operation, "insert", "update" or "delete", as for `write_postgres`.
         `partition_by`: the partition columns of a table that is created; an existing one keeps its own.
         `append`: add to a table that has rows.
+        `evolve`: add columns, and fields of structs, that the table lacks. Other types than the table's are refused.
         `roll_size`: a file is closed when it has about this size, and at every checkpoint.
         `storage_options`: what deltalake needs to write the table's log, such as credentials, as strings; only deltalake,
         on the driver, receives them.
@@ -249,6 +251,7 @@ class Writable:
             op=op,
             partition_by=partition_by,
             append=append,
+            evolve=evolve,
             roll_size=roll_size,
             storage_options=storage_options,
             filesystem=filesystem,
@@ -265,6 +268,7 @@ class Writable:
         op: str | None = None,
         partition_by: Sequence[str] = (),
         append: bool = False,
+        evolve: bool = False,
         roll_size: Size = "128 MiB",
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> StreamSink:
@@ -281,6 +285,8 @@ class Writable:
         `partition_by`: the partitioning of a table that is created: columns, `year(c)`, `month(c)`, `day(c)`, `hour(c)`,
         `bucket(16, c)`, `truncate(4, c)`; an existing one keeps its own.
         `append`: add to a table that has rows.
+        `evolve`: add columns, and fields of structs, that the table lacks, and widen int to long, float to double, and
+        decimals of the same scale. Other types than the table's are refused.
         `roll_size`: a file is closed when it has about this size, and at every checkpoint.
         `filesystem`: the pyarrow filesystem with which files are written, by default that of the table's location, with
         the credentials that the catalog gives.
@@ -298,6 +304,7 @@ class Writable:
             op=op,
             partition_by=partition_by,
             append=append,
+            evolve=evolve,
             roll_size=roll_size,
             filesystem=filesystem,
         )

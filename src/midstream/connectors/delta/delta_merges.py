@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.fs
 
 from midstream.connectors.common.filesystem import is_local, make_durable
-from midstream.connectors.common.table_columns import nullable
+from midstream.connectors.common.table_columns import as_stored, nullable
 from midstream.connectors.delta.delta_files import WrittenFile, check_dates, check_lengths
-from midstream.connectors.delta.delta_tables import is_fit_for_folders
+from midstream.connectors.delta.delta_tables import is_fit_for_folders, schema_of
 from midstream.connectors.files.keyed_files import (
     DELETES,
     FOLDER,
@@ -132,7 +132,13 @@ def merge_files(
     schema, rows = last_rows_of(sink.filesystem, paths, key)
     put = sum(batch.num_rows - (pc.sum(batch.column(DELETES)).as_py() or 0) for batch in rows)
     version = table.version()
-    metrics = _merge(table, rows, merged_columns(schema), key, properties)
+    columns = merged_columns(schema)
+    there = schema_of(table)
+    now = pa.schema([pa.field(name, there.field(name).type) for name in columns.names])
+    if not now.equals(columns):  # structs may have got fields since
+        schema = now.append(schema.field(DELETES))
+        rows, columns = [as_stored(batch, schema, sink._where) for batch in rows], now
+    metrics = _merge(table, rows, columns, key, properties)
     _make_files_durable(sink, version, table.version())
     again = metrics["num_target_rows_updated"] - (put - metrics["num_target_rows_inserted"])
     return several_rows(key, again) if again > 0 else None
