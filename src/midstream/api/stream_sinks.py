@@ -178,6 +178,7 @@ class Writable:
         key: Sequence[str] = (),
         op: str | None = None,
         append: bool = False,
+        evolve: bool = False,
         staging_schema: str | None = None,
     ) -> StreamSink:
         """Write every row exactly once into a table of PostgreSQL (12 or later).
@@ -196,6 +197,7 @@ class Writable:
         `op`: the text column with each row's operation, which is not written: "insert" and "update" upsert the row,
         "delete" deletes the one with its key. Without it, all rows are upserted.
         `append`: add to a table that has rows.
+        `evolve`: add columns that the table lacks, for which the user of `dsn` must own it. Types are never altered.
         `staging_schema`: the schema in which rows wait for their checkpoint, by default that of the table; the user of
         `dsn` needs the right to create tables there.
 
@@ -206,7 +208,9 @@ class Writable:
         """
         from midstream.connectors.postgres.postgres_sink import PostgresSink
 
-        sink = PostgresSink(dsn, table, schema=schema, key=key, op=op, append=append, staging_schema=staging_schema)
+        sink = PostgresSink(
+            dsn, table, schema=schema, key=key, op=op, append=append, evolve=evolve, staging_schema=staging_schema
+        )
         return self._end_by_key("postgres", sink, sink.key, op)
 
     @located

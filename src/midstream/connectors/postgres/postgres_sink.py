@@ -45,6 +45,13 @@ from midstream.connectors.common.row_operations import (
 )
 from midstream.connectors.postgres.connections import checked_dsn, connect
 from midstream.connectors.postgres.copy_rows import encode
+from midstream.connectors.postgres.postgres_evolution import (
+    add_columns,
+    as_staged,
+    check_addable,
+    locked,
+    missing_columns,
+)
 from midstream.connectors.postgres.postgres_tables import (
     DELETES,
     DELETING,
@@ -160,6 +167,7 @@ class PostgresSink(Sink):
         key: Sequence[str] = (),
         op: str | None = None,
         append: bool = False,
+        evolve: bool = False,
         staging_schema: str | None = None,
     ) -> None:
         require("psycopg", "postgres", "PostgresSink")
@@ -177,6 +185,9 @@ class PostgresSink(Sink):
         self.key = checked_key(key, op, "PostgresSink")
         self.op = op
         self.append = append
+        self.evolve = evolve
+        self._names: tuple[str, ...] = ()
+        """The columns of the stream that go to the table. Set by `validate`."""
         self.staging_schema = staging_schema
         self._where = f"PostgresSink on {schema}.{table}" if schema else f"PostgresSink on {table}"
 
@@ -191,6 +202,7 @@ class PostgresSink(Sink):
         schema = written_columns(schema, self.op)
         check_names(schema.names, self._where)
         self._check_columns(schema)
+        self._names = tuple(schema.names)
         with self._connected(self._where) as connection:
             connection.execute(
                 "SELECT pg_advisory_xact_lock(hashtext('midstream'))"
@@ -199,6 +211,8 @@ class PostgresSink(Sink):
             if table is None:
                 create_table(connection, self.schema, self.table, schema, self.key, self._where)
                 table = self._find(connection)
+            if self.evolve:
+                table = add_columns(connection, table, missing_columns(table, schema, self.key, self._where))
             columns = table.matched(schema, self._where)
             if self.key:
                 check_key(connection, table, self.key, self._where)
@@ -397,10 +411,15 @@ class _StagedPart(AsyncPart):
         connection = self._connection = sink._connect(self._where, _PATIENCE_S)
         with explained(self._where):
             self._table = sink._find(connection)
-            self._columns = self._table.matched(schema, self._where)
+            added = missing_columns(self._table, schema, sink.key, self._where) if sink.evolve else ()
+            self._columns = self._table.matched(schema, self._where, added)
             self._location = sink._location(self._table)
             staged = self._location.staged(self._name)
             connection.execute(self._table.staging_sql(staged, self._columns, sink.key, sink.op is not None))
+            if added:  # somebody has dropped them: the commit adds them again
+                made = find_table(connection, self._location.staging, self._name)
+                assert made is not None, "this transaction has created it"
+                self._columns = as_staged(self._columns, made, added)
             if sink.key:
                 names.append(ROW_NUMBER)
                 self._columns = (*self._columns, NUMBERING)
@@ -470,6 +489,8 @@ class _PostgresCommitter(Committer):
         with self._sink._connected(where, _PATIENCE_S) as connection:
             for (job_id, uid, location), group in groups.items():
                 table = self._sink._table_of(connection, location)
+                if self._sink.evolve and table.oid == self._sink._find(connection).oid:
+                    table = self._complete(connection, location, locked(connection, table), group, where)
                 self._move(connection, location, table, job_id, uid, checkpoint_id, group, where)
         if any(job_id == self._job_id for job_id, _, _ in groups):
             self._predecessors.clear()  # `_move` has swept them
@@ -480,6 +501,24 @@ class _PostgresCommitter(Committer):
             for (_, _, location), group in groups.items():
                 for staged in group:
                     _drop(connection, location, staged.table)
+
+    def _complete(
+        self,
+        connection: Connection[Any],
+        location: _Location,
+        table: Table,
+        staged: Sequence[StagedRows],
+        where: str,
+    ) -> Table:
+        """Add columns of the stream that the table has no longer."""
+        for part in staged:
+            found = find_table(connection, location.staging, part.table)
+            names = {column.name for column in table.columns} | ({*STAGING_COLUMNS} if location.key else set())
+            columns = () if found is None else found.columns
+            gone = [each for each in columns if each.name in self._sink._names and each.name not in names]
+            check_addable(table, [each.name for each in gone], location.key, where)
+            table = add_columns(connection, table, gone)
+        return table
 
     def _move(
         self,
