@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ from pyiceberg.types import IntegerType, LongType, StringType
 from committers import committer_of
 from machine import limit_s
 from midstream import Environment, Job
-from midstream.connectors.delta import delta_sink
+from midstream.connectors.delta import delta_evolution, delta_merges, delta_sink
 from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.iceberg import iceberg_commits, iceberg_sink
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable
 from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.connectors.postgres.postgres_sink import PostgresSink
 from midstream.engine.core.arrow_types import schema_of
-from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
+from midstream.engine.core.errors import ConfigError, SchemaError
 from midstream.engine.operators.sink_api import CommittedOutput, Sink
 from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
@@ -253,25 +254,69 @@ def test_a_kill_between_the_column_and_the_rows_leaves_one_column_and_no_row_twi
     assert world.rows() == [ANN | {"city": None}, CY]
 
 
-def test_a_kill_at_a_commit_between_the_column_and_the_rows(world, monkeypatch):
-    if isinstance(world, PostgresWorld):
-        pytest.skip("one transaction")
-    sink = world.put(NEW, CY)
-    committables = written(sink, rows_of(NEW, {"id": 4, "name": "di", "city": "Oslo"}), 2, subtask=1)
-    world.drop("city")
+class Killed(BaseException):
+    """The driver is gone."""
 
-    def killed(*_: Any, **__: Any) -> Any:
-        raise StorageError("killed")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(iceberg_commits.SnapshotCommit, "append", killed)
-        patch.setattr(delta_sink, "_add", killed)
-        with pytest.raises(StorageError, match="killed"):
-            committer_of(sink, "job-a").commit(2, committables)
-    assert "city" in world.columns()
-    committer_of(sink, "job-a").commit(2, committables)
-    assert world.columns() == ["id", "name", "city"]
-    assert world.rows() == [CY | {"city": None}, {"id": 4, "name": "di", "city": "Oslo"}]
+def kill_at(monkeypatch: pytest.MonkeyPatch, world: World, transaction: int, *, is_done: bool) -> None:
+    """Kill the driver at one of the transactions that it makes, before or after that is done."""
+    numbers = count()
+
+    def killing(real: Any) -> Any:
+        def transact(*arguments: Any, **options: Any) -> Any:
+            number = next(numbers)
+            if number == transaction and not is_done:
+                raise Killed
+            found = real(*arguments, **options)
+            if number == transaction:
+                raise Killed
+            return found
+
+        return transact
+
+    if isinstance(world, IcebergWorld):
+        monkeypatch.setattr(world.catalog, "commit_table", killing(world.catalog.commit_table))
+    else:
+        monkeypatch.setattr(delta_evolution, "_add", killing(delta_evolution._add))
+        monkeypatch.setattr(delta_sink, "_add", killing(delta_sink._add))
+        monkeypatch.setattr(delta_merges, "_merge", killing(delta_merges._merge))
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("key", [(), ("id",)])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_kill_at_any_transaction_leaves_one_column_and_each_row_once(tmp_path, monkeypatch, kind, key, is_done):
+    """Two jobs start one after the other, and somebody drops the column in between."""
+    for transaction in range(12):
+        place = tmp_path / str(transaction)
+        place.mkdir()
+        world: DeltaWorld | IcebergWorld = DeltaWorld(place) if kind == "delta" else IcebergWorld(place)
+        world.put(OLD, ANN, key=key)
+        before = written(world.sink(OLD, key=key), rows_of(OLD, BOB), 2, subtask=1)
+        held: dict[int, Any] = {2: before}
+
+        def run(job: str, world: World = world, held: dict[int, Any] = held) -> None:
+            sink = world.sink(NEW, key=key)
+            committer = committer_of(sink, job)
+            committer.commit(2, held[2])
+            if 3 not in held:
+                held[3] = written(sink, rows_of(NEW, CY), 3, job_id=job)
+                world.drop("city")
+            committer.commit(3, held[3])
+
+        was_killed = False
+        with monkeypatch.context() as patch:
+            kill_at(patch, world, transaction, is_done=is_done)
+            try:
+                run("job-b")
+            except Killed:
+                was_killed = True
+        run("job-c")
+        assert world.columns() == ["id", "name", "city"]
+        assert world.rows() == [ANN | {"city": None}, BOB | {"city": None}, CY]
+        if not was_killed:
+            break
+    assert 4 <= transaction < 11, "each transaction was among them"
 
 
 def test_two_drivers_that_add_the_same_column_at_once_add_it_once(world, monkeypatch):

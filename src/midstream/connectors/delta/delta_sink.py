@@ -472,6 +472,7 @@ class _DeltaCommitter(Committer):
                 new = files if checkpoint_id > newest else []
                 if new and self._sink.evolve:
                     assert self._sink._stored is not None, "commits on the driver, where it has been validated"
+                    check_features(table, where)
                     delta_evolution.add_missing(table, self._sink._stored, self._sink.key, where)
                 wrong = self._write(table, new, mark, superseding, where)
                 _make_log_durable(self._sink, table, before)
