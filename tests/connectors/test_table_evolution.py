@@ -15,13 +15,17 @@ import pyarrow as pa
 import pytest
 from connector_worlds import written
 from deltalake import DeltaTable, Schema, write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, LongType, StringType
 
 from committers import committer_of
+from effort import examples
 from machine import limit_s
 from midstream import Environment, Job
+from midstream.connectors.common.table_evolution import Evolution, TableSystem, evolution, missing
 from midstream.connectors.delta import delta_evolution, delta_merges, delta_sink
 from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.iceberg import iceberg_commits, iceberg_sink
@@ -476,17 +480,35 @@ def test_columns_of_odd_names_are_added(delta, iceberg, name):
 
 
 def test_a_column_that_must_have_values_and_is_not_in_the_stream_is_refused_by_name(world):
+    fields: list[pa.Field[Any]] = [pa.field("id", pa.int64()), pa.field("must", pa.string(), nullable=False)]
     if isinstance(world, PostgresWorld):
         world.ask("CREATE TABLE users (id bigint, must text NOT NULL)")
     elif isinstance(world, IcebergWorld):
         world.catalog.create_namespace("lake")
-        fields = pa.schema([("id", pa.int64()), pa.field("must", pa.string(), nullable=False)])
-        world.catalog.create_table("lake.users", fields)
+        world.catalog.create_table("lake.users", pa.schema(fields))
     else:
-        fields = pa.schema([("id", pa.int64()), pa.field("must", pa.string(), nullable=False)])
-        DeltaTable.create(world.place / "delta", fields)
-    with pytest.raises(SchemaError, match=r"column 'must' of .* must have a value"):
-        world.sink(schema_of([("id", pa.int64())]))
+        DeltaTable.create(world.place / "delta", pa.schema(fields))
+    for columns in ([("id", pa.int64())], [("id", pa.int64()), ("city", pa.large_string())]):
+        with pytest.raises(SchemaError, match=r"column 'must' of .* must have a value"):
+            world.sink(schema_of(columns))
+    assert world.columns() == ["id", "must"]
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_nothing_is_added_to_a_table_that_is_refused_for_another_reason(request, kind):
+    world = request.getfixturevalue(kind)
+    world.put(OLD, ANN, partition_by=["name"])
+    for options, said in (
+        ({"partition_by": ["city"]}, "partition"),
+        ({"key": ["id"], "partition_by": ["id"]}, "partitioned by"),
+        ({"key": ["x"]}, "key column 'x' is not in the stream"),
+    ):
+        with pytest.raises((ConfigError, SchemaError), match=said):
+            world.sink(NEW, **options)
+    new = world.make(evolve=True)
+    with pytest.raises(ConfigError, match="the table is not empty"):
+        new.validate(NEW, restoring=False)
+    assert world.columns() == ["id", "name"]
 
 
 def test_a_delta_table_with_column_mapping_is_refused_as_before(delta):
@@ -506,6 +528,39 @@ def test_a_delta_table_with_column_mapping_is_refused_as_before(delta):
     log.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(ConfigError, match="the table uses column mapping, which this sink does not support"):
         delta.sink(NEW)
+
+
+# ---- plans ----
+
+LEAVES = st.sampled_from([pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.large_string(), pa.decimal128(5, 2)])
+NAMES = st.sampled_from(["a", "b", "c", "element"])
+
+
+def structs(kinds: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
+    return st.dictionaries(NAMES, kinds, min_size=1).map(lambda fields: pa.struct(list(fields.items())))
+
+
+TYPES = st.recursive(LEAVES, lambda kinds: structs(kinds) | kinds.map(pa.large_list), max_leaves=6)
+SCHEMAS = st.dictionaries(NAMES, TYPES, min_size=1).map(lambda columns: schema_of(list(columns.items())))
+ANY = TableSystem(
+    "any", lambda there, kind: not pa.types.is_nested(there) and not pa.types.is_nested(kind), "", lambda _: None
+)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(SCHEMAS, SCHEMAS)
+def test_a_plan_once_carried_out_leaves_nothing_to_do_and_nothing_is_lost(stream, table):
+    try:
+        plan = evolution(stream, table, ANY, (), "test")
+    except SchemaError:
+        return
+    after = plan.applied(table)
+    assert evolution(stream, after, ANY, (), "test") == Evolution((), ())
+    assert after.names[: len(table)] == table.names
+    assert set(after.names) == {*stream.names, *table.names}
+    assert missing(stream, table, ANY, (), "test") == plan.added
+    if not plan.added and not plan.widened:
+        assert after == table
 
 
 # ---- structs ----------------------------------------------------------------

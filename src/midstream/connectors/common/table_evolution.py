@@ -6,7 +6,7 @@ be null. A plan has no effect; a sink carries it out in one transaction, and pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -42,6 +42,31 @@ class TableSystem(NamedTuple):
 class Evolution(NamedTuple):
     added: tuple[Change, ...]
     widened: tuple[Change, ...]
+
+    def applied(self, table: pa.Schema) -> pa.Schema:
+        """Return what the columns of the table will be."""
+        return pa.schema(_changed_fields(table, [*self.added, *self.widened]))
+
+
+def _changed_fields(fields: Iterable[pa.Field[Any]], changes: Sequence[Change]) -> list[pa.Field[Any]]:
+    within: dict[str, list[Change]] = {}
+    for path, kind in changes:
+        within.setdefault(path[0], []).append(Change(path[1:], kind))
+    found = [
+        pa.field(field.name, _changed_type(field.type, within.pop(field.name, ())), field.nullable) for field in fields
+    ]
+    return [*found, *(pa.field(name, added.type) for name, (added,) in within.items())]
+
+
+def _changed_type(kind: pa.DataType, changes: Sequence[Change]) -> pa.DataType:
+    if not changes:
+        return kind
+    if not changes[0].path:
+        return changes[0].type
+    if is_list_of_any_length(kind):
+        return pa.large_list(_changed_type(kind.value_type, [Change(path[1:], to) for path, to in changes]))
+    assert pa.types.is_struct(kind), kind
+    return pa.struct(_changed_fields(kind, changes))
 
 
 def evolution(

@@ -38,13 +38,19 @@ def _unfit(name: str) -> str | None:
 _DELTA: Final = TableSystem("Delta", lambda there, kind: False, "deltalake changes no types of columns", _unfit)
 
 
-def evolve(table: DeltaTable, stream: pa.Schema, key: Sequence[str], where: str) -> None:
+def evolve(
+    table: DeltaTable, stream: pa.Schema, key: Sequence[str], check: Callable[[pa.Schema], object], where: str
+) -> None:
     """Add what the table lacks to hold the stream, as a new version of the table.
 
-    `stream`: its columns in the types of a table that would be made for it. Raises SchemaError for a column that the table
-    cannot hold, CommitFailedError if another writer has changed the schema.
+    `stream`: its columns in the types of a table that would be made for it. `check`: raises for columns of the table that
+    the sink cannot write to. Raises SchemaError for a column that the table cannot hold, CommitFailedError if another
+    writer has changed the schema.
     """
-    _add(table, evolution(stream, schema_of(table), _DELTA, _fixed(table, key), where).added)
+    there = schema_of(table)
+    plan = evolution(stream, there, _DELTA, _fixed(table, key), where)
+    check(plan.applied(there))
+    _add(table, plan.added)
 
 
 def add_missing(table: DeltaTable, stream: pa.Schema, key: Sequence[str], where: str) -> None:

@@ -95,11 +95,8 @@ class MergedPart(KeyedPart):
 # ---- on the driver
 
 
-def check_mergeable(table: DeltaTable, schema: pa.Schema, key: Sequence[str], where: str) -> None:
-    """Raise SchemaError or ConfigError if rows of `schema` cannot be merged into the table by this key."""
-    from deltalake import CommitProperties
-    from deltalake.exceptions import DeltaError
-
+def check_keys(table: DeltaTable, schema: pa.Schema, key: Sequence[str], where: str) -> None:
+    """Raise SchemaError or ConfigError if the table, once it has the columns of `schema`, takes no rows by this key."""
     check_key_columns(schema, key, where)
     metadata = table.metadata()
     if metadata.configuration.get("delta.appendOnly") == "true":
@@ -113,6 +110,13 @@ def check_mergeable(table: DeltaTable, schema: pa.Schema, key: Sequence[str], wh
                 f"{where}: partition column {name!r} has a character in its name that folders cannot have, and rows with "
                 "a key cannot be merged into such partitions; rename it, or partition by another"
             )
+
+
+def check_mergeable(table: DeltaTable, schema: pa.Schema, key: Sequence[str], where: str) -> None:
+    """Raise ConfigError if deltalake cannot merge rows of `schema` into the table by this key."""
+    from deltalake import CommitProperties
+    from deltalake.exceptions import DeltaError
+
     try:
         _merge(table, (), schema, key, CommitProperties(max_commit_retries=0), unless="false")
     except DeltaError as error:

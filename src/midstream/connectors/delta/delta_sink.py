@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -166,28 +166,35 @@ class DeltaSink(Sink):
                 f"{self._where}: the table is partitioned by ({', '.join(partition_by)}), not by "
                 f"({', '.join(self.partition_by)}); leave partition_by out, or name another table"
             )
-        if self.evolve:
-            self._evolve(table, made)
-        there = schema_of(table)
-        self._schema = fitted(schema, made, there, self._where, is_keyed=bool(self.key), evolves=self.evolve)
-        self._described = pa.schema([field for field in there if field.name not in partition_by])
-        check_partitioning(partition_by, self._schema, self._where)
-        self.partition_by = partition_by
-        if self.key:
-            delta_merges.check_mergeable(table, self._schema, self.key, self._where)
-        elif not (restoring or self.append) and table.file_uris():
+        if not (self.key or restoring or self.append) and table.file_uris():
             raise ConfigError(
                 f"{self._where}: the table is not empty; name another one, resume from a checkpoint, add to the table with "
                 "append=True, or replace rows by a key"
             )
 
-    def _evolve(self, table: DeltaTable, stream: pa.Schema) -> None:
+        def fit(there: pa.Schema) -> pa.Schema:
+            columns = fitted(schema, made, there, self._where, is_keyed=bool(self.key), evolves=self.evolve)
+            check_partitioning(partition_by, columns, self._where)
+            if self.key:
+                delta_merges.check_keys(table, columns, self.key, self._where)
+            return columns
+
+        if self.evolve:
+            self._evolve(table, made, fit)
+        there = schema_of(table)
+        self._schema = fit(there)
+        self._described = pa.schema([field for field in there if field.name not in partition_by])
+        self.partition_by = partition_by
+        if self.key:
+            delta_merges.check_mergeable(table, self._schema, self.key, self._where)
+
+    def _evolve(self, table: DeltaTable, stream: pa.Schema, check: Callable[[pa.Schema], object]) -> None:
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         for tries in range(1, _TRIES_MAX + 1):
             before = table.version()
             try:
-                delta_evolution.evolve(table, stream, self.key, self._where)
+                delta_evolution.evolve(table, stream, self.key, check, self._where)
                 _make_log_durable(self, table, before)
                 return
             except CommitFailedError as error:

@@ -7,7 +7,7 @@ values: the committer writes them again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -61,12 +61,14 @@ class Evolving:
     schema_id: int = -1
     """The table's schema for which the job writes files."""
 
-    def evolved(self, there: CatalogTable, table: Table) -> Table:
+    def evolved(self, there: CatalogTable, table: Table, check: Callable[[pa.Schema], object]) -> Table:
         """Return the table with all that it needs to hold the stream.
 
-        Raises SchemaError for a column that it cannot hold; LostRaceError, CommitUnknownError, or what the catalog raises.
+        `check`: raises for columns of the table that the sink cannot write to. Raises SchemaError for a column that it cannot hold; LostRaceError, CommitUnknownError, or what the catalog raises.
         """
-        plan = evolution(self.stream, columns_of(table.metadata.schema()), _ICEBERG, self._fixed(table), there.where)
+        columns = columns_of(table.metadata.schema())
+        plan = evolution(self.stream, columns, _ICEBERG, self._fixed(table), there.where)
+        check(plan.applied(columns))
         return _changed(there, table, plan.added, plan.widened)
 
     def completed(self, there: CatalogTable, table: Table, where: str) -> Table:

@@ -160,18 +160,14 @@ class IcebergSink(Sink):
         stored, there = iceberg_schema(schema, self._where), self._on_driver()
         table = there.opened_or_made(stored, self.partition_by)
         check_supported(table, self._where)
-        if self.evolve:
-            table = self._evolved(there, Evolving(stored, self.key))
         found, spec = table.metadata.schema(), table.metadata.spec()
         if self.partition_by and not same_partitioning(new_spec(self.partition_by, found, self._where), spec):
             raise ConfigError(
                 f"{self._where}: the table is partitioned by ({spec_text(spec, found)}), not by "
                 f"({', '.join(self.partition_by)}); leave partition_by out, or name another table"
             )
-        columns = fitted(schema, stored, columns_of(found), self._where, is_keyed=bool(self.key), evolves=self.evolve)
         check_metrics(found, table.metadata.properties, self._where)
         if self.key:
-            check_key_columns(columns, self.key, self._where)
             check_rewritable(table, self._where)
         elif not (restoring or self.append):
             with catalog_errors(f"{self._where}: its files cannot be listed"):
@@ -181,13 +177,21 @@ class IcebergSink(Sink):
                     f"{self._where}: the table is not empty; name another one, resume from a checkpoint, add to the table "
                     "with append=True, or replace rows by a key"
                 )
-        self._target = target_of(there, table, columns)
-        if self.evolve:
-            self._evolving = Evolving(stored, self.key, found.schema_id)
 
-    def _evolved(self, there: CatalogTable, evolving: Evolving) -> Table:
+        def fit(columns: pa.Schema) -> pa.Schema:
+            fitting = fitted(schema, stored, columns, self._where, is_keyed=bool(self.key), evolves=self.evolve)
+            if self.key:
+                check_key_columns(fitting, self.key, self._where)
+            return fitting
+
+        if self.evolve:
+            table = self._evolved(there, Evolving(stored, self.key), fit)
+            self._evolving = Evolving(stored, self.key, table.metadata.current_schema_id)
+        self._target = target_of(there, table, fit(columns_of(table.metadata.schema())))
+
+    def _evolved(self, there: CatalogTable, evolving: Evolving, check: Callable[[pa.Schema], object]) -> Table:
         def attempt(table: Table) -> None:
-            evolving.evolved(there, table)
+            evolving.evolved(there, table, check)
 
         _repeated(there, attempt, f"{self._where}: cannot change the table's columns", lambda pause_s: None)
         return there.opened()
