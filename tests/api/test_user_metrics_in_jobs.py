@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -110,3 +111,12 @@ def test_a_job_reports_them_by_operator_the_last_ones_too():
     assert 0 <= found["counted"].gauges["last"].max <= 29  # rows of several splits come in any order
     assert found["batches"].counters["rows"] == 30
     assert found["sink"].counters == {"written": 30}
+
+
+def test_a_sink_that_commits_with_checkpoints_shows_the_rows_of_the_last_one(tmp_path: Path) -> None:
+    env = Environment("metrics", parallelism=2)
+    env.generate(lambda i: {"n": i}, count=30).write_parquet(tmp_path / "out").uid("out")
+    env.generate(lambda i: {"n": i}, count=3).print().uid("printed")
+    found = {op.uid: op for vertex in env.execute(slots=ProcessSlots()).vertices for op in vertex.operators}
+    assert found["out"].gauges["rows_of_last_checkpoint"].sum == 30
+    assert found["printed"].gauges == {}

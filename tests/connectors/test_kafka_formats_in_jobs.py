@@ -175,3 +175,42 @@ def test_changes_of_a_database_keep_a_delta_table_equal_to_it(kafka: Kafka, tmp_
     job.wait(limit_s(60))
     assert job.status().restarts == 1
     assert dict(pl.read_delta(str(tmp_path / "copy")).select("id", "v").rows()) == rows
+
+
+def test_a_column_that_a_database_gets_reaches_the_table_after_a_change_of_the_program(
+    kafka: Kafka, tmp_path: Path, running: Any
+) -> None:
+    topic, copy = kafka.topic("in", partitions=2), tmp_path / "copy"
+
+    def produce(*rows: dict[str, Any]) -> None:
+        for row in rows:
+            envelope = {"op": "u", "before": None, "after": row}
+            kafka.produce(topic, [json.dumps(envelope).encode()], partition=row["id"] % 2)
+
+    def start(schema: dict[str, type], **options: Any) -> Any:
+        env = Environment("copy", parallelism=2, checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval="200 ms")
+        changes = env.read_kafka(kafka.servers, topic, format="debezium", schema=schema).uid("in")
+        changes.write_delta(copy, key=["id"], op="_op", evolve=True).uid("out")
+        running.append(env.start(slots=ProcessSlots(), **options))
+        return running[-1]
+
+    def rows() -> dict[int, Any]:
+        if not DeltaTable.is_deltatable(copy):
+            return {}
+        return {row["id"]: row for row in pl.read_delta(str(copy)).to_dicts()}
+
+    produce({"id": 1, "v": 10}, {"id": 2, "v": 20})
+    job = start({"id": int, "v": int})
+    until("the rows", lambda: len(rows()) == 2)
+    produce({"id": 1, "v": 11, "city": "Bern"})  # the program does not have the column yet
+    until("the update", lambda: rows()[1]["v"] == 11)
+    job.stop(savepoint=tmp_path / "saved", timeout_s=limit_s(60))
+    produce({"id": 2, "v": 21, "city": "Rome"}, {"id": 3, "v": 30, "city": None})
+    job = start({"city": str, "id": int, "v": int}, restore_from=tmp_path / "saved")
+    until("the rest", lambda: len(rows()) == 3 and rows()[2]["v"] == 21)
+    job.stop(drain=True, timeout_s=limit_s(60))
+    assert rows() == {
+        1: {"id": 1, "v": 11, "city": None},
+        2: {"id": 2, "v": 21, "city": "Rome"},
+        3: {"id": 3, "v": 30, "city": None},
+    }

@@ -178,6 +178,7 @@ class Writable:
         key: Sequence[str] = (),
         op: str | None = None,
         append: bool = False,
+        evolve: bool = False,
         staging_schema: str | None = None,
     ) -> StreamSink:
         """Write every row exactly once into a table of PostgreSQL (12 or later).
@@ -196,6 +197,7 @@ class Writable:
         `op`: the text column with each row's operation, which is not written: "insert" and "update" upsert the row,
         "delete" deletes the one with its key. Without it, all rows are upserted.
         `append`: add to a table that has rows.
+        `evolve`: add columns that the table lacks, for which the user of `dsn` must own it. Types are never altered.
         `staging_schema`: the schema in which rows wait for their checkpoint, by default that of the table; the user of
         `dsn` needs the right to create tables there.
 
@@ -206,7 +208,9 @@ class Writable:
         """
         from midstream.connectors.postgres.postgres_sink import PostgresSink
 
-        sink = PostgresSink(dsn, table, schema=schema, key=key, op=op, append=append, staging_schema=staging_schema)
+        sink = PostgresSink(
+            dsn, table, schema=schema, key=key, op=op, append=append, evolve=evolve, staging_schema=staging_schema
+        )
         return self._end_by_key("postgres", sink, sink.key, op)
 
     @located
@@ -218,6 +222,7 @@ class Writable:
         op: str | None = None,
         partition_by: Sequence[str] = (),
         append: bool = False,
+        evolve: bool = False,
         roll_size: Size = "128 MiB",
         storage_options: Mapping[str, str] | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
@@ -232,6 +237,7 @@ class Writable:
         `op`: the text column with each row's operation, "insert", "update" or "delete", as for `write_postgres`.
         `partition_by`: the partition columns of a table that is created; an existing one keeps its own.
         `append`: add to a table that has rows.
+        `evolve`: add columns, and fields of structs, that the table lacks. Other types than the table's are refused.
         `roll_size`: a file is closed when it has about this size, and at every checkpoint.
         `storage_options`: what deltalake needs to write the table's log, such as credentials, as strings; only deltalake,
         on the driver, receives them.
@@ -249,6 +255,7 @@ class Writable:
             op=op,
             partition_by=partition_by,
             append=append,
+            evolve=evolve,
             roll_size=roll_size,
             storage_options=storage_options,
             filesystem=filesystem,
@@ -265,6 +272,7 @@ class Writable:
         op: str | None = None,
         partition_by: Sequence[str] = (),
         append: bool = False,
+        evolve: bool = False,
         roll_size: Size = "128 MiB",
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> StreamSink:
@@ -281,6 +289,8 @@ class Writable:
         `partition_by`: the partitioning of a table that is created: columns, `year(c)`, `month(c)`, `day(c)`, `hour(c)`,
         `bucket(16, c)`, `truncate(4, c)`; an existing one keeps its own.
         `append`: add to a table that has rows.
+        `evolve`: add columns, and fields of structs, that the table lacks, and widen int to long, float to double, and
+        decimals of the same scale. Other types than the table's are refused.
         `roll_size`: a file is closed when it has about this size, and at every checkpoint.
         `filesystem`: the pyarrow filesystem with which files are written, by default that of the table's location, with
         the credentials that the catalog gives.
@@ -298,6 +308,7 @@ class Writable:
             op=op,
             partition_by=partition_by,
             append=append,
+            evolve=evolve,
             roll_size=roll_size,
             filesystem=filesystem,
         )

@@ -8,7 +8,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.engine.core.batches import first_null
+from midstream.engine.core.arrow_types import is_list_array, is_list_of_any_length, is_struct_array, large_lists
+from midstream.engine.core.batches import conform, first_null
 from midstream.engine.core.errors import SchemaError
 
 _SIGNED: Final[dict[pa.DataType, pa.DataType]] = {
@@ -97,10 +98,14 @@ def has_not_null(kind: pa.DataType) -> bool:
     return any(not field.nullable or has_not_null(field.type) for field in inner)
 
 
-def fitted(stream: pa.Schema, stored: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
+def fitted(
+    stream: pa.Schema, stored: pa.Schema, table: pa.Schema, where: str, *, is_keyed: bool, evolves: bool
+) -> pa.Schema:
     """Return the stream's columns in the table's types. Raises SchemaError for the first that does not fit.
 
     `stored`: the stream's columns in the types of a table that would be made for it.
+    `is_keyed`: rows replace others, whose structs have no fields that the stream lacks.
+    `evolves`: columns that the table lacks were added, as far as that is possible.
     """
     fields = []
     for field in stored:
@@ -108,7 +113,7 @@ def fitted(stream: pa.Schema, stored: pa.Schema, table: pa.Schema, where: str) -
         if index < 0:
             raise SchemaError(
                 f"{where}: the table has no column {field.name!r}; it has {', '.join(table.names)}. "
-                "Add it there, or leave it out with select()"
+                f"Add it there{'' if evolves else ' (evolve=True does)'}, or leave it out with select()"
             )
         there = table.field(index)
         if has_not_null(there.type):
@@ -121,6 +126,12 @@ def fitted(stream: pa.Schema, stored: pa.Schema, table: pa.Schema, where: str) -
                 f"{where}: column {field.name!r} is {stream.field(field.name).type} in the stream and {there.type} "
                 "in the table; cast it"
             )
+        lacking = _lacking(field.type, there.type, field.name) if is_keyed else None
+        if lacking is not None:
+            raise SchemaError(
+                f"{where}: column {field.name!r} of the table has the field {lacking!r}, which the stream lacks, and rows "
+                "that replace others by their key would delete its values; add the field to the stream's column"
+            )
         fields.append(there)
     for there in table:
         if not there.nullable and there.name not in stream.names:
@@ -131,10 +142,65 @@ def fitted(stream: pa.Schema, stored: pa.Schema, table: pa.Schema, where: str) -
 
 
 def _fits(kind: pa.DataType, there: pa.DataType) -> bool:
-    """Whether values of `kind` can be cast to `there`; integers that are too large fail when they arrive."""
-    if pa.types.is_integer(kind) and pa.types.is_integer(there):
+    """Whether values of `kind` can be cast to `there`; integers that are too large fail when they arrive.
+
+    A struct fits if all of its fields do: those that it lacks become null, see `as_stored`.
+    """
+    types = pa.types
+    if types.is_struct(kind) and types.is_struct(there):
+        inner = {field.name: field.type for field in there}
+        return all(field.name in inner and _fits(field.type, inner[field.name]) for field in kind)
+    if types.is_large_list(kind) and types.is_large_list(there):
+        return _fits(kind.value_type, there.value_type)
+    if types.is_decimal(kind) and types.is_decimal(there):
+        return bool(kind.scale == there.scale and kind.precision <= there.precision)
+    if types.is_integer(kind) and types.is_integer(there):
         return True
-    return bool(kind == there or (pa.types.is_floating(kind) and there == pa.float64()))
+    return bool(kind == there or (types.is_floating(kind) and there == pa.float64()))
+
+
+def _lacking(kind: pa.DataType, there: pa.DataType, path: str) -> str | None:
+    """Return the first field of a struct in `there` that `kind` lacks."""
+    while pa.types.is_large_list(kind) and pa.types.is_large_list(there):
+        kind, there = kind.value_type, there.value_type
+    if not (pa.types.is_struct(kind) and pa.types.is_struct(there)):
+        return None
+    own = {field.name: field.type for field in kind}
+    for field in there:
+        at = f"{path}.{field.name}"
+        found = _lacking(own[field.name], field.type, at) if field.name in own else at
+        if found is not None:
+            return found
+    return None
+
+
+def as_stored(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Return `batch` with exactly the columns and types of `schema`, as `conform` does; fields of structs that it lacks are
+    null.
+    """
+    if batch.schema.equals(schema):
+        return batch
+    columns = [
+        _completed(column, schema.field(name).type) if name in schema.names else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return conform(pa.RecordBatch.from_arrays(columns, names=batch.schema.names), schema, where)
+
+
+def _completed(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
+    """Return a column whose structs have all fields of `kind`."""
+    if column.type == kind:
+        return column
+    if is_list_array(column) and is_list_of_any_length(kind):
+        return large_lists(column, _completed(column.flatten(), kind.value_type))
+    if not (is_struct_array(column) and pa.types.is_struct(kind)):
+        return column
+    parts = dict(zip([field.name for field in column.type], column.flatten(), strict=True))
+    for field in kind:
+        part = parts.get(field.name)
+        parts[field.name] = pa.nulls(len(column), field.type) if part is None else _completed(part, field.type)
+    mask = column.is_null() if column.null_count else None
+    return pa.StructArray.from_arrays(list(parts.values()), names=list(parts), mask=mask)
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:

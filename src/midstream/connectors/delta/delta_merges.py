@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.fs
 
 from midstream.connectors.common.filesystem import is_local, make_durable
-from midstream.connectors.common.table_columns import nullable
+from midstream.connectors.common.table_columns import as_stored, nullable
 from midstream.connectors.delta.delta_files import WrittenFile, check_dates, check_partition
-from midstream.connectors.delta.delta_tables import is_fit_for_folders
+from midstream.connectors.delta.delta_tables import is_fit_for_folders, schema_of
 from midstream.connectors.files.keyed_files import (
     DELETES,
     FOLDER,
@@ -95,11 +95,8 @@ class MergedPart(KeyedPart):
 # ---- on the driver
 
 
-def check_mergeable(table: DeltaTable, schema: pa.Schema, key: Sequence[str], where: str) -> None:
-    """Raise SchemaError or ConfigError if rows of `schema` cannot be merged into the table by this key."""
-    from deltalake import CommitProperties
-    from deltalake.exceptions import DeltaError
-
+def check_keys(table: DeltaTable, schema: pa.Schema, key: Sequence[str], where: str) -> None:
+    """Raise SchemaError or ConfigError if the table, once it has the columns of `schema`, takes no rows by this key."""
     check_key_columns(schema, key, where)
     metadata = table.metadata()
     if metadata.configuration.get("delta.appendOnly") == "true":
@@ -113,6 +110,13 @@ def check_mergeable(table: DeltaTable, schema: pa.Schema, key: Sequence[str], wh
                 f"{where}: partition column {name!r} has a character in its name that folders cannot have, and rows with "
                 "a key cannot be merged into such partitions; rename it, or partition by another"
             )
+
+
+def check_mergeable(table: DeltaTable, schema: pa.Schema, key: Sequence[str], where: str) -> None:
+    """Raise ConfigError if deltalake cannot merge rows of `schema` into the table by this key."""
+    from deltalake import CommitProperties
+    from deltalake.exceptions import DeltaError
+
     try:
         _merge(table, (), schema, key, CommitProperties(max_commit_retries=0), unless="false")
     except DeltaError as error:
@@ -132,7 +136,13 @@ def merge_files(
     schema, rows = last_rows_of(sink.filesystem, paths, key)
     put = sum(batch.num_rows - (pc.sum(batch.column(DELETES)).as_py() or 0) for batch in rows)
     version = table.version()
-    metrics = _merge(table, rows, merged_columns(schema), key, properties)
+    columns = merged_columns(schema)
+    there = schema_of(table)
+    now = pa.schema([pa.field(name, there.field(name).type) for name in columns.names])
+    if not now.equals(columns):  # structs may have got fields since
+        schema = now.append(schema.field(DELETES))
+        rows, columns = [as_stored(batch, schema, sink._where) for batch in rows], now
+    metrics = _merge(table, rows, columns, key, properties)
     _make_files_durable(sink, version, table.version())
     again = metrics["num_target_rows_updated"] - (put - metrics["num_target_rows_inserted"])
     return several_rows(key, again) if again > 0 else None

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -44,7 +44,7 @@ from midstream.connectors.common.filesystem import (
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import check_columns, checked_key, written_columns
 from midstream.connectors.common.table_columns import fitted
-from midstream.connectors.delta import delta_merges
+from midstream.connectors.delta import delta_evolution, delta_merges
 from midstream.connectors.delta.delta_files import AppendedPart, WrittenFile
 from midstream.connectors.delta.delta_log import digest_of
 from midstream.connectors.delta.delta_merges import MergedPart
@@ -108,6 +108,7 @@ class DeltaSink(Sink):
         op: str | None = None,
         partition_by: Sequence[str] = (),
         append: bool = False,
+        evolve: bool = False,
         roll_size: Size = "128 MiB",
         storage_options: Mapping[str, str] | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
@@ -125,6 +126,9 @@ class DeltaSink(Sink):
         self.append = append
         self.table_id = ""
         """The id of the table's metadata, which it keeps until it is dropped. Set by `validate`."""
+        self.evolve = evolve
+        self._stored: pa.Schema | None = None
+        """The stream's columns in the types of a table that would be made for it. Set by `validate`."""
         self._schema: pa.Schema | None = None
         """The stream's columns in the table's types. Set by `validate`."""
         self._described: pa.Schema | None = None
@@ -147,7 +151,7 @@ class DeltaSink(Sink):
         schema = written_columns(schema, self.op)
         if len(schema) == 0:
             raise SchemaError(f"{self._where}: the stream has no columns to write")
-        made = delta_schema(schema, self._where)
+        self._stored = made = delta_schema(schema, self._where)
         try:
             if not DeltaTable.is_deltatable(self._uri, self._storage_options):
                 check_partitioning(self.partition_by, made, self._where)
@@ -166,22 +170,49 @@ class DeltaSink(Sink):
                 f"{self._where}: the table is partitioned by ({', '.join(partition_by)}), not by "
                 f"({', '.join(self.partition_by)}); leave partition_by out, or name another table"
             )
-        there = schema_of(table)
-        self._schema = fitted(schema, made, there, self._where)
-        self._described = pa.schema([field for field in there if field.name not in partition_by])
-        check_partitioning(partition_by, self._schema, self._where)
-        self.partition_by = partition_by
-        self.table_id = str(table.metadata().id)
-        if self.key:
-            delta_merges.check_mergeable(table, self._schema, self.key, self._where)
-        elif not (restoring or self.append) and table.file_uris():
+        if not (self.key or restoring or self.append) and table.file_uris():
             raise ConfigError(
                 f"{self._where}: the table is not empty; name another one, resume from a checkpoint, add to the table with "
                 "append=True, or replace rows by a key"
             )
 
+        def fit(there: pa.Schema) -> pa.Schema:
+            columns = fitted(schema, made, there, self._where, is_keyed=bool(self.key), evolves=self.evolve)
+            check_partitioning(partition_by, columns, self._where)
+            if self.key:
+                delta_merges.check_keys(table, columns, self.key, self._where)
+            return columns
+
+        if self.evolve:
+            self._evolve(table, made, fit)
+        there = schema_of(table)
+        self._schema = fit(there)
+        self._described = pa.schema([field for field in there if field.name not in partition_by])
+        self.partition_by = partition_by
+        self.table_id = str(table.metadata().id)
+        if self.key:
+            delta_merges.check_mergeable(table, self._schema, self.key, self._where)
+
     def datasets(self) -> Sequence[str]:
         return [file_uri(self._uri, self.filesystem, self.directory)]
+
+    def _evolve(self, table: DeltaTable, stream: pa.Schema, check: Callable[[pa.Schema], object]) -> None:
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        for tries in range(1, _TRIES_MAX + 1):
+            before = table.version()
+            try:
+                delta_evolution.evolve(table, stream, self.key, check, self._where)
+                _make_log_durable(self, table, before)
+                return
+            except CommitFailedError as error:
+                if tries == _TRIES_MAX:
+                    raise StorageError(
+                        f"{self._where}: others keep changing the table's columns first: {error}"
+                    ) from error
+                table.update_incremental()
+            except (DeltaError, OSError) as error:
+                raise StorageError(f"{self._where}: columns cannot be added: {error}") from error
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         """Raise StorageError if files of these were deleted before their commit, ConfigError if they are elsewhere."""
@@ -251,6 +282,7 @@ class DeltaSink(Sink):
         # also those that have committed nothing: the first commit of one may be under way
         ended = {app: _SUPERSEDED + min(_checkpoint_of(marks.get(app, 0)), after) for app in _applications(output)}
         if ended == marks:
+            self._keep_columns(table)
             return
         version, newest = self._version_before(table, output, after), table.version()
         properties = CommitProperties(app_transactions=[Transaction(app, mark) for app, mark in ended.items()])
@@ -259,9 +291,22 @@ class DeltaSink(Sink):
                 _add(table, [], properties)
             else:
                 table.restore(version, commit_properties=properties)
+                table.update_incremental()
             _make_log_durable(self, table, newest)
         except (DeltaError, OSError) as error:
             raise StorageError(f"{self._where}: {error}") from error
+        self._keep_columns(table)
+
+    def _keep_columns(self, table: DeltaTable) -> None:
+        """If the newest version has set the table back, add the columns again that were added since."""
+        from deltalake.exceptions import DeltaError
+
+        try:
+            newest = table.version()
+            delta_evolution.keep_columns(table, self.opened, self._where)
+            _make_log_durable(self, table, newest)
+        except (DeltaError, OSError) as error:
+            raise StorageError(f"{self._where}: columns of the table cannot be kept: {error}") from error
 
     def _opened_to_read(self) -> DeltaTable:
         from deltalake.exceptions import DeltaError
@@ -299,12 +344,12 @@ class DeltaSink(Sink):
             ours = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] in applications]
             if ours and max(map(_checkpoint_of, ours)) <= after:
                 break
-            if kinds <= {"txn", "commitInfo"}:
+            info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+            if kinds <= {"txn", "commitInfo"} or info.get("operation") == delta_evolution.ADDED:
                 continue
             if ours:
                 before = version - 1
             else:
-                info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
                 others.append((version, str(info.get("operation", "a commit"))))
         for version, operation in others:
             if version > before:
@@ -346,6 +391,7 @@ class DeltaSink(Sink):
         found.directory = directory
         found._uri = self._uri.removesuffix(self.directory) + directory
         found._where = f"DeltaSink on {directory}"
+        found.evolve = False
         return found if DeltaTable.is_deltatable(found._uri, self._storage_options) else self
 
     def _check_free(self) -> None:
@@ -443,6 +489,11 @@ class _DeltaCommitter(Committer):
                 before = table.version()
                 mark = Transaction(application, max(newest, checkpoint_id) + (_SUPERSEDED if superseding else 0))
                 new = files if checkpoint_id > newest else []
+                if new and self._sink.evolve:
+                    assert self._sink._stored is not None, "commits on the driver, where it has been validated"
+                    _check_same(table, new, where)
+                    check_features(table, where)
+                    delta_evolution.add_missing(table, self._sink._stored, self._sink.key, where)
                 wrong = self._write(table, new, mark, superseding, where)
                 _make_log_durable(self._sink, table, before)
                 return wrong

@@ -77,7 +77,7 @@ def check_unchanged(files: pa.Schema, table: pa.Schema, where: str) -> None:
     for field in files:
         index = table.get_field_index(field.name)
         now = table.field(index) if index >= 0 else None
-        if now is None or now.type != field.type or (field.nullable and not now.nullable):
+        if now is None or not _is_read_as(field.type, now.type) or (field.nullable and not now.nullable):
             kind = "no longer exists" if now is None else f"is now {now.type}{'' if now.nullable else ' NOT NULL'}"
             raise SchemaError(
                 f"{where}: column {field.name!r} was {field.type} in the table when files for it were written, and "
@@ -88,6 +88,16 @@ def check_unchanged(files: pa.Schema, table: pa.Schema, where: str) -> None:
             raise SchemaError(
                 f"{where}: column {there.name!r} of the table must have a value now, and files written for it have none"
             )
+
+
+def _is_read_as(kind: pa.DataType, now: pa.DataType) -> bool:
+    """Whether readers find values of `kind` in a file as `now`: the same, but for fields of structs that it lacks."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(now) and not has_not_null(now):
+        inner = {field.name: field.type for field in now}
+        return all(field.name in inner and _is_read_as(field.type, inner[field.name]) for field in kind)
+    if pa.types.is_large_list(kind) and pa.types.is_large_list(now):
+        return _is_read_as(kind.value_type, now.value_type)
+    return kind == now
 
 
 def check_partitioning(columns: Sequence[str], schema: pa.Schema, where: str) -> None:

@@ -10,9 +10,8 @@ from typing import Final
 import pyarrow as pa
 
 from midstream.connectors.common.async_writer import AsyncPart
-from midstream.connectors.common.table_columns import check_required, nan_columns, nullable
+from midstream.connectors.common.table_columns import as_stored, check_required, nan_columns, nullable
 from midstream.connectors.files.rolling_files import OpenFile, RollingFiles, explained
-from midstream.engine.core.batches import conform
 
 Partition = tuple[object, ...]
 """The values of a partition."""
@@ -54,7 +53,7 @@ class PartitionedPart(AsyncPart):
     def _committables(self, ended: Sequence[tuple[Partition, OpenFile]], checkpoint_id: int) -> list[bytes]: ...
 
     def _write(self, batch: pa.RecordBatch) -> None:
-        batch = check_required(conform(batch, self._nullable, self._where), self._schema, self._where)
+        batch = check_required(as_stored(batch, self._nullable, self._where), self._schema, self._where)
         self._unbounded |= nan_columns(batch)
         with explained(f"{self._where}: cannot write"):
             for values, rows in self._parts(batch):

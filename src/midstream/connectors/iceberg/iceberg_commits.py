@@ -1,6 +1,6 @@
 """Snapshots of an Iceberg table that add or remove data files: each is one commit of the catalog, tried once.
 
-A commit requires that the table's newest snapshot is the one that it was made for, and every commit that changes what is
+A commit requires that the table's schema and its newest snapshot are those that it was made for, and every commit that changes what is
 in the table makes a snapshot, with an id of its own. So of two such commits that were made for one snapshot only one
 succeeds, even if the table has been set back in between. pyiceberg's transactions repeat a commit that lost such a race, without looking at what the
 other one did; therefore this module does not use them.
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Operation, Snapshot
     from pyiceberg.table.update import TableUpdate
+    from pyiceberg.table.update.schema import UpdateSchema
 
 T = TypeVar("T")
 
@@ -320,10 +321,11 @@ class SnapshotCommit:
 
     def _send(self, newest_id: int | None, updates: tuple[TableUpdate, ...]) -> None:
         from pyiceberg.table.refs import MAIN_BRANCH
-        from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
+        from pyiceberg.table.update import AssertCurrentSchemaId, AssertRefSnapshotId, AssertTableUUID
 
         required = (
             AssertTableUUID(uuid=self._metadata.table_uuid),
+            AssertCurrentSchemaId.model_validate({"current-schema-id": self._metadata.current_schema_id}),
             AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": newest_id}),
         )
         self.is_sent = True
@@ -361,6 +363,18 @@ class SnapshotCommit:
             collector.remove_file(file, schema, specs[file.spec_id])
         before = None if parent is None else parent.summary
         return update_snapshot_summaries(Summary(operation=operation, **collector.build(), **summary), before)
+
+
+def change_schema(table: Table, change: Callable[[UpdateSchema], None]) -> None:
+    """Commit a change of the table's schema, if it is still the one with which the table was loaded.
+
+    Raises LostRaceError, CommitUnknownError, or what the catalog raises; ValueError for a change that Iceberg does not
+    allow.
+    """
+    update = table.update_schema()
+    change(update)
+    answered(update.commit)
+    _make_durable(table.metadata_location)
 
 
 def _make_durable(location: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,6 +20,7 @@ from midstream.engine.core.errors import DataError
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
     from pyiceberg.table.name_mapping import MappedField
 
 _ID: Final = b"PARQUET:field_id"
@@ -59,6 +60,15 @@ def id_of(field: pa.Field[Any]) -> int | None:
     """Return the id of a field of a file, or of a schema with ids; None if it has none."""
     found = (field.metadata or {}).get(_ID)
     return None if found is None else int(found)
+
+
+def column_names(file: pa.Schema, table: Schema, by_name: Collection[str]) -> list[str | None]:
+    """Return which column of the table each column of a file is: found by its name, if that is one of `by_name`, or else by
+    its id. None: it was dropped.
+    """
+    names = {field.field_id: field.name for field in table.fields}
+    own = set(by_name) & set(names.values())
+    return [field.name if field.name in own else names.get(id_of(field) or -1) for field in file]
 
 
 def _mapped(fields: Iterable[pa.Field[Any]], mapping: Sequence[MappedField]) -> list[pa.Field[Any]]:

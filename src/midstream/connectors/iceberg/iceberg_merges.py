@@ -28,14 +28,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
 
-from midstream.connectors.common.filesystem import delete_if_there
-from midstream.connectors.common.table_columns import nullable
+from midstream.connectors.common.table_columns import as_stored, nullable
 from midstream.connectors.files.keyed_files import DELETES, in_order, last_rows_of, several_rows
 from midstream.connectors.files.rolling_files import explained
 from midstream.connectors.files.table_files import TableFile, open_table_file
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
 from midstream.connectors.iceberg.iceberg_commits import SnapshotCommit, entries_of
 from midstream.connectors.iceberg.iceberg_files import (
+    column_names,
     deleted_rows,
     id_of,
     parquet_schema_of,
@@ -43,8 +43,9 @@ from midstream.connectors.iceberg.iceberg_files import (
     stored_columns,
 )
 from midstream.connectors.iceberg.iceberg_parts import IcebergPart, target_of
+from midstream.connectors.iceberg.iceberg_rewrites import RewrittenFiles
 from midstream.connectors.iceberg.iceberg_tables import check_rewritable, columns_of
-from midstream.engine.core.batches import concat, conform, to_polars
+from midstream.engine.core.batches import concat, to_polars
 from midstream.engine.core.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
@@ -57,24 +58,32 @@ _LISTED_MAX: Final = 1000
 """The number of values of a key column up to which files are planned by each value, not only by the least and greatest."""
 
 
-class Merge:
-    """Merges the rows of a checkpoint, possibly in several tries; new files of those that have lost are deleted."""
+class Merge(RewrittenFiles):
+    """Merges the rows of a checkpoint.
+
+    `by_name`: columns that are found in the table by their names; others by their ids.
+    """
 
     def __init__(
-        self, there: CatalogTable, job_id: str, uid: str, files: Sequence[IcebergFile], roll_bytes: int, where: str
+        self,
+        there: CatalogTable,
+        job_id: str,
+        uid: str,
+        files: Sequence[IcebergFile],
+        roll_bytes: int,
+        by_name: Sequence[str],
+        where: str,
     ) -> None:
+        super().__init__(there, where)
         self.wrong = ""
         """What the merge has shown to be wrong with the table."""
-        self._there = there
+        self._by_name = by_name
         self._job_id = job_id
         self._uid = uid
         self._files = files
         self._roll_bytes = roll_bytes
-        self._where = where
         self._waiting: tuple[pa.Schema, list[pa.RecordBatch]] | None = None
         """The rows, as the files have them."""
-        self._tries: list[tuple[int, list[str]]] = []
-        """Of tries with an unknown outcome: the snapshot, and the new files."""
 
     def commit(
         self, table: Table, checkpoint_id: int, properties: Mapping[str, str], summary: Mapping[str, str]
@@ -100,52 +109,8 @@ class Merge:
         self.wrong = several_rows(rows.key, rows.again) if rows.again > 0 else ""
         if not replaced and not new:
             return False
-        paths = [f"{target.directory}/{file.name}" for file in new]
-        self._commit(table, snapshot, new, replaced, paths, properties, summary)
+        self._send(table, snapshot, new, replaced, properties, summary)
         return True
-
-    def _commit(
-        self,
-        table: Table,
-        snapshot: SnapshotCommit,
-        new: Sequence[IcebergFile],
-        replaced: frozenset[str],
-        paths: list[str],
-        properties: Mapping[str, str],
-        summary: Mapping[str, str],
-    ) -> None:
-        from pyiceberg.exceptions import CommitFailedException
-
-        filesystem, _ = self._there.data_directory(table)
-        self._tries.append((snapshot.snapshot_id, paths))
-        try:
-            added = self._there.data_files(table, new, self._where)
-            if replaced:
-                snapshot.replace(added, lambda entry: entry.data_file.file_path in replaced, properties, summary)
-            else:
-                snapshot.append(added, properties, summary)
-        except Exception as error:
-            if not snapshot.is_sent or isinstance(error, CommitFailedException):
-                self._tries.pop()
-                self._delete(filesystem, paths)
-            raise
-
-    def delete_lost(self, table: Table) -> None:
-        """Delete the files of tries that have not become part of the table, which is as it was loaded after the last one:
-        none of them can still succeed.
-        """
-        metadata = table.metadata
-        lost = [path for id, paths in self._tries if metadata.snapshot_by_id(id) is None for path in paths]
-        if lost:  # a snapshot may have expired already
-            live = {self._there.located(table, entry.data_file.file_path)[1] for entry in entries_of(table)}
-            filesystem, _ = self._there.data_directory(table)
-            self._delete(filesystem, [path for path in lost if path not in live])
-        self._tries.clear()
-
-    def _delete(self, filesystem: pyarrow.fs.FileSystem, paths: Sequence[str]) -> None:
-        with explained(self._where):
-            for path in paths:
-                delete_if_there(filesystem, path)
 
     def _rows(self, table: Table) -> _KeyedRows:
         """Return the checkpoint's rows with the table's columns as they are now."""
@@ -157,17 +122,15 @@ class Merge:
                 self._waiting = last_rows_of(filesystem, [by_name[name] for name in in_order(list(by_name))], key)
         stored, batches = self._waiting
         rows = concat(batches)
-        schema = table.metadata.schema()
-        columns = columns_of(schema)
-        now = dict(zip([field.field_id for field in schema.fields], columns, strict=True))
+        columns = columns_of(table.metadata.schema())
+        there = column_names(stored, table.metadata.schema(), self._by_name)
         fields: list[pa.Field[Any]] = []
         arrays: list[pa.Array[Any]] = []
         renamed = {}
-        for field in stored:
-            there = now.get(id_of(field) or -1)
-            if there is not None:
-                renamed[field.name] = there.name
-                fields.append(there)
+        for field, name in zip(stored, there, strict=True):
+            if name is not None:
+                renamed[field.name] = name
+                fields.append(columns.field(name))
                 arrays.append(rows.column(field.name))
             elif field.name in key:
                 raise ConfigError(
@@ -176,7 +139,7 @@ class Merge:
                 )
         found = pa.schema(fields)
         together = pa.RecordBatch.from_arrays(arrays, names=found.names)
-        conformed = conform(together, nullable(found), self._where)
+        conformed = as_stored(together, nullable(found), self._where)
         deletes = rows.column(DELETES).to_numpy(zero_copy_only=False)
         self._check_required(found, conformed, deletes)
         return _KeyedRows(conformed, tuple(renamed[name] for name in key), deletes, columns)

@@ -59,6 +59,7 @@ from midstream.connectors.iceberg.iceberg_commits import (
     SnapshotCommit,
     catalog_errors,
 )
+from midstream.connectors.iceberg.iceberg_evolution import Append, Evolving
 from midstream.connectors.iceberg.iceberg_merges import Merge, deletes_of
 from midstream.connectors.iceberg.iceberg_parts import IcebergKeyedPart, IcebergPart, TableTarget, target_of
 from midstream.connectors.iceberg.iceberg_tables import (
@@ -119,6 +120,7 @@ class IcebergSink(Sink):
         op: str | None = None,
         partition_by: Sequence[str] = (),
         append: bool = False,
+        evolve: bool = False,
         roll_size: Size = "128 MiB",
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> None:
@@ -133,6 +135,9 @@ class IcebergSink(Sink):
         self.roll_bytes = roll_bytes_of(roll_size)
         self.partition_by = tuple(partition_by)
         self.append = append
+        self.evolve = evolve
+        self._evolving: Evolving | None = None
+        """Set by `validate`, if the sink evolves the table."""
         self._table: CatalogTable | None = CatalogTable(given, identifier, filesystem, f"IcebergSink on {table}")
         """None on the slots."""
         self._target: TableTarget | None = None
@@ -161,10 +166,8 @@ class IcebergSink(Sink):
                 f"{self._where}: the table is partitioned by ({spec_text(spec, found)}), not by "
                 f"({', '.join(self.partition_by)}); leave partition_by out, or name another table"
             )
-        columns = fitted(schema, stored, columns_of(found), self._where)
         check_metrics(found, table.metadata.properties, self._where)
         if self.key:
-            check_key_columns(columns, self.key, self._where)
             check_rewritable(table, self._where)
             with catalog_errors(f"{self._where}: its files cannot be listed"):
                 deletes_of(table, self._where)
@@ -176,14 +179,31 @@ class IcebergSink(Sink):
                     f"{self._where}: the table is not empty; name another one, resume from a checkpoint, add to the table "
                     "with append=True, or replace rows by a key"
                 )
-        self._target = target_of(there, table, columns)
+
+        def fit(columns: pa.Schema) -> pa.Schema:
+            fitting = fitted(schema, stored, columns, self._where, is_keyed=bool(self.key), evolves=self.evolve)
+            if self.key:
+                check_key_columns(fitting, self.key, self._where)
+            return fitting
+
+        if self.evolve:
+            table = self._evolved(there, Evolving(stored, self.key), fit)
+            self._evolving = Evolving(stored, self.key, table.metadata.current_schema_id)
+        self._target = target_of(there, table, fit(columns_of(table.metadata.schema())))
+
+    def _evolved(self, there: CatalogTable, evolving: Evolving, check: Callable[[pa.Schema], object]) -> Table:
+        def attempt(table: Table) -> None:
+            evolving.evolved(there, table, check)
+
+        _repeated(there, attempt, f"{self._where}: cannot change the table's columns", lambda pause_s: None)
+        return there.opened()
 
     def datasets(self) -> Sequence[str]:
         return [self._on_driver().opened().location()]
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         """Raise StorageError if files of these were deleted before their commit, ConfigError if they are elsewhere."""
-        _IcebergCommitter(self._on_driver(), "", None, self.roll_bytes).check(checkpoint_id, committables)
+        _IcebergCommitter(self._on_driver(), "", None, self.roll_bytes, None).check(checkpoint_id, committables)
 
     def writer(self, context: WriterContext) -> SinkWriter:
         if self._target is None:
@@ -206,7 +226,7 @@ class IcebergSink(Sink):
         return AsyncWriter(context, next_part)
 
     def committer(self, context: CommitterContext) -> _IcebergCommitter:
-        return _IcebergCommitter(self._on_driver(), context.job_id, context, self.roll_bytes)
+        return _IcebergCommitter(self._on_driver(), context.job_id, context, self.roll_bytes, self._evolving)
 
     def newest_committed(self, output: CommittedOutput) -> int:
         there = self._on_driver()
@@ -281,8 +301,16 @@ def _repeated(there: CatalogTable, attempt: Callable[[Table], None], where: str,
 
 
 class _IcebergCommitter(Committer):
-    def __init__(self, there: CatalogTable, job_id: str, context: CommitterContext | None, roll_bytes: int) -> None:
+    def __init__(
+        self,
+        there: CatalogTable,
+        job_id: str,
+        context: CommitterContext | None,
+        roll_bytes: int,
+        evolving: Evolving | None,
+    ) -> None:
         self._there = there
+        self._evolving = evolving
         self._job_id = job_id
         self._context = context
         self._roll_bytes = roll_bytes
@@ -295,10 +323,17 @@ class _IcebergCommitter(Committer):
             there = self._at(identifier, uuid)
             where = f"{there.where}: cannot commit checkpoint {checkpoint_id}"
             superseding = job_id != self._job_id
-            merge = Merge(there, job_id, uid, files, self._roll_bytes, where) if files[0].key else None
-            attempt = _CheckpointCommit(there, uuid, job_id, uid, superseding, checkpoint_id, files, merge, where)
+            evolving = self._evolving if there is self._there else None
+            by_name = () if evolving is None else evolving.stream.names
+            merge = Merge(there, job_id, uid, files, self._roll_bytes, by_name, where) if files[0].key else None
+            append = Append(there, files, self._roll_bytes, evolving, not superseding, where)
+            attempt = _CheckpointCommit(
+                there, uuid, job_id, uid, superseding, checkpoint_id, append, merge, evolving, where
+            )
             _repeated(there, attempt, where, self._wait)
-            if merge is not None:
+            if merge is None:
+                append.clean_up()
+            else:
                 table = there.opened()
                 merge.delete_lost(table)
                 self._merged.add(*there.data_directory(table), job_id, uid, [file.name for file in files])
@@ -348,9 +383,10 @@ class _CheckpointCommit:
     uid: str
     superseding: bool
     checkpoint_id: int
-    files: Sequence[IcebergFile]
+    append: Append
     merge: Merge | None
-    """None: the files are added as they are."""
+    """None: the files are added."""
+    evolving: Evolving | None
     where: str
 
     def __call__(self, table: Table) -> None:
@@ -375,12 +411,13 @@ class _CheckpointCommit:
             SnapshotCommit(table).append((), {app: noted.text()}, summary)
             return
         check_supported(table, self.where)
+        if self.evolving is not None:
+            table = self.evolving.completed(self.there, table, self.where)
         changed = Mark(self.checkpoint_id, self.superseding, self.checkpoint_id)
         unchanged = changed._replace(changed=max(mark.changed, 0))
         complete = {**summary, PREVIOUS: str(max(mark.changed, 0))}
         if self.merge is None:
-            files = self.there.data_files(table, self.files, self.where)
-            SnapshotCommit(table).append(files, {app: changed.text()}, complete)
+            self.append.commit(table, self.checkpoint_id, {app: changed.text()}, complete)
         elif not self.merge.commit(table, self.checkpoint_id, {app: changed.text()}, complete):
             # so that a commit of the superseded job, made for this snapshot, fails
             if self.superseding:

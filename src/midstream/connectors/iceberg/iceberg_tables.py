@@ -130,7 +130,7 @@ def new_spec(partition_by: Sequence[str], schema: Schema, where: str) -> Partiti
             name = f"{column}_{ {'truncate': 'trunc'}.get(kind, kind) }"
         if column not in schema.column_names:
             raise SchemaError(
-                f"{where}: partition_by has {text!r}, and the stream has no column {column!r}; it has "
+                f"{where}: partition_by has {text!r}, and there is no column {column!r}; there are "
                 f"{', '.join(schema.column_names)}"
             )
         field = schema.find_field(column)

@@ -21,9 +21,7 @@ has committed. Tables of older attempts are dropped in the first commit of rows 
 from __future__ import annotations
 
 import random
-import re
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
@@ -32,7 +30,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.optional_packages import require
@@ -45,6 +42,13 @@ from midstream.connectors.common.row_operations import (
 )
 from midstream.connectors.postgres.connections import checked_dsn, connect, dataset, lift_limits
 from midstream.connectors.postgres.copy_rows import encode
+from midstream.connectors.postgres.postgres_evolution import (
+    add_columns,
+    as_staged,
+    check_addable,
+    locked,
+    missing_columns,
+)
 from midstream.connectors.postgres.postgres_tables import (
     DELETES,
     DELETING,
@@ -60,10 +64,22 @@ from midstream.connectors.postgres.postgres_tables import (
     create_table,
     explained,
     find_table,
-    identifier,
     is_conflict,
 )
 from midstream.connectors.postgres.postgres_types import first_other_uuid
+from midstream.connectors.postgres.staged_rows import (
+    COMMITS,
+    SUPERSEDED,
+    StagedRows,
+    StagingLocation,
+    commit_of,
+    drop_staged,
+    grouped_rows,
+    last_commit,
+    missing_rows,
+    sweep_staged,
+    token_of,
+)
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.core.python_values import shown
 from midstream.engine.operators.sink_api import (
@@ -73,18 +89,13 @@ from midstream.engine.operators.sink_api import (
     Sink,
     SinkWriter,
     WriterContext,
-    decoded,
 )
 
 if TYPE_CHECKING:
-    from typing import LiteralString  # in typing from Python 3.11 on
-
     from psycopg import Connection, Copy
-    from psycopg.sql import Composable
 
     from midstream.engine.core.interfaces import Signal
 
-_COMMITS: Final = "midstream_commits"
 _PATIENCE_S: Final = 10.0
 """How long a running job tries to connect before it fails; a restart would cost more and not find the server sooner."""
 _CONFLICTS_S: Final = 60.0
@@ -92,8 +103,6 @@ _CONFLICTS_S: Final = 60.0
 _PAUSE_MIN_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
 """The longest pause between two tries."""
-_SUPERSEDED: Final = 2**31 - 1
-"""The attempt of a job from whose checkpoint another job has resumed; it may do nothing more."""
 
 _CONNECTIONS: Final = """
     SELECT n, what FROM (
@@ -110,33 +119,6 @@ _CONNECTIONS: Final = """
 
 A superuser has more than the setting allows, and should not be needed.
 """
-
-
-class _Location(msgspec.Struct, frozen=True, array_like=True):
-    """The staging table of rows, and their target table; plain names, not quoted for SQL."""
-
-    staging: str
-    schema: str
-    table: str
-    key: tuple[str, ...]
-
-    def staged(self, name: str) -> Composable:
-        return identifier(self.staging, name)
-
-    def sink_of(self, uid: str) -> str:
-        """Return the sink's name in `midstream_commits`; it includes the table, so each table has its own commits."""
-        return f"{uid} > {self.schema}.{self.table}"
-
-
-class StagedRows(msgspec.Struct, frozen=True, array_like=True):
-    """A committable. `table` lies in the staging schema."""
-
-    job_id: str
-    uid: str
-    attempt: int
-    table: str
-    rows: int
-    place: _Location
 
 
 class PostgresSink(Sink):
@@ -163,6 +145,7 @@ class PostgresSink(Sink):
         key: Sequence[str] = (),
         op: str | None = None,
         append: bool = False,
+        evolve: bool = False,
         staging_schema: str | None = None,
     ) -> None:
         require("psycopg", "postgres", "PostgresSink")
@@ -180,6 +163,9 @@ class PostgresSink(Sink):
         self.key = checked_key(key, op, "PostgresSink")
         self.op = op
         self.append = append
+        self.evolve = evolve
+        self._names: tuple[str, ...] = ()
+        """The columns of the stream that go to the table. Set by `validate`."""
         self.staging_schema = staging_schema
         self._where = f"PostgresSink on {schema}.{table}" if schema else f"PostgresSink on {table}"
 
@@ -194,6 +180,7 @@ class PostgresSink(Sink):
         schema = written_columns(schema, self.op)
         check_names(schema.names, self._where)
         self._check_columns(schema)
+        self._names = tuple(schema.names)
         with self._connected(self._where) as connection:
             connection.execute(
                 "SELECT pg_advisory_xact_lock(hashtext('midstream'))"
@@ -202,6 +189,8 @@ class PostgresSink(Sink):
             if table is None:
                 create_table(connection, self.schema, self.table, schema, self.key, self._where)
                 table = self._find(connection)
+            if self.evolve:
+                table = add_columns(connection, table, missing_columns(table, schema, self.key, self._where))
             columns = table.matched(schema, self._where)
             if self.key:
                 check_key(connection, table, self.key, self._where)
@@ -210,10 +199,10 @@ class PostgresSink(Sink):
             self._make_commits(connection, table)
             with connection.transaction(force_rollback=True):
                 location = self._location(table)
-                staged = location.staged(_token("", "") + "_check")
+                staged = location.staged(token_of("", "") + "_check")
                 connection.execute(table.staging_sql(staged, columns, self.key, self.op is not None))
                 connection.execute(table.move_sql(staged, schema.names, self.key, self.op is not None))
-                _last(connection, location, "", "", alone=True)
+                last_commit(connection, location, "", "", alone=True)
 
     def datasets(self) -> Sequence[str]:
         with connect(self._dsn, self._where) as connection:
@@ -242,15 +231,15 @@ class PostgresSink(Sink):
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         """Raise StorageError if rows of these are neither staged nor committed in the database that `dsn` names."""
         where = f"{self._where}: cannot commit checkpoint {checkpoint_id}"
-        groups = _grouped(committables)
+        groups = grouped_rows(committables)
         with self._connected(where) as connection:
             for (job_id, uid, location), group in groups.items():
                 self._table_of(connection, location)  # raises if there is none
-                commits = find_table(connection, location.staging, _COMMITS)
-                if commits is None or _committed(connection, location, job_id, uid)[1] < checkpoint_id:
+                commits = find_table(connection, location.staging, COMMITS)
+                if commits is None or commit_of(connection, location, job_id, uid)[1] < checkpoint_id:
                     for part in group:
                         if find_table(connection, location.staging, part.table) is None:
-                            raise _gone(location, part, where)
+                            raise missing_rows(location, part, where)
 
     def writer(self, context: WriterContext) -> SinkWriter:
         require("psycopg", "postgres", f"operator {context.name!r}")
@@ -267,11 +256,11 @@ class PostgresSink(Sink):
             location = self._location(self._find(connection))
             select = SQL("SELECT max(checkpoint) FROM {} WHERE job = ANY(%s) AND sink = %s")
             found = connection.execute(
-                select.format(location.staged(_COMMITS)), [sorted(output.jobs), location.sink_of(output.uid)]
+                select.format(location.staged(COMMITS)), [sorted(output.jobs), location.sink_of(output.uid)]
             ).fetchone()
             newest = found[0] or 0 if found is not None else 0
             for checkpoint_id, committable in output.held:
-                for (_, _, at), (part,) in _grouped([committable]).items():
+                for (_, _, at), (part,) in grouped_rows([committable]).items():
                     if find_table(connection, at.staging, part.table) is None:
                         newest = max(newest, checkpoint_id)  # committed, here or at an earlier target
         return max(0, newest)
@@ -328,10 +317,10 @@ class PostgresSink(Sink):
             raise ConfigError(f"{self._where}: the table does not exist any more")
         return table
 
-    def _location(self, table: Table) -> _Location:
-        return _Location(self.staging_schema or table.schema, table.schema, table.name, self.key)
+    def _location(self, table: Table) -> StagingLocation:
+        return StagingLocation(self.staging_schema or table.schema, table.schema, table.name, self.key)
 
-    def _table_of(self, connection: Connection[Any], location: _Location) -> Table:
+    def _table_of(self, connection: Connection[Any], location: StagingLocation) -> Table:
         """Return the table to which rows of `location` go; the sink's own if that is missing, perhaps renamed."""
         return find_table(connection, location.schema, location.table) or self._find(connection)
 
@@ -355,12 +344,12 @@ class PostgresSink(Sink):
         from psycopg.sql import SQL
 
         location = self._location(table)
-        if find_table(connection, location.staging, _COMMITS) is None:
+        if find_table(connection, location.staging, COMMITS) is None:
             connection.execute(
                 SQL(
                     "CREATE TABLE {} (job text, sink text, attempt integer NOT NULL DEFAULT 0,"
                     " checkpoint bigint NOT NULL DEFAULT -1, committed timestamptz, PRIMARY KEY (job, sink))"
-                ).format(location.staged(_COMMITS))
+                ).format(location.staged(COMMITS))
             )
 
 
@@ -372,7 +361,7 @@ class _StagedPart(AsyncPart):
         self._sink = sink
         self._context = context
         self._where = f"operator {context.name!r}: {sink._where}"
-        self._name = f"{_token(context.job_id, context.uid)}_{context.attempt}_{context.subtask}_{number}"
+        self._name = f"{token_of(context.job_id, context.uid)}_{context.attempt}_{context.subtask}_{number}"
         self._connection: Connection[Any] | None = None
         self._copy: Copy | None = None
         self._copying = ExitStack()
@@ -422,10 +411,15 @@ class _StagedPart(AsyncPart):
         connection = self._connection = sink._connect(self._where, _PATIENCE_S)
         with explained(self._where):
             self._table = sink._find(connection)
-            self._columns = self._table.matched(schema, self._where)
+            added = missing_columns(self._table, schema, sink.key, self._where) if sink.evolve else ()
+            self._columns = self._table.matched(schema, self._where, added)
             self._location = sink._location(self._table)
             staged = self._location.staged(self._name)
             connection.execute(self._table.staging_sql(staged, self._columns, sink.key, sink.op is not None))
+            if added:  # somebody has dropped them: the commit adds them again
+                made = find_table(connection, self._location.staging, self._name)
+                assert made is not None, "this transaction has created it"
+                self._columns = as_staged(self._columns, made, added)
             if sink.key:
                 names.append(ROW_NUMBER)
                 self._columns = (*self._columns, NUMBERING)
@@ -446,7 +440,7 @@ class _StagedPart(AsyncPart):
                     f"{self._where}: sent {self._rows} rows, but the server has {self._cursor.rowcount}"
                 )
             # A newer attempt's commit drops what older ones have staged; after it they must not stage anything.
-            committed, _ = _last(connection, self._location, context.job_id, context.uid, alone=False)
+            committed, _ = last_commit(connection, self._location, context.job_id, context.uid, alone=False)
             if committed > context.attempt:
                 raise StorageError(f"{self._where}: a newer attempt than {context.attempt} has committed already")
             connection.commit()
@@ -467,7 +461,7 @@ class _PostgresCommitter(Committer):
         self._sink = sink
         self._job_id = job_id
         self._stopped = stopped
-        self._predecessors: set[tuple[str, str, _Location]] = set()
+        self._predecessors: set[tuple[str, str, StagingLocation]] = set()
         """Jobs, each with the uid and location of this sink in it, whose last checkpoints this one has committed."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
@@ -491,25 +485,45 @@ class _PostgresCommitter(Committer):
 
     def _commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         where = f"{self._sink._where}: cannot commit checkpoint {checkpoint_id}"
-        groups = _grouped(committables)
+        groups = grouped_rows(committables)
         with self._sink._connected(where, _PATIENCE_S) as connection:
             for (job_id, uid, location), group in groups.items():
                 table = self._sink._table_of(connection, location)
+                if self._sink.evolve and table.oid == self._sink._find(connection).oid:
+                    table = self._complete(connection, location, locked(connection, table), group, where)
                 self._move(connection, location, table, job_id, uid, checkpoint_id, group, where)
         if any(job_id == self._job_id for job_id, _, _ in groups):
             self._predecessors.clear()  # `_move` has swept them
 
     def _abort(self, committables: Sequence[bytes]) -> None:
-        groups = _grouped(committables)
+        groups = grouped_rows(committables)
         with self._sink._connected(f"{self._sink._where}: cannot clean up", _PATIENCE_S) as connection:
             for (_, _, location), group in groups.items():
                 for staged in group:
-                    _drop(connection, location, staged.table)
+                    drop_staged(connection, location, staged.table)
+
+    def _complete(
+        self,
+        connection: Connection[Any],
+        location: StagingLocation,
+        table: Table,
+        staged: Sequence[StagedRows],
+        where: str,
+    ) -> Table:
+        """Add columns of the stream that the table has no longer."""
+        for part in staged:
+            found = find_table(connection, location.staging, part.table)
+            names = {column.name for column in table.columns} | ({*STAGING_COLUMNS} if location.key else set())
+            columns = () if found is None else found.columns
+            gone = [each for each in columns if each.name in self._sink._names and each.name not in names]
+            check_addable(table, [each.name for each in gone], location.key, where)
+            table = add_columns(connection, table, gone)
+        return table
 
     def _move(
         self,
         connection: Connection[Any],
-        location: _Location,
+        location: StagingLocation,
         table: Table,
         job_id: str,
         uid: str,
@@ -519,8 +533,8 @@ class _PostgresCommitter(Committer):
     ) -> None:
         from psycopg.sql import SQL, Literal
 
-        attempt, newest = _last(connection, location, job_id, uid, alone=True)
-        if attempt == _SUPERSEDED and job_id == self._job_id and newest < checkpoint_id:
+        attempt, newest = last_commit(connection, location, job_id, uid, alone=True)
+        if attempt == SUPERSEDED and job_id == self._job_id and newest < checkpoint_id:
             raise ConfigError(
                 f"{where}: another job has resumed from checkpoint {newest} of this one in the meantime; it writes the rows "
                 "after that checkpoint, so this job must not be started again"
@@ -533,94 +547,21 @@ class _PostgresCommitter(Committer):
                 deletes = bool(location.key) and any(column.name == DELETES for column in found.columns)
                 check_unchanged(connection, table, found, names, where)
                 connection.execute(table.move_sql(found.sql(), names, location.key, deletes))
-                _drop(connection, location, part.table)
+                drop_staged(connection, location, part.table)
             elif newest < checkpoint_id:
-                raise _gone(location, part, where)
+                raise missing_rows(location, part, where)
         if job_id == self._job_id:
             newer = max(part.attempt for part in staged)
             if newer > attempt or self._predecessors:
                 for of_job, of_uid, of_location in self._predecessors:
-                    _sweep(connection, of_location, of_job, of_uid, _SUPERSEDED)
-                _sweep(connection, location, job_id, uid, newer)
+                    sweep_staged(connection, of_location, of_job, of_uid, SUPERSEDED)
+                sweep_staged(connection, location, job_id, uid, newer)
         else:
-            newer = _SUPERSEDED
+            newer = SUPERSEDED
             self._predecessors.add((job_id, uid, location))
         update = SQL(
             "UPDATE {} SET attempt = greatest(attempt, {}), checkpoint = greatest(checkpoint, {}), committed = now()"
             " WHERE job = {} AND sink = {}"
         )
         values = (newer, checkpoint_id, job_id, location.sink_of(uid))
-        connection.execute(update.format(location.staged(_COMMITS), *map(Literal, values)))
-
-
-def _sweep(connection: Connection[Any], location: _Location, job_id: str, uid: str, newer: int) -> None:
-    """Drop what attempts before `newer` have staged.
-
-    Tasks are deployed only after everything in the restored checkpoint is committed: once something of the new attempt,
-    or of this job, is prepared, nothing needs the earlier tables.
-    """
-    prefix = _token(job_id, uid) + "_"
-    tables = connection.execute(
-        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s)",
-        [location.staging, prefix],
-    ).fetchall()
-    for (name,) in tables:
-        if int(name[len(prefix) :].partition("_")[0]) < newer:
-            _drop(connection, location, name)
-
-
-def _drop(connection: Connection[Any], location: _Location, name: str) -> None:
-    from psycopg.sql import SQL
-
-    connection.execute(SQL("DROP TABLE IF EXISTS {}").format(location.staged(name)))
-
-
-def _last(connection: Connection[Any], location: _Location, job_id: str, uid: str, *, alone: bool) -> tuple[int, int]:
-    """Return the attempt and checkpoint that this sink of that job has committed last.
-
-    They stay the same until this transaction ends. `alone`: until then no other transaction can read them either.
-    """
-    from psycopg.sql import SQL, Literal
-
-    insert = SQL("INSERT INTO {} (job, sink) VALUES ({}, {}) ON CONFLICT DO NOTHING")
-    connection.execute(insert.format(location.staged(_COMMITS), Literal(job_id), Literal(location.sink_of(uid))))
-    return _committed(connection, location, job_id, uid, "FOR UPDATE" if alone else "FOR SHARE")
-
-
-def _committed(
-    connection: Connection[Any], location: _Location, job_id: str, uid: str, lock: LiteralString = ""
-) -> tuple[int, int]:
-    """Like `_last`, but without that guarantee; return the checkpoint, or -1 if there was none."""
-    from psycopg.sql import SQL, Literal
-
-    select = SQL("SELECT attempt, checkpoint FROM {} WHERE job = {} AND sink = {} {}")
-    values = (Literal(job_id), Literal(location.sink_of(uid)), SQL(lock))
-    found = connection.execute(select.format(location.staged(_COMMITS), *values)).fetchone()
-    attempt, checkpoint_id = found or (0, -1)
-    return attempt, checkpoint_id
-
-
-def _gone(location: _Location, part: StagedRows, where: str) -> StorageError:
-    return StorageError(
-        f"{where}: {location.staging}.{part.table} with {part.rows} rows is missing; only a job may drop such tables. If "
-        "the sink's database was changed, resume with the sink as it was, and before you change it, stop with a "
-        "savepoint, which leaves nothing to commit"
-    )
-
-
-def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, _Location], list[StagedRows]]:
-    """Group committables by job, uid and location. Raises StorageError for what no PostgreSQL sink has staged."""
-    groups: defaultdict[tuple[str, str, _Location], list[StagedRows]] = defaultdict(list)
-    for committable in committables:
-        staged = decoded(committable, StagedRows, "a PostgreSQL sink", "PostgresSink")
-        if not re.fullmatch(f"{_token(staged.job_id, staged.uid)}_{staged.attempt}_[0-9]+_[0-9]+", staged.table):
-            raise StorageError(
-                f"PostgresSink: no PostgreSQL sink stages rows in {staged.table!r}; the checkpoint is corrupt or forged"
-            )
-        groups[staged.job_id, staged.uid, staged.place].append(staged)
-    return groups
-
-
-def _token(job_id: str, uid: str) -> str:
-    return f"midstream_{xxhash.xxh3_64_hexdigest(f'{job_id}/{uid}'.encode())}"
+        connection.execute(update.format(location.staged(COMMITS), *map(Literal, values)))

@@ -100,17 +100,22 @@ class Table:
     def sql(self) -> Composable:
         return identifier(self.schema, self.name)
 
-    def matched(self, schema: pa.Schema, where: str) -> tuple[TableColumn, ...]:
+    def matched(self, schema: pa.Schema, where: str, added: Sequence[TableColumn] = ()) -> tuple[TableColumn, ...]:
         """Return the columns that correspond to the stream's, in its order. Raises SchemaError for the first that does
         not fit.
+
+        `added`: columns made for the stream, which the table will have.
         """
-        columns = {column.name: column for column in self.columns}
+        columns = {column.name: column for column in (*self.columns, *added)}
+        new = {column.name for column in added}
         for field in schema:
+            if field.name in new:
+                continue
             column = columns.get(field.name)
             if column is None:
                 raise SchemaError(
                     f"{where}: {self} has no column {field.name!r}; it has {', '.join(columns)}. "
-                    "Add it there, or leave it out with select()"
+                    "Add it there (evolve=True does), or leave it out with select()"
                 )
             if column.is_computed:
                 raise SchemaError(
@@ -142,7 +147,7 @@ class Table:
         parts: list[Composable] = [
             SQL("{} {}{}").format(
                 Identifier(column.name),
-                SQL(_verbatim(column.type + column.collation)),
+                SQL(verbatim(column.type + column.collation)),
                 SQL(" NOT NULL") if column.name in key or (column.is_required and not deletes) else SQL(""),
             )
             for column in columns
@@ -156,7 +161,7 @@ class Table:
             if about <= names:
                 suffix = text.removeprefix(f"CHECK ({condition})")  # such as NO INHERIT
                 unless = f"CHECK ({DELETES} OR ({condition})){suffix}"
-                parts.append(SQL(_verbatim(unless if deletes else text)))
+                parts.append(SQL(verbatim(unless if deletes else text)))
         return SQL("CREATE TABLE {} ({})").format(staged, SQL(", ").join(parts))
 
     def move_sql(
@@ -228,12 +233,12 @@ def check_unchanged(connection: Connection[Any], table: Table, staged: Table, na
         is_kin = column.kept.dimensions == target.kept.dimensions and any(
             {column.kept.base, target.kept.base} <= kin for kin in ({column.kept.base}, *_KIN)
         )
-        value, back = Identifier(column.name), SQL(_verbatim(column.type))
+        value, back = Identifier(column.name), SQL(verbatim(column.type))
         changed = (
             is_kin
             and connection.execute(
                 SQL("SELECT 1 FROM {} WHERE format('%s', {}::{}::{}) <> format('%s', {}) LIMIT 1").format(
-                    staged.sql(), value, SQL(_verbatim(target.type)), back, value
+                    staged.sql(), value, SQL(verbatim(target.type)), back, value
                 )
             ).fetchone()
         )
@@ -250,7 +255,7 @@ def identifier(*names: str) -> Composable:
     return Identifier(*names)
 
 
-def _verbatim(text: str) -> LiteralString:
+def verbatim(text: str) -> LiteralString:
     """Mark SQL text as safe that comes from the server (a type, a constraint) or from this package."""
     return text
 
@@ -272,21 +277,25 @@ def find_table(connection: Connection[Any], schema: str | None, name: str) -> Ta
     return Table(oid, schema_name, table_name, columns, checks)
 
 
+def new_column(field: pa.Field[Any], where: str) -> TableColumn:
+    """Return a column to create for a field. What the server makes of its type is not known yet."""
+    made = created_type(field.type)
+    if made is None:
+        raise SchemaError(
+            f"{where}: column {field.name!r} is {field.type}, for which this sink has no PostgreSQL type; cast it "
+            "(a struct to JSON text: pl.col(…).struct.json_encode()), or leave it out"
+        )
+    return TableColumn(field.name, made, "", False, False, False, Kept("", -1))
+
+
 def create_table(
     connection: Connection[Any], schema: str | None, name: str, rows: pa.Schema, key: Sequence[str], where: str
 ) -> None:
     """Create a table for these rows, with `key` as its primary key."""
     from psycopg.sql import SQL, Identifier
 
-    parts: list[Composable] = []
-    for field in rows:
-        made = created_type(field.type)
-        if made is None:
-            raise SchemaError(
-                f"{where}: column {field.name!r} is {field.type}, for which this sink has no PostgreSQL type; cast it "
-                "(a struct to JSON text: pl.col(…).struct.json_encode()), or leave it out"
-            )
-        parts.append(SQL("{} {}").format(Identifier(field.name), SQL(_verbatim(made))))
+    columns = [new_column(field, where) for field in rows]
+    parts: list[Composable] = [SQL("{} {}").format(Identifier(each.name), SQL(verbatim(each.type))) for each in columns]
     if key:
         parts.append(SQL("PRIMARY KEY ({})").format(SQL(", ").join(map(Identifier, key))))
     target = identifier(schema, name) if schema else identifier(name)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import pyarrow as pa
 
 from midstream.engine.operators.base import NOTHING, Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
+from midstream.engine.operators.user_metrics import Gauge
+
+ROWS_OF_LAST_CHECKPOINT: Final = "rows_of_last_checkpoint"
+"""The gauge of a transactional sink: how many rows it has prepared for its last checkpoint, which commits them."""
 
 
 class SinkOperator(Operator):
@@ -22,9 +27,14 @@ class SinkOperator(Operator):
         self.sink = sink
         self._name = name
         self._writer: SinkWriter | None = None
+        self._rows = 0
+        """The number of rows since the last checkpoint."""
+        self._prepared: Gauge | None = None
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self.user_metrics = context.metrics
+        if self.sink.is_transactional:
+            self._prepared = context.metrics.gauge(ROWS_OF_LAST_CHECKPOINT)
         self._writer = self.sink.writer(
             WriterContext(
                 uid=context.uid,
@@ -47,6 +57,7 @@ class SinkOperator(Operator):
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         self._open_writer.write(batch)
+        self._rows += batch.num_rows
 
     def ready(self, wake: Callable[[], None]) -> bool:
         writer = self._open_writer
@@ -57,6 +68,9 @@ class SinkOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         store = self._open_writer.prepare(checkpoint_id)
+        if self._prepared is not None:
+            self._prepared.set(self._rows)
+        self._rows = 0
         if store is None:
             return NOTHING
         durable = store
