@@ -736,8 +736,8 @@ def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(catalog):
         (["place.x"], ConfigError, r"partition field 'place\.x' is made of a field within a column"),
         (["real"], ConfigError, "partition field 'real' is identity of a column that is double"),
         (["day(who)"], SchemaError, r"partition_by has 'day\(who\)', and column 'who' is string"),
-        (["day(when)"], SchemaError, "the stream has no column 'when'; it has who, at, day, n, raw, real, place"),
-        (["nope"], SchemaError, "the stream has no column 'nope'"),
+        (["day(when)"], SchemaError, "there is no column 'when'; there are who, at, day, n, raw, real, place"),
+        (["nope"], SchemaError, "there is no column 'nope'"),
         (["who", "who"], ConfigError, "partition_by names 'who' twice"),
     ],
 )
