@@ -35,6 +35,7 @@ def database(postgres_server: Server) -> str:
         if connection.execute("SELECT FROM pg_database WHERE datname = 'test'").fetchone() is None:
             connection.execute("CREATE DATABASE test")
         connection.execute("ALTER DATABASE test RESET ALL")
+        connection.execute("ALTER ROLE CURRENT_USER RESET ALL")
     dsn = postgres_server.dsn("test")
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("DROP SCHEMA IF EXISTS public, desk CASCADE")

@@ -20,7 +20,8 @@ from committers import committer_of
 from machine import limit_s
 from midstream import Environment
 from midstream.connectors.postgres import postgres_sink as postgres
-from midstream.connectors.postgres.postgres_sink import PostgresSink, StagedRows
+from midstream.connectors.postgres.postgres_sink import PostgresSink
+from midstream.connectors.postgres.staged_rows import StagedRows
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import SinkWriter
