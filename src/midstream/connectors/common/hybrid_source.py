@@ -92,6 +92,12 @@ class HybridSource(Source):
             after = _HybridPosition(at.source, found.position)
         return Discovery(splits, msgspec.msgpack.encode(after), exhausted=found.exhausted and is_last)
 
+    def check_resume(self, position: bytes) -> None:
+        """Raise ConfigError if the source that was being read cannot continue, or is not there any more."""
+        at = self._position(position)
+        if at.position is not None:
+            self._source(at.source).check_resume(at.position)
+
     def open_split(self, split: Split) -> SplitReader:
         source, inner = self._inner(split)
         return source.open_split(inner)

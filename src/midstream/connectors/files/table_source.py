@@ -85,7 +85,7 @@ class TableSource(Source):
         """Return the files that a new job reads first, and the position after them: with `start`, none."""
 
     @abstractmethod
-    def _check_position(self, position: bytes) -> None:
+    def check_resume(self, position: bytes) -> None:
         """Raise ConfigError for a position of another source, or in another table."""
 
     @abstractmethod
@@ -130,9 +130,7 @@ class TableSource(Source):
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         if position is not None:
-            self._check_position(position)
-            if self.bounded:
-                return Discovery((), position, exhausted=True)
+            self.check_resume(position)
         began, known = self._begin() if position is None else ((), position)
         files = [*began]
         for added, after in self._after(known) if self._start is not None or position is not None else ():

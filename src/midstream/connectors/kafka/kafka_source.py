@@ -207,6 +207,7 @@ class KafkaSource(Source):
         return {**self.__dict__, "_first": None, "_its_cluster": None}  # they are the driver's
 
     equal_shares = True
+    continues_past_end = True
 
     def splits_per_reader(self, parallelism: int) -> int:
         return _SIDE_BY_SIDE

@@ -78,7 +78,7 @@ _TOO_DEEP: Final = ExpressionFault(
 
 _OUT: Final = "result"
 _OF_COLUMN: Final = b'"OfExpr":'
-"""In the type of a cast to that of an expression (`pl.dtype_of`)."""
+"""In the type of a cast to that of an expression (polars' dtype_of)."""
 _MAY_BE_LONG: Final = (b'"Range":', b'"RepeatBy"', b'"PadStart"', b'"PadEnd"', b'"ZFill"')
 _REMEMBERED_BYTES: Final = 10_000
 """The length of an expression, as JSON, up to which what was found is remembered."""
