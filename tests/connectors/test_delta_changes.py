@@ -159,6 +159,34 @@ def live_split(split: Split) -> Split:
     return Split(split.id, msgspec.msgpack.encode(msgspec.structs.replace(part, stop=None)))
 
 
+def test_a_job_that_resumes_ends_as_its_own_source_does(tmp_path):
+    new_table(tmp_path, records=True)
+    do(tmp_path, ("append", [(1, 1, "a")]))
+    watched = DeltaSource(tmp_path, changes=True, watch=True, interval="1 ms")
+    (split,) = watched.discover(None, CONTEXT).splits
+    do(tmp_path, ("append", [(2, 2, "b")]))
+    once = DeltaSource(tmp_path, changes=True)
+    do(tmp_path, ("append", [(3, 3, "c")]))
+    ends = once.begin_split(split)
+    reader, found = once.open_split(ends), []
+    while (batch := reader.read(10)) is not None and len(found) < 10:
+        found += batch[0].to_pylist()
+    assert batch is None, "it ends"
+    assert len(found) == 2
+    assert once.begin_split(ends) == ends
+    assert watched.begin_split(ends) == split
+
+
+def test_changes_and_rows_are_not_continued_as_the_other(tmp_path):
+    new_table(tmp_path, records=True)
+    for changes in (False, True):
+        position = DeltaSource(tmp_path, changes=changes, watch=True).discover(None, CONTEXT).position
+        assert position is not None
+        DeltaSource(tmp_path, changes=changes, watch=True).check_resume(position)
+        with pytest.raises(ConfigError, match=f"of a job with changes={changes}"):
+            DeltaSource(tmp_path, changes=not changes, watch=True).check_resume(position)
+
+
 def test_without_watch_it_ends_with_the_version_that_there_was(tmp_path):
     path = tmp_path / "t"
     new_table(path, records=True)

@@ -1,4 +1,6 @@
-"""polars divides a single value by a constant otherwise than many: results must not depend on how many rows there are."""
+"""polars divides a single value by a constant otherwise than many, and so it computes powers: results must not depend on
+how many rows there are.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Any, Literal
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from midstream import Aggregate, Count, DataStream, Environment, testing
@@ -60,6 +62,17 @@ def test_elements_of_lists_divided_by_a_constant(lists: list[list[float]], const
     made = stream([0] * len(lists), lists)
     check_every_cut(made.select(x=pl.col("l").list.eval(pl.element() / constant)))
     check_every_cut(made.select(x=pl.col("l") / constant))
+
+
+@settings(max_examples=6)
+@given(st.lists(st.integers(-8, 8), min_size=1, max_size=9), st.sampled_from([0.1, 0.7, 1.19, 3.3, 1e-3]))
+@example([7], 0.1)
+def test_powers(exponents: list[int], base: float) -> None:
+    made = stream(exponents, [[base * exponent] for exponent in exponents])
+    exponent = pl.col("v").cast(pl.Float64)
+    check_every_cut(made.select(x=pl.lit(base) ** exponent))
+    check_every_cut(made.select(x=(exponent / 7) ** exponent))
+    check_every_cut(made.select(x=pl.col("l").list.eval(base ** pl.element().round())))
 
 
 class Share(Aggregate):

@@ -96,6 +96,12 @@ class HybridSource(Source):
     def datasets(self) -> Sequence[str]:
         return [uri for source in self.sources for uri in source.datasets()]
 
+    def check_resume(self, position: bytes) -> None:
+        """Raise ConfigError if the source that was being read cannot continue, or is not there any more."""
+        at = self._position(position)
+        if at.position is not None:
+            self._source(at.source).check_resume(at.position)
+
     def open_split(self, split: Split) -> SplitReader:
         source, inner = self._inner(split)
         return source.open_split(inner)

@@ -60,6 +60,8 @@ class _DeltaPosition(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     version: int
     digest: int | None
     """That of the version, see `digest_of`."""
+    changes: bool | None = None
+    """Whether changes are read, which are one split; None: of a version that did not note it."""
 
 
 class DeltaSource(TableSource):
@@ -143,7 +145,7 @@ class DeltaSource(TableSource):
         if not self._reads_changes:
             return super().discover(position, context)
         if position is not None:
-            self._check_position(position)
+            self.check_resume(position)
             return Discovery((), position, exhausted=self.bounded)
         files, position = self._begin(None)
         known = decoded(position, _DeltaPosition, "DeltaSource")
@@ -165,10 +167,16 @@ class DeltaSource(TableSource):
         read = newest if self._start is None else self._first_version(opened) - 1
         return files, self._position(metadata.id, read)
 
-    def _check_position(self, position: bytes) -> None:
+    def check_resume(self, position: bytes) -> None:
+        """Raise ConfigError for a position of another source, in another table, or of changes in place of rows."""
         known = decoded(position, _DeltaPosition, "DeltaSource")
         if known.table_id != self._table_id:
             raise ConfigError(f"{self._where}: version {known.version} was read, and {_REPLACED}")
+        if known.changes not in (None, self._reads_changes):
+            raise ConfigError(
+                f"{self._where}: the checkpoint is of a job with changes={known.changes}; resume with that, or start over "
+                "with --fresh"
+            )
 
     def _after(self, position: bytes, event_time: str | None) -> Iterator[tuple[Sequence[TableFile], bytes]]:
         known = decoded(position, _DeltaPosition, "DeltaSource")
@@ -183,7 +191,7 @@ class DeltaSource(TableSource):
 
     def _position(self, table_id: str, version: int) -> bytes:
         digest = digest_of(self.filesystem, self.directory, version) if version >= 0 else None
-        return msgspec.msgpack.encode(_DeltaPosition(table_id, version, digest))
+        return msgspec.msgpack.encode(_DeltaPosition(table_id, version, digest, self._reads_changes))
 
     def _check_same(self, known: _DeltaPosition) -> None:
         """Raise ConfigError if the table was replaced by another one since a version of it was read."""
@@ -331,6 +339,15 @@ class DeltaSource(TableSource):
             raise StorageError(f"{self._where}: cannot be read: {what}") from error
 
     # ---- on the subtasks ----
+
+    def begin_split(self, split: Split) -> Split:
+        """Return the split of changes with the end of this job, which may be another one than the split was found by."""
+        if not self._reads_changes:
+            return split
+        part = decoded(split.payload, DeltaChangesSplit, "DeltaSource")
+        ends_at = self._made_at if part.stop is None else part.stop
+        part = msgspec.structs.replace(part, stop=ends_at if self.bounded else None)
+        return msgspec.structs.replace(split, payload=msgspec.msgpack.encode(part))
 
     def open_split(self, split: Split) -> SplitReader:
         if self._reads_changes:

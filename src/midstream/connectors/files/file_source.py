@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.fs
+import xxhash
 
 from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.common.dataset_uris import file_uri
@@ -56,7 +57,7 @@ _SPLIT_BYTES_MIN = 4 * 2**20
 """Row groups smaller than this are read together, and so is all of a smaller file."""
 _TEXT_SPLIT_BYTES = 16 * 2**20
 _READ_ONCE = b"files read once"
-"""The position of a source that does not watch."""
+"""With this begins the position of a source that does not watch."""
 _FOOTERS_AT_ONCE = 16
 """The number of large Parquet files whose footers are read concurrently; reading one mostly waits for a network."""
 
@@ -158,26 +159,45 @@ class FileSource(Source):
         return self._datasets
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        if self.bounded:
-            if position is not None:
-                return Discovery((), position, exhausted=True)
-            return Discovery(tuple(self._splits(self._find(), 0)), _READ_ONCE, exhausted=True)
-        if position == _READ_ONCE:
-            raise ConfigError(
-                "FileSource: the checkpoint is of a job that read the files once, and does not have their names, so watch=True "
-                "would read them again; start with --fresh, or give the source a new uid"
-            )
+        if position is not None:
+            self.check_resume(position)
+        if self.bounded and (position is None or position.startswith(_READ_ONCE)):
+            splits = tuple(self._splits(self._find(), 0)) if position is None else ()
+            return Discovery(splits, position or self._read_once(), exhausted=True)
         began_s = time.thread_time()
         known = decoded_position(position, "FileSource")
         if self._watch is None:
-            self._watch = DirectoryWatch(appears_whole(self._filesystem))
+            self._watch = DirectoryWatch(self.bounded or appears_whole(self._filesystem))
         # an empty file may be one whose writer has just begun
         listing = Listing.of([info for info in self._find() if info.size])
         new, after = self._watch.poll(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
         splits = tuple(self._splits(new, known.files))
         # Listing runs in parallel to the driver's loop; it may take at most a tenth of the time.
         self.discovery_interval_s = max(self._interval_s, 9 * (time.thread_time() - began_s))
-        return Discovery(splits, after.encoded(), exhausted=False)
+        return Discovery(splits, after.encoded(), exhausted=self.bounded)
+
+    def check_resume(self, position: bytes) -> None:
+        """Raise ConfigError for a position of another source or in other files, and if files read once are watched now."""
+        if not position.startswith(_READ_ONCE):
+            decoded_position(position, "FileSource")
+            return
+        if not self.bounded:
+            raise ConfigError(
+                "FileSource: the checkpoint is of a job that read the files once, and does not have their names, so watch=True "
+                "would read them again; start with --fresh, or give the source a new uid"
+            )
+        then, now = (each.removeprefix(_READ_ONCE)[2:].decode() for each in (position, self._read_once()))
+        if then not in ("", now):
+            raise ConfigError(
+                f"FileSource: the checkpoint is of a job that read {then}, and now the source has {now}, which would "
+                "not be read; resume with the paths of the checkpoint, or start over with --fresh"
+            )
+
+    def _read_once(self) -> bytes:
+        """Return the position of a source that does not watch, which is after all files of its paths."""
+        paths = sorted(set(self._paths))
+        more = f" and {len(paths) - 1} more paths" if len(paths) > 1 else ""
+        return _READ_ONCE + f": {paths[0]}{more} ({xxhash.xxh3_64_hexdigest(chr(10).join(paths).encode())})".encode()
 
     def _find(self) -> list[Any]:
         """Return the files that exist, in the order in which they were requested; each once."""

@@ -89,7 +89,7 @@ class TableSource(Source):
         """
 
     @abstractmethod
-    def _check_position(self, position: bytes) -> None:
+    def check_resume(self, position: bytes) -> None:
         """Raise ConfigError for a position of another source, or in another table."""
 
     @abstractmethod
@@ -134,9 +134,7 @@ class TableSource(Source):
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         if position is not None:
-            self._check_position(position)
-            if self.bounded:
-                return Discovery((), position, exhausted=True)
+            self.check_resume(position)
         time = context.event_time
         began, known = self._begin(time) if position is None else ((), position)
         files = [*began]

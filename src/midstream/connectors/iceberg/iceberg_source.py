@@ -168,7 +168,8 @@ class IcebergSource(TableSource):
             files = self._snapshot(table, newest, event_time)
         return files, msgspec.msgpack.encode(_IcebergPosition(uuid, newest.snapshot_id))
 
-    def _check_position(self, position: bytes) -> None:
+    def check_resume(self, position: bytes) -> None:
+        """Raise ConfigError for a position of another source, or in another table."""
         self._check_same(decoded(position, _IcebergPosition, "IcebergSource"), self._opened())
 
     def _check_same(self, known: _IcebergPosition, table: Table) -> None:

@@ -184,8 +184,7 @@ class KafkaSource(Source):
         if on_gap not in ("fail", "skip"):
             raise ConfigError(f"{self._where}: on_gap {on_gap!r} is not one of fail, skip")
         self._on_gap: OnGap = on_gap
-        group = self._connection.option("group.id")
-        self._group = None if group is None else str(group)
+        self._group = None if (group := self._connection.option("group.id")) is None else str(group)
         self._start = checked_start(start, self._topics, self._group, self._where)
         if not (stop is None or stop == "latest" or is_time(stop)):
             raise ConfigError(f"{self._where}: stop {stop!r} is not 'latest', a datetime with a time zone, or None")
@@ -207,6 +206,7 @@ class KafkaSource(Source):
         return {**self.__dict__, "_first": None, "_its_cluster": None}  # they are the driver's
 
     equal_shares = True
+    continues_past_end = True
 
     def datasets(self) -> Sequence[str]:
         found = self._first[0] if self._first else ()  # of a pattern, the topics that were found first

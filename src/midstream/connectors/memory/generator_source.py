@@ -30,6 +30,8 @@ from midstream.engine.operators.source_api import (
 Rows: TypeAlias = pa.RecordBatch | Mapping[str, Any] | pl.DataFrame
 Generate: TypeAlias = Callable[[npt.NDArray[np.int64]], Rows]
 
+_ALL = b"all"
+"""With this begins the position, which is after all splits."""
 _ENDLESS_SPLITS = 16
 _ENDLESS_ROWS_MAX = 8192
 """The rows per turn of an endless split; splits are read in turns, and small steps keep their indices close together."""
@@ -72,7 +74,25 @@ class IndexSource(Source):
             cuts = [self._count * k // splits for k in range(splits + 1)]
             ranges = [IndexRange(a, b) for a, b in pairwise(cuts) if a < b]
         found = tuple(Split(f"{k:06d}", msgspec.msgpack.encode(span)) for k, span in enumerate(ranges))
-        return Discovery(found, position=b"all", exhausted=True)
+        return Discovery(found, self._all(), exhausted=True)
+
+    def check_resume(self, position: bytes) -> None:
+        """Raise ConfigError for a position of another kind of source, or of one with another number of rows."""
+        where = type(self).__name__
+        if not position.startswith(_ALL):
+            raise ConfigError(
+                f"{where}: the position to resume from was written by another kind of source; use the source of the "
+                "checkpoint, or give this one a new uid"
+            )
+        if position not in (_ALL, self._all()):
+            then, now = (each.removeprefix(_ALL).decode() for each in (position, self._all()))
+            raise ConfigError(
+                f"{where}: the checkpoint is of a source of{then} rows, and now it has{now}: those that were cut into "
+                f"splits then are all that is read; resume with{then} rows, or start over with --fresh"
+            )
+
+    def _all(self) -> bytes:
+        return _ALL + (b" endless" if self._count is None else b" %d" % self._count)
 
     def readers_max(self, parallelism: int) -> int:
         """Return how many subtasks have something to read."""

@@ -11,10 +11,12 @@ Behaviour shows nothing of what a Python function does for other values than the
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -55,6 +57,11 @@ _BUILD: Final = "call the function with the type from the stream's schema when t
 _RETURNED: Final = "state return_dtype=, without which polars infers the type from a few results and changes the others"
 _NO_TYPE: Final = b"PLPYFN\x94\xc0"
 """The first bytes of a Python function in a serialised expression: MessagePack of four fields, of which the type is nil."""
+_ELEMENTS: Final = (
+    "use .list.agg(pl.element().sum()), for arrays .arr.agg(), for a mean .mean(): where a list of the batch has a null, polars "
+    "adds the floats of all lists in another order"
+)
+_ADDS_ELEMENTS: Final = re.compile(rb'"(ListExpr|ArrayExpr)":"(Sum|Mean)"')
 _CONSTANT: Final = "use pl.lit() of one value, or reduce the series to one value with first(), sum() or the like"
 
 _NUMBERS: Final = "depends on the numbers of categories, which follow from what a process has seen before"
@@ -70,6 +77,8 @@ _TOO_DEEP: Final = ExpressionFault(
 )
 
 _OUT: Final = "result"
+_OF_COLUMN: Final = b'"OfExpr":'
+"""In the type of a cast to that of an expression (polars' dtype_of)."""
 _MAY_BE_LONG: Final = (b'"Range":', b'"RepeatBy"', b'"PadStart"', b'"PadEnd"', b'"ZFill"')
 _REMEMBERED_BYTES: Final = 10_000
 """The length of an expression, as JSON, up to which what was found is remembered."""
@@ -184,7 +193,10 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
     if judged == 1 and not expr.meta.has_multiple_outputs():
         return False  # the part is the whole
     # Functions were called with probes already. Ranges may be as long as what is computed from probes is large.
+    # A constant of a column's type was judged as if it were a column.
     text = trees.text(tree)
+    if _OF_COLUMN in text:
+        return True
     return not _has_function(text) and not any(each in text for each in _MAY_BE_LONG)
 
 
@@ -328,7 +340,8 @@ def _judge(
         return kind, missing_cast([expr], dict(kinds), text.decode())
     found = difference([expr], dict(kinds), text.decode())
     if isinstance(found, ExpressionFault):
-        return kind, found
+        adds = found.remedy == OTHER_ROWS and _ADDS_ELEMENTS.search(text)
+        return kind, replace(found, remedy=_ELEMENTS) if adds else found
     if _has_function(text):
         return kind, None
     reported = _reported(expr)

@@ -25,7 +25,7 @@ EXPRESSION_ERRORS: Final = (*USER_ERRORS, pl.exceptions.PanicException)
 a shutdown.
 """
 
-_DIVIDES: Final = re.compile(r" (/|//|%) ")
+_DIVIDES: Final = re.compile(r" (/|//|%) |\.pow\(")
 _OF_ELEMENTS: Final = re.compile(r"\.(list|arr)\.(eval|agg)\(")
 
 
@@ -33,8 +33,9 @@ class Evaluation:
     """Evaluates expressions such that the result of a row does not depend on how many rows there are.
 
     polars divides a single value by a constant, but multiplies several values by its reciprocal, which is rounded
-    otherwise: 8357 / 100 is 83.57, or 83.57000000000001. So if an expression divides, a row alone is evaluated as two
-    of it, and so are all rows if it computes elements of lists, of which there may be one in many rows.
+    otherwise: 8357 / 100 is 83.57, or 83.57000000000001. It also multiplies for a single whole exponent, where it calls
+    a function of floats for several exponents. So if an expression divides or has a power, a row alone is evaluated as
+    two of it, and so are all rows if it computes elements of lists, of which there may be one in many rows.
     """
 
     def __init__(self, exprs: Sequence[pl.Expr]) -> None:

@@ -1,6 +1,6 @@
 """Probe values: a few rows of each type, on which the behaviour of an expression shows.
 
-They have nulls, ties, NaN, empty and longer lists, and texts in several formats. Two columns of one type have the same
+They have nulls, ties, NaN, both zeros, empty and long lists, and texts in several formats. Two columns of one type have the same
 values in other rows. Numbers are small and times close together where they may become a length, since an expression
 may allocate that many values.
 """
@@ -21,14 +21,16 @@ ROW: Final = "\0row"
 """A column with the numbers of the probe rows; no column of a stream has a NUL in its name."""
 
 _INTEGERS: Final = [2, None, 0, 2, 40, 7, -3, None, 1, 3, 0, 5]
-_FLOATS: Final = [2.0, None, float("nan"), 2.0, 0.5, -7.25, 0.0, float("nan"), float("inf"), -0.0, 1.0, 3.5]
+_FLOATS: Final = [2.0, None, float("nan"), 2.0, 0.5, -7.25, 0.0, float("nan"), float("inf"), -0.0, 1.0, 0.1]
 _BOOLEANS: Final = [True, None, False, False, True, True, None, False, True, False, True, True]
 _TEXTS: Final = [
     *("a,b", None, "", "a,b", "2024-01-31", "31/01/2024", "2024-01-31 12:30:00", "7", "1.5", "[1, 2]"),
     *("12:30:15", "True b"),
 ]
 _DAYS: Final = [19_800, None, 19_801, 19_800, 0, 19_700, 19_830, None, 20_100, 19_789, 1, 19_802]
-_LISTS: Final = [[0, 3], None, [], [0, 3], [4], [5, 6, 8], [], [1, 5], [9, 4, 4], [2, 10], [7], [11, 0]]
+_LONG: Final = [5, 10, 11] * 50
+"""Rows of inner values without a null or NaN, as floats so many that their sum depends on the order of the additions."""
+_LISTS: Final = [[0, 3], None, [], [0, 3], [4], _LONG, [], [1, 5], [9, 4, 4], [2, 10], [7], [11, 0]]
 """The rows of the inner values that each probe list has."""
 _IN_DAY: Final = [3_600, None, 0, 3_600, 86_399, 45_015, 45_000, None, 60, 7_261, 1, 2]
 
@@ -89,6 +91,8 @@ def _nested(kind: pl.DataType, close_together: bool) -> pl.Series:
     inner = probe(_instance(kind.inner), close_together=close_together)  # type: ignore[attr-defined]
     if isinstance(kind, pl.Array):
         arrays = [[(row // 2 * 3 + index) % ROWS for index in range(kind.size)] for row in range(ROWS)]
+        arrays[5] = [_LONG[index % len(_LONG)] for index in range(kind.size)]
+        arrays[7] = [9] * kind.size
         lists = [None if row == 4 else inner.gather(rows) for row, rows in enumerate(arrays)]
         return _series(lists, pl.List(inner.dtype)).list.to_array(kind.size)
     return _series([None if rows is None else inner.gather(rows) for rows in _LISTS], kind)

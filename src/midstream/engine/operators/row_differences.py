@@ -13,7 +13,7 @@ import polars as pl
 from midstream.engine.core.batches import frame_schema, from_polars
 from midstream.engine.core.errors import SchemaError
 from midstream.engine.operators.expressions import EXPRESSION_ERRORS, Evaluation
-from midstream.engine.operators.probe_values import ROW, ROWS, probe_frame
+from midstream.engine.operators.probe_values import ROW, ROWS, map_leaves, probe_frame
 
 _ANY_ROWS: Final = "use flat_map() to make any number of rows from one, or filter() to drop rows"
 OTHER_ROWS: Final = (
@@ -135,7 +135,7 @@ def difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text
         if fault is not None:
             return fault
         outcome = _cast(outcome, kinds)
-        if not outcome.equals(whole[order]) and not _is_by_divisor(exprs, rows, list(results)):
+        if not are_same(outcome, whole[order]) and not _is_by_divisor(exprs, rows, list(results)):
             return _values(arranged, whole[order], outcome)
     return len(results)
 
@@ -151,7 +151,7 @@ def _is_by_divisor(exprs: Sequence[pl.Expr], rows: _Arrangements, chosen: list[i
 
     try:
         whole = pl.concat([evaluated(rows.alone[row]) for row in chosen])
-        return all(evaluated(arranged).equals(whole[order]) for order, arranged in _in_orders(rows, chosen))
+        return all(are_same(evaluated(arranged), whole[order]) for order, arranged in _in_orders(rows, chosen))
     except EXPRESSION_ERRORS:  # of types or lengths that differ
         return False
 
@@ -246,10 +246,26 @@ def _is_of(kind: pl.DataType, other: pl.DataType) -> bool:
     return kind == other or isinstance(kind, pl.Null)
 
 
+def are_same(one: pl.DataFrame, other: pl.DataFrame) -> bool:
+    """Whether all values are the same, which 0.0 and -0.0 are not: their quotients are not."""
+    return one.equals(other) and _with_signs(one).equals(_with_signs(other))
+
+
+def _with_signs(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows with texts in place of floats, in which zeros have their sign."""
+    kinds = {
+        name: map_leaves(kind, lambda leaf: pl.String() if leaf.is_float() else leaf)
+        for name, kind in frame.schema.items()
+    }
+    return _cast(frame, kinds)
+
+
 def _values(rows: pl.DataFrame, alone: pl.DataFrame, together: pl.DataFrame) -> ExpressionFault:
-    name = next(name for name in alone.columns if not alone.get_column(name).equals(together.get_column(name)))
+    name = next(name for name in alone.columns if not are_same(alone.select(name), together.select(name)))
+    row = next(
+        row for row in range(rows.height) if not are_same(*(f.select(name)[row : row + 1] for f in (alone, together)))
+    )
     one, other = alone.get_column(name), together.get_column(name)
-    row = next(row for row in range(rows.height) if not one[row : row + 1].equals(other[row : row + 1]))
     values = ", ".join(_text(column, row) for column in rows.drop(ROW).iter_columns())
     of = f" of {values}" if values else ""
     return ExpressionFault(

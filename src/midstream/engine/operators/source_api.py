@@ -203,7 +203,9 @@ class Source(ABC):
     rows_per_s: float | None = None
     splits_end: bool = False
     continues_past_end: bool = False
-    """True: after a checkpoint in which it had ended, the source, if it is not `bounded` now, discovers on from there."""
+    """True: after a checkpoint in which its last splits had been found, the source, if it is not `bounded` now, discovers
+    on from there. After one in which all of it had been read, its subtasks do not run again, so that is refused.
+    """
     equal_shares: bool = False
     """True: splits are assigned in equal shares, for subtasks that read all of theirs concurrently. False: splits are
     assigned on request.
@@ -246,6 +248,21 @@ class Source(ABC):
 
             def discover(self, position, context):
                 return Discovery((Split("all", b""),) if position is None else (), b"all", exhausted=True)
+        """
+
+    def check_resume(self, position: bytes) -> None:
+        """Check that the source can continue from a checkpoint. Runs on the driver before the job starts, and may block.
+
+        After a position at which nothing more is discovered, `discover` is not called: a source that reads other input
+        than then would be mistaken for one that has read it. By default every position is accepted.
+
+        `position`: that of the last Discovery before the checkpoint.
+
+        Raise ConfigError if the input is another one.
+
+            def check_resume(self, position):
+                if position != self.table.encode():
+                    raise ConfigError(f"the checkpoint is of table {position.decode()}, not of {self.table}")
         """
 
     @abstractmethod

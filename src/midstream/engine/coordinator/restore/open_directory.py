@@ -51,8 +51,8 @@ TRIES_MAX: Final = 10
 """The number of attempts to read the latest checkpoint of another job, which may complete newer ones meanwhile."""
 
 HAD_FINISHED: Final = (
-    "all its input is read and all its output committed, so nothing is run. To run it again, start it over (--fresh, "
-    "fresh=True)"
+    "its input was read to the end or the job was drained, and all its output is committed, so nothing is run. To run it "
+    "again, start it over (--fresh, fresh=True)"
 )
 
 Found = TypeVar("Found")
@@ -386,3 +386,25 @@ def _check_fits(plan: JobPlan, start: JobStart) -> None:
             assign_state(start.metadata, plan.graph, plan.allow_dropped_state)
         except StorageError as error:
             raise StorageError(f"{start.elsewhere}: {error}" if start.elsewhere else str(error)) from error
+        _check_sources(start.metadata, plan.graph)
+
+
+def _check_sources(metadata: CheckpointMetadata, graph: JobGraph) -> None:
+    """Have the sources check that they can continue: one that had ended is not called again, and would be silent."""
+    positions = {position.uid: position for position in metadata.sources}
+    finished = {operator.uid for operator in metadata.operators if operator.fully_finished}
+    for spec in (vertex.source for vertex in graph.vertices if vertex.source is not None):
+        found = positions.get(spec.uid)
+        if found is None or found.position is None:
+            continue
+        where = f"source {spec.name!r}: checkpoint {metadata.checkpoint_id}"
+        try:
+            spec.source.check_resume(found.position)
+        except MidstreamError as error:
+            raise type(error)(f"{where}: {error}") from error
+        had_ended = found.exhausted and spec.uid in finished
+        if had_ended and spec.source.continues_past_end and not spec.source.bounded:
+            raise ConfigError(
+                f"{where}: the source had been read to its end, so nothing of it runs again, and now it does not end "
+                "(watch=True, or no stop=); start over with --fresh, and where the source has start=, after what was read"
+            )
