@@ -153,15 +153,14 @@ def test_tables_are_named_by_their_locations(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     pytest.importorskip("pyiceberg")
     pl.DataFrame({"n": [1]}).write_delta(tmp_path / "delta")
-    delta = [DeltaSource(str(tmp_path / "delta")), DeltaSink(tmp_path / "delta")]
-    assert [end.datasets() for end in delta] == 2 * [[f"file://{tmp_path}/delta"]]
+    delta, at_delta = DeltaSource(str(tmp_path / "delta")), [f"file://{tmp_path}/delta"]
+    assert delta.datasets() == DeltaSink(tmp_path / "delta").datasets() == at_delta
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog", "warehouse": f"file://{tmp_path}/lake"}
     sink = IcebergSink("s.t", catalog=catalog)
     sink.validate(pa.schema({"n": pa.int64()}), restoring=False)
-    iceberg = [IcebergSource("s.t", catalog=catalog), sink]
-    assert [end.datasets() for end in iceberg] == 2 * [[f"file://{tmp_path}/lake/s/t"]]
-    both = HybridSource(*delta[:1], DeltaSource(str(tmp_path / "delta"), watch=True))
-    assert both.datasets() == 2 * [f"file://{tmp_path}/delta"]
+    assert IcebergSource("s.t", catalog=catalog).datasets() == sink.datasets() == [f"file://{tmp_path}/lake/s/t"]
+    both = HybridSource(delta, DeltaSource(str(tmp_path / "delta"), watch=True))
+    assert both.datasets() == 2 * at_delta
 
 
 # ---- who enables it
