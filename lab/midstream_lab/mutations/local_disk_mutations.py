@@ -118,6 +118,15 @@ def fetched_entries_stay_rows() -> Replacements:
     return [(SpilledEntries, "fetch", fetch)]
 
 
+def entries_are_cut() -> Replacements:
+    """The rows of one entry may lie in two chunks, of which the second supersedes the first."""
+    return [(SpilledEntries, "_keeps_keys_together", False)]
+
+
+def spilled_in_small_chunks(seed: int) -> Scenario:
+    return replace(spilled(seed), small_chunks=True)
+
+
 def spilled_rows_are_not_stored() -> Replacements:
     """A checkpoint lacks what is spilled."""
     return [(SpilledRows, "chunks", lambda *_: None)]
@@ -151,6 +160,7 @@ MUTATIONS: Final = named(
     Mutation("the hashes of sessions on disk are in another order", hashes_of_before, on_disk),
     Mutation("an entry is an object and a row", fetched_entries_stay_rows, spilled),
     Mutation("a checkpoint lacks spilled rows", spilled_rows_are_not_stored, spilled),
+    Mutation("a long run of spilled rows is cut within an entry", entries_are_cut, spilled_in_small_chunks),
     Mutation("spilled timers are late", spilled_timers_wait, spilled),
     Mutation("deleted timers that are spilled fire", deleted_timers_stay_rows, spilled),
     Mutation("one of the spilled timers is dropped", some_due_timers_are_dropped, spilled),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import polars as pl
@@ -28,7 +29,7 @@ from midstream.engine.core.schemas import as_schema
 from midstream.engine.operators.functions import state_spill
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.functions.state_spill import TIMER_BYTES, EntrySize, size_of
-from midstream.engine.state import spilled_state
+from midstream.engine.state import columnar, spilled_state, table_runs
 from midstream.engine.state.spilled_state import SPILLED_ID, SpilledTimers
 from midstream.engine.state.state_parts import Chunk, StatePart
 from midstream.engine.state.timers import STRETCH_BITS, TimerQueue
@@ -171,9 +172,25 @@ def batch_of(rows: list[tuple[int, str, int]], at: datetime) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"k": k, "at": at, "do": do, "n": n} for k, do, n in rows], ROW)
 
 
-@given(st.lists(STEP, min_size=5, max_size=25), st.sampled_from([0, 1_000, 5_000, 15_000]))
+@given(
+    st.lists(STEP, min_size=5, max_size=25), st.sampled_from([0, 1_000, 5_000, 15_000]), st.sampled_from([1, 3, 1000])
+)
 @settings(max_examples=examples(150), deadline=None)
-def test_a_function_sees_what_it_sees_when_all_is_in_memory(steps: list[Any], entry_bytes: int):
+def test_a_function_sees_what_it_sees_when_all_is_in_memory(steps: list[Any], entry_bytes: int, run_rows: int):
+    with patch.object(table_runs, "RUN_ROWS", run_rows), patch.object(columnar, "OWN_CHUNK_ROWS", run_rows):
+        check_same(steps, entry_bytes)
+
+
+def test_the_rows_of_a_key_stay_together_when_long_runs_are_cut():
+    """Otherwise the second part would replace the first one where they are read as objects."""
+    appended = [(k, "append", n) for n in range(3) for k in range(4)]
+    steps = [appended, [(9, "look", 0)], "restore 2 in memory", [(k, "lists", 0) for k in range(4)]]
+    for run_rows in range(1, 8):
+        with patch.object(table_runs, "RUN_ROWS", run_rows), patch.object(columnar, "OWN_CHUNK_ROWS", 1):
+            check_same(steps, 0)
+
+
+def check_same(steps: list[Any], entry_bytes: int) -> None:
     plain, spilling = Subtasks(None), Subtasks(entry_bytes)
     at = START
     for step in steps:

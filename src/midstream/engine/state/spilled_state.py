@@ -116,7 +116,9 @@ class SpilledRows(TableState):
 
 
 class SpilledEntries(SpilledRows):
-    """The spilled entries of one state."""
+    """The spilled entries of one state. All rows of a key are spilled together, and lie in one run, and so in one chunk."""
+
+    _keeps_keys_together = True
 
     def __init__(self, state: State, encoding: KeyEncoding, own: OwnCode, where: str) -> None:
         super().__init__(encoding, _value_fields(state), where)

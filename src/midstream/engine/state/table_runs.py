@@ -49,7 +49,7 @@ class TableRun(TombstonedRun):
     frame is read.
     """
 
-    __slots__ = ("_frame", "_index", "_is_sparse", "_times", "_values", "_written")
+    __slots__ = ("_frame", "_index", "_is_of_one_key", "_is_sparse", "_times", "_values", "_written")
 
     _frame: pl.DataFrame
     """The rows, except for `_values`."""
@@ -64,6 +64,8 @@ class TableRun(TombstonedRun):
         """Built at the first search."""
         self._times: dict[str, tuple[Int64s, int]] = {}
         """By column of `pop_until`: when each row is due, and when the first one is."""
+        self._is_of_one_key = False
+        """Whether the run is long, and cannot be cut."""
         self._is_sparse = False
         """Whether few rows were overwritten before the frame was last read, which is at least once per checkpoint."""
 
@@ -211,15 +213,27 @@ class TableRun(TombstonedRun):
 
     @property
     def is_long(self) -> bool:
-        """Whether the run is longer than those that merging makes."""
-        return self.height > 2 * RUN_ROWS
+        """Whether the run is longer than those that merging makes, and can be cut."""
+        return self.height > 2 * RUN_ROWS and not self._is_of_one_key
 
-    def pieces(self) -> list[TableRun]:
-        """Return this run, or shorter ones with its rows if it is long."""
+    def pieces(self, keys: Sequence[str] | None = None) -> list[TableRun]:
+        """Return this run, or shorter ones with its rows if it is long.
+
+        `keys`: the columns of keys whose rows follow each other, and stay in one run; None if they need not.
+        """
         if not self.is_long:
             return [self]
         frame = self.living.frame
-        return [TableRun(frame.slice(start, RUN_ROWS)) for start in range(0, frame.height, RUN_ROWS)]
+        starts = np.arange(0, frame.height, RUN_ROWS)
+        if keys is not None:
+            codes, _ = codes_of(frame.select(keys))
+            firsts = np.append(0, np.flatnonzero(codes[1:] != codes[:-1]) + 1)
+            starts = np.unique(firsts[np.searchsorted(firsts, starts, "right") - 1])
+            if len(starts) == 1:
+                self._is_of_one_key = True
+                return [self]
+        ends = [*starts[1:].tolist(), frame.height]
+        return [TableRun(frame.slice(start, end - start)) for start, end in zip(starts.tolist(), ends, strict=True)]
 
     def tidied(self) -> TableRun:
         """Return a run without removed rows if there are many of them; otherwise this one."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import numpy as np
 import polars as pl
@@ -73,6 +73,8 @@ class TableState(DeclaredState):
     """
 
     kind = "table"
+    _keeps_keys_together: ClassVar[bool] = False
+    """Whether the rows of a key, which then follow each other, stay in one run."""
 
     def __init__(
         self,
@@ -255,7 +257,8 @@ class TableState(DeclaredState):
         """Return the runs, none of them very long: to remove a row costs something for each row of its run."""
         runs = self._table_runs()
         if any(run.is_long for run in runs):
-            runs = [piece for run in runs for piece in run.pieces()]
+            keys = self._layout.keys if self._keeps_keys_together else None
+            runs = [piece for run in runs for piece in run.pieces(keys)]
             self._hold(runs, self._whole)
         return runs
 
