@@ -21,11 +21,11 @@ from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.operators.bad_records import BadRecords
+from midstream.engine.operators.event_time_column import FIRST_TIME_US, LAST_TIME_US
 from midstream.engine.state.safe_pickle import OwnCode
 
 T = TypeVar("T")
 OFFSET_MAX: Final = 2**63 - 1
-TIME_US_MAX: Final = 2**62
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -408,9 +408,10 @@ def checked_discovery(found: object) -> Discovery:
 
 def _check_min_time(split: Split) -> None:
     at = split.min_time_us
-    if at is not None and (type(at) is not int or abs(at) > TIME_US_MAX):
+    if at is not None and (type(at) is not int or not FIRST_TIME_US <= at <= LAST_TIME_US):
         raise ConfigError(
-            f"split {split.id!r} has min_time_us={at!r}, which is not a whole number of microseconds since 1970"
+            f"split {split.id!r} has min_time_us={at!r}; it must be a whole number of microseconds since 1970, in the years 1 "
+            "to 9999"
         )
 
 
