@@ -36,7 +36,7 @@ class Split(msgspec.Struct, frozen=True):
     `offset`: where to resume: 0 for a new split, else whatever the reader returned with the last batch it emitted.
     `follows`: it continues where the split listed before it ends, as the next part of a file does, so the rows of both
     are in order. Event time then does not wait for it to be assigned. The coordinator keeps `follows` only if the
-    discovery listed nothing but such a chain up to this split.
+    discovery listed nothing but such a chain.
     `min_time_us`: no row of the split has an earlier event time, in microseconds since 1970 (`DiscoveryContext.event_time`);
     None if that is not known. Event time waits for a split that is still to be assigned only from there on, so list those
     of a backlog in the order of their times.
