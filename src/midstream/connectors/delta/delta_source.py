@@ -390,9 +390,12 @@ def _min_times_us(actions: pa.Table, event_time: str | None) -> list[int | None]
     """Return the earliest event time of each file, see `Split`. Of other columns, the statistics may have values that
     Python cannot hold, such as a date after the year 9999.
     """
-    minima = actions.column("min") if "min" in actions.column_names else None
-    index = -1 if minima is None or event_time is None else minima.type.get_field_index(event_time)
+    unknown: list[int | None] = [None] * actions.num_rows
+    if event_time is None or "min" not in actions.column_names:
+        return unknown
+    minima = actions.column("min")
+    index = minima.type.get_field_index(event_time)
     if index < 0 or not pa.types.is_timestamp(minima.type.field(index).type):
-        return [None] * actions.num_rows
+        return unknown
     found = pc.struct_field(minima, [index])
     return [checked_time_us(time_us) for time_us in found.cast(pa.int64()).to_pylist()]
