@@ -173,6 +173,7 @@ def test_topics_are_named_with_the_first_server() -> None:
     [
         ("postgresql://etl:secret@db/shop", "postgres://db:5432/shop.s.t"),
         ("host=a,b port=6000,6001 user=etl password=secret", "postgres://a:6000/etl.s.t"),
+        ("postgresql://etl:secret@[::1]/shop", "postgres://[::1]:5432/shop.s.t"),
         ("host=/run/postgresql dbname=shop", "postgres://localhost:5432/shop.s.t"),
         ("", "postgres://from-env:5433/db-env.s.t"),
     ],
