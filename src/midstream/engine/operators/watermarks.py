@@ -10,10 +10,12 @@ same task (see `Splits`), this holds:
 
 So a row is late only if it is older than a row of its own split by more than the delay, or if its split was found after event
 time had passed the row, or if its split was idle. A split that ends is never idle. One without an end is idle if no row
-arrived for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end hold nothing back. If the
-source is in another task, splits cannot be distinguished, and the whole stream counts as one split.
+arrived for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end
+hold nothing back. If the source is in another task, splits cannot be distinguished, and the whole stream counts as one
+split.
 
-None of this is in a checkpoint: after a restore a split begins as one without a row, which can only delay a watermark; the watermarks emitted before are in the chain's snapshot.
+None of this is in a checkpoint: after a restore a split begins as one without a row, which can only delay a watermark; the
+watermarks emitted before are in the chain's snapshot.
 """
 
 from __future__ import annotations
