@@ -12,7 +12,8 @@ from decimal import Decimal
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import polars as pl
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyiceberg.manifest import DataFile
 from pyiceberg.types import TimestamptzType
 from table_worlds import CONTEXT, LONG_AGO, NESTED, WORLDS, DeltaWorld, IcebergWorld, Job, TableWorld, read
 
@@ -27,6 +29,7 @@ from effort import examples
 from midstream import testing
 from midstream.connectors.files import table_source
 from midstream.connectors.files.table_files import TableFile, packed, unpacked
+from midstream.connectors.iceberg.iceberg_files import min_time_us
 from midstream.engine.core.errors import ConfigError, DataError, SchemaError, StorageError
 from midstream.engine.operators.source_api import Split
 
@@ -94,6 +97,31 @@ def test_files_have_the_earliest_event_time_of_their_statistics_and_are_read_in_
     assert days_of(world.source(watch=True).discover(None, context).splits) == [None, -20_000.25, 3.5, 6, 8]
     world.delete_positions(7)
     assert days_of(world.source().discover(None, context).splits)[0] is None
+
+
+def test_statistics_of_other_columns_may_have_dates_that_python_lacks(tmp_path):
+    world = DeltaWorld(tmp_path)
+    until = pa.array([3_000_000], pa.int32()).cast(pa.date32())  # the year 10183
+    world.create(pa.schema([*TIMED, ("until", until.type)]))
+    world.add(at(5).append_column("until", until))
+    for time, days in (("at", 5), ("until", None), (None, None)):
+        context = replace(CONTEXT, event_time=time)
+        assert days_of(world.source(columns=["n", "at"]).discover(None, context).splits) == [days]
+
+
+def test_an_event_time_in_the_statistics_that_no_row_may_have_is_ignored(tmp_path):
+    wrong_us = 1_767_225_600_000_000_000  # nanoseconds
+    world = DeltaWorld(tmp_path)
+    world.create(TIMED)
+    world.add(pa.table({"n": [1], "at": pa.array([wrong_us], TIMED.field("at").type)}))
+    assert days_of(world.source().discover(None, replace(CONTEXT, event_time="at")).splits) == [None]
+    found = [
+        min_time_us(
+            cast("DataFile", SimpleNamespace(lower_bounds={7: bound.to_bytes(8, "little")})), 7, TIMED.field("at")
+        )
+        for bound in (wrong_us, 5)
+    ]
+    assert found == [None, 5]
 
 
 def test_a_column_that_became_event_time_under_another_name_has_its_own_statistics(tmp_path):

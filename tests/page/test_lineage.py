@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import polars as pl
@@ -25,14 +26,15 @@ from midstream.connectors import (
     KafkaSource,
     PrintSink,
 )
-from midstream.connectors.common.dataset_uris import file_uri, server_uri
+from midstream.connectors.common.dataset_uris import file_uri, location_uri, server_uri
 from midstream.connectors.postgres.connections import dataset
 from midstream.engine.core.errors import ConfigError, JobError
+from midstream.engine.graph.graph_builder import build_job_graph
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.page import lineage
 from midstream.page.job_observers import end_observing
-from midstream.page.lineage import RunEvents, dataset_of, open_lineage
+from midstream.page.lineage import Lineage, RunEvents, dataset_of, open_lineage
 from midstream.runtime.process.process_slots import ProcessSlots
 from sample_status import sample
 from waiting import until
@@ -74,10 +76,35 @@ def test_a_job_that_has_ended_before_it_was_seen_has_a_start_and_an_end(state: s
         ("kafka://broker:9092/orders?", "kafka://broker:9092", "orders?"),
         ("postgres://db:5432/shop.public.orders", "postgres://db:5432", "shop.public.orders"),
         ("abfss://in@account.dfs.core.windows.net/x", "abfss://in@account.dfs.core.windows.net", "x"),
+        ("abfss://in:secret@a.dfs.core.windows.net/x", "abfss://in@a.dfs.core.windows.net", "x"),
+        ("mysql://root:secret@db:3306/shop.orders", "mysql://db:3306", "shop.orders"),
+        ("s3://bucket", "s3://bucket", "/"),
+        ("file://nas/share", "file://nas", "/share"),
     ],
 )
 def test_a_uri_is_split_as_openlineage_names_datasets(uri: str, namespace: str, name: str) -> None:
     assert dataset_of(uri) == (namespace, name)
+
+
+@pytest.mark.parametrize(
+    "uris", [None, 7, "s3://bucket/a", b"s3://b/a", [None], [b"s3://b/a"], ["orders"], [""], ["s3://"]]
+)
+def test_what_is_no_list_of_uris_is_no_dataset_and_hides_no_other(
+    uris: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openlineage.client")
+    monkeypatch.setattr(PrintSink, "datasets", lambda self: uris)
+    env = Environment("rubbish")
+    numbers = env.generate(lambda i: {"n": i}, count=10)
+    numbers.print()
+    numbers.write_parquet("out").uid("out")
+    sent: list[Any] = []
+    observer = Lineage(
+        cast("Any", SimpleNamespace(emit=sent.append)), build_job_graph(env.program.graph, env.program.config), "shop"
+    )
+    observer.observe(at(1_500, "finished"))
+    assert [[each.name for each in event.outputs] for event in sent] == 2 * [[str(Path("out").absolute())]]
+    assert any("print: the datasets are not known" in record.message for record in caplog.records)
 
 
 class Abroad:
@@ -107,6 +134,20 @@ def test_a_local_file_is_named_by_its_absolute_path() -> None:
 
 
 @pytest.mark.parametrize(
+    ("location", "uri"),
+    [
+        ("file:/lake/s/t", "file:///lake/s/t"),
+        ("/lake/s/t:1", "file:///lake/s/t:1"),
+        ("file:///lake/s/t", "file:///lake/s/t"),
+        ("s3a://bucket/s/t/", "s3://bucket/s/t"),
+        ("hdfs://name:8020/s/t", "hdfs://name:8020/s/t"),
+    ],
+)
+def test_locations_of_tables_are_named_as_files_are(location: str, uri: str) -> None:
+    assert location_uri(location) == uri
+
+
+@pytest.mark.parametrize(
     ("server", "uri"),
     [
         ("b", "kafka://b:9092/t"),
@@ -132,6 +173,7 @@ def test_topics_are_named_with_the_first_server() -> None:
     [
         ("postgresql://etl:secret@db/shop", "postgres://db:5432/shop.s.t"),
         ("host=a,b port=6000,6001 user=etl password=secret", "postgres://a:6000/etl.s.t"),
+        ("postgresql://etl:secret@[::1]/shop", "postgres://[::1]:5432/shop.s.t"),
         ("host=/run/postgresql dbname=shop", "postgres://localhost:5432/shop.s.t"),
         ("", "postgres://from-env:5433/db-env.s.t"),
     ],

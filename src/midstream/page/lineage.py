@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 
+from midstream.connectors.common.dataset_uris import without_password
 from midstream.engine.core.errors import ConfigError, text_of
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.operators.table_join import TableJoinOperator
@@ -73,19 +73,19 @@ class _End:
     name: str
     owner: HasDatasets
     columns: pa.Schema | None
-    uris: Sequence[str] = ()
-    """The datasets, once they are known."""
+    datasets: Sequence[tuple[str, str]] = ()
+    """The namespaces and names of the datasets, once they are known."""
 
 
-def dataset_of(uri: str) -> tuple[str, str]:
-    """Return OpenLineage's namespace and name of a dataset."""
-    url = urlsplit(uri)
-    scheme = url.scheme
-    namespace = "file" if scheme == "file" and not url.netloc else f"{scheme}://{url.netloc}"
-    path = uri.partition("://")[2].removeprefix(
-        url.netloc
-    )  # names of tables and topics are not URLs: '?' and '#' belong to them
-    return namespace, path if scheme in _PATHS_OF_ROOT else path.lstrip("/")
+def dataset_of(uri: object) -> tuple[str, str]:
+    """Return OpenLineage's namespace and name of a dataset. Raises ValueError for what is no URI."""
+    scheme, _, rest = uri.partition("://") if isinstance(uri, str) else ("", "", "")
+    if not (scheme and rest):
+        raise ValueError(f"{uri!r} is not a URI such as s3://bucket/orders")
+    server, _, path = rest.partition("/")  # names of tables and topics are not URLs: '?' and '#' belong to them
+    server = without_password(scheme, server)
+    namespace = "file" if scheme == "file" and not server else f"{scheme}://{server}"
+    return namespace, f"/{path}" if scheme in _PATHS_OF_ROOT else path.lstrip("/") or "/"
 
 
 def _inputs_of(graph: JobGraph) -> Iterator[_End]:
@@ -185,14 +185,21 @@ class Lineage:
         """Return the datasets as OpenLineage has them, each once."""
         made: dict[tuple[str, str], Any] = {}
         for end in ends:
-            if not end.uris:
+            if not end.datasets:
                 try:
-                    end.uris = tuple(end.owner.datasets())
+                    end.datasets = _datasets_of(end.owner)
                 except Exception as error:  # noqa: BLE001 - a user's own source may raise anything; asked again for the next event
                     _log.warning("%s: the datasets are not known for its lineage: %s", end.name, text_of(error))
-            for namespace, name in map(dataset_of, end.uris):
+            for namespace, name in end.datasets:
                 made.setdefault((namespace, name), make(namespace, name, facets=_columns(end.columns)))
         return list(made.values())
+
+
+def _datasets_of(owner: HasDatasets) -> list[tuple[str, str]]:
+    uris: object = owner.datasets()
+    if isinstance(uris, str) or not isinstance(uris, Iterable):
+        raise ValueError(f"datasets() returned {uris!r}, which is not a list of URIs")
+    return [dataset_of(uri) for uri in uris]
 
 
 def _time(ms: int) -> datetime:

@@ -105,6 +105,16 @@ def test_splits_that_are_found_are_those_that_are_read_and_stored() -> None:
             checked_discovery(Discovery(other, b"", exhausted=True))
 
 
+@pytest.mark.parametrize("time_us", [1.5, True, "2026", 1_767_225_600_000_000_000, -(2**62)])
+def test_an_earliest_time_that_no_row_may_have_is_refused(time_us: Any) -> None:
+    """A number of nanoseconds would let event time pass all rows of the split."""
+    found = Discovery((Split("a", b"", min_time_us=time_us),), b"", exhausted=True)
+    with pytest.raises(
+        ConfigError, match=r"split 'a' has min_time_us=.*microseconds since 1970, in the years 1 to 9999"
+    ):
+        checked_discovery(found)
+
+
 @pytest.mark.parametrize(
     ("read", "named"),
     [

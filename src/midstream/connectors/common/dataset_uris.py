@@ -21,11 +21,27 @@ def file_uri(given: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem, p
     url = urlsplit(os.fspath(given))
     if not url.scheme or not url.netloc:
         return f"{_SCHEMES.get(filesystem.type_name, filesystem.type_name)}://{path.lstrip('/')}"
-    user, _, host = url.netloc.rpartition("@")
+    server = without_password(url.scheme, url.netloc)
+    return f"{_SCHEMES.get(url.scheme, url.scheme)}://{server}{url.path.rstrip('/')}"
+
+
+def location_uri(location: str) -> str:
+    """Return the URI of a location in the metadata of a table: a URL, or a path of the local filesystem."""
+    scheme, colon, path = location.partition(":")
+    if not colon or "/" in scheme:
+        return f"file://{location}"
+    if not path.startswith("//"):  # as Hadoop writes it: file:/lake/orders
+        return f"{scheme}://{path}"
+    return f"{_SCHEMES.get(scheme, scheme)}:{path.rstrip('/')}"
+
+
+def without_password(scheme: str, server: str) -> str:
+    """Return the server of a URL without the user, whose name may be followed by a password; where the container of a
+    storage account stands in the user's place, with that.
+    """
+    user, _, host = server.rpartition("@")
     container = user.partition(":")[0]
-    if container and url.scheme in _CONTAINER_AS_USER:
-        host = f"{container}@{host}"
-    return f"{_SCHEMES.get(url.scheme, url.scheme)}://{host}{url.path.rstrip('/')}"
+    return f"{container}@{host}" if container and scheme in _CONTAINER_AS_USER else host
 
 
 def server_uri(scheme: str, server: str, default_port: int, name: str) -> str:

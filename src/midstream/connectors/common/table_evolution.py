@@ -87,7 +87,7 @@ def evolution(
 def missing(
     stream: pa.Schema, table: pa.Schema, system: TableSystem, fixed: Collection[str], where: str
 ) -> tuple[Change, ...]:
-    """Return the fields of the stream that the table lacks, whatever the types of others. Raises as `evolution` does."""
+    """Return the fields of the stream that the table lacks, and compare no types. Raises as `evolution` does."""
     plan = _Plan(system, frozenset(fixed), where, checks_types=False)
     plan.compare(stream, table, ())
     return tuple(plan.added)

@@ -54,7 +54,7 @@ def evolve(
 
 
 def add_missing(table: DeltaTable, stream: pa.Schema, key: Sequence[str], where: str) -> None:
-    """Add the columns of the stream that the table lacks, whatever the types of others. Raises as `evolve` does."""
+    """Add the columns of the stream that the table lacks, and compare no types. Raises as `evolve` does."""
     _add(table, missing(stream, schema_of(table), _DELTA, _fixed(table, key), where))
 
 

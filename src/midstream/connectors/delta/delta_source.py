@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 
 from midstream.connectors.common.dataset_uris import file_uri
@@ -32,11 +33,11 @@ from midstream.connectors.delta.delta_log import (
 )
 from midstream.connectors.files.table_files import (
     TableFile,
+    checked_time_us,
     constant_text,
     deleted_rows_of,
     open_table_file,
     packed,
-    time_us_of,
 )
 from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
 from midstream.engine.core.config import Duration
@@ -212,12 +213,10 @@ class DeltaSource(TableSource):
         paths = list(map(str, actions.column("path").to_pylist()))
         sizes = map(int, actions.column("size_bytes").to_numpy())
         deleted = self._deleted_rows(table, set(paths))
-        minima = [row or {} for row in actions.column("min").to_pylist()] if "min" in actions.column_names else []
-        times = [time_us_of(each.get(event_time)) for each in minima] if event_time is not None else []
-        for row, (path, size) in enumerate(zip(paths, sizes, strict=True)):
+        times = _min_times_us(actions, event_time)
+        for row, (path, size, time_us) in enumerate(zip(paths, sizes, times, strict=True)):
             values = {name: partitions[row][name] for name in names} if partitions is not None else {}
             constants = constants_of({name: constant_text(value) for name, value in values.items()})
-            time_us = times[row] if times else None
             yield TableFile(
                 unquote(path), size, table.version(), constants, deleted.get(path, b""), min_time_us=time_us
             )
@@ -385,3 +384,18 @@ class DeltaSource(TableSource):
                 "tables cannot be read"
             )
         return self.filesystem, below(self.filesystem, self.directory, file.path)
+
+
+def _min_times_us(actions: pa.Table, event_time: str | None) -> list[int | None]:
+    """Return the earliest event time of each file, see `Split`. Of other columns, the statistics may have values that
+    Python cannot hold, such as a date after the year 9999.
+    """
+    unknown: list[int | None] = [None] * actions.num_rows
+    if event_time is None or "min" not in actions.column_names:
+        return unknown
+    minima = actions.column("min")
+    index = minima.type.get_field_index(event_time)
+    if index < 0 or not pa.types.is_timestamp(minima.type.field(index).type):
+        return unknown
+    found = pc.struct_field(minima, [index])
+    return [checked_time_us(time_us) for time_us in found.cast(pa.int64()).to_pylist()]

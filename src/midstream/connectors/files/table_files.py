@@ -33,6 +33,7 @@ from midstream.engine.core.arrow_types import (
     maps,
 )
 from midstream.engine.core.errors import DataError, StorageError
+from midstream.engine.operators.event_time_column import FIRST_TIME_US, LAST_TIME_US
 from midstream.engine.operators.source_api import SplitReader
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -64,18 +65,22 @@ class TableFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 def time_us_of(value: object) -> int | None:
-    """Return a time of a table's statistics, or its text, in microseconds since 1970; None for anything else.
+    """Return a time that statistics have as text, in microseconds since 1970; None for anything else.
 
     Without a time zone it is in UTC, as everywhere in the engine.
     """
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            return None
-    if not isinstance(value, datetime):
+    if not isinstance(value, str):
         return None
-    return ((value if value.tzinfo is not None else value.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return ((found if found.tzinfo is not None else found.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+
+
+def checked_time_us(time_us: int | None) -> int | None:
+    """Return a time of statistics, or None if no row can have it as its event time: such statistics are wrong."""
+    return time_us if time_us is not None and FIRST_TIME_US <= time_us <= LAST_TIME_US else None
 
 
 def packed(deleted: np.ndarray[Any, Any]) -> bytes:

@@ -64,7 +64,8 @@ class Evolving:
     def evolved(self, there: CatalogTable, table: Table, check: Callable[[pa.Schema], object]) -> Table:
         """Return the table with all that it needs to hold the stream.
 
-        `check`: raises for columns of the table that the sink cannot write to. Raises SchemaError for a column that it cannot hold; LostRaceError, CommitUnknownError, or what the catalog raises.
+        `check`: raises for columns of the table that the sink cannot write to. Raises SchemaError for a column that the
+        table cannot hold; LostRaceError, CommitUnknownError, or what the catalog raises.
         """
         columns = columns_of(table.metadata.schema())
         plan = evolution(self.stream, columns, _ICEBERG, self._fixed(table), there.where)
@@ -72,9 +73,7 @@ class Evolving:
         return _changed(there, table, plan.added, plan.widened)
 
     def completed(self, there: CatalogTable, table: Table, where: str) -> Table:
-        """Return the table with the columns of the stream that it lacks, whatever the types of others. Raises as `evolved`
-        does.
-        """
+        """Return the table with the columns of the stream that it lacks; types are not compared. Raises as `evolved` does."""
         added = missing(self.stream, columns_of(table.metadata.schema()), _ICEBERG, self._fixed(table), where)
         return _changed(there, table, added, ())
 

@@ -12,7 +12,7 @@ import pyarrow.fs
 import pyarrow.parquet
 
 from midstream.connectors.files.file_formats import explained
-from midstream.connectors.files.table_files import constant_text, row_count_of
+from midstream.connectors.files.table_files import checked_time_us, constant_text, row_count_of
 from midstream.engine.core.arrow_types import is_list_of_any_length
 from midstream.engine.core.batches import canonical_type
 from midstream.engine.core.errors import DataError
@@ -145,7 +145,7 @@ def min_time_us(file: DataFile, field_id: int, column: pa.Field[Any]) -> int | N
     is_time = pa.types.is_timestamp(column.type) and column.type.unit == "us"
     if not is_time or bound is None or len(bound) != _TIME_BYTES:  # that of a date has fewer, which became a time later
         return None
-    return int.from_bytes(bound, "little", signed=True)
+    return checked_time_us(int.from_bytes(bound, "little", signed=True))
 
 
 def deleted_rows(

@@ -33,6 +33,7 @@ import pyarrow.fs
 import xxhash
 
 from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
+from midstream.connectors.common.dataset_uris import location_uri
 from midstream.connectors.common.filesystem import delete_if_there
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import check_columns, checked_key, written_columns
@@ -199,7 +200,7 @@ class IcebergSink(Sink):
         return there.opened()
 
     def datasets(self) -> Sequence[str]:
-        return [self._on_driver().opened().location()]
+        return [location_uri(self._on_driver().opened().location())]
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         """Raise StorageError if files of these were deleted before their commit, ConfigError if they are elsewhere."""

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.fs
 
+from midstream.connectors.common.dataset_uris import location_uri
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.files.table_files import TableFile, open_table_file
 from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
@@ -139,7 +140,7 @@ class IcebergSource(TableSource):
         return {**self.__dict__, "_table": None}
 
     def datasets(self) -> Sequence[str]:
-        return [self._opened().location()]
+        return [location_uri(self._opened().location())]
 
     def _files_of(self, table: Table, chosen: Sequence[str], filesystem: pyarrow.fs.FileSystem | None) -> _TableAccess:
         from pyiceberg.io.pyarrow import schema_to_pyarrow

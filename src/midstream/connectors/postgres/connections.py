@@ -53,6 +53,8 @@ def dataset(dsn: str, table: str) -> str:
     database = said.get("dbname") or os.environ.get("PGDATABASE") or user
     if host.startswith(("/", "@")):  # the directory of a socket
         host = "localhost"
+    if ":" in host:  # an IPv6 address
+        host = f"[{host}]"
     return f"postgres://{host}:{port}/{database}.{table}"
 
 

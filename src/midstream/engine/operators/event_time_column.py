@@ -31,8 +31,8 @@ Int64s = npt.NDArray[np.int64]
 
 _EPOCH: Final = datetime(1970, 1, 1)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_FIRST_US: Final = (datetime.min - _EPOCH) // _MICROSECOND
-_LAST_US: Final = (datetime.max - _EPOCH) // _MICROSECOND
+FIRST_TIME_US: Final = (datetime.min - _EPOCH) // _MICROSECOND
+LAST_TIME_US: Final = (datetime.max - _EPOCH) // _MICROSECOND
 _NAMES: Final = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
@@ -73,7 +73,7 @@ class EventTime:
     @property
     def last(self) -> int:
         """The last time of the year 9999, in the column's own unit; for nanoseconds the last one that there is."""
-        return self.from_us(_LAST_US)
+        return self.from_us(LAST_TIME_US)
 
     def native(self, batch: pa.RecordBatch, room: int = 0) -> Int64s:
         """Return the times of the rows as int64 in the column's own unit; adding or subtracting `room` does not
@@ -88,7 +88,7 @@ class EventTime:
             raise null_error(f"{self._where}: event-time column {self.column!r}", batch, row, cure)
         times: Int64s = column.view(pa.int64()).to_numpy(zero_copy_only=True)
         if len(times):
-            first = max(self.from_us(_FIRST_US), MIN_WATERMARK_US + room) + self._is_end
+            first = max(self.from_us(FIRST_TIME_US), MIN_WATERMARK_US + room) + self._is_end
             last = min(self.last, MAX_WATERMARK_US - max(room, 1)) + self._is_end  # the end comes after all
             if not (first <= times.min() and times.max() <= last):
                 raise self._outside(batch, times, first, last)

@@ -21,11 +21,11 @@ from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.operators.bad_records import BadRecords
+from midstream.engine.operators.event_time_column import FIRST_TIME_US, LAST_TIME_US
 from midstream.engine.state.safe_pickle import OwnCode
 
 T = TypeVar("T")
 OFFSET_MAX: Final = 2**63 - 1
-TIME_US_MAX: Final = 2**62
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Split(msgspec.Struct, frozen=True):
     `offset`: where to resume: 0 for a new split, else whatever the reader returned with the last batch it emitted.
     `follows`: it continues where the split listed before it ends, as the next part of a file does, so the rows of both
     are in order. Event time then does not wait for it to be assigned. The coordinator keeps `follows` only if the
-    discovery listed nothing but such a chain up to this split.
+    discovery listed nothing but such a chain.
     `min_time_us`: no row of the split has an earlier event time, in microseconds since 1970 (`DiscoveryContext.event_time`);
     None if that is not known. Event time waits for a split that is still to be assigned only from there on, so list those
     of a backlog in the order of their times.
@@ -408,9 +408,10 @@ def checked_discovery(found: object) -> Discovery:
 
 def _check_min_time(split: Split) -> None:
     at = split.min_time_us
-    if at is not None and (type(at) is not int or abs(at) > TIME_US_MAX):
+    if at is not None and (type(at) is not int or not FIRST_TIME_US <= at <= LAST_TIME_US):
         raise ConfigError(
-            f"split {split.id!r} has min_time_us={at!r}, which is not a whole number of microseconds since 1970"
+            f"split {split.id!r} has min_time_us={at!r}; it must be a whole number of microseconds since 1970, in the years 1 "
+            "to 9999"
         )
 
 

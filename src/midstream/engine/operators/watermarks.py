@@ -6,14 +6,16 @@ same task (see `Splits`), this holds:
 
     The watermark never passes the progress of an open split that is not idle. A split without a row has none, unless its
     source knows the earliest time that a row may have: then that counts as seen. Nor does the watermark pass the progress
-    of a split that waits to be assigned and was found together with those being read, unless it follows all of them.
+    of a split that waits to be assigned and was found together with those being read, unless each of these follows another.
 
 So a row is late only if it is older than a row of its own split by more than the delay, or if its split was found after event
 time had passed the row, or if its split was idle. A split that ends is never idle. One without an end is idle if no row
-arrived for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end hold nothing back. If the
-source is in another task, splits cannot be distinguished, and the whole stream counts as one split.
+arrived for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end
+hold nothing back. If the source is in another task, splits cannot be distinguished, and the whole stream counts as one
+split.
 
-None of this is in a checkpoint: after a restore a split begins as one without a row, which can only delay a watermark; the watermarks emitted before are in the chain's snapshot.
+None of this is in a checkpoint: after a restore a split begins as one without a row, which can only delay a watermark; the
+watermarks emitted before are in the chain's snapshot.
 """
 
 from __future__ import annotations

@@ -475,15 +475,14 @@ def _next_reader(state: _State) -> TaskId | None:
 
 
 def _without_follows(splits: Sequence[Split]) -> list[Split]:
-    """Return the splits with `follows` cleared, unless a split follows all splits found before it.
+    """Return the splits with `follows` cleared, unless each of them follows the one before.
 
-    Of several files, event time also waits for the second part of one: once its first part has been read, only other
+    Among several files, event time also waits for the second part of one: once its first part has been read, only other
     files would hold event time back for it, and these may be far ahead, or end.
     """
-    kept = 1
-    while kept < len(splits) and splits[kept].follows:
-        kept += 1
-    return [*splits[:kept], *(msgspec.structs.replace(split, follows=False) for split in splits[kept:])]
+    if all(split.follows for split in splits[1:]):
+        return [*splits]
+    return [msgspec.structs.replace(split, follows=False) for split in splits]
 
 
 def _held_back_at_us(split: Split) -> int:
