@@ -85,6 +85,8 @@ class Submission:
         address = PageAddress.of(page)
         observers = [each for each in (open_traces(), open_lineage(graph)) if each is not None]
         with ExitStack() as undo:
+            for observer in observers:
+                undo.callback(observer.close)
             served = open_page(address, plan.config.name)
             if served is not None:
                 undo.callback(served.end)
