@@ -231,7 +231,9 @@ def _attempt_id(drift: SourceDrift, attempt: int) -> _AttemptId:
 def _backlogs(drift: SourceDrift, vertices: frozenset[int]) -> frozenset[int]:
     """Return the sources that have splits which wait to be assigned."""
     splits = owner_of(drift).sources
-    return frozenset(each for each in vertices if splits.has_backlog(each))
+    return frozenset(
+        each for each in vertices if splits._discovers and splits._by_vertex[each].waiting_from_us < MAX_WATERMARK_US
+    )
 
 
 @contextmanager

@@ -350,3 +350,27 @@ def test_a_run_with_few_rows_left_is_written_again_and_found_by_the_same_codes()
     assert again.frame["k"].to_list() == [1, 3, 2]
     with patch.object(table_runs, "codes_of", side_effect=AssertionError("made again")):
         assert again.positions(codes, ["k"]).tolist() == [0, 1]
+
+
+@given(
+    st.lists(st.integers(1, 9), max_size=12),
+    st.integers(1, 4),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+)
+def test_pieces_of_a_long_run_have_its_rows_and_all_of_a_key_if_they_must(
+    sizes: list[int], run_rows: int, random: Any, together: bool
+) -> None:
+    frame = pl.DataFrame({"k": [str(k) for k, size in enumerate(sizes) for _ in range(size)]}, {"k": pl.String})
+    frame = frame.with_row_index("n")
+    run = TableRun(frame)
+    gone = sorted(random.sample(range(frame.height), random.randint(0, frame.height)))
+    if gone:
+        run.remove(np.array(gone, np.int64))
+    with patch.object(table_runs, "RUN_ROWS", run_rows):
+        pieces = run.pieces(["k"] if together else None)
+    rows = [row for piece in pieces for row in piece.living.frame.rows()]
+    assert rows == [row for row in frame.rows() if row[0] not in gone]
+    if together:
+        keys = [key for piece in pieces for key in piece.living.frame["k"].unique()]
+        assert len(keys) == len(set(keys))

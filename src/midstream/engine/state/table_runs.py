@@ -225,6 +225,8 @@ class TableRun(TombstonedRun):
             return [self]
         frame = self.living.frame
         starts = np.arange(0, frame.height, RUN_ROWS)
+        if not frame.height:
+            return []
         if keys is not None:
             codes, _ = codes_of(frame.select(keys))
             firsts = np.append(0, np.flatnonzero(codes[1:] != codes[:-1]) + 1)
