@@ -732,7 +732,7 @@ def test_a_column_that_was_added_stays_when_the_rows_are_rolled_back(request, mo
     sink.check_rollback(output, 1)
     if is_killed and kind == "delta":
         with monkeypatch.context() as patch:
-            patch.setattr(sink, "_keep_columns", lambda table: None)
+            patch.setattr(sink, "_restore_columns", lambda table: None)
             sink.roll_back(output, 1, ())
         assert world.columns() == ["id", "name"], "deltalake sets the schema back as well"
     for _ in range(2):

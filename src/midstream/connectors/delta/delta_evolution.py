@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ADDED: Final = "ADD COLUMN"
 """The operation of a version that adds columns, as the log has it."""
-_SET_BACK: Final = "RESTORE"
+_RESTORE: Final = "RESTORE"
 _UNFIT: Final = frozenset(" ,;{}()\n\t=")
 """Characters that names in tables without column mapping cannot have: Spark refuses to write to such tables."""
 _OF_CHANGE_FEED: Final = frozenset(("_change_type", "_commit_version", "_commit_timestamp"))
@@ -58,10 +58,10 @@ def add_missing(table: DeltaTable, stream: pa.Schema, key: Sequence[str], where:
     _add(table, missing(stream, schema_of(table), _DELTA, _fixed(table, key), where))
 
 
-def keep_columns(table: DeltaTable, opened: Callable[[], DeltaTable], where: str) -> None:
+def restore_columns(table: DeltaTable, opened: Callable[[], DeltaTable], where: str) -> None:
     """If the newest version has set the table back, add the columns again that were added since."""
     newest = table.version()
-    if newest > 0 and table.history(1)[0].get("operation") == _SET_BACK:
+    if newest > 0 and table.history(1)[0].get("operation") == _RESTORE:
         before = opened()
         before.load_as_version(newest - 1)
         _add(table, missing(schema_of(before), schema_of(table), _DELTA._replace(unfit=lambda name: None), (), where))

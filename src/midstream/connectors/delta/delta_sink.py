@@ -282,7 +282,7 @@ class DeltaSink(Sink):
         # also those that have committed nothing: the first commit of one may be under way
         ended = {app: _SUPERSEDED + min(_checkpoint_of(marks.get(app, 0)), after) for app in _applications(output)}
         if ended == marks:
-            self._keep_columns(table)
+            self._restore_columns(table)
             return
         version, newest = self._version_before(table, output, after), table.version()
         properties = CommitProperties(app_transactions=[Transaction(app, mark) for app, mark in ended.items()])
@@ -295,15 +295,15 @@ class DeltaSink(Sink):
             _make_log_durable(self, table, newest)
         except (DeltaError, OSError) as error:
             raise StorageError(f"{self._where}: {error}") from error
-        self._keep_columns(table)
+        self._restore_columns(table)
 
-    def _keep_columns(self, table: DeltaTable) -> None:
+    def _restore_columns(self, table: DeltaTable) -> None:
         """If the newest version has set the table back, add the columns again that were added since."""
         from deltalake.exceptions import DeltaError
 
         try:
             newest = table.version()
-            delta_evolution.keep_columns(table, self.opened, self._where)
+            delta_evolution.restore_columns(table, self.opened, self._where)
             _make_log_durable(self, table, newest)
         except (DeltaError, OSError) as error:
             raise StorageError(f"{self._where}: columns of the table cannot be kept: {error}") from error

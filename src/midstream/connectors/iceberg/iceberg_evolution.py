@@ -134,7 +134,7 @@ class Append(RewrittenFiles):
         paths = self._there.existing(table, self._files, self._where)
         self._outdated = self._outdated_of(table, paths)
         current = [file for file, path in zip(self._files, paths, strict=True) if path not in self._outdated]
-        snapshot, new = SnapshotCommit(table), self._written_again(table, checkpoint_id)
+        snapshot, new = SnapshotCommit(table), self._rewritten(table, checkpoint_id)
         self._send(table, snapshot, new, frozenset(), properties, summary, current)
 
     def clean_up(self) -> None:
@@ -152,7 +152,7 @@ class Append(RewrittenFiles):
         filesystem, _ = self._there.data_directory(table)
         return [path for path in paths if _is_outdated(parquet_schema_of(filesystem, path), evolving.stream, table)]
 
-    def _written_again(self, table: Table, checkpoint_id: int) -> list[IcebergFile]:
+    def _rewritten(self, table: Table, checkpoint_id: int) -> list[IcebergFile]:
         if not self._outdated:
             return []
         filesystem, _ = self._there.data_directory(table)
