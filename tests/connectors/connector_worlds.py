@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from midstream.engine.core.errors import MidstreamError
 from midstream.engine.core.interfaces import Done, Failed, Storage
 from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
 from midstream.engine.operators.source_api import DiscoveryContext, Source, Split
@@ -120,3 +121,14 @@ def read_all(source: Source, rows_max: int = 1000, parallelism: int = 1) -> list
 
 def values(rows: Sequence[dict[str, Any]], column: str = "n") -> list[Any]:
     return [row[column] for row in rows]
+
+
+def failure_of(sink: Sink, rows: pa.RecordBatch) -> MidstreamError:
+    """Return the error with which writing these rows fails."""
+    loop = Loop()
+    writer = open_writer(sink, rows.schema, loop)
+    writer.write(rows)
+    loop.run()
+    (error,) = loop.failures
+    assert isinstance(error, MidstreamError)
+    return error

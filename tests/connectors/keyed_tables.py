@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import polars as pl
 import pyarrow as pa
-from connector_worlds import Loop, open_writer
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 
@@ -18,7 +17,6 @@ from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.iceberg.iceberg_catalog import IcebergFile
 from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.engine.core.arrow_types import schema_of
-from midstream.engine.core.errors import MidstreamError
 
 TEXT = pa.large_string()
 USERS = schema_of([("id", pa.int64()), ("name", TEXT), ("op", TEXT)])
@@ -31,16 +29,6 @@ def users(*rows: tuple[Any, ...]) -> pa.RecordBatch:
 
 def rows_of(schema: pa.Schema, *rows: tuple[Any, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-
-
-def failure_of(sink: Any, rows: pa.RecordBatch) -> MidstreamError:
-    loop = Loop()
-    writer = open_writer(sink, rows.schema, loop)
-    writer.write(rows)
-    loop.run()
-    (error,) = loop.failures
-    assert isinstance(error, MidstreamError)
-    return error
 
 
 class KeyedTable(ABC):

@@ -13,9 +13,9 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
-from connector_worlds import Loop, open_writer, written
+from connector_worlds import Loop, failure_of, open_writer, written
 from deltalake import DeltaTable, write_deltalake
-from keyed_tables import TEXT, USERS, failure_of, rows_of, users
+from keyed_tables import TEXT, USERS, rows_of, users
 
 from committers import committer_of
 from machine import limit_s

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
+from connector_worlds import SCHEMA, Loop, batch, failure_of, open_writer, prepared, written
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from committers import committer_of
@@ -24,7 +24,7 @@ from midstream.connectors.delta.delta_files import WrittenFile
 from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.delta.delta_tables import check_features
 from midstream.engine.core.arrow_types import schema_of, to_list
-from midstream.engine.core.errors import ConfigError, InvariantError, MidstreamError, SchemaError, StorageError
+from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 
 
 @pytest.fixture
@@ -36,16 +36,6 @@ def new_sink(table: Path, schema: pa.Schema = SCHEMA, **options: Any) -> DeltaSi
     sink = DeltaSink(table, **options)
     sink.validate(schema, restoring=False)
     return sink
-
-
-def failure_of(sink: DeltaSink, rows: pa.RecordBatch) -> MidstreamError:
-    loop = Loop()
-    writer = open_writer(sink, rows.schema, loop)
-    writer.write(rows)
-    loop.run()
-    (error,) = loop.failures
-    assert isinstance(error, MidstreamError)
-    return error
 
 
 def numbers(table: Path) -> list[int]:

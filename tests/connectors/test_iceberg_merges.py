@@ -14,9 +14,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from connector_worlds import written
+from connector_worlds import failure_of, written
 from iceberg_rest import rest_catalog
-from keyed_tables import TEXT, USERS, failure_of, rows_of, users
+from keyed_tables import TEXT, USERS, rows_of, users
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.manifest import (

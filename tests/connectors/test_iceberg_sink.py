@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
+from connector_worlds import SCHEMA, Loop, batch, failure_of, open_writer, prepared, written
 from iceberg_rest import rest_catalog
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ForbiddenError
@@ -36,7 +36,7 @@ from midstream.connectors.iceberg import iceberg_commits, iceberg_sink, iceberg_
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
 from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.engine.core.arrow_types import schema_of, to_list
-from midstream.engine.core.errors import ConfigError, InvariantError, MidstreamError, SchemaError, StorageError
+from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
 
 NAME = "lake.numbers"
@@ -86,16 +86,6 @@ def snapshots(catalog: Catalog) -> int:
 
 def data_files(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "warehouse").rglob("*.parquet"))
-
-
-def refusal_of(sink: IcebergSink, rows: pa.RecordBatch) -> MidstreamError:
-    loop = Loop()
-    writer = open_writer(sink, rows.schema, loop)
-    writer.write(rows)
-    loop.run()
-    (error,) = loop.failures
-    assert isinstance(error, MidstreamError)
-    return error
 
 
 # ---- exactly once -----------------------------------------------------------
@@ -673,7 +663,7 @@ def test_columns_that_the_stream_lacks_are_null_to_readers(catalog):
         {"n": 2, "more": None, "inner": None},
     ]
     assert len(opened(catalog).scan("more is not null").to_arrow()) == 0
-    refused = refusal_of(sink, pa.record_batch({"n": pa.array([1, None], pa.int64())}))
+    refused = failure_of(sink, pa.record_batch({"n": pa.array([1, None], pa.int64())}))
     assert "column 'n' must have a value, but it is null in a row" in str(refused)
 
 

@@ -1,4 +1,4 @@
-"""The contract of lakehouse tables that take rows by key: what remains, whoever commits, and what is refused before."""
+"""The contract of keyed sinks for lakehouse tables: which rows the table has after commits, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from connector_worlds import Loop, open_writer, written
-from keyed_tables import TEXT, USERS, KeyedDelta, KeyedIceberg, KeyedTable, failure_of, rows_of, users
+from connector_worlds import Loop, failure_of, open_writer, written
+from keyed_tables import TEXT, USERS, KeyedDelta, KeyedIceberg, KeyedTable, rows_of, users
 
 from committers import committer_of
 from midstream.connectors.files import keyed_files
@@ -107,7 +107,7 @@ def test_columns_of_any_name_are_found(there):
 # ---- exactly once ------------------------------------------------------------
 
 
-def test_committing_twice_changes_nothing_whoever_does_it(there):
+def test_a_repeated_commit_changes_nothing_whichever_job_repeats_it(there):
     sink = there.sink()
     first, second = written(sink, users((1, "a", "insert"))), written(sink, users((1, "b", "update")), 2, subtask=1)
     committer = committer_of(sink, "job-a")

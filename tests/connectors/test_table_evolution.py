@@ -145,27 +145,27 @@ class PostgresWorld(World):
     def make(self, **options: Any) -> PostgresSink:
         return PostgresSink(self.place, "users", **options)
 
-    def ask(self, query: str) -> tuple[list[str], list[Any]]:
+    def query(self, sql: str) -> tuple[list[str], list[Any]]:
         with psycopg.connect(self.place, autocommit=True) as connection:
-            cursor = connection.execute(query)
+            cursor = connection.execute(sql)
             names = [column.name for column in cursor.description or ()]
             return names, cursor.fetchall() if names else []
 
     def exists(self) -> bool:
-        return self.ask("SELECT to_regclass('users') IS NOT NULL")[1] == [(True,)]
+        return self.query("SELECT to_regclass('users') IS NOT NULL")[1] == [(True,)]
 
     def rows(self) -> list[dict[str, Any]]:
-        names, rows = self.ask("SELECT * FROM users ORDER BY id")
+        names, rows = self.query("SELECT * FROM users ORDER BY id")
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def columns(self) -> list[str]:
-        return self.ask("SELECT * FROM users LIMIT 0")[0]
+        return self.query("SELECT * FROM users LIMIT 0")[0]
 
     def drop(self, name: str) -> None:
-        self.ask(f"ALTER TABLE users DROP COLUMN {name}")
+        self.query(f"ALTER TABLE users DROP COLUMN {name}")
 
     def add(self, name: str) -> None:
-        self.ask(f"ALTER TABLE users ADD COLUMN {name} text")
+        self.query(f"ALTER TABLE users ADD COLUMN {name} text")
 
 
 @pytest.fixture(params=["delta", "iceberg", pytest.param("postgres", marks=pytest.mark.systems)])
@@ -482,7 +482,7 @@ def test_columns_of_odd_names_are_added(delta, iceberg, name):
 def test_a_column_that_must_have_values_and_is_not_in_the_stream_is_refused_by_name(world):
     fields: list[pa.Field[Any]] = [pa.field("id", pa.int64()), pa.field("must", pa.string(), nullable=False)]
     if isinstance(world, PostgresWorld):
-        world.ask("CREATE TABLE users (id bigint, must text NOT NULL)")
+        world.query("CREATE TABLE users (id bigint, must text NOT NULL)")
     elif isinstance(world, IcebergWorld):
         world.catalog.create_namespace("lake")
         world.catalog.create_table("lake.users", pa.schema(fields))

@@ -120,9 +120,10 @@ def open_lineage(graph: JobGraph, environ: Mapping[str, str] = os.environ) -> Li
             "pip install 'midstream[openlineage]', or set OPENLINEAGE_DISABLED=true"
         ) from error
     try:
-        return Lineage(client(), graph, environ.get("OPENLINEAGE_NAMESPACE", "").strip() or "default")
+        configured = client()
     except Exception as error:  # the transports of others raise what they like
         raise ConfigError(f"{set_by}: OpenLineage refuses its configuration: {text_of(error)}") from error
+    return Lineage(configured, graph, environ.get("OPENLINEAGE_NAMESPACE", "").strip() or "default")
 
 
 class Lineage:

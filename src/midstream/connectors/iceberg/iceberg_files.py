@@ -15,12 +15,13 @@ from midstream.connectors.files.file_formats import explained
 from midstream.connectors.files.table_files import checked_time_us, constant_text, row_count_of
 from midstream.engine.core.arrow_types import is_list_of_any_length
 from midstream.engine.core.batches import canonical_type
-from midstream.engine.core.errors import DataError
+from midstream.engine.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
     from pyiceberg.table.name_mapping import MappedField
 
 _ID: Final = b"PARQUET:field_id"
@@ -146,6 +147,21 @@ def min_time_us(file: DataFile, field_id: int, column: pa.Field[Any]) -> int | N
     if not is_time or bound is None or len(bound) != _TIME_BYTES:  # that of a date has fewer, which became a time later
         return None
     return checked_time_us(int.from_bytes(bound, "little", signed=True))
+
+
+def delete_files_of(table: Table, where: str, snapshot_id: int | None = None) -> dict[str, tuple[str, ...]]:
+    """Return for data files of a snapshot, by default the newest one, the files of position deletes that apply to them.
+
+    Raises ConfigError for deletes by equality.
+    """
+    try:  # by all keys: a filter would hide some deletes by equality
+        tasks = list(table.scan(snapshot_id=snapshot_id).plan_files())
+    except ValueError as error:
+        raise ConfigError(
+            f"{where}: the table has deletes that pyiceberg cannot read ({error}); compact the table with the engine that "
+            "wrote them"
+        ) from error
+    return {task.file.file_path: tuple(sorted(each.file_path for each in task.delete_files)) for task in tasks}
 
 
 def deleted_rows(

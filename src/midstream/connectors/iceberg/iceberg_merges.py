@@ -36,6 +36,7 @@ from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFi
 from midstream.connectors.iceberg.iceberg_commits import SnapshotCommit, entries_of
 from midstream.connectors.iceberg.iceberg_files import (
     column_names,
+    delete_files_of,
     deleted_rows,
     id_of,
     parquet_schema_of,
@@ -314,14 +315,7 @@ def deletes_of(table: Table, where: str) -> dict[str, tuple[str, ...]]:
     manifests = [] if newest is None else newest.manifests(table.io)
     if all(manifest.content != ManifestContent.DELETES for manifest in manifests):
         return {}
-    try:  # by all keys: a filter would hide some deletes by equality
-        tasks = list(table.scan().plan_files())
-    except ValueError as error:
-        raise ConfigError(
-            f"{where}: the table has deletes that pyiceberg cannot read ({error}); compact the table with the engine that "
-            "wrote them"
-        ) from error
-    return {task.file.file_path: tuple(sorted(each.file_path for each in task.delete_files)) for task in tasks}
+    return delete_files_of(table, where)
 
 
 def _affected(there: CatalogTable, table: Table, rows: _KeyedRows, where: str) -> Iterator[_AffectedFile]:

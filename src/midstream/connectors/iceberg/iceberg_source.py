@@ -19,6 +19,7 @@ from midstream.connectors.files.table_source import OnChange, TableSource, Table
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, checked_catalog, checked_identifier
 from midstream.connectors.iceberg.iceberg_commits import catalog_errors, data_entries, is_first
 from midstream.connectors.iceberg.iceberg_files import (
+    delete_files_of,
     deleted_rows,
     id_of,
     min_time_us,
@@ -257,22 +258,11 @@ class IcebergSource(TableSource):
             has_deletes |= manifest.content == ManifestContent.DELETES
             entries += data_entries(table, manifest)
         entries.sort(key=lambda entry: (entry.sequence_number or 0, entry.data_file.file_path))
-        deletes = self._deletes(table, snapshot) if has_deletes else {}
+        deletes = delete_files_of(table, self._where, snapshot.snapshot_id) if has_deletes else {}
         return [
             self._file(table, each, snapshot.snapshot_id, event_time, deletes.get(each.file_path, ()))
             for each in (entry.data_file for entry in entries)
         ]
-
-    def _deletes(self, table: Table, snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
-        """Return the position delete files of each data file."""
-        try:
-            tasks = list(table.scan(snapshot_id=snapshot.snapshot_id).plan_files())
-        except ValueError as error:
-            raise ConfigError(
-                f"{self._where}: the table has deletes that pyiceberg cannot read ({error}); compact the table with the "
-                "engine that wrote them"
-            ) from error
-        return {task.file.file_path: tuple(sorted(each.file_path for each in task.delete_files)) for task in tasks}
 
     def _file(
         self, table: Table, file: DataFile, since: int, event_time: str | None, deletes: Sequence[str] = ()

@@ -29,7 +29,7 @@ _TEXTS: Final = [
 ]
 _DAYS: Final = [19_800, None, 19_801, 19_800, 0, 19_700, 19_830, None, 20_100, 19_789, 1, 19_802]
 _LONG: Final = [5, 10, 11] * 50
-"""Rows of inner values without a null or NaN, as floats so many that their sum depends on the order of the additions."""
+"""Indexes of inner values without a null or NaN. There are enough for a sum of floats to depend on the order of addition."""
 _LISTS: Final = [[0, 3], None, [], [0, 3], [4], _LONG, [], [1, 5], [9, 4, 4], [2, 10], [7], [11, 0]]
 """The rows of the inner values that each probe list has."""
 _IN_DAY: Final = [3_600, None, 0, 3_600, 86_399, 45_015, 45_000, None, 60, 7_261, 1, 2]

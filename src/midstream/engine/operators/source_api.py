@@ -253,8 +253,8 @@ class Source(ABC):
     def check_resume(self, position: bytes) -> None:
         """Check that the source can continue from a checkpoint. Runs on the driver before the job starts, and may block.
 
-        After a position at which nothing more is discovered, `discover` is not called: a source that reads other input
-        than then would be mistaken for one that has read it. By default every position is accepted.
+        `discover` is not called again if the source was exhausted in the checkpoint. So a source that now reads another
+        input must be refused here, or the job ends without reading it. By default every position is accepted.
 
         `position`: that of the last Discovery before the checkpoint.
 
