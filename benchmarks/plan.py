@@ -139,6 +139,30 @@ def nexmark(query: str) -> tuple[Contender, ...]:
     return ours("nexmark", "--query", query), flink(query), *(() if query in NOT_ON_SPARK else once(native))
 
 
+LAKEHOUSE = {
+    "delta": "5 M JSON records from Kafka into a Delta table, exactly once, a checkpoint each second; then 50,000 records/s with a "
+    "checkpoint every 250 ms: from when a record is made until the table's version that has it is there.",
+    "iceberg": "the same into an Iceberg table.",
+    "delta_changes": "4 M updates and deletes of 500,000 keys from Kafka, merged into a Delta table, a checkpoint each second.",
+    "iceberg_changes": "the same into an Iceberg table.",
+}
+LAKEHOUSE_FIGURES = (
+    EVENTS_PER_S,
+    Figure("delay_mean_ms", "mean delay ms", more_is_better=False),
+    Figure("delay_p99_ms", "p99 ms", is_compared=False),
+)
+
+
+def lakehouse(query: str) -> tuple[Contender, ...]:
+    streaming = Contender(
+        "Structured Streaming",
+        (PYTHON, "benchmarks/peers/spark/lakehouse.py", query),
+        needs=(".peers/spark/lakehouse-jars",),
+    )
+    flinks = (flink("lakehouse"),) if query == "iceberg" else ()
+    return tuple(beside_a_broker(each) for each in (ours("lakehouse", "--query", query), *flinks, streaming))
+
+
 ALIGNED = ("--max-seconds", "20")
 """Aligned checkpoints wait for the sink: so long to warm up, and so long measured."""
 
@@ -249,6 +273,10 @@ PLAN: dict[str, Workload] = {
         ),
         limit="the reader, half of whose time is parsing",
     ),
+    **{
+        f"lakehouse_{query}": Workload(what, LAKEHOUSE_FIGURES[: 1 if "changes" in query else 3], lakehouse(query))
+        for query, what in LAKEHOUSE.items()
+    },
     "latency": Workload(
         "20,000 rows/s, from creation to the sink after a keyed exchange, an exactly-once checkpoint each second. Sources create "
         "rows every millisecond, Structured Streaming's every ten.",

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets up what the Flink benchmarks need in .peers/flink: a venv with apache-flink, which ships Flink's jars, its Kafka
-# connector, which Maven brings, and the compiled programs of benchmarks/peers/flink in benchmarks.jar. Does nothing, quickly, when it is up to date.
+# Sets up what the Flink benchmarks need in .peers/flink: a venv with apache-flink, which ships Flink's jars, its
+# connectors for Kafka and Iceberg, which Maven brings, and the compiled programs of benchmarks/peers/flink in benchmarks.jar. Does nothing, quickly, when it is up to date.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,9 +36,9 @@ install_flink() {
 }
 
 bring_connector() {
-    command -v mvn > /dev/null || fail "Maven brings Flink's Kafka connector; mvn was not found" \
+    command -v mvn > /dev/null || fail "Maven brings Flink's connectors; mvn was not found" \
         "Debian, Ubuntu:  sudo apt install maven"
-    echo "bringing what $sources/pom.xml names (24 MB the first time)"
+    echo "bringing what $sources/pom.xml names (130 MB the first time)"
     rm -rf "$home/connector"
     mvn --quiet --batch-mode --file "$sources/pom.xml" dependency:copy-dependencies -DincludeScope=runtime \
         -DoutputDirectory="$PWD/$home/connector" || fail "Maven failed; what it said is above"

@@ -306,6 +306,39 @@ def test_restarts_from_one_checkpoint_again_and_again_are_told(
     assert "each restart" not in tab.page.locator("#findings").inner_text()
 
 
+def test_failures_that_differ_in_numbers_only_are_one_entry(
+    browser: Browser, pages: list[PageServer], tabs: list[Tab]
+) -> None:
+    status = sample()
+    alike = tuple(
+        msgspec.structs.replace(
+            status.failures[0], at_ms=status.now_ms - 60_000 * n, attempt=4 - n, summary=f"bad row {n}"
+        )
+        for n in (1, 2, 3)
+    )
+    other = msgspec.structs.replace(status.failures[0], at_ms=status.now_ms - 90_000, summary="slot 1 is lost")
+    failures = (alike[0], other, *alike[1:])
+    tab = of_fake(browser, pages, tabs, FakeJob(msgspec.structs.replace(status, failures=failures, restarts=4)))
+    tab.shows("#failures article:nth-of-type(1)", r"attempt 3; 3 alike, the first at .* bad row 1")
+    tab.shows("#failures article:nth-of-type(2)", "slot 1 is lost")
+    assert tab.page.locator("#failures article").count() == 2
+    tab.page.locator("#failures article:nth-of-type(1) summary", has_text="Those before it").click()
+    tab.shows("#failures article:nth-of-type(1) ul", "attempt 2: bad row 2.*attempt 1: bad row 3")
+
+
+def test_the_last_hour_is_drawn_when_a_tab_is_opened(
+    browser: Browser, pages: list[PageServer], tabs: list[Tab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midstream.page.site.STEP_S", 0.01)
+    statuses = [later(sample(), 600 * n, 6_000_000 * n) for n in range(6)]
+    job = MovingJob(*statuses)
+    pages.append(PageServer(PageAddress(), TOKEN))
+    pages[-1].begin(job)
+    until("the page to have requested all of them", lambda: job.times_asked > len(statuses))
+    tabs.append(Tab(browser, pages[-1].link))
+    tabs[-1].shows("#figures .tile:nth-of-type(1)", r"at most 10\.0 k/s in 40 min")
+
+
 def test_counters_and_gauges_of_functions_are_shown_with_their_operator(
     browser: Browser, pages: list[PageServer], tabs: list[Tab]
 ) -> None:

@@ -18,6 +18,7 @@ from midstream import Environment
 from midstream.engine.protocol.live_rows import Column, LiveRows, RowSample
 from midstream.engine.protocol.messages import GetLogs, LogEntry, LogLine, Reply
 from midstream.page.http import Request, Response
+from midstream.page.rate_history import STEP_S
 from midstream.page.request_types import Action, Logs, LogsQuery, document, logs_of
 from midstream.page.routes import ROUTES, openapi
 from midstream.page.site import ANSWER_S_MAX, LOGS_OPEN_MAX, ROWS_OPEN_MAX, ROWS_S_MAX
@@ -108,6 +109,11 @@ def answers() -> Iterator[tuple[str, str, int, Response | None]]:
     yield "/status.json", "get", 200, site.get("/status.json")
     yield "/status.json", "get", 403, site.get("/status.json", wrong)
     yield "/status.json", "get", 401, Asking(FakeJob(sample()), "0.0.0.0").get("/status.json", local)
+    yield "/rates.json", "get", 200, site.get("/rates.json")
+    site.loop.passes(STEP_S)
+    yield "/rates.json", "get", 200, site.get("/rates.json")
+    yield "/rates.json", "get", 403, site.get("/rates.json", wrong)
+    yield "/rates.json", "get", 401, Asking(FakeJob(sample()), "0.0.0.0").get("/rates.json", local)
     yield "/metrics", "get", 200, site.get("/metrics", subtasks="true")
     yield "/metrics", "get", 400, site.get("/metrics", subtasks="some")
     yield "/metrics", "get", 400, site.get("/metrics", subtask="1")

@@ -28,7 +28,7 @@ from midstream.page.site import (
 from sample_status import sample
 
 STATIC = Path(__file__).parent.parent.parent / "src" / "midstream" / "page" / "static"
-DATA = ("/status.json", "/metrics")
+DATA = ("/status.json", "/rates.json", "/metrics")
 
 
 def asking(host: str = "127.0.0.1") -> Asking:

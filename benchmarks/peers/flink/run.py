@@ -57,6 +57,8 @@ def main() -> int:
                 environment = dict(os.environ)
             if options.workload == "kafka":
                 figures = _kafka_figures(options, command, environment, children)
+            elif options.workload == "lakehouse":
+                figures = _lakehouse_figures(options, command, environment, children, directory)
             else:
                 figures = checked(_figures(command, environment, options.timeout, children))
         except (BenchmarkError, ValueError) as error:
@@ -245,6 +247,57 @@ def _kafka_figures(
             return figures | {"result_rows": kafka.check(servers, topics[3], workload), "correct": True}
         except InvariantError as error:
             raise BenchmarkError(str(error)) from error
+
+
+def _lakehouse_figures(
+    options: argparse.Namespace,
+    command: Sequence[str],
+    environment: dict[str, str],
+    children: _Children,
+    directory: str,
+) -> dict[str, Any]:
+    """With the topics, the records and the checks of midstream's own benchmark; delays are those of a second job."""
+    from midstream.engine.core.errors import InvariantError
+    from midstream_lab.bench import kafka, lakehouse
+
+    servers = environment.get("KAFKA_BOOTSTRAP")
+    if not servers:
+        raise BenchmarkError("it needs brokers: tools/kafka_server.py starts one, or KAFKA_BOOTSTRAP=host:9092")
+    tables = {name: f"{directory}/{name}" for name in ("warm", "run", "delay")}
+    where = {name: f"file://{lakehouse.table_in(table)}" for name, table in tables.items()}
+    with kafka.topics(servers, "warm-in", "in", "delay-in") as (warm_in, source, delay_in):
+        events = options.events or lakehouse.EVENTS
+        kafka.fill(servers, source, events)
+        kafka.fill(servers, warm_in, kafka.WARM_UP_EVENTS)
+        given = environment | {
+            "KAFKA_WARM_IN": warm_in,
+            "KAFKA_IN": source,
+            "TABLE_WARM": where["warm"],
+            "TABLE": where["run"],
+            "CHECKPOINT_MS": str(round(lakehouse.CHECKPOINT_INTERVAL_S * 1000)),
+        }
+        figures = _figures([*command, "--events", str(events)], given, options.timeout, children)
+        given |= {
+            "KAFKA_IN": delay_in,
+            "TABLE": where["delay"],
+            "CHECKPOINT_MS": str(round(lakehouse.DELAY_INTERVAL_S * 1000)),
+        }
+        try:
+            rows = lakehouse.check("iceberg", tables["run"], events)
+            running, stop = Path(directory, "running"), Path(directory, "stop")
+            child = children.start([*command, "--variant", "delay"], given)
+            deadline_s = time.monotonic() + options.timeout
+            while not running.exists():
+                if child.poll() is not None or time.monotonic() > deadline_s:
+                    raise BenchmarkError("the job whose delays are measured has not started; what it said is above")
+                time.sleep(0.05)
+            rate = lakehouse.RATE_PER_S
+            delays = lakehouse.delays_at_rate("iceberg", servers, delay_in, tables["delay"], rate)
+            stop.touch()
+            child.communicate(timeout=options.timeout)
+        except InvariantError as error:
+            raise BenchmarkError(str(error)) from error
+    return figures | {"result_rows": rows, "rate_per_s": rate, **delays, "correct": True}
 
 
 def checked(figures: dict[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.error_rows import printable as _printable
+from midstream.engine.protocol.job_status import event_time_lag_s
 
 NOTHING = "–"
 printable = _printable
-LAG_MAX_S = 365 * 86400
 _SPANS_S = ((365 * 86400, "y"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -80,10 +80,8 @@ def watermark(watermark_us: int | None) -> str:
 
 def lag(watermark_us: int | None, now_ms: int) -> str:
     """Format how far event time is behind the wall clock; nothing if it is of another year, synthetic or old data."""
-    if watermark_us is None or watermark_us in (MIN_WATERMARK_US, MAX_WATERMARK_US):
-        return NOTHING
-    behind_s = now_ms / 1e3 - watermark_us / 1e6
-    return span(behind_s) if abs(behind_s) < LAG_MAX_S else NOTHING
+    lag_s = event_time_lag_s(watermark_us, now_ms)
+    return NOTHING if lag_s is None else span(lag_s)
 
 
 def clock(now_ms: int) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.engine.protocol.live_rows import LiveRows
 from midstream.page.prometheus import CONTENT_TYPE as METRICS_TYPE
+from midstream.page.rate_history import RateHistory
 from midstream.page.request_types import (
     FORMAT_VERSION,
     Action,
@@ -67,6 +68,14 @@ STATUS: Final = Route(
     answer=JobStatus,
     refusals=(401, 403, 503),
 )
+RATES: Final = Route(
+    "/rates.json",
+    "GET",
+    "readers",
+    "Rates and lag of the last hour, a sample every ten seconds",
+    answer=RateHistory,
+    refusals=(401, 403),
+)
 METRICS: Final = Route(
     "/metrics",
     "GET",
@@ -113,7 +122,7 @@ ACTION: Final = Route(
     refusals=(401, 403, 404),
 )
 DESCRIPTION: Final = Route("/openapi.json", "GET", "everybody", "This description")
-ROUTES: Final = (STATUS, METRICS, LOGS, ROWS, ACTIONS, ACTION, DESCRIPTION)
+ROUTES: Final = (STATUS, RATES, METRICS, LOGS, ROWS, ACTIONS, ACTION, DESCRIPTION)
 
 _REFUSALS: Final = {
     400: "the request is malformed, or a value in it is invalid",

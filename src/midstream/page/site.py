@@ -3,7 +3,7 @@
 | address | what it is | token |
 |---|---|---|
 | `/` and the other files of the page: scripts, `page.css`, `status.schema.json` | the page itself, the same for every job | never |
-| `GET status.json`, `metrics[?subtasks=1]` | read only | outside loopback |
+| `GET status.json`, `rates.json`, `metrics[?subtasks=1]` | read only | outside loopback |
 | `POST rows` | the next rows that an operator emits | always |
 | `openapi.json` | the API of this page, the same for every job | never |
 | `GET logs` | read only, and may hold what functions print of the rows | always |
@@ -45,6 +45,7 @@ from midstream.engine.protocol.messages import (
 from midstream.page.address import PageAddress, is_loopback
 from midstream.page.http import Refusal, Request, Response
 from midstream.page.prometheus import metrics_text
+from midstream.page.rate_history import STEP_S, RateRecorder
 from midstream.page.request_types import (
     Action,
     ActionState,
@@ -67,6 +68,7 @@ from midstream.page.routes import (
     JSON,
     LOGS,
     METRICS,
+    RATES,
     ROUTES,
     ROWS,
     STATUS,
@@ -165,6 +167,7 @@ class Site:
         """Requests that wait for logs."""
         self._answers: dict[Route, Callable[[Request, str, Respond], None]] = {
             STATUS: self._show_status,
+            RATES: self._show_rates,
             METRICS: self._show_metrics,
             LOGS: self._show_logs,
             ROWS: self._show_rows,
@@ -174,6 +177,9 @@ class Site:
         }
         self.watched_s: float | None = None
         """When the status was last requested."""
+        self._rates = RateRecorder()
+        self._is_sampling = False
+        loop.call_later(STEP_S, self._sample)
 
     def handle(self, request: Request, respond: Respond) -> None:
         """Answer `request`, with `respond`, now or later. Raises Refusal instead of answering."""
@@ -232,6 +238,24 @@ class Site:
     def _show_status(self, request: Request, _: str, respond: Respond) -> None:
         self.watched_s = self._loop.monotonic_s()
         self._with_status(lambda status: Response(200, status_json(status), JSON), respond)
+
+    def _show_rates(self, request: Request, _: str, respond: Respond) -> None:
+        respond(Response(200, document(self._rates.history()), JSON))
+
+    def _sample(self) -> None:
+        """Add a sample to the history every STEP_S, unless the driver has not answered the last request."""
+        if self._job.last is not None:
+            self._rates.add(self._job.last)
+            return
+        self._loop.call_later(STEP_S, self._sample)
+        if not self._is_sampling:
+            self._is_sampling = True
+            self._request(GetStatus(), self._add_sample)
+
+    def _add_sample(self, reply: Reply) -> None:
+        self._is_sampling = False
+        if reply.status is not None:
+            self._rates.add(reply.status)
 
     def _show_metrics(self, request: Request, _: str, respond: Respond) -> None:
         per_subtask = _query(request, MetricsQuery).subtasks

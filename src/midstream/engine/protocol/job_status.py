@@ -6,8 +6,20 @@ from typing import Final
 
 import msgspec
 
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+
 DETAILS_CHARS_MAX: Final = 20_000
 """The limit on a failure's traceback in stored records and lists; of a longer one, the last characters are kept."""
+LAG_MAX_S: Final = 365 * 86_400
+"""Event times this far from the clock are synthetic, or of old data: their lag says nothing."""
+
+
+def event_time_lag_s(watermark_us: int | None, now_ms: int) -> float | None:
+    """Return how far event time is behind the wall clock; None if there is no watermark, or one of another year."""
+    if watermark_us is None or watermark_us in (MIN_WATERMARK_US, MAX_WATERMARK_US):
+        return None
+    lag_s = now_ms / 1e3 - watermark_us / 1e6
+    return lag_s if abs(lag_s) < LAG_MAX_S else None
 
 
 class GaugeStatus(msgspec.Struct, frozen=True):

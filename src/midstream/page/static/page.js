@@ -12,7 +12,10 @@ const PHASES = { transit: "barriers in transit", aligning: "alignment", capturin
 const MARKS = { bad: "✖", warn: "▲", info: "●", good: "✔" };
 const EVERY_MS = 1000;
 const RATE_MS = 3000;
-const KEPT_MS = 5 * 60_000;
+const KEPT_MS = 60 * 60_000;
+const DENSE_MS = 5 * 60_000; // older points are as far apart as those that the driver keeps
+const SPARSE_MS = 10_000;
+const GAP_MS = 15_000;
 const SHOWN = 50; // of subtasks and of slots: a browser that lays out thousands of lines each second stutters
 const byId = (id) => document.getElementById(id);
 
@@ -70,8 +73,22 @@ class History {
     if (value === null) return;
     const points = this.points.get(name) ?? [];
     points.push([atMs, value]);
-    while (points.length && points[0][0] < atMs - KEPT_MS) points.shift();
-    this.points.set(name, points);
+    const from = points.findIndex(([at]) => at >= atMs - KEPT_MS);
+    const sparse = [];
+    for (const point of points.slice(from)) {
+      const before = sparse[sparse.length - 1];
+      if (before === undefined || point[0] >= atMs - DENSE_MS || point[0] - before[0] >= SPARSE_MS) sparse.push(point);
+    }
+    this.points.set(name, sparse);
+  }
+
+  // What the driver has kept, followed by what this tab has seen since then.
+  seed({ at_ms, rows_read_per_s, rows_written_per_s, event_time_lag_s }) {
+    for (const [name, values] of [["read", rows_read_per_s], ["written", rows_written_per_s], ["lag", event_time_lag_s]]) {
+      const kept = at_ms.map((at, i) => [at, values[i]]).filter(([, value]) => value !== null);
+      const last = kept.length ? kept[kept.length - 1][0] : 0;
+      this.points.set(name, [...kept, ...(this.points.get(name) ?? []).filter(([at]) => at > last)]);
+    }
   }
 
   line(name, label, figure) {
@@ -119,10 +136,15 @@ function begin(jobId) {
   recovery = new Recovery();
 }
 
+function ask(path) {
+  return fetch(path, { headers: token === null ? {} : { Authorization: `Bearer ${token}` }, signal: AbortSignal.timeout(10_000) });
+}
+
 async function look() {
   if (document.hidden && last !== undefined) return;
   try {
-    const response = await fetch("status.json", { headers: token === null ? {} : { Authorization: `Bearer ${token}` }, signal: AbortSignal.timeout(10_000) });
+    const wasAway = lastAnswerMs === undefined || Date.now() - lastAnswerMs > GAP_MS;
+    const response = await ask("status.json");
     if (!response.ok) {
       notice(`The job's driver reports: ${(await response.text()).trim()}`);
       return;
@@ -131,6 +153,10 @@ async function look() {
     lastAnswerMs = Date.now();
     notice("");
     if (status.job_id !== job) begin(status.job_id);
+    if (wasAway) {
+      const kept = await ask("rates.json");
+      if (kept.ok) past.seed(await kept.json());
+    }
     rates.add(status);
     eventTime.add(status);
     recovery.add(status);
@@ -207,9 +233,9 @@ function drawFigures(status) {
   const good = status.last_checkpoint;
   const tile = (name, value, below, line) => h("div", { class: "tile" }, h("h3", null, name), h("p", { class: "value" }, value), h("p", { class: "small" }, below), line);
   renew(byId("figures"),
-    tile("Rows read", rate(read), `${count(sources.reduce((sum, each) => sum + each.rows_out, 0))} in total`, past.line("read", "rows read per second in the last minutes", rate)),
-    tile("Rows into sinks", rate(written), `${count(sinks.reduce((sum, each) => sum + each.rows_in, 0))} in total`, past.line("written", "rows into sinks per second in the last minutes", rate)),
-    tile("Event-time lag", lag === null ? NOTHING : span(lag), lag === null ? "event times are far in the past" : "of the task with the largest lag", past.line("lag", "lag in the last minutes", span)),
+    tile("Rows read", rate(read), `${count(sources.reduce((sum, each) => sum + each.rows_out, 0))} in total`, past.line("read", "rows read per second in the last hour", rate)),
+    tile("Rows into sinks", rate(written), `${count(sinks.reduce((sum, each) => sum + each.rows_in, 0))} in total`, past.line("written", "rows into sinks per second in the last hour", rate)),
+    tile("Event-time lag", lag === null ? NOTHING : span(lag), lag === null ? "event times are far in the past" : "of the task with the largest lag", past.line("lag", "lag in the last hour", span)),
     tile("Last checkpoint", status.checkpoint_dir === null ? NOTHING : good === null ? "none yet" : `${span(Math.max(0, (status.now_ms - good.created_ms - good.duration_ms - good.metadata_ms) / 1e3))} ago`,
       status.checkpoint_dir === null ? "the job has no checkpoint directory" : `${count(status.checkpoints_completed)} completed, ${count(status.checkpoints_failed)} failed`),
     stateTile(status, tile),
@@ -274,11 +300,23 @@ function drawFailures(status) {
     return;
   }
   renew(byId("failures"), h("p", { class: "small" }, `${status.restarts} restart${status.restarts === 1 ? "" : "s"}. Newest first, across restarts and rescales.`),
-    status.failures.map((failure) => h("article", { class: "failure", "data-key": `f${failure.at_ms} ${failure.attempt}` },
-      h("p", null, h("span", { class: "small" }, `${clock(failure.at_ms)}, ${span(Math.max(0, (status.now_ms - failure.at_ms) / 1e3))} ago, attempt ${failure.attempt} `), h("span", { class: "bad-text summary" }, failure.summary)),
+    alike(status.failures).map(([failure, ...before]) => h("article", { class: "failure", "data-key": `f${kindOf(failure)}` },
+      h("p", null, h("span", { class: "small" }, `${clock(failure.at_ms)}, ${span(Math.max(0, (status.now_ms - failure.at_ms) / 1e3))} ago, attempt ${failure.attempt}${before.length ? `; ${before.length + 1} alike, the first at ${clock(before[before.length - 1].at_ms)}` : ""} `), h("span", { class: "bad-text summary" }, failure.summary)),
       failure.own_lines ? h("pre", { tabindex: 0 }, failure.own_lines) : null,
       failure.details && failure.details.trim() !== failure.own_lines.trim() ? h("details", null, h("summary", null, "Full traceback"), h("pre", { tabindex: 0 }, failure.details)) : null,
+      before.length ? h("details", null, h("summary", null, "Those before it"), h("ul", null, before.map((each) => h("li", null, `${clock(each.at_ms)}, attempt ${each.attempt}: ${each.summary}`)))) : null,
       failureLogs.of(failure))));
+}
+
+// Failures whose summaries differ in numbers only (subtasks, processes, values) are one entry, which shows the newest.
+function alike(failures) {
+  const groups = new Map();
+  for (const failure of failures) groups.set(kindOf(failure), [...(groups.get(kindOf(failure)) ?? []), failure]);
+  return [...groups.values()];
+}
+
+function kindOf(failure) {
+  return failure.summary.replace(/\d+/g, "0");
 }
 
 // First the phases of the subtask that acknowledged it last, then those of the driver.
@@ -307,8 +345,8 @@ function drawSlots(status) {
     h("p", { class: "small" }, "Slots on one machine, or in one container, share its limit.", status.tls === "off" ? null : " Connections between them are encrypted by TLS."),
     shown.length < status.slot_pids.length ? h("p", { class: "small" }, `The ${SHOWN} of ${status.slot_pids.length} with the most memory.`) : null,
     h("div", { class: "scroll" }, h("table", { class: "wide fit" },
-      h("thead", null, h("tr", null, ["slot", "process", "memory", "limit", ...(spills ? ["state on disk"] : []), "last minutes"].map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", null, shown.map((at) => h("tr", { "data-key": `p${status.slot_pids[at]} ${at}` }, h("th", { scope: "row" }, at), h("td", null, apart ? `${status.slot_pids[at]} on ${status.slot_hosts[at]}` : status.slot_pids[at]), h("td", { class: "n" }, memory(at) ? size(memory(at)) : NOTHING), h("td", { class: "n" }, status.slot_memory_limit_bytes[at] ? size(status.slot_memory_limit_bytes[at]) : NOTHING), spills ? h("td", { class: "n" }, disk(at) ? size(disk(at)) : NOTHING) : null, h("td", null, past.line(`slot ${status.slot_pids[at]}`, "memory in the last minutes", size))))))));
+      h("thead", null, h("tr", null, ["slot", "process", "memory", "limit", ...(spills ? ["state on disk"] : []), "while the page was open"].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", null, shown.map((at) => h("tr", { "data-key": `p${status.slot_pids[at]} ${at}` }, h("th", { scope: "row" }, at), h("td", null, apart ? `${status.slot_pids[at]} on ${status.slot_hosts[at]}` : status.slot_pids[at]), h("td", { class: "n" }, memory(at) ? size(memory(at)) : NOTHING), h("td", { class: "n" }, status.slot_memory_limit_bytes[at] ? size(status.slot_memory_limit_bytes[at]) : NOTHING), spills ? h("td", { class: "n" }, disk(at) ? size(disk(at)) : NOTHING) : null, h("td", null, past.line(`slot ${status.slot_pids[at]}`, "memory since the page was opened", size))))))));
 }
 
 document.addEventListener("click", (event) => {
