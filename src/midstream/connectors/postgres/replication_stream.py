@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from psycopg import Error
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn
+from psycopg.pq.abc import PGconn as Connected
+from psycopg.pq.abc import PGresult
 
 from midstream.connectors.postgres.change_values import SETTINGS
 from midstream.connectors.postgres.connections import PATIENCE
@@ -18,10 +24,6 @@ from midstream.connectors.postgres.replication_messages import (
     status_update,
 )
 from midstream.engine.core.errors import ConfigError, DataError, MidstreamError, StorageError
-
-if TYPE_CHECKING:
-    from psycopg.pq.abc import PGconn as Connected
-    from psycopg.pq.abc import PGresult
 
 _WALSENDER: Final = {
     "wal_sender_timeout": "0",  # a reader that waits for the job does not answer; a dead one is found as below
@@ -42,10 +44,6 @@ class ReplicationConnection:
     """A connection in the replication protocol. Raises StorageError if there is none, or if it is lost."""
 
     def __init__(self, dsn: str, where: str) -> None:
-        from psycopg import Error
-        from psycopg.conninfo import conninfo_to_dict, make_conninfo
-        from psycopg.pq import ConnStatus, PGconn
-
         self._where = where
         said = conninfo_to_dict(dsn)
         settings = " ".join(f"-c {name}={value}" for name, value in {**SETTINGS, **_WALSENDER}.items())
@@ -69,9 +67,6 @@ class ReplicationConnection:
 
     def run(self, command: str) -> PGresult:
         """Run a command of the replication protocol. Raises ConfigError or StorageError if the server refuses it."""
-        from psycopg import Error
-        from psycopg.pq import ExecStatus
-
         try:
             result = self.connection.exec_(command.encode())
         except Error as error:
@@ -118,8 +113,6 @@ class ChangeStream:
 
     def next(self, timeout_s: float) -> Message | Keepalive | None:
         """Return the next message; None if there is none within this time."""
-        from psycopg import Error
-
         while True:
             try:
                 size, data = self._pg.get_copy_data(1)
@@ -144,8 +137,6 @@ class ChangeStream:
 
     def confirm(self, received: int, confirmed: int) -> None:
         """Report what has been received, and which part of the log the server may forget."""
-        from psycopg import Error
-
         try:
             self._pg.put_copy_data(status_update(received, confirmed))
             self._pg.flush()
@@ -159,8 +150,6 @@ class ChangeStream:
         return StorageError(f"{self._where}: the stream of changes has broken off: {' '.join(str(error).split())}")
 
     def _ended(self) -> MidstreamError:
-        from psycopg.pq import ExecStatus
-
         result = self._pg.get_result()
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
             return refused(result, self._where)
@@ -173,8 +162,6 @@ def _quoted(name: str) -> str:
 
 def refused(result: Any, where: str) -> MidstreamError:
     """Return the error for what the server has refused: whether to wait, to change something, or to try again."""
-    from psycopg.pq import DiagnosticField
-
     sqlstate = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
     message = result.error_field(DiagnosticField.MESSAGE_PRIMARY) or result.error_message or b""
     hint = result.error_field(DiagnosticField.MESSAGE_HINT) or b""
