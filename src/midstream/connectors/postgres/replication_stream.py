@@ -11,18 +11,10 @@ from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn
 from psycopg.pq.abc import PGconn as Connected
 from psycopg.pq.abc import PGresult
 
+from midstream.connectors.postgres import replication_messages as m
 from midstream.connectors.postgres.change_values import SETTINGS
 from midstream.connectors.postgres.connections import PATIENCE
 from midstream.connectors.postgres.replicated_table import PLUGIN
-from midstream.connectors.postgres.replication_messages import (
-    Keepalive,
-    Message,
-    decode,
-    decode_stream,
-    lsn_text,
-    parse_lsn,
-    status_update,
-)
 from midstream.engine.core.errors import ConfigError, DataError, MidstreamError, StorageError
 
 _WALSENDER: Final = {
@@ -84,7 +76,7 @@ class ReplicationConnection:
         next command.
         """
         made = self.run(f"CREATE_REPLICATION_SLOT {_quoted(slot)} LOGICAL {PLUGIN} EXPORT_SNAPSHOT")
-        return parse_lsn((made.get_value(0, 1) or b"").decode()), (made.get_value(0, 2) or b"").decode()
+        return m.parse_lsn((made.get_value(0, 1) or b"").decode()), (made.get_value(0, 2) or b"").decode()
 
     def cancel(self) -> None:
         """Cancel the command that another thread waits for."""
@@ -105,13 +97,13 @@ class ChangeStream:
         self._pg = connection.connection
         named = _quoted(publication).replace("'", "''")
         connection.run(
-            f"START_REPLICATION SLOT {_quoted(slot)} LOGICAL {lsn_text(start_lsn)} "
+            f"START_REPLICATION SLOT {_quoted(slot)} LOGICAL {m.lsn_text(start_lsn)} "
             f"(proto_version '1', publication_names '{named}')"
         )
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
 
-    def next(self, timeout_s: float) -> Message | Keepalive | None:
+    def next(self, timeout_s: float) -> m.Message | m.Keepalive | None:
         """Return the next message; None if there is none within this time."""
         while True:
             try:
@@ -128,17 +120,17 @@ class ChangeStream:
                 raise self._lost(error) from error
             if size < 0:
                 raise self._ended()
-            message = decode_stream(bytes(data))
-            if isinstance(message, Keepalive):
+            message = m.decode_stream(bytes(data))
+            if isinstance(message, m.Keepalive):
                 return message
-            decoded = decode(message)
+            decoded = m.decode(message)
             if decoded is not None:
                 return decoded
 
     def confirm(self, received: int, confirmed: int) -> None:
         """Report what has been received, and which part of the log the server may forget."""
         try:
-            self._pg.put_copy_data(status_update(received, confirmed))
+            self._pg.put_copy_data(m.status_update(received, confirmed))
             self._pg.flush()
         except Error as error:
             raise self._lost(error) from error
