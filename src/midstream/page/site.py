@@ -2,7 +2,7 @@
 
 | address | what it is | token |
 |---|---|---|
-| `/` and the other files of the page: scripts, `page.css`, `status.schema.json` | the page itself, the same for every job | never |
+| `/` and the other files of the page: scripts and `page.css` | the page itself, the same for every job | never |
 | `GET status.json`, `metrics[?subtasks=1]` | read only | outside loopback |
 | `POST rows` | the next rows that an operator emits | always |
 | `openapi.json` | the API of this page, the same for every job | never |
@@ -47,7 +47,6 @@ from midstream.page.request_types import (
     Rescale,
     Savepoint,
     StopRequest,
-    components,
     document,
     logs_of,
 )
@@ -89,7 +88,6 @@ FILES: Final = {
     "/logs.js": ("logs.js", "text/javascript; charset=utf-8"),
     "/rows.js": ("rows.js", "text/javascript; charset=utf-8"),
     "/text.js": ("text.js", "text/javascript; charset=utf-8"),
-    "/status.schema.json": ("status.schema.json", "application/schema+json"),
 }
 
 Respond: TypeAlias = Callable[[Response], None]
@@ -372,12 +370,6 @@ def _check_json(request: Request, what: str) -> None:
 def status_json(status: JobStatus) -> bytes:
     """Return the status as `midstream status --json` prints it; of a long traceback, the end."""
     return document(status.shortened())
-
-
-def status_schema() -> bytes:
-    """Return the JSON Schema of what `status_json` returns; `static/status.schema.json` holds it."""
-    [reference], defined = components([JobStatus], "#/$defs/{name}")
-    return msgspec.json.format(msgspec.json.encode({**reference, "$defs": defined}, order="deterministic")) + b"\n"
 
 
 def _request_of(action: Action) -> m.ClientRequest:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.common.row_operations import DELETE, INSERT, UPDATE
 from midstream.connectors.postgres import replication_messages as m
@@ -28,6 +29,7 @@ from midstream.connectors.postgres.postgres_tables import explained
 from midstream.connectors.postgres.replicated_table import ReplicatedColumn, checked_slot
 from midstream.connectors.postgres.replication_stream import ChangeStream, ReplicationConnection, SlotInUse
 from midstream.connectors.postgres.table_snapshot import read_snapshot
+from midstream.engine.core.batches import empty_batch
 from midstream.engine.core.errors import ConfigError, DataError, SchemaError, StorageError, assert_never
 from midstream.engine.operators.source_api import SplitReader
 
@@ -161,10 +163,8 @@ class ChangeReader(SplitReader):
         self._position = self._offsets.decode(offset)
         """After the last batch that was returned."""
         self._is_checked = False
-        self._snapshot: Iterator[pa.RecordBatch] = read_snapshot(
-            split.directory, split.files, self._rows_read, changes.schema, self._where
-        )
-        self._rest: pa.RecordBatch | None = None
+        rows = read_snapshot(split.directory, split.files, self._rows_read, changes.schema, self._where)
+        self._snapshot = BatchCursor(rows, where=self._where, offset_rows=self._rows_read)
         self._stream: _Transactions | None = None
         self._wait = ExternalWait()
         self._in_use_since_s: float | None = None
@@ -195,7 +195,7 @@ class ChangeReader(SplitReader):
 
     def close(self) -> None:
         self._wait.end()
-        self._snapshot = iter(())
+        self._snapshot.close()
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
@@ -205,19 +205,17 @@ class ChangeReader(SplitReader):
             offset = self._rows_read
         else:
             offset = self._offsets.encode(self._position)
-        return _no_rows(self._changes.schema), offset
+        return empty_batch(self._changes.schema), offset
 
     def _read_snapshot(self, rows_max: int) -> tuple[pa.RecordBatch, int]:
-        batch = self._rest if self._rest is not None else next(self._snapshot, None)
-        if batch is None:
+        found = self._snapshot.read(rows_max)
+        if found is None:
             raise StorageError(
                 f"{self._where}: the snapshot in {self._split.directory} has {self._rows_read} of "
                 f"{self._offsets.snapshot_rows} rows"
             )
-        self._rest = batch.slice(rows_max) if batch.num_rows > rows_max else None
-        batch = batch.slice(0, rows_max)
-        self._rows_read += batch.num_rows
-        return batch, self._rows_read
+        _, self._rows_read = found
+        return found
 
     def _check_slot(self) -> bool:
         """Check that the server still has all changes after the position. Returns False if it does not answer."""
@@ -295,17 +293,13 @@ class ChangeReader(SplitReader):
     def _batch(self, rows: Sequence[_Change]) -> pa.RecordBatch:
         schema = self._changes.schema
         if not rows:
-            return _no_rows(schema)
+            return empty_batch(schema)
         columns = zip(*(cells for _, cells in rows), strict=True)
         arrays: list[pa.Array[Any]] = [
             from_bytes(list(values), each.kind, f"{self._where}: before {self._position}: column {each.name!r}")
             for values, each in zip(columns, self._changes.columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays([*arrays, pa.array([op for op, _ in rows], pa.large_string())], schema=schema)
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
 
 
 class _Transactions:
