@@ -16,6 +16,7 @@ from midstream.api.environment import Environment
 from midstream.api.program import Program
 from midstream.connectors.memory.collection_source import CollectionSource
 from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.connectors.memory.python_rows import table_rows
 from midstream.engine.core.batches import single_batch
 from midstream.engine.core.config import Duration, JobConfig, check_parallelism, duration_us
 from midstream.engine.core.errors import ConfigError, JobError
@@ -25,7 +26,7 @@ from midstream.engine.operators.base import Operator
 from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.source_api import DiscoveryContext, Source, rows_text
-from midstream.inprocess.endpoints import FedSource, table_rows
+from midstream.inprocess.endpoints import FedSource
 from midstream.inprocess.in_process_job import InProcessFailure, InProcessJob, JobSnapshot, noted, surfaced
 from midstream.inprocess.rewrite import End, rewritten
 from midstream.testing.inputs import LAST_US, Cut, Instant, Rows, as_batch, as_us, batches
