@@ -28,7 +28,7 @@ from midstream import (
     tumbling,
 )
 from midstream.api.keyed_streams import KeyedStream
-from midstream.connectors.memory.collection_source import from_arrow
+from midstream.connectors.memory.collection_source import CollectionSource
 from midstream.engine.core.arrow_types import to_list
 from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
@@ -119,7 +119,7 @@ def test_counts_are_those_of_an_uninterrupted_run(family: str, name: str, tmp_pa
         env = Environment(
             "counts", parallelism=parallelism, checkpoint_dir=str(tmp_path / "state"), checkpoint_interval="100 ms"
         )
-        numbers = from_arrow(rows, rows_per_s=2_000)
+        numbers = CollectionSource(rows, rows_per_s=2_000)
         stream = env.source(Held(numbers, rest, first=count // 2)).filter(failing)
         keyed = stream.with_watermarks("t", WatermarkStrategy.monotonous()).key_by("k")
         kind = keyed.schema.field("k").type

@@ -1,4 +1,4 @@
-"""Lakehouse tables into which rows are merged by key, as their common contract meets them."""
+"""Lakehouse tables, as the common contracts of their sinks meet them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,16 @@ class KeyedTable(ABC):
         sink = self.unchecked(**{**KEYED, **options})
         sink.validate(columns, restoring=restoring)
         return sink
+
+    def appending(self, columns: pa.Schema, table: str = "users", *, restoring: bool = False, **options: Any) -> Any:
+        """Return a sink without keys."""
+        sink = self.unchecked(table, **options)
+        sink.validate(columns, restoring=restoring)
+        return sink
+
+    def files(self) -> list[Path]:
+        """Return the data files of all tables."""
+        return sorted(self.path.rglob("*.parquet"))
 
     @abstractmethod
     def unchecked(self, table: str = "users", **options: Any) -> Any:

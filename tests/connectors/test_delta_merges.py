@@ -60,40 +60,6 @@ def stale(committer: Any) -> None:
 # ---- what is in the table ----------------------------------------------------
 
 
-def test_rows_are_put_and_deleted_by_key_and_the_last_operation_of_a_checkpoint_counts(table):
-    sink = new_sink(table)
-    committer = committer_of(sink, "job-a")
-    first = users((1, "ann", "insert"), (2, "bob", "insert"), (3, "cy", "insert"), (3, None, "delete"))
-    committables = written(sink, first) + written(sink, users((4, "di", "update")), subtask=1)
-    assert found(table) == []
-    assert len(waiting(table)) == 2
-    committer.commit(1, committables)
-    assert found(table) == [(1, "ann"), (2, "bob"), (4, "di")]
-    assert version(table) == 1, "one transaction for all subtasks"
-    second = users(
-        *((1, "anna", "update"), (2, None, "delete"), (9, None, "delete"), (4, None, "delete"), (4, "dee", "insert")),
-        *((1, "annie", "insert"), (5, "eve", "insert"), (5, None, "delete"), (5, "ev", "update")),
-    )
-    committer.commit(2, written(sink, second, 2, subtask=2))
-    assert found(table) == [(1, "annie"), (4, "dee"), (5, "ev")]
-    assert waiting(table) == []
-
-
-def test_of_a_deleting_row_only_the_key_counts(table):
-    fields = [("id", pa.int64(), False), ("name", pa.string(), False), ("n", pa.int32(), True)]
-    DeltaTable.create(table, pa.schema([pa.field(*field) for field in fields]))
-    columns = schema_of([*((name, USERS.field(name).type) for name in USERS.names), ("n", pa.int64())])
-    sink = new_sink(table, columns)
-    committer = committer_of(sink, "job-a")
-    committer.commit(1, written(sink, rows_of(columns, (1, "ann", "insert", 1), (2, "bob", "insert", 2))))
-    gone = rows_of(columns, (1, None, "delete", None), (2, "x", "delete", 2**40), (3, None, "delete", None))
-    committer.commit(2, written(sink, gone, 2, subtask=1))
-    assert found(table) == []
-    error = failure_of(sink, rows_of(columns, (1, None, "delete", 1), (2, None, "update", 1)))
-    assert isinstance(error, SchemaError)
-    assert "row 1 since the last checkpoint: column 'name' must have a value, but it is null" in str(error)
-
-
 MIDNIGHT = datetime(2024, 1, 1)
 KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "int8": (pa.int8(), [-128, 0, 127]),

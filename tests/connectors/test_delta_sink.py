@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from connector_worlds import SCHEMA, Loop, batch, failure_of, open_writer, prepared, written
+from connector_worlds import SCHEMA, Loop, batch, failure_of, open_writer, written
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from committers import committer_of
@@ -24,7 +24,7 @@ from midstream.connectors.delta.delta_files import WrittenFile
 from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.delta.delta_tables import check_features
 from midstream.engine.core.arrow_types import schema_of, to_list
-from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 
 
 @pytest.fixture
@@ -53,30 +53,6 @@ def files(table: Path) -> list[str]:
 # ---- exactly once -----------------------------------------------------------
 
 
-def test_rows_are_in_the_table_after_the_commit_and_not_before(table):
-    sink = new_sink(table)
-    committables = written(sink, batch(1, 2, 3)) + written(sink, batch(4, 5), subtask=1)
-    assert numbers(table) == []
-    assert len(files(table)) == 2
-    committer_of(sink, "job-a").commit(1, committables)
-    assert numbers(table) == [1, 2, 3, 4, 5]
-    assert version(table) == 1, "one transaction for all subtasks"
-
-
-def test_committing_twice_changes_nothing_whoever_does_it(table):
-    sink = new_sink(table)
-    committables = written(sink, batch(1, 2))
-    committer = committer_of(sink, "job-a")
-    for _ in range(3):
-        committer.commit(1, committables)
-    committer_of(sink, "job-a").commit(1, committables)
-    assert version(table) == 1
-    for job in ("job-b", "job-c", "job-a"):
-        committer_of(sink, job).commit(1, committables)
-        assert numbers(table) == [1, 2]
-    assert version(table) == 2, "that another job has resumed is noted once"
-
-
 def test_two_that_commit_the_same_at_once_agree_on_one(table):
     sink = new_sink(table)
     first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
@@ -103,44 +79,7 @@ def test_commits_of_several_jobs_and_of_other_writers_do_not_disturb_each_other(
     assert numbers(table) == [1, 2, 3, 4, 100]
 
 
-def test_a_job_that_another_has_gone_on_from_commits_nothing_more(table):
-    sink = new_sink(table)
-    zombie = committer_of(sink, "job-a")
-    first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
-    zombie.commit(1, first)
-    committer_of(sink, "job-b").commit(1, first)
-    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 1 of this one"):
-        zombie.commit(2, second)
-    assert numbers(table) == [1]
-
-
-def test_all_that_a_restored_checkpoint_holds_of_several_is_committed(table):
-    sink = new_sink(table)
-    held = [written(sink, batch(n), n, subtask=n) for n in (1, 2, 3)]
-    committer_of(sink, "job-a").commit(1, held[0])
-    for job in ("job-b", "job-c"):
-        committer = committer_of(sink, job)
-        for checkpoint_id, committables in enumerate(held, 1):
-            committer.commit(checkpoint_id, committables)
-        assert numbers(table) == [1, 2, 3]
-
-
 # ---- a sink that writes elsewhere now ---------------------------------------
-
-
-def test_what_was_written_for_another_table_is_committed_there(table, tmp_path):
-    old = new_sink(table, pa.schema([("n", pa.int64()), ("p", pa.int64())]), partition_by=["p"])
-    committables = written(old, pa.record_batch({"n": [1, 2], "p": [0, 1]}))
-    moved = new_sink(tmp_path / "elsewhere")
-    committer = committer_of(moved, "job-b")
-    for _ in range(2):
-        moved.check_committables(1, committables)
-        committer.commit(1, committables)
-    committer.commit(2, written(moved, batch(3), 2, job_id="job-b"))
-    assert numbers(table) == [1, 2]
-    assert numbers(tmp_path / "elsewhere") == [3]
-    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 1 of this one"):
-        committer_of(old, "job-a").commit(2, written(old, pa.record_batch({"n": [9], "p": [0]}), 2, subtask=2))
 
 
 def test_a_table_may_be_moved_with_all_that_waits_for_it(table, tmp_path):
@@ -228,37 +167,7 @@ def test_a_symbolic_link_does_not_lead_out_of_the_table(table, tmp_path):
     assert len(list((tmp_path / "outside").iterdir())) == 1
 
 
-def test_what_another_kind_of_sink_has_prepared_is_refused(table):
-    sink = new_sink(table)
-    with pytest.raises(StorageError, match="not prepared by a Delta sink"):
-        sink.check_committables(1, [msgspec.msgpack.encode(["id", b"rows"])])
-
-
 # ---- what is left -----------------------------------------------------------
-
-
-def test_an_aborted_checkpoint_leaves_no_file(table):
-    sink = new_sink(table)
-    committables = written(sink, batch(1))
-    committer_of(sink, "job-a").abort(committables)
-    committer_of(sink, "job-a").abort(committables)
-    assert files(table) == []
-    with pytest.raises(StorageError, match="with 1 rows is missing; only a job may delete it"):
-        committer_of(sink, "job-a").commit(1, committables)
-    assert numbers(table) == []
-
-
-def test_closing_deletes_what_was_not_prepared(table):
-    sink, loop = new_sink(table, roll_size=1), Loop()
-    writer = open_writer(sink, SCHEMA, loop)
-    writer.write(pa.record_batch({"n": pa.array(range(200_000))}))
-    loop.run()
-    assert len(files(table)) == 1
-    writer.write(batch(1))
-    writer.close()
-    loop.run()
-    assert files(table) == []
-    assert loop.failures == []
 
 
 # ---- partitions, types, statistics ------------------------------------------
@@ -294,20 +203,6 @@ def test_a_partition_column_of_each_kind_comes_back(table):
     committer_of(sink, "job-a").commit(1, written(sink, rows))
     got = DeltaTable(table).to_pyarrow_table().sort_by("n").select(schema.names)
     assert got.to_pylist() == rows.to_pylist()
-
-
-def test_many_partitions_do_not_keep_many_files_open(table, monkeypatch):
-    from midstream.connectors.files import partitioned_files
-
-    monkeypatch.setattr(partitioned_files, "HELD_BYTES", 1000)
-    schema = pa.schema([("p", pa.int64()), ("n", pa.int64())])
-    sink, loop = new_sink(table, schema, partition_by=["p"]), Loop()
-    writer = open_writer(sink, schema, loop)
-    for turn in range(3):
-        writer.write(pa.RecordBatch.from_pylist([{"p": p, "n": turn} for p in range(50)], schema))
-        loop.run()
-    committer_of(sink, "job-a").commit(1, prepared(writer, 1))
-    assert sorted(pl.read_delta(str(table)).rows()) == [(p, turn) for p in range(50) for turn in range(3)]
 
 
 def test_values_of_all_types_come_back_as_they_were(table):
@@ -527,16 +422,6 @@ def test_a_table_with_not_null_inside_of_another_column_is_taken(table):
     assert DeltaTable(table).to_pyarrow_table().to_pylist() == [{"x": None, "n": 1}]
 
 
-def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(table):
-    write_deltalake(table, pa.table({"n": [0]}))
-    with pytest.raises(ConfigError, match="the table is not empty; name another one, resume from a checkpoint"):
-        new_sink(table)
-    DeltaSink(table).validate(SCHEMA, restoring=True)
-    sink = new_sink(table, append=True)
-    committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
-    assert numbers(table) == [0, 1]
-
-
 def test_a_directory_that_is_something_else_is_refused(table):
     table.mkdir()
     (table / "old.parquet").write_bytes(b"")
@@ -736,8 +621,3 @@ def test_storage_options_do_not_travel(table):
     sink = DeltaSink(table, storage_options={"aws_secret_access_key": "guess-7"})
     sink.validate(SCHEMA, restoring=False)
     assert b"guess-7" not in pickle.dumps(sink)
-
-
-def test_a_sink_that_was_not_validated_is_a_bug(table):
-    with pytest.raises(InvariantError, match="was shipped before it was validated"):
-        open_writer(DeltaSink(table), SCHEMA, Loop())

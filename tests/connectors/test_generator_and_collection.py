@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.connectors.memory.collection_source import CollectionSource, from_arrow, from_polars, from_rows
+from midstream.connectors.memory.collection_source import CollectionSource, from_rows
 from midstream.connectors.memory.generator_source import GeneratorSource, call_generator
 from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.config import JobConfig
@@ -211,7 +211,9 @@ def test_a_rate_limit_is_kept_over_any_second_and_reached_in_the_long_run(rows_p
 @settings(max_examples=examples(40))
 @given(count=st.integers(0, 60), splits=st.integers(1, 5), rows_max=st.integers(1, 25), data=st.data())
 def test_from_every_offset_exactly_the_rest_of_a_collection_is_read(count, splits, rows_max, data):
-    source = pickle.loads(pickle.dumps(from_arrow(pa.table({"n": pa.array(range(count), pa.int64())}), splits=splits)))
+    source = pickle.loads(
+        pickle.dumps(CollectionSource(pa.table({"n": pa.array(range(count), pa.int64())}), splits=splits))
+    )
     assert source.bounded
     assert values(read_all(source, rows_max)) == list(range(count))
     found = all_splits(source)
@@ -232,15 +234,13 @@ def test_rows_of_dicts_are_inferred_or_declared():
     assert read_all(from_rows([], pa.schema([("a", pa.int64())]))) == []
 
 
-def test_frames_tables_and_batches_are_taken():
+def test_tables_and_batches_are_taken():
     frame = pl.DataFrame({"n": [1, 2], "c": pl.Series(["x", "y"], dtype=pl.Categorical)})
     expected = [{"n": 1, "c": "x"}, {"n": 2, "c": "y"}]
-    assert read_all(from_polars(frame)) == expected
-    assert read_all(from_arrow(frame.to_arrow())) == expected
-    assert read_all(from_arrow(frame.to_arrow().to_batches()[0])) == expected
+    assert read_all(CollectionSource(frame.to_arrow())) == expected
+    assert read_all(CollectionSource(frame.to_arrow().to_batches()[0])) == expected
     chunked = pa.concat_tables([frame.to_arrow()] * 3)
-    assert isinstance(from_arrow(chunked), CollectionSource)
-    assert read_all(from_arrow(chunked)) == expected * 3
+    assert read_all(CollectionSource(chunked)) == expected * 3
 
 
 @pytest.mark.parametrize(
@@ -267,10 +267,6 @@ def test_what_is_no_collection_of_rows_is_refused():
         from_rows([])
     with pytest.raises(SchemaError, match="column 'b' of row 0 is not in the declared schema"):
         from_rows([{"b": 1}], pa.schema([("a", pa.int64())]))
-    with pytest.raises(SchemaError, match="int is neither an Arrow table nor a record batch"):
-        from_arrow(3)  # type: ignore[arg-type]  # the mistake under test
-    with pytest.raises(SchemaError, match=r"LazyFrame is not a polars DataFrame; collect\(\) a lazy one first"):
-        from_polars(pl.DataFrame({"a": [1]}).lazy())  # type: ignore[arg-type]  # the mistake under test
 
 
 def test_a_source_is_asked_once_and_says_that_there_is_no_more():

@@ -106,26 +106,16 @@ def unused(catalog: Catalog) -> list[str]:
 
 
 @pytest.mark.parametrize("version", ["1", "2"])
-def test_rows_are_put_and_deleted_by_key_and_the_last_operation_of_a_checkpoint_counts(catalog, version):
+def test_a_merge_replaces_files_in_one_snapshot(catalog, version):
     catalog.create_namespace("lake")
     stored = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
     catalog.create_table(NAME, stored, properties={"format-version": version})
     sink = new_sink(catalog)
     committer = committer_of(sink, "job-a")
-    first = users((1, "ann", "insert"), (2, "bob", "insert"), (3, "cy", "insert"), (3, None, "delete"))
-    committables = written(sink, first) + written(sink, users((4, "di", "update")), subtask=1)
-    assert found(catalog) == []
-    assert len(waiting(catalog)) == 2
-    committer.commit(1, committables)
-    assert found(catalog) == [(1, "ann"), (2, "bob"), (4, "di")]
-    assert snapshots(catalog) == 1, "one snapshot for all subtasks"
-    second = users(
-        *((1, "anna", "update"), (2, None, "delete"), (9, None, "delete"), (4, None, "delete"), (4, "dee", "insert")),
-        *((1, "annie", "insert"), (5, "eve", "insert"), (5, None, "delete"), (5, "ev", "update")),
-    )
-    committer.commit(2, written(sink, second, 2, subtask=2))
-    assert found(catalog) == [(1, "annie"), (4, "dee"), (5, "ev")]
-    assert waiting(catalog) == []
+    committer.commit(1, written(sink, users((1, "ann", "insert"), (2, "bob", "insert"), (4, "di", "update"))))
+    changes = users((1, "anna", "update"), (2, None, "delete"), (4, "dee", "insert"), (5, "eve", "insert"))
+    committer.commit(2, written(sink, changes, 2, subtask=2))
+    assert found(catalog) == [(1, "anna"), (4, "dee"), (5, "eve")]
     newest = opened(catalog).current_snapshot()
     assert newest is not None and newest.summary is not None
     assert newest.summary.operation.value == "overwrite"
@@ -155,21 +145,6 @@ def test_nested_values_of_rows_stay_and_are_replaced(catalog):
     changes = [(*rows[1], "update"), (*rows[3], "update")]
     committer.commit(2, written(sink, rows_of(columns, *changes), 2, subtask=1))
     assert found(catalog) == rows
-
-
-def test_of_a_deleting_row_only_the_key_counts(catalog):
-    catalog.create_namespace("lake")
-    fields = [NestedField(1, "id", LongType(), True), NestedField(2, "name", StringType(), True)]
-    catalog.create_table(NAME, Schema(*fields))
-    sink = new_sink(catalog)
-    committer = committer_of(sink, "job-a")
-    committer.commit(1, written(sink, users((1, "ann", "insert"), (2, "bob", "insert"))))
-    gone = users((1, None, "delete"), (2, "x", "delete"), (3, None, "delete"))
-    committer.commit(2, written(sink, gone, 2, subtask=1))
-    assert found(catalog) == []
-    error = failure_of(sink, users((1, None, "delete"), (2, None, "update")))
-    assert isinstance(error, SchemaError)
-    assert "row 1 since the last checkpoint: column 'name' must have a value, but it is null" in str(error)
 
 
 NOON = datetime(2024, 1, 1)

@@ -36,7 +36,7 @@ from midstream.connectors.iceberg import iceberg_commits, iceberg_sink, iceberg_
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
 from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.engine.core.arrow_types import schema_of, to_list
-from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
 
 NAME = "lake.numbers"
@@ -91,30 +91,11 @@ def data_files(tmp_path: Path) -> list[Path]:
 # ---- exactly once -----------------------------------------------------------
 
 
-def test_rows_are_in_the_table_after_the_commit_and_not_before(catalog, tmp_path):
+def test_a_snapshot_notes_its_checkpoint_and_the_totals_of_the_table(catalog):
     sink = new_sink(catalog)
-    committables = written(sink, batch(1, 2, 3)) + written(sink, batch(4, 5), subtask=1)
-    assert numbers(catalog) == []
-    assert len(data_files(tmp_path)) == 2
-    committer_of(sink, "job-a").commit(1, committables)
-    assert numbers(catalog) == [1, 2, 3, 4, 5]
-    assert snapshots(catalog) == 1, "one snapshot for all subtasks"
+    committer_of(sink, "job-a").commit(1, written(sink, batch(1, 2, 3)) + written(sink, batch(4, 5), subtask=1))
     found = summary(catalog)
     assert (found["total-records"], found["total-data-files"], found["midstream.checkpoint"]) == ("5", "2", "1")
-
-
-def test_a_commit_that_is_repeated_by_this_or_another_job_changes_nothing(catalog):
-    sink = new_sink(catalog)
-    committables = written(sink, batch(1, 2))
-    committer = committer_of(sink, "job-a")
-    for _ in range(3):
-        committer.commit(1, committables)
-    committer_of(sink, "job-a").commit(1, committables)
-    assert snapshots(catalog) == 1
-    for job in ("job-b", "job-c", "job-a"):
-        committer_of(sink, job).commit(1, committables)
-        assert numbers(catalog) == [1, 2]
-    assert snapshots(catalog) == 2, "that another job has resumed is noted once"
 
 
 def test_two_that_commit_the_same_at_once_agree_on_one(catalog, monkeypatch):
@@ -235,28 +216,6 @@ def test_expired_snapshots_do_not_make_a_commit_repeat(catalog):
     assert numbers(catalog) == [1, 100]
 
 
-def test_a_job_that_another_has_gone_on_from_commits_nothing_more(catalog):
-    sink = new_sink(catalog)
-    zombie = committer_of(sink, "job-a")
-    first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
-    zombie.commit(1, first)
-    committer_of(sink, "job-b").commit(1, first)
-    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 1 of this one"):
-        zombie.commit(2, second)
-    assert numbers(catalog) == [1]
-
-
-def test_all_that_a_restored_checkpoint_holds_of_several_is_committed(catalog):
-    sink = new_sink(catalog)
-    held = [written(sink, batch(n), n, subtask=n) for n in (1, 2, 3)]
-    committer_of(sink, "job-a").commit(1, held[0])
-    for job in ("job-b", "job-c"):
-        committer = committer_of(sink, job)
-        for checkpoint_id, committables in enumerate(held, 1):
-            committer.commit(checkpoint_id, committables)
-        assert numbers(catalog) == [1, 2, 3]
-
-
 def test_many_small_manifests_become_one(catalog, monkeypatch):
     monkeypatch.setattr(iceberg_commits, "SMALL_MANIFESTS_MAX", 5)
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
@@ -270,18 +229,6 @@ def test_many_small_manifests_become_one(catalog, monkeypatch):
 
 
 # ---- a table that is another one now ----------------------------------------
-
-
-def test_what_was_written_for_another_table_is_committed_there(catalog):
-    old = new_sink(catalog, pa.schema([("n", pa.int64()), ("p", pa.int64())]), partition_by=["p"])
-    committables = written(old, pa.record_batch({"n": [1, 2], "p": [0, 1]}))
-    moved = new_sink(catalog, table="lake.elsewhere")
-    committer = committer_of(moved, "job-b")
-    for _ in range(2):
-        moved.check_committables(1, committables)
-        committer.commit(1, committables)
-    committer.commit(2, written(moved, batch(3), 2, job_id="job-b"))
-    assert (numbers(catalog), numbers(catalog, "lake.elsewhere")) == ([1, 2], [3])
 
 
 def test_a_table_that_was_renamed_gets_what_waits_for_it(catalog):
@@ -342,35 +289,7 @@ def test_a_checkpoint_cannot_have_any_other_file_added_or_deleted(catalog, tmp_p
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_another_kind_of_sink_has_prepared_is_refused(catalog):
-    with pytest.raises(StorageError, match="not prepared by an Iceberg sink"):
-        new_sink(catalog).check_committables(1, [msgspec.msgpack.encode(["id", b"rows"])])
-
-
 # ---- what is left -----------------------------------------------------------
-
-
-def test_an_aborted_checkpoint_leaves_no_file(catalog, tmp_path):
-    sink = new_sink(catalog)
-    committables = written(sink, batch(1))
-    for _ in range(2):
-        committer_of(sink, "job-a").abort(committables)
-    assert data_files(tmp_path) == []
-    with pytest.raises(StorageError, match="with 1 rows is missing; only a job may delete it"):
-        committer_of(sink, "job-a").commit(1, committables)
-    assert numbers(catalog) == []
-
-
-def test_closing_deletes_what_was_not_prepared(catalog, tmp_path):
-    sink, loop = new_sink(catalog, roll_size=1), Loop()
-    writer = open_writer(sink, SCHEMA, loop)
-    writer.write(pa.record_batch({"n": pa.array(range(200_000))}))
-    loop.run()
-    assert len(data_files(tmp_path)) == 1
-    writer.write(batch(1))
-    writer.close()
-    loop.run()
-    assert (data_files(tmp_path), loop.failures) == ([], [])
 
 
 # ---- rolling back -----------------------------------------------------------
@@ -705,13 +624,11 @@ def test_columns_that_do_not_fit_are_refused_before_anything_runs(catalog, strea
         new_sink(catalog, schema_of(list(stream.items())))
 
 
-def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(catalog):
+def test_a_table_whose_rows_were_deleted_is_empty(catalog):
     sink = new_sink(catalog)
     committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
     with pytest.raises(ConfigError, match="the table is not empty; name another one"):
         new_sink(catalog)
-    new_sink(catalog, append=True)
-    new_sink(catalog, restoring=True)
     opened(catalog).delete("n == 1")
     new_sink(catalog)
 
@@ -857,27 +774,6 @@ def test_the_catalog_does_not_travel(catalog):
     sink = new_sink(catalog)
     assert b"sqlite" not in pickle.dumps(sink)
     assert pickle.loads(pickle.dumps(sink))._table is None
-
-
-def test_a_sink_that_was_not_validated_is_a_bug(catalog):
-    with pytest.raises(InvariantError, match="was shipped before it was validated"):
-        open_writer(IcebergSink(NAME, catalog=catalog), SCHEMA, Loop())
-
-
-def test_many_partitions_do_not_keep_many_files_open(catalog, monkeypatch):
-    from midstream.connectors.files import partitioned_files
-
-    monkeypatch.setattr(partitioned_files, "HELD_BYTES", 1000)
-    schema = pa.schema([("p", pa.int64()), ("n", pa.int64())])
-    sink, loop = new_sink(catalog, schema, partition_by=["p"]), Loop()
-    writer = open_writer(sink, schema, loop)
-    for turn in range(3):
-        writer.write(pa.RecordBatch.from_pylist([{"p": p, "n": turn} for p in range(50)], schema))
-        loop.run()
-    assert loop.failures == []
-    committer_of(sink, "job-a").commit(1, prepared(writer, 1))
-    got = opened(catalog).scan().to_arrow().to_pylist()
-    assert sorted((row["p"], row["n"]) for row in got) == [(p, turn) for p in range(50) for turn in range(3)]
 
 
 # ---- catalogs behind HTTP, and several at once ------------------------------

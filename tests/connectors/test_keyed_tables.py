@@ -27,6 +27,40 @@ def there(request: pytest.FixtureRequest, tmp_path: Path) -> KeyedTable:
 # ---- what is in the table ----------------------------------------------------
 
 
+def test_rows_are_put_and_deleted_by_key_and_the_last_operation_of_a_checkpoint_counts(there):
+    sink = there.sink()
+    committer, before = committer_of(sink, "job-a"), there.commits()
+    first = users((1, "ann", "insert"), (2, "bob", "insert"), (3, "cy", "insert"), (3, None, "delete"))
+    committables = written(sink, first) + written(sink, users((4, "di", "update")), subtask=1)
+    assert there.found() == []
+    assert len(there.waiting()) == 2
+    committer.commit(1, committables)
+    assert there.found() == [(1, "ann"), (2, "bob"), (4, "di")]
+    assert there.commits() == before + 1, "one commit for all subtasks"
+    second = users(
+        *((1, "anna", "update"), (2, None, "delete"), (9, None, "delete"), (4, None, "delete"), (4, "dee", "insert")),
+        *((1, "annie", "insert"), (5, "eve", "insert"), (5, None, "delete"), (5, "ev", "update")),
+    )
+    committer.commit(2, written(sink, second, 2, subtask=2))
+    assert there.found() == [(1, "annie"), (4, "dee"), (5, "ev")]
+    assert there.waiting() == []
+
+
+def test_of_a_deleting_row_only_the_key_counts(there):
+    fields = [("id", pa.int64(), False), ("name", pa.string(), False), ("n", pa.int32(), True)]
+    there.fill(pa.schema([pa.field(*field) for field in fields]).empty_table())
+    columns = schema_of([*((name, USERS.field(name).type) for name in USERS.names), ("n", pa.int64())])
+    sink = there.sink(columns)
+    committer = committer_of(sink, "job-a")
+    committer.commit(1, written(sink, rows_of(columns, (1, "ann", "insert", 1), (2, "bob", "insert", 2))))
+    gone = rows_of(columns, (1, None, "delete", None), (2, "x", "delete", 2**40), (3, None, "delete", None))
+    committer.commit(2, written(sink, gone, 2, subtask=1))
+    assert there.found() == []
+    error = failure_of(sink, rows_of(columns, (1, None, "delete", 1), (2, None, "update", 1)))
+    assert isinstance(error, SchemaError)
+    assert "row 1 since the last checkpoint: column 'name' must have a value, but it is null" in str(error)
+
+
 def test_the_last_of_many_rows_of_a_key_remains_over_batches_and_files(there, monkeypatch):
     monkeypatch.setattr(keyed_files, "_BATCH_ROWS", 1000)
     monkeypatch.setattr(iceberg_merges, "_BATCH_ROWS", 700)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from midstream.connectors.files import file_source as files
 from midstream.connectors.files import line_splitter
 from midstream.connectors.files.file_source import FileSource
-from midstream.connectors.memory.collection_source import from_arrow
+from midstream.connectors.memory.collection_source import CollectionSource
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.operators.source_api import DiscoveryContext, Source, Split
 
@@ -20,7 +20,7 @@ def splits_of(source: Source, parallelism: int = 2) -> tuple[Split, ...]:
 
 
 def test_rows_of_a_collection_and_indices_of_a_generator_are_those_of_the_whole() -> None:
-    source = from_arrow(pa.table({"n": range(100)}))
+    source = CollectionSource(pa.table({"n": range(100)}))
     second = Split("1", splits_of(source)[1].payload, offset=10)
     assert source.place(second, 3, 3) == "row 63 of the collection, counted from 0"
     assert source.place(second, 0, 4) == "one of the rows 60 to 64 of the collection, counted from 0"

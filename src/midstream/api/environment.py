@@ -23,8 +23,9 @@ from midstream.api.tuning import Tuning
 from midstream.api.user_modules import check_extra, job_file, note_modules
 from midstream.connectors.common.malformed_records import BadRecordsMax, OnBadRecord
 from midstream.connectors.files.file_source import CsvOptions, FileSource, Format
-from midstream.connectors.memory.collection_source import from_arrow, from_polars, from_rows
+from midstream.connectors.memory.collection_source import CollectionSource, from_rows
 from midstream.connectors.memory.generator_source import Generate, GeneratorSource
+from midstream.engine.core.batches import to_arrow
 from midstream.engine.core.config import (
     DEFAULT_RESTART,
     Duration,
@@ -530,9 +531,8 @@ class Environment(Hinted):
         if isinstance(data, (pa.Table, pa.RecordBatch, pl.DataFrame)):
             if schema is not None:
                 raise JobError("from_collection: schema= is for dicts; a table has its own, cast it first")
-            if isinstance(data, pl.DataFrame):
-                return self._begin("collection", from_polars(data, splits=splits, rows_per_s=rows_per_s))
-            return self._begin("collection", from_arrow(data, splits=splits, rows_per_s=rows_per_s))
+            table = to_arrow(data) if isinstance(data, pl.DataFrame) else data
+            return self._begin("collection", CollectionSource(table, splits=splits, rows_per_s=rows_per_s))
         if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
             raise JobError(
                 f"from_collection: a {type(data).__name__} is no collection of rows; "

@@ -8,47 +8,33 @@ from typing import Any, Final
 
 import msgspec
 
+from midstream.cli import json_types as t
 from midstream.cli.commands.doctor import Doctored
 from midstream.cli.commands.inspect_checkpoint import CheckpointReport
 from midstream.cli.commands.inspect_upgrade import UpgradeReport
 from midstream.cli.commands.state import StateEntries, StateList
-from midstream.cli.json_types import (
-    CommandFailed,
-    DroppedLines,
-    ListedJobs,
-    MadeCheckpoint,
-    MadeSavepoint,
-    NewFiles,
-    PageLink,
-    Previewed,
-    RanJob,
-    Rescaled,
-    SimulatedRuns,
-    StoppedJob,
-    TracedRun,
-)
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.engine.protocol.live_rows import LiveRows
 from midstream.page.request_types import FormatVersion, LogRecord, components
 
 SHAPES: Final[dict[str, Any]] = {
-    "run": RanJob | Previewed,
-    "new": NewFiles,
-    "list": ListedJobs,
+    "run": t.RanJob | t.Previewed,
+    "new": t.NewFiles,
+    "list": t.ListedJobs,
     "status": JobStatus,
     "top": JobStatus,
     "history": JobStatus,
     "rows": LiveRows,
-    "logs": LogRecord | DroppedLines,
-    "page": PageLink,
-    "checkpoint": MadeCheckpoint,
-    "savepoint": MadeSavepoint,
-    "rescale": Rescaled,
-    "stop": StoppedJob,
+    "logs": LogRecord | t.DroppedLines,
+    "page": t.PageLink,
+    "checkpoint": t.MadeCheckpoint,
+    "savepoint": t.MadeSavepoint,
+    "rescale": t.Rescaled,
+    "stop": t.StoppedJob,
     "inspect": CheckpointReport | UpgradeReport,
     "state": StateList | StateEntries,
     "doctor": Doctored,
-    "simulate": SimulatedRuns | TracedRun,
+    "simulate": t.SimulatedRuns | t.TracedRun,
 }
 """The shape of each command's output; for commands that print lines (logs, top, page), of each line."""
 
@@ -61,14 +47,14 @@ def _structs(shape: Any) -> list[Any]:
 def schema() -> bytes:
     """Return the JSON Schema of each command, as `#/$defs/COMMAND`; docs/json.schema.json holds it."""
     structs = {command: _structs(shape) for command, shape in SHAPES.items()}
-    every = list(dict.fromkeys([FormatVersion, CommandFailed, *(each for some in structs.values() for each in some)]))
+    every = list(dict.fromkeys([FormatVersion, t.CommandFailed, *(each for some in structs.values() for each in some)]))
     _, defined = components(every, "#/$defs/{name}")
     reference = {each: {"$ref": f"#/$defs/{each.__name__}"} for each in every}
     commands = {
         command: {
             "allOf": [
                 reference[FormatVersion],
-                {"anyOf": [reference[CommandFailed], *(reference[each] for each in some)]},
+                {"anyOf": [reference[t.CommandFailed], *(reference[each] for each in some)]},
             ]
         }
         for command, some in structs.items()

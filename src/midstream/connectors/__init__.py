@@ -3,8 +3,8 @@
 The classes of the built-in sources and sinks are imported from here, when they are first used; most jobs use the methods
 of Environment and DataStream instead (`env.read_kafka`, `stream.write_kafka`).
 
-Owns what a sink has prepared until it is committed, and nothing else. Packages of extras are imported only where they
-are used (`common.optional_packages`). May import the engine up to `operators`. Discovery, validation and commits run on the driver's I/O
+Owns what a sink has prepared until it is committed, and nothing else. A folder whose system needs the
+packages of an extra is imported only where it is used (`common.optional_packages`). May import the engine up to `operators`. Discovery, validation and commits run on the driver's I/O
 pool; readers and encoders on a slot's I/O pool; on the loop thread, a writer only appends to a queue.
 
 Folders by system: `files`, `memory`, `kafka`, `postgres`, `delta`, `iceberg`; `lookup` (tables of `join_table`), `formats` (Avro, Protobuf) and `common` are for all.

@@ -8,8 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.engine.core.elements import MIN_WATERMARK_US
-from midstream.engine.core.errors import InvariantError, SchemaError
-from midstream.engine.core.python_values import first_without_python, to_python
+from midstream.engine.core.errors import InvariantError
 from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
 from midstream.engine.operators.source_api import (
@@ -111,20 +110,3 @@ class _TakingWriter(SinkWriter):
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._taken.append(batch)
-
-
-def table_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return rows as dicts. Raises SchemaError for a value without a Python form, such as a time after the year 9999."""
-    names = table.column_names
-    columns = []
-    for field, column in zip(table.schema, table.columns, strict=True):
-        try:
-            columns.append(to_python(column))
-        except (ValueError, OverflowError) as error:
-            row, why = first_without_python(column)
-            years = "; a datetime holds the years 1 to 9999" if pa.types.is_temporal(field.type) else ""
-            raise SchemaError(
-                f"row {row}: column {field.name!r}, {field.type}, has a value that Python cannot represent ({why}){years}. Look "
-                "at the rows as an Arrow table"
-            ) from error
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

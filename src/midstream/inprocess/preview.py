@@ -17,6 +17,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
+from midstream.connectors.memory.python_rows import table_rows
 from midstream.engine.coordinator.effects import Effects
 from midstream.engine.coordinator.events import CancelTimer, RunIo, Send, SetTimer
 from midstream.engine.coordinator.failures import Failure
@@ -33,7 +34,6 @@ from midstream.engine.graph.logical_graph import LogicalGraph, Node
 from midstream.engine.operators.bad_records import BadRecords
 from midstream.engine.operators.source_api import Source, Split, SplitReader
 from midstream.engine.protocol import messages as m
-from midstream.inprocess.endpoints import table_rows
 from midstream.inprocess.in_process_job import InProcessFailure, InProcessJob, noted, surfaced
 from midstream.inprocess.rewrite import End, KeptOutput, rewritten
 

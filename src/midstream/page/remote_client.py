@@ -20,20 +20,9 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from midstream.engine.core.errors import UNDECODABLE, ClusterError, ConfigError, JobError, assert_never
+from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.engine.protocol.live_rows import GetRows, LiveRows
-from midstream.engine.protocol.messages import (
-    ClientRequest,
-    DoCheckpoint,
-    DoRescale,
-    DoSavepoint,
-    DoStop,
-    GetLogs,
-    GetStatus,
-    LogEntry,
-    LogLine,
-    Reply,
-)
 from midstream.page.address import TOKEN_VARIABLE
 from midstream.page.request_types import (
     ActionState,
@@ -96,7 +85,7 @@ def job_at(link: str, environ: Mapping[str, str] = os.environ) -> PageJob:
     path = parts.path if parts.path.endswith("/") else f"{parts.path}/"
     job = PageJob("", parts.netloc, f"{parts.scheme}://{parts.netloc}{path}", token)
     with RemoteClient(job) as client:
-        status = client.request(GetStatus(), TIMEOUT_S).status
+        status = client.request(m.GetStatus(), TIMEOUT_S).status
     assert status is not None
     return PageJob(status.job_id, status.name, job.page, token)
 
@@ -120,48 +109,48 @@ class RemoteClient:
     def __exit__(self, *_: object) -> None:
         """Do nothing: each request has a connection of its own."""
 
-    def request(self, request: ClientRequest | GetLogs | GetRows, timeout_s: float | None = None) -> Reply:
+    def request(self, request: m.ClientRequest | m.GetLogs | GetRows, timeout_s: float | None = None) -> m.Reply:
         """Send a request and wait for the answer; a checkpoint is answered when it is complete, a stop when the job has
         ended.
         """
         match request:
-            case GetStatus():
-                return Reply(status=self._get(STATUS.path, JobStatus))
-            case GetLogs(after):
+            case m.GetStatus():
+                return m.Reply(status=self._get(STATUS.path, JobStatus))
+            case m.GetLogs(after):
                 return self._logs(after)
             case GetRows(operator, rows):
                 status, body = self._send("POST", ROWS.path, LiveRowsRequest(operator, rows), ROWS_TIMEOUT_S)
                 if status == 409:
-                    return Reply(error=_text(body))
-                return Reply(rows=self._document(status, body, LiveRows))
-            case DoCheckpoint():
+                    return m.Reply(error=_text(body))
+                return m.Reply(rows=self._document(status, body, LiveRows))
+            case m.DoCheckpoint():
                 return self._act(Checkpoint(), timeout_s)
-            case DoSavepoint(directory):
+            case m.DoSavepoint(directory):
                 return self._act(Savepoint(directory), timeout_s)
-            case DoRescale(parallelism):
+            case m.DoRescale(parallelism):
                 return self._act(Rescale(parallelism), timeout_s)
-            case DoStop(drain, savepoint):
+            case m.DoStop(drain, savepoint):
                 return self._act(Drain() if drain else StopRequest(savepoint), timeout_s)
             case _:
                 assert_never(request)
 
-    def _logs(self, after: int) -> Reply:
+    def _logs(self, after: int) -> m.Reply:
         status, body = self._send("GET", f"{LOGS.path}?after={after}")
         if status == 410:
-            return Reply(error=_text(body))
+            return m.Reply(error=_text(body))
         lines = self._document(status, body, Logs).lines
-        return Reply(
+        return m.Reply(
             logs=tuple(
-                LogEntry(
+                m.LogEntry(
                     each.number,
                     each.slot,
-                    LogLine(each.at_ms, each.text, each.logger, each.level, each.operator, each.uid, each.subtask),
+                    m.LogLine(each.at_ms, each.text, each.logger, each.level, each.operator, each.uid, each.subtask),
                 )
                 for each in lines
             )
         )
 
-    def _act(self, action: Checkpoint | Savepoint | Rescale | StopRequest | Drain, timeout_s: float | None) -> Reply:
+    def _act(self, action: Checkpoint | Savepoint | Rescale | StopRequest | Drain, timeout_s: float | None) -> m.Reply:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         status, body = self._send("POST", ACTIONS.path, action)
         state = self._document(status, body, ActionState)
@@ -180,8 +169,8 @@ class RemoteClient:
                         f"{error}; whether the job has carried out the request ({state.action}) is unknown"
                     ) from error
         if state.state == "failed":
-            return Reply(error=state.answer or f"{state.action} failed")
-        return Reply(checkpoint=state.answer or None)
+            return m.Reply(error=state.answer or f"{state.action} failed")
+        return m.Reply(checkpoint=state.answer or None)
 
     # ---- HTTP
 

@@ -2,7 +2,7 @@
 
 | address | what it is | token |
 |---|---|---|
-| `/` and the other files of the page: scripts, `page.css`, `status.schema.json` | the page itself, the same for every job | never |
+| `/` and the other files of the page: scripts and `page.css` | the page itself, the same for every job | never |
 | `GET status.json`, `rates.json`, `metrics[?subtasks=1]` | read only | outside loopback |
 | `POST rows` | the next rows that an operator emits | always |
 | `openapi.json` | the API of this page, the same for every job | never |
@@ -30,18 +30,9 @@ import msgspec
 
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, assert_never
 from midstream.engine.core.interfaces import Mail
+from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.engine.protocol.live_rows import GetRows
-from midstream.engine.protocol.messages import (
-    ClientRequest,
-    DoCheckpoint,
-    DoRescale,
-    DoSavepoint,
-    DoStop,
-    GetLogs,
-    GetStatus,
-    Reply,
-)
 from midstream.page.address import PageAddress, is_loopback
 from midstream.page.http import Refusal, Request, Response
 from midstream.page.prometheus import metrics_text
@@ -57,7 +48,6 @@ from midstream.page.request_types import (
     Rescale,
     Savepoint,
     StopRequest,
-    components,
     document,
     logs_of,
 )
@@ -100,7 +90,6 @@ FILES: Final = {
     "/logs.js": ("logs.js", "text/javascript; charset=utf-8"),
     "/rows.js": ("rows.js", "text/javascript; charset=utf-8"),
     "/text.js": ("text.js", "text/javascript; charset=utf-8"),
-    "/status.schema.json": ("status.schema.json", "application/schema+json"),
 }
 
 Respond: TypeAlias = Callable[[Response], None]
@@ -115,7 +104,7 @@ class Served(Protocol):
         """The final status; None while the job runs."""
         ...
 
-    def request(self, request: DriverRequest) -> Future[Reply]: ...
+    def request(self, request: DriverRequest) -> Future[m.Reply]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +113,10 @@ class EndedJob:
 
     last: JobStatus
 
-    def request(self, request: DriverRequest) -> Future[Reply]:
+    def request(self, request: DriverRequest) -> Future[m.Reply]:
         """Refuse every request: there is no driver any more."""
-        refused: Future[Reply] = Future()
-        refused.set_result(Reply(error="the job has ended", status=self.last))
+        refused: Future[m.Reply] = Future()
+        refused.set_result(m.Reply(error="the job has ended", status=self.last))
         return refused
 
 
@@ -275,7 +264,7 @@ class Site:
         self._loop.call_later(ANSWER_S_MAX, partial(self._give_up, self._count))
         if not self._is_requesting:
             self._is_requesting = True
-            self._request(GetStatus(), self._take)
+            self._request(m.GetStatus(), self._take)
 
     def _recent_status(self) -> JobStatus | None:
         """Return the final status, or one that is recent enough."""
@@ -285,11 +274,11 @@ class Site:
             return self._status
         return None
 
-    def _request(self, request: DriverRequest, then: Callable[[Reply], None]) -> None:
+    def _request(self, request: DriverRequest, then: Callable[[m.Reply], None]) -> None:
         """Send a request to the job, and handle the reply on the page's thread."""
         self._job.request(request).add_done_callback(lambda future: self._loop.post(partial(then, future.result())))
 
-    def _take(self, reply: Reply) -> None:
+    def _take(self, reply: m.Reply) -> None:
         self._is_requesting = False
         if reply.status is None:
             return  # each request is answered when its time is over
@@ -306,7 +295,7 @@ class Site:
     def _answer_in_time(
         self,
         request: DriverRequest,
-        view: Callable[[Reply], Response],
+        view: Callable[[m.Reply], Response],
         respond: Respond,
         waiting: dict[int, Respond],
         within_s: float,
@@ -332,12 +321,12 @@ class Site:
         if len(self._logs) >= LOGS_OPEN_MAX:
             raise Refusal(429, f"{LOGS_OPEN_MAX} requests for logs are not answered yet")
 
-        def view(reply: Reply) -> Response:
+        def view(reply: m.Reply) -> Response:
             if reply.error:
                 return Refusal(410, reply.error).response
             return Response(200, document(logs_of(reply.logs, query)), JSON)
 
-        self._answer_in_time(GetLogs(query.after), view, respond, self._logs, ANSWER_S_MAX)
+        self._answer_in_time(m.GetLogs(query.after), view, respond, self._logs, ANSWER_S_MAX)
 
     # ---- rows
 
@@ -351,7 +340,7 @@ class Site:
         if len(self._rows) >= ROWS_OPEN_MAX:
             raise Refusal(429, f"{ROWS_OPEN_MAX} requests for rows are not answered yet")
 
-        def view(reply: Reply) -> Response:
+        def view(reply: m.Reply) -> Response:
             if reply.rows is None:
                 return Refusal(409, reply.error).response
             return Response(200, document(reply.rows), JSON)
@@ -378,7 +367,7 @@ class Site:
         respond(Response(ACTIONS.status, document(state), JSON))
         self._request(job_request, partial(self._done, number))
 
-    def _done(self, number: int, reply: Reply) -> None:
+    def _done(self, number: int, reply: m.Reply) -> None:
         if number in self._actions:
             self._actions[number] = msgspec.structs.replace(
                 self._actions[number],
@@ -407,24 +396,18 @@ def status_json(status: JobStatus) -> bytes:
     return document(status.shortened())
 
 
-def status_schema() -> bytes:
-    """Return the JSON Schema of what `status_json` returns; `static/status.schema.json` holds it."""
-    [reference], defined = components([JobStatus], "#/$defs/{name}")
-    return msgspec.json.format(msgspec.json.encode({**reference, "$defs": defined}, order="deterministic")) + b"\n"
-
-
-def _request_of(action: Action) -> ClientRequest:
+def _request_of(action: Action) -> m.ClientRequest:
     match action:
         case Checkpoint():
-            return DoCheckpoint()
+            return m.DoCheckpoint()
         case Savepoint():
-            return DoSavepoint(None if action.directory is None else absolute(action.directory))
+            return m.DoSavepoint(None if action.directory is None else absolute(action.directory))
         case Rescale():
-            return DoRescale(action.parallelism)
+            return m.DoRescale(action.parallelism)
         case StopRequest():
-            return DoStop(savepoint=None if action.savepoint is None else absolute(action.savepoint))
+            return m.DoStop(savepoint=None if action.savepoint is None else absolute(action.savepoint))
         case Drain():
-            return DoStop(drain=True)
+            return m.DoStop(drain=True)
         case _:
             assert_never(action)
 

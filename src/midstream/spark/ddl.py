@@ -9,58 +9,36 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    CharType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    VarcharType,
-)
+from pyspark.sql import types as t
 
 _TOKEN: Final = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.)*')|(\w+)|([<>(),:]))")
-_SIMPLE: Final[dict[str, Callable[[], DataType]]] = {
-    "boolean": BooleanType,
-    "tinyint": ByteType,
-    "byte": ByteType,
-    "smallint": ShortType,
-    "short": ShortType,
-    "int": IntegerType,
-    "integer": IntegerType,
-    "bigint": LongType,
-    "long": LongType,
-    "float": FloatType,
-    "real": FloatType,
-    "double": DoubleType,
-    "string": StringType,
-    "binary": BinaryType,
-    "date": DateType,
-    "timestamp": TimestampType,
-    "timestamp_ltz": TimestampType,
-    "timestamp_ntz": TimestampNTZType,
-    "void": NullType,
+_SIMPLE: Final[dict[str, Callable[[], t.DataType]]] = {
+    "boolean": t.BooleanType,
+    "tinyint": t.ByteType,
+    "byte": t.ByteType,
+    "smallint": t.ShortType,
+    "short": t.ShortType,
+    "int": t.IntegerType,
+    "integer": t.IntegerType,
+    "bigint": t.LongType,
+    "long": t.LongType,
+    "float": t.FloatType,
+    "real": t.FloatType,
+    "double": t.DoubleType,
+    "string": t.StringType,
+    "binary": t.BinaryType,
+    "date": t.DateType,
+    "timestamp": t.TimestampType,
+    "timestamp_ltz": t.TimestampType,
+    "timestamp_ntz": t.TimestampNTZType,
+    "void": t.NullType,
 }
 
 
-def parse_ddl(text: str) -> StructType:
+def parse_ddl(text: str) -> t.StructType:
     """Parse a schema. Raises ValueError saying what was expected where."""
     parser = _Parser(text)
-    struct = StructType(parser.fields(""))
+    struct = t.StructType(parser.fields(""))
     if not struct.fields:
         raise ValueError("it has no columns")
     return struct
@@ -80,16 +58,16 @@ class _Parser:
             at = match.end()
         self._at = 0
 
-    def fields(self, end: str) -> list[StructField]:
+    def fields(self, end: str) -> list[t.StructField]:
         """Parse columns up to the token `end`, which is not consumed ("": the end of the text)."""
-        found: list[StructField] = []
+        found: list[t.StructField] = []
         while self._peek() != end:
             if found:
                 self._expect(",")
             found.append(self._field())
         return found
 
-    def _field(self) -> StructField:
+    def _field(self) -> t.StructField:
         name, is_quoted = self._next()
         if not is_quoted and not re.fullmatch(r"\w+", name):
             raise ValueError(f"expected a column name before {name!r}")
@@ -105,30 +83,30 @@ class _Parser:
         if self._peek().lower() == "comment":
             self._next()
             metadata["comment"] = self._next()[0].strip("'")
-        return StructField(name, kind, nullable, metadata)
+        return t.StructField(name, kind, nullable, metadata)
 
-    def _type(self) -> DataType:
+    def _type(self) -> t.DataType:
         name = self._next()[0].lower()
         if name in _SIMPLE:
             return _SIMPLE[name]()
         if name in ("decimal", "dec", "numeric"):
             precision, scale = ([*self._numbers(), 0] if self._peek() == "(" else [10, 0])[:2]
-            return DecimalType(precision, scale)
+            return t.DecimalType(precision, scale)
         if name in ("char", "character", "varchar"):
             (length,) = self._numbers()
-            return VarcharType(length) if name == "varchar" else CharType(length)
+            return t.VarcharType(length) if name == "varchar" else t.CharType(length)
         if name not in ("array", "map", "struct"):
             raise ValueError(f"{name!r} is not a type")
         self._expect("<")
-        kind: DataType
+        kind: t.DataType
         if name == "array":
-            kind = ArrayType(self._type())
+            kind = t.ArrayType(self._type())
         elif name == "map":
             key = self._type()
             self._expect(",")
-            kind = MapType(key, self._type())
+            kind = t.MapType(key, self._type())
         else:
-            kind = StructType(self.fields(">"))
+            kind = t.StructType(self.fields(">"))
         self._expect(">")
         return kind
 

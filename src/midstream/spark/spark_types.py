@@ -8,46 +8,25 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    UserDefinedType,
-)
+from pyspark.sql import types as t
 
 from midstream.engine.core.schemas import first_repeated
 
-_SIMPLE: Final[dict[type[DataType], pa.DataType]] = {
-    BooleanType: pa.bool_(),
-    ByteType: pa.int8(),
-    ShortType: pa.int16(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    FloatType: pa.float32(),
-    DoubleType: pa.float64(),
-    StringType: pa.string(),
-    BinaryType: pa.binary(),
-    DateType: pa.date32(),
-    TimestampType: pa.timestamp("us", "UTC"),
-    TimestampNTZType: pa.timestamp("us"),
-    DayTimeIntervalType: pa.duration("us"),
-    NullType: pa.null(),
+_SIMPLE: Final[dict[type[t.DataType], pa.DataType]] = {
+    t.BooleanType: pa.bool_(),
+    t.ByteType: pa.int8(),
+    t.ShortType: pa.int16(),
+    t.IntegerType: pa.int32(),
+    t.LongType: pa.int64(),
+    t.FloatType: pa.float32(),
+    t.DoubleType: pa.float64(),
+    t.StringType: pa.string(),
+    t.BinaryType: pa.binary(),
+    t.DateType: pa.date32(),
+    t.TimestampType: pa.timestamp("us", "UTC"),
+    t.TimestampNTZType: pa.timestamp("us"),
+    t.DayTimeIntervalType: pa.duration("us"),
+    t.NullType: pa.null(),
 }
 _WAYS_OUT: Final = {
     "VariantType": "convert it to a string with to_json()",
@@ -66,21 +45,21 @@ class NoArrowForm(ValueError):
     """Names the part of a type that has no Arrow form, and what to do instead."""
 
 
-def arrow_type(kind: DataType, path: str) -> pa.DataType:
+def arrow_type(kind: t.DataType, path: str) -> pa.DataType:
     """Return the Arrow type for `kind`, with everything nullable. Raises NoArrowForm naming the part of `path` without
     one.
     """
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
-    if type(kind) is DecimalType:
+    if type(kind) is t.DecimalType:
         return pa.decimal128(kind.precision, kind.scale)
-    if type(kind) is ArrayType:
+    if type(kind) is t.ArrayType:
         return pa.list_(arrow_type(kind.elementType, f"{path}.element"))
-    if type(kind) is MapType:
-        if isinstance(kind.keyType, NullType):
+    if type(kind) is t.MapType:
+        if isinstance(kind.keyType, t.NullType):
             raise NoArrowForm(f"{path}.key is void, but a key must have a value; cast it")
         return pa.map_(arrow_type(kind.keyType, f"{path}.key"), arrow_type(kind.valueType, f"{path}.value"))
-    if type(kind) is StructType:
+    if type(kind) is t.StructType:
         twice = first_repeated(kind.names)
         if twice is not None:
             raise NoArrowForm(f"{path} has more than one field {twice!r}; rename one")
@@ -90,8 +69,8 @@ def arrow_type(kind: DataType, path: str) -> pa.DataType:
     raise NoArrowForm(f"{path} is {kind.simpleString()}; {_way_out(kind)}")
 
 
-def _way_out(kind: DataType) -> str:
-    if isinstance(kind, UserDefinedType):
+def _way_out(kind: t.DataType) -> str:
+    if isinstance(kind, t.UserDefinedType):
         return f"make what it stores ({kind.sqlType().simpleString()}) columns of plain types"
     if type(kind).__name__ == "TimeType":
         return f"cast it to time({_TIME_DIGITS_MAX})"

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from midstream.connectors.memory.python_rows import table_rows
 from midstream.engine.operators.windows.window_specs import LATE, LATE_RIGHT
-from midstream.inprocess.endpoints import table_rows
 from midstream.testing.float_compare import close_of, is_near, remove_near
 from midstream.testing.inputs import Cut, Rows
 from midstream.testing.jobs import What, run

@@ -16,6 +16,8 @@ from midstream.api.environment import Environment
 from midstream.api.program import Program
 from midstream.connectors.memory.collection_source import CollectionSource
 from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.connectors.memory.python_rows import table_rows
+from midstream.engine.core.batches import single_batch
 from midstream.engine.core.config import Duration, JobConfig, check_parallelism, duration_us
 from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.job_pickle import in_the_programs_classes
@@ -24,7 +26,7 @@ from midstream.engine.operators.base import Operator
 from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.source_api import DiscoveryContext, Source, rows_text
-from midstream.inprocess.endpoints import FedSource, table_rows
+from midstream.inprocess.endpoints import FedSource
 from midstream.inprocess.in_process_job import InProcessFailure, InProcessJob, JobSnapshot, noted, surfaced
 from midstream.inprocess.rewrite import End, rewritten
 from midstream.testing.inputs import LAST_US, Cut, Instant, Rows, as_batch, as_us, batches
@@ -535,13 +537,7 @@ def _own_rows(uid: str, source: Source, has_event_time: bool) -> pa.RecordBatch:
         while (read := reader.read(131_072)) is not None:
             parts.append(read[0])
         reader.close()
-    return (
-        pa.Table.from_batches(parts, schema=source.schema).combine_chunks().to_batches()[0] if parts else _none(source)
-    )
-
-
-def _none(source: Source) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in source.schema], schema=source.schema)
+    return single_batch(pa.Table.from_batches(parts, schema=source.schema))
 
 
 def _contents(operators: Sequence[Operator], name: str) -> dict[str, Any]:

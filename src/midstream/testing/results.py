@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from midstream.api.data_stream import DataStream
 from midstream.api.stream_sinks import StreamSink
+from midstream.connectors.memory.python_rows import table_rows
 from midstream.engine.core.batches import check_held_by_polars, to_polars
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.operators.sink_api import Sink
 from midstream.engine.operators.windows.window_specs import LATE, LATE_RIGHT
-from midstream.inprocess.endpoints import table_rows
 from midstream.inprocess.rewrite import KeptOutput
 
 Name: TypeAlias = "str | tuple[str, str] | DataStream | StreamSink | Sink"

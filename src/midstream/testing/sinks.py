@@ -10,11 +10,11 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from midstream.connectors.memory.python_rows import table_rows
 from midstream.engine.core.batches import conform
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from midstream.inprocess.endpoints import table_rows
 from midstream.inprocess.virtual_loop import MemoryStorage, VirtualLoop
 from midstream.testing.inputs import as_batch, as_sent
 

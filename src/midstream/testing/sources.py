@@ -10,10 +10,10 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from midstream.connectors.memory.python_rows import table_rows
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.error_rows import counted
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split
-from midstream.inprocess.endpoints import table_rows
 from midstream.inprocess.virtual_loop import MemoryStorage
 from midstream.testing.inputs import as_sent
 

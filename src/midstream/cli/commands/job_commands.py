@@ -32,18 +32,8 @@ from midstream.cli.status_tables import job_view, jobs_table
 from midstream.engine.core.config import MAX_PARALLELISM_MAX, check_parallelism
 from midstream.engine.core.errors import ClusterError, ConfigError, MidstreamError
 from midstream.engine.core.tracebacks import users_part
+from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.job_status import JobStatus
-from midstream.engine.protocol.messages import (
-    ClientRequest,
-    DoCheckpoint,
-    DoRescale,
-    DoSavepoint,
-    DoStop,
-    GetLogs,
-    GetStatus,
-    LogEntry,
-    Reply,
-)
 from midstream.page.address import PageAddress, token_of
 from midstream.page.remote_client import PageJob, RemoteClient, is_link
 from midstream.page.request_types import LogRecord
@@ -156,7 +146,7 @@ def _statuses(entry: Target) -> Iterator[JobStatus]:
     try:
         with client_of(entry) as client:
             while True:
-                reply = client.request(GetStatus(), STATUS_TIMEOUT_S)
+                reply = client.request(m.GetStatus(), STATUS_TIMEOUT_S)
                 if reply.error or reply.status is None:
                     break
                 yield reply.status
@@ -246,7 +236,7 @@ def _log_pieces(entry: Target, follow: bool, operator: str | None) -> Iterator[t
     with client_of(entry) as client:
         while True:
             try:
-                reply = client.request(GetLogs(after), STATUS_TIMEOUT_S)
+                reply = client.request(m.GetLogs(after), STATUS_TIMEOUT_S)
             except ClusterError:
                 if follow and isinstance(entry, JobEntry) and not _runs(entry):
                     return
@@ -281,7 +271,7 @@ def _runs(entry: JobEntry) -> bool:
     return entry.job_id in {running.job_id for running in registry.list_jobs()}
 
 
-def _log_line(logged: LogEntry) -> str:
+def _log_line(logged: m.LogEntry) -> str:
     line = logged.line
     level = f"{logging.getLevelName(line.level)} " if line.level else ""
     at = f"{line.operator}/{line.subtask}" if line.operator else f"slot {logged.slot}"
@@ -292,7 +282,7 @@ def make_checkpoint(job: str | None, silent: bool) -> Answer:
     """Make a checkpoint and wait until it is complete. Raises RequestFailed if it fails."""
     entry = named(job)
     with busy_with(f"checkpoint of {entry.name}", silent) as log:
-        reply = _request_and_wait(entry, DoCheckpoint(), log)
+        reply = _request_and_wait(entry, m.DoCheckpoint(), log)
     return Answer(MadeCheckpoint(entry.job_id, reply.checkpoint), Text(reply.checkpoint or ""))
 
 
@@ -301,7 +291,7 @@ def make_savepoint(job: str | None, directory: str | None, silent: bool) -> Answ
     entry = named(job)
     with busy_with(f"savepoint of {entry.name}", silent) as log:
         reply = _request_and_wait(
-            entry, DoSavepoint(None if directory is None else _savepoint_path(entry, directory)), log
+            entry, m.DoSavepoint(None if directory is None else _savepoint_path(entry, directory)), log
         )
     return Answer(MadeSavepoint(entry.job_id, reply.checkpoint), Text(reply.checkpoint or ""))
 
@@ -314,7 +304,7 @@ def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
     check_parallelism(parallelism, MAX_PARALLELISM_MAX, "rescale")
     entry = named(job)
     with busy_with(f"rescaling {entry.name} to parallelism {parallelism}", silent) as log:
-        reply = _request_and_wait(entry, DoRescale(parallelism), log)
+        reply = _request_and_wait(entry, m.DoRescale(parallelism), log)
     line = Text(f"{formatting.printable(entry.name)} runs at parallelism {parallelism}")
     line.append(f"\nfrom: {reply.checkpoint}" if reply.checkpoint else ", as it did before")
     return Answer(Rescaled(entry.job_id, parallelism, reply.checkpoint), line)
@@ -332,7 +322,7 @@ def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) 
     entry = named(job)
     directory = None if savepoint is None else _savepoint_path(entry, savepoint)
     with busy_with(f"{'draining' if drain else 'stopping'} {entry.name}", silent) as log:
-        reply = _request_and_wait(entry, DoStop(drain, directory), log)
+        reply = _request_and_wait(entry, m.DoStop(drain, directory), log)
     line = Text(f"{formatting.printable(entry.name)} {'finished' if drain else 'stopped'}")
     if reply.checkpoint:
         line.append(f"\nresume from: {reply.checkpoint}" if not drain else f"\nlast checkpoint: {reply.checkpoint}")
@@ -354,7 +344,7 @@ def _savepoint_path(entry: Target, directory: str) -> str:
     return found
 
 
-def _request(entry: Target, request: ClientRequest, timeout_s: float | None) -> Reply:
+def _request(entry: Target, request: m.ClientRequest, timeout_s: float | None) -> m.Reply:
     with client_of(entry) as client:
         reply = client.request(request, timeout_s)
     if reply.error:
@@ -362,7 +352,7 @@ def _request(entry: Target, request: ClientRequest, timeout_s: float | None) -> 
     return reply
 
 
-def _request_and_wait(entry: Target, request: ClientRequest, log: Callable[[str], None]) -> Reply:
+def _request_and_wait(entry: Target, request: m.ClientRequest, log: Callable[[str], None]) -> m.Reply:
     """Send a request and wait without a limit while the driver reports its status; `log` gets what the job waits for."""
     over = threading.Event()
     silent: list[MidstreamError] = []
@@ -399,7 +389,7 @@ def _request_and_wait(entry: Target, request: ClientRequest, log: Callable[[str]
 
 
 def _status_of(entry: Target) -> JobStatus:
-    status = _request(entry, GetStatus(), STATUS_TIMEOUT_S).status
+    status = _request(entry, m.GetStatus(), STATUS_TIMEOUT_S).status
     if status is None:
         raise ClusterError(f"job {entry.name} ({entry.job_id}) answered without a status")
     return status

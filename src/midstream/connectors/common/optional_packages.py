@@ -1,4 +1,4 @@
-"""Packages that only some jobs need, which are imported where they are used."""
+"""Packages that only some jobs need: those of extras."""
 
 from __future__ import annotations
 

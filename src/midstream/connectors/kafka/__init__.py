@@ -5,3 +5,7 @@ Reading order: `client` and `cluster`; `kafka_source`, with `source_bounds`, `re
 which carries out what `commit_protocol` decides, with a `transactional_producer`; `avro_values` and `protobuf_values`,
 with `schema_registry`.
 """
+
+from midstream.connectors.common.optional_packages import require
+
+require("confluent_kafka", "kafka", "Kafka")

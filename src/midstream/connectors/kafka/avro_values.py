@@ -22,6 +22,7 @@ from midstream.connectors.kafka.schema_registry import (
     header_id,
     registering,
 )
+from midstream.engine.core.batches import single_batch
 from midstream.engine.core.errors import ConfigError
 
 
@@ -81,8 +82,7 @@ class AvroValues:
         if len(pieces) == 1:
             return pieces[0]
         order = np.argsort(np.concatenate([np.array(places, np.int64) for places in by_id.values()]))
-        together = pa.Table.from_batches(pieces, self.schema).combine_chunks()
-        return together.take(pa.array(order, pa.int64())).combine_chunks().to_batches()[0]
+        return single_batch(pa.Table.from_batches(pieces, self.schema).take(pa.array(order, pa.int64())))
 
     def _new_decoder(self, schema_id: int) -> AvroDecoder:
         text, known = self._registry.schema(schema_id)

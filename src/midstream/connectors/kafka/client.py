@@ -12,15 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
+
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from midstream.connectors.common.dataset_uris import server_uri
 from midstream.connectors.common.external_waits import ExternalWait
-from midstream.connectors.common.optional_packages import require
 from midstream.engine.core.errors import ConfigError, StorageError
-
-if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Producer
 
 OptionValue: TypeAlias = str | int | float | bool | Callable[..., Any]
 Record: TypeAlias = "tuple[bytes | None, bytes | None, int, list[Any] | None]"
@@ -71,7 +69,6 @@ class ClientConfig:
         who: str,
     ) -> None:
         """`ours`: options that the user must not set, each with what to do instead."""
-        require("confluent_kafka", "kafka", who)
         listed = [servers] if isinstance(servers, str) else list(servers)
         if not listed or not all(isinstance(each, str) and each.strip() for each in listed):
             raise ConfigError(
@@ -188,13 +185,11 @@ class BrokerSilence:
 
     def on_error(self, error: KafkaError) -> None:
         """Process an error; the callback of librdkafka."""
-        from confluent_kafka import KafkaError as Codes
-
         now_s = self._now_s()
         match error.code():
-            case Codes._AUTHENTICATION:
+            case KafkaError._AUTHENTICATION:
                 self._refused = error.str()
-            case Codes._ALL_BROKERS_DOWN:
+            case KafkaError._ALL_BROKERS_DOWN:
                 if self._since_s is None or now_s - self._answered_s > _AGAIN_S:
                     self._begin(now_s)
                 self._answered_s, self.is_doubted = now_s, True
@@ -261,8 +256,6 @@ def as_headers(headers: list[dict[str, Any]] | None) -> list[Any] | None:
 @contextmanager
 def convert_errors(where: str) -> Iterator[None]:
     """Convert exceptions of Kafka's client: ConfigError for what a retry cannot fix, else StorageError."""
-    from confluent_kafka import KafkaError, KafkaException
-
     gone = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
     try:
         yield
@@ -274,36 +267,32 @@ def convert_errors(where: str) -> Iterator[None]:
 
 def is_for_the_user(error: KafkaError) -> bool:
     """Whether a retry is useless. An unknown topic may only be unknown for a moment, while brokers start."""
-    from confluent_kafka import KafkaError as Codes
-
     return error.code() in (
-        Codes._INVALID_ARG,
-        Codes.TOPIC_AUTHORIZATION_FAILED,
-        Codes.GROUP_AUTHORIZATION_FAILED,
-        Codes.CLUSTER_AUTHORIZATION_FAILED,
-        Codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        Codes.TOPIC_EXCEPTION,
-        Codes.MSG_SIZE_TOO_LARGE,
-        Codes.INVALID_TRANSACTION_TIMEOUT,
-        Codes._UNSUPPORTED_FEATURE,
-        Codes.UNSUPPORTED_VERSION,
+        KafkaError._INVALID_ARG,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_TRANSACTION_TIMEOUT,
+        KafkaError._UNSUPPORTED_FEATURE,
+        KafkaError.UNSUPPORTED_VERSION,
     )
 
 
 def _hint(error: KafkaError) -> str:
     """Return what to do about an error whose own text does not name it."""
-    from confluent_kafka import KafkaError as Codes
-
     match error.code():
-        case Codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        case KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             return "; the user needs Write and Describe on transactional ids that begin with midstream-"
-        case Codes.GROUP_AUTHORIZATION_FAILED:
+        case KafkaError.GROUP_AUTHORIZATION_FAILED:
             return "; the user needs Read on the group (of exactly-once sinks: on groups that begin with midstream-)"
-        case Codes.TOPIC_AUTHORIZATION_FAILED:
+        case KafkaError.TOPIC_AUTHORIZATION_FAILED:
             return "; the user needs Write, and for exactly once also Read, on a topic that is written to; Read on one that is read"
-        case Codes.INVALID_TRANSACTION_TIMEOUT:
+        case KafkaError.INVALID_TRANSACTION_TIMEOUT:
             return "; give a transaction.timeout.ms that is not above the brokers' transaction.max.timeout.ms"
-        case Codes._UNSUPPORTED_FEATURE | Codes.UNSUPPORTED_VERSION:
+        case KafkaError._UNSUPPORTED_FEATURE | KafkaError.UNSUPPORTED_VERSION:
             return "; exactly once needs brokers of Kafka 2.5 or later: use these with guarantee='at_least_once'"
         case _:  # the other errors describe themselves what is wrong
             return ""
@@ -312,8 +301,6 @@ def _hint(error: KafkaError) -> str:
 @contextmanager
 def convert_option_errors(where: str) -> Iterator[None]:
     """Convert errors from creating a client: an unknown option of librdkafka, or an invalid value."""
-    from confluent_kafka import KafkaException
-
     try:
         yield
     except (KafkaException, TypeError, ValueError) as error:
@@ -323,12 +310,10 @@ def convert_option_errors(where: str) -> Iterator[None]:
 
 def topic_error(error: KafkaError, topic: str, where: str) -> ConfigError | StorageError:
     """Return the error that a cluster's answer about one topic means."""
-    from confluent_kafka import KafkaError as Codes
-
-    if error.code() in (Codes.UNKNOWN_TOPIC_OR_PART, Codes._UNKNOWN_TOPIC):
+    if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
         return ConfigError(f"{where}: there is no topic {topic!r}; create it first, or correct its name")
-    if error.code() == Codes.TOPIC_AUTHORIZATION_FAILED:
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return ConfigError(f"{where}: topic {topic!r} is not permitted: {error.str()}")
-    if error.code() == Codes.TOPIC_EXCEPTION:
+    if error.code() == KafkaError.TOPIC_EXCEPTION:
         return ConfigError(f"{where}: {topic!r} is not a valid topic name: {error.str()}")
     return StorageError(f"{where}: no answer about topic {topic!r}: {error.str()}")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec, TopicDescription  # type: ignore[attr-defined]  # its package exports nothing explicitly
 
 from midstream.connectors.kafka.client import (
     ANSWER_S,
@@ -21,10 +23,6 @@ from midstream.connectors.kafka.client import (
     topic_error,
 )
 from midstream.engine.core.errors import ConfigError, StorageError
-
-if TYPE_CHECKING:
-    from confluent_kafka import Consumer
-    from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined]  # its package exports nothing explicitly
 
 Names: TypeAlias = tuple[str, ...] | re.Pattern[str]
 T = TypeVar("T")
@@ -89,8 +87,6 @@ class KafkaCluster:
 
     def check_writable(self, topic: str) -> None:
         """Raise ConfigError if the topic does not exist, or the user may not write to it."""
-        from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # its package exports nothing explicitly
-
         found = self._answer(lambda: self._described([topic], include_authorized_operations=True))
         allowed = found[topic].authorized_operations
         if allowed is not None and AclOperation.WRITE not in allowed:
@@ -100,9 +96,6 @@ class KafkaCluster:
 
     def record_bytes_max(self, topic: str) -> int | None:
         """Return the topic's limit on records; None if the user may not read it (DescribeConfigs)."""
-        from confluent_kafka import KafkaError, KafkaException
-        from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # its package exports nothing explicitly
-
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
 
         def request() -> int | None:
@@ -125,9 +118,6 @@ class KafkaCluster:
         For a time later than all records, that is the offset after the last one. `committed` false: also of records in
         open transactions.
         """
-        from confluent_kafka import IsolationLevel, TopicPartition
-        from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # its package exports nothing explicitly
-
         if not partition_ids:
             return {}
         if when_ms == EARLIEST:
@@ -151,8 +141,6 @@ class KafkaCluster:
 
     def committed(self, group: str, partition_ids: list[PartitionId]) -> dict[PartitionId, int]:
         """Return the offsets that the group has committed."""
-        from confluent_kafka import TopicPartition
-
         requested = [TopicPartition(*partition_id) for partition_id in partition_ids]
         found = self._answer(lambda: self._group_consumer(group).committed(requested, timeout=ANSWER_S))
         for each in found:
@@ -164,8 +152,6 @@ class KafkaCluster:
         return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
 
     def commit(self, group: str, offsets: Mapping[PartitionId, int]) -> None:
-        from confluent_kafka import TopicPartition
-
         requested = [TopicPartition(*partition_id, offset) for partition_id, offset in offsets.items()]
         done = self._answer(lambda: self._group_consumer(group).commit(offsets=requested, asynchronous=False))
         for each in done or ():
@@ -179,8 +165,6 @@ class KafkaCluster:
         self, names: Sequence[str], answer_s: float | None = None, *, may_be_gone: bool = False, **options: bool
     ) -> dict[str, TopicDescription]:
         """Return the metadata of topics from the brokers. One that does not exist is left out if it `may_be_gone`, else it raises."""
-        from confluent_kafka import KafkaError, KafkaException, TopicCollection
-
         requested = self._client().describe_topics(
             TopicCollection(list(names)), request_timeout=answer_s or ANSWER_S, **options
         )
@@ -195,8 +179,6 @@ class KafkaCluster:
         return found
 
     def _client(self) -> AdminClient:
-        from confluent_kafka.admin import AdminClient
-
         if self._admin is None:
             config = self._connection.admin_config({"error_cb": self._silence.on_error})
             with convert_option_errors(self._where):
@@ -205,8 +187,6 @@ class KafkaCluster:
 
     def _group_consumer(self, group: str) -> Consumer:
         """Return a consumer that has the group's name only: without a subscription it joins nothing."""
-        from confluent_kafka import Consumer
-
         if group not in self._groups:
             ours = {"group.id": group, "enable.auto.commit": False, "error_cb": self._silence.on_error}
             with convert_option_errors(self._where):

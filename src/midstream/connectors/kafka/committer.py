@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from confluent_kafka import KafkaException
+
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.kafka.client import ClientConfig, convert_errors, is_for_the_user
 from midstream.connectors.kafka.commit_protocol import CommitStep, KnownMarker, MarkedCommit
@@ -121,8 +123,6 @@ class _CommitRun:
             return self._run(wait)
 
     def _run(self, wait: ExternalWait) -> bool:
-        from confluent_kafka import KafkaException
-
         commit, stopped = self._commit, self._committer._context.stopped
         failing_since_s, pause_s, is_unreadable = 0.0, _PAUSE_MIN_S, False
         while not commit.is_over:

@@ -22,15 +22,15 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaError, Producer
 
 from midstream.connectors.common import external_waits as outside
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.kafka.fetched_records import FetchClient, Fetcher, MemoryFetcher, ObjectFetcher
 from midstream.engine.core.errors import InvariantError, StorageError
-
-if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError
 
 _LIMIT_S: Final = 60.0
 """The time for the probe, which takes 0.7 s on an idle machine; a client that hangs costs this once."""
@@ -68,8 +68,6 @@ def probed_client() -> FetchClient | None:
 
 @cache
 def _probed() -> FetchClient | None:
-    import confluent_kafka
-
     why = refusal()
     if why is None:
         return FetchClient(confluent_kafka.cimpl.__file__)
@@ -117,8 +115,6 @@ def refusal(program: str = _PROBE, limit_s: float = _LIMIT_S) -> str | None:
 
 def _libraries() -> str:
     """Return what the probe has in common with the process that it is for."""
-    import confluent_kafka
-
     return json.dumps(
         [sys.version, confluent_kafka.cimpl.__file__, confluent_kafka.__version__, confluent_kafka.libversion()]
     )
@@ -131,9 +127,6 @@ def probe() -> None:
     """Compare both ways of reading, and print which libraries were used. Raises where they differ."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.alarm(round(_LIMIT_S))  # the process for which this is may have been killed
-    import confluent_kafka
-    from confluent_kafka import KafkaError, Producer
-
     client = FetchClient(confluent_kafka.cimpl.__file__)
     if client.version() != confluent_kafka.libversion()[1]:
         raise InvariantError("there is another librdkafka as well as that of confluent-kafka")
@@ -185,7 +178,6 @@ class _Ways:
     def records(self, rows_max: int) -> list[dict[str, Any]]:
         """Read partition 1 from its beginning to its end."""
         import pyarrow as pa
-        from confluent_kafka import KafkaError
 
         rows: list[dict[str, Any]] = []
         with self._fetcher(1, []) as fetcher:
@@ -225,8 +217,6 @@ class _Ways:
 
     @contextmanager
     def _fetcher(self, partition: int, errors: list[KafkaError]) -> Iterator[Fetcher]:
-        from confluent_kafka import Consumer
-
         config = {
             "bootstrap.servers": self._servers,
             "group.id": "probe",

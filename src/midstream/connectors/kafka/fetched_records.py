@@ -21,20 +21,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from midstream.connectors.common.malformed_records import BadRecord
 from midstream.connectors.kafka.record_parser import METADATA, Records
 from midstream.engine.core.arrow_types import nulls, repeat
 from midstream.engine.core.errors import InvariantError, StorageError
-
-if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, Message
 
 Report: TypeAlias = "tuple[KafkaError, int | None]"
 """A report of a broker or the client other than records, and its offset."""
@@ -160,8 +158,6 @@ class ObjectFetcher:
         self._place = topic, partition
 
     def assign(self, offset: int) -> None:
-        from confluent_kafka import TopicPartition
-
         self._consumer.assign([TopicPartition(*self._place, offset)])
 
     def take(self, records_max: int) -> tuple[Fetched, list[Report]]:
@@ -300,8 +296,6 @@ class _MemoryRecords:
 
 
 def _error(code: int, text: bytes | None) -> KafkaError:
-    from confluent_kafka import KafkaError
-
     return KafkaError(code, (text or b"").decode(errors="replace"))
 
 
@@ -328,8 +322,6 @@ class MemoryFetcher:
         client.on_errors(self._handle())
 
     def assign(self, offset: int) -> None:
-        from confluent_kafka import TopicPartition
-
         self.close()  # a topic that was recreated has a new queue
         topic, partition = self._place
         self._queue = self._client.queue_of(self._handle(), topic.encode(), partition)

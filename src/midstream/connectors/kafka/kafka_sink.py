@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
-from midstream.connectors.common.optional_packages import require
 from midstream.connectors.files.encoders import check_encodable, new_encoder
 from midstream.connectors.kafka.client import (
     NO_PARTITION,
@@ -55,8 +55,6 @@ from midstream.engine.operators.sink_api import (
 )
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message, Producer
-
     from midstream.connectors.kafka.record_parser import Described
 
 Guarantee: TypeAlias = Literal["exactly_once", "at_least_once"]
@@ -164,7 +162,6 @@ class KafkaSink(Sink):
             decode(committable)
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        require("confluent_kafka", "kafka", f"operator {context.name!r}")
         if not self._is_exactly_once:
             return _KafkaWriter(self, context)
         where = f"operator {context.name!r}: {self._where}"
@@ -182,7 +179,6 @@ class KafkaSink(Sink):
         """Return a committer, also with "at_least_once": the checkpoint to resume from may be from an exactly-once
         sink.
         """
-        require("confluent_kafka", "kafka", f"operator {context.name!r}")
         return KafkaCommitter(self._connection, _DEFAULTS, context, f"operator {context.name!r}: {self._where}")
 
     def lane(self, committable: bytes) -> int:
@@ -217,8 +213,6 @@ class KafkaSink(Sink):
             )
 
     def _producer(self, silence: BrokerSilence, delivered: Callable[[KafkaError | None, Message], None]) -> Producer:
-        from confluent_kafka import Producer
-
         ours = {
             "enable.idempotence": True,
             "delivery.report.only.error": True,
@@ -301,8 +295,6 @@ class _Records(AsyncPart):
             self._lost = error
 
     def _check(self) -> None:
-        from confluent_kafka import KafkaException
-
         if self._lost is not None:
             with convert_errors(f"{self._where}: a row was not delivered"):
                 raise KafkaException(self._lost)

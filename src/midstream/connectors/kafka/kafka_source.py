@@ -17,10 +17,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.common.malformed_records import (
@@ -66,9 +67,6 @@ from midstream.engine.operators.source_api import (
     check_rate,
     decoded,
 )
-
-if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError
 
 OnGap: TypeAlias = Literal["fail", "skip"]
 
@@ -391,8 +389,6 @@ class KafkaSource(Source):
         return f"{_where(part)}, one of the records from offset {split.offset or part.start} on"
 
     def _new_consumer(self, silence: BrokerSilence) -> Consumer:
-        from confluent_kafka import Consumer
-
         config = {
             "group.id": _NO_GROUP,
             **_PREFETCH,
@@ -498,8 +494,6 @@ class _KafkaPartitionReader(SplitReader):
         """Whether the broker answers, polled from time to time: its loss is not always reported, and after its return
         there may be no records.
         """
-        from confluent_kafka import KafkaException, TopicPartition
-
         now_s = time.monotonic()
         if now_s < self._next_poll_s:
             return False
@@ -545,8 +539,6 @@ class _KafkaPartitionReader(SplitReader):
 
     def _assign(self, offset: int | None) -> None:
         """None: wherever the broker's records begin. Without a response from it yet, librdkafka would wait 0.5 s before the request."""
-        from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
-
         if offset is None:
             with suppress(KafkaException):  # if it is gone it is waited for
                 partition_id = TopicPartition(self._part.topic, self._part.partition)
@@ -556,32 +548,28 @@ class _KafkaPartitionReader(SplitReader):
 
     def _handle_report(self, error: KafkaError, offset: int | None) -> None:
         """Process a report of the broker other than records: the end for now, a gap, or a refusal."""
-        from confluent_kafka import KafkaError as Codes
-
         match error.code():
-            case Codes._PARTITION_EOF:
+            case KafkaError._PARTITION_EOF:
                 assert offset is not None, "the end of a partition has an offset"
                 self._next = max(self._next, offset)
-            case Codes._AUTO_OFFSET_RESET | Codes.OFFSET_OUT_OF_RANGE:
+            case KafkaError._AUTO_OFFSET_RESET | KafkaError.OFFSET_OUT_OF_RANGE:
                 self._meet_gap()
-            case Codes.UNKNOWN_TOPIC_OR_PART | Codes._UNKNOWN_TOPIC | Codes._UNKNOWN_PARTITION:
+            case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC | KafkaError._UNKNOWN_PARTITION:
                 raise self._gone()
-            case Codes.TOPIC_AUTHORIZATION_FAILED:
+            case KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise ConfigError(f"{self._where}: cannot be read: {error.str()}")
-            case Codes.GROUP_AUTHORIZATION_FAILED:
+            case KafkaError.GROUP_AUTHORIZATION_FAILED:
                 pass  # the client queries the group's coordinator, from which nothing is needed
             case _ if error.retriable() or error.code() in (
-                Codes._TRANSPORT,
-                Codes._ALL_BROKERS_DOWN,
-                Codes._TIMED_OUT,
+                KafkaError._TRANSPORT,
+                KafkaError._ALL_BROKERS_DOWN,
+                KafkaError._TIMED_OUT,
             ):
                 self._silence.on_error(error)
             case _:
                 raise StorageError(f"{self._where}: reading after offset {self._next} failed: {error.str()}")
 
     def _meet_gap(self) -> None:
-        from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
         self._check_topic()
         at = TopicPartition(self._part.topic, self._part.partition)
         with convert_errors(f"{self._where}: cannot determine which offsets exist"):

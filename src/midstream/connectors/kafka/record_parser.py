@@ -23,7 +23,7 @@ from midstream.connectors.files.csv_jsonl import ROW_NUMBER
 from midstream.connectors.files.file_formats import MISSES_VALUE, WantedColumns
 from midstream.connectors.files.text_parsers import CsvOptions, check_types, csv_parser, jsonl_parser
 from midstream.connectors.kafka.debezium import changes, envelope_columns, row_columns
-from midstream.engine.core.batches import canonical_schema, conform, single_batch
+from midstream.engine.core.batches import canonical_schema, conform, empty_batch, single_batch
 from midstream.engine.core.errors import ConfigError, SchemaError
 from midstream.engine.core.schemas import check_schema
 
@@ -129,7 +129,7 @@ class RecordParser:
 
     @property
     def no_rows(self) -> pa.RecordBatch:
-        return _no_rows(self.schema)
+        return empty_batch(self.schema)
 
     def check(self) -> None:
         """Check, on the driver before the job starts, that what is needed to read values exists."""
@@ -219,7 +219,7 @@ class RecordParser:
         if len(there) < len(values) and self._wanted.required:
             raise pa.ArrowInvalid(f"column {self._wanted.required[0]!r} {MISSES_VALUE}")
         if not there:
-            found = _no_rows(self._wanted.schema)
+            found = empty_batch(self._wanted.schema)
         elif self._described is not None:
             found = self._described.parse(there)
         else:
@@ -369,7 +369,3 @@ def _one_line(line: bytes) -> bytes:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise pa.ArrowInvalid(f"JSON parse error: {error}") from error
     return line.replace(b"\n", b" ").replace(b"\r", b" ")
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from midstream.connectors.kafka.client import (
     ANSWER_S,
@@ -21,9 +23,6 @@ from midstream.connectors.kafka.cluster import PartitionId
 from midstream.connectors.kafka.staged_records import StagedRecords, read_staged, records_of
 from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.core.interfaces import Signal, Storage
-
-if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, Message, Producer
 
 _STEP_S: Final = 0.2
 """The interval at which a wait for brokers checks whether the attempt has ended."""
@@ -63,8 +62,6 @@ class TransactionalProducer:
         where: str,
         what_for: str = "",
     ) -> None:
-        from confluent_kafka import Producer
-
         self.timeout_ms = timeout_ms
         self._stopped = stopped
         self._where = where
@@ -97,8 +94,6 @@ class TransactionalProducer:
 
     def marker(self, topic: str) -> int | None:
         """Return the committed offset of the marker; None if it has none."""
-        from confluent_kafka import KafkaException, TopicPartition
-
         with closing(self._group_consumer()) as consumer:
             (found,) = consumer.committed([TopicPartition(*marker_partition(topic))], timeout=ANSWER_S)
         if found.error is not None:
@@ -111,8 +106,6 @@ class TransactionalProducer:
         self._producer.begin_transaction()
 
     def produce(self, storage: Storage, staged: StagedRecords) -> None:
-        from confluent_kafka import KafkaError, KafkaException
-
         rows = 0
         for file in staged.files:
             try:
@@ -137,8 +130,6 @@ class TransactionalProducer:
             raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN, "brokers went away in the middle of it"))
 
     def mark(self, topic: str, checkpoint_id: int) -> None:
-        from confluent_kafka import TopicPartition
-
         marker = TopicPartition(*marker_partition(topic), checkpoint_id)
         if self._group is None:
             with closing(self._group_consumer()) as consumer:
@@ -162,8 +153,6 @@ class TransactionalProducer:
 
     def _group_consumer(self) -> Consumer:
         """Return a consumer of the marker's group, by name only: it joins nothing."""
-        from confluent_kafka import Consumer
-
         ours = {"group.id": self._id, "enable.auto.commit": False, "error_cb": self._silence.on_error}
         with convert_option_errors(self._where):
             return Consumer(self._connection.admin_config(ours))
@@ -177,8 +166,6 @@ class TransactionalProducer:
 
     def _call_on_thread(self, call: Callable[..., object], *args: Any) -> None:
         """Call on a separate thread: librdkafka's calls may hang if brokers go away in the middle of a transaction."""
-        from confluent_kafka import KafkaError, KafkaException
-
         deadline_s = time.monotonic() + ANSWER_S
         while True:
             answer = _CallResult()
@@ -201,9 +188,7 @@ class TransactionalProducer:
             self._stopped.wait(_STEP_S)
 
     def _on_error(self, error: KafkaError) -> None:
-        from confluent_kafka import KafkaError as Codes
-
-        self._is_cut = self._is_cut or error.code() == Codes._ALL_BROKERS_DOWN
+        self._is_cut = self._is_cut or error.code() == KafkaError._ALL_BROKERS_DOWN
         self._silence.on_error(error)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
@@ -214,8 +199,6 @@ class TransactionalProducer:
             self._refused = error
 
     def _check(self) -> None:
-        from confluent_kafka import KafkaException
-
         if self._refused is not None:
             raise KafkaException(self._refused)
 

@@ -11,10 +11,10 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
+from midstream.connectors.memory.python_rows import table_rows
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_table
 from midstream.engine.core.batches import batch_bytes, check_held_by_polars, to_polars
-from midstream.engine.core.errors import UNDECODABLE, ConfigError, JobError, SchemaError, StorageError
-from midstream.engine.core.python_values import first_without_python, to_python
+from midstream.engine.core.errors import UNDECODABLE, ConfigError, JobError, StorageError
 from midstream.engine.operators.sink_api import (
     CommittedOutput,
     Committer,
@@ -77,10 +77,7 @@ class CollectSink(Sink):
             env.execute()
             assert len(kept.rows()) == 3
         """
-        table = self.table()
-        names = table.column_names
-        columns = [_in_python(name, column) for name, column in zip(names, table.columns, strict=True)]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        return table_rows(self.table(), "CollectSink: ", "use table() or frame()")
 
     def table(self) -> pa.Table:
         """Return the rows committed so far, as an Arrow table.
@@ -130,26 +127,6 @@ class CollectSink(Sink):
     def newest_committed(self, output: CommittedOutput) -> int:
         """Return 0: the sink shows the rows of one start, and is empty again at the next."""
         return 0
-
-
-def _in_python(name: str, column: pa.ChunkedArray[Any]) -> list[Any]:
-    try:
-        return to_python(column)
-    except (ValueError, OverflowError) as error:
-        number, why = first_without_python(column)
-        raise SchemaError(
-            f"CollectSink: row {number}: column {name!r} is {column.type}, and Python cannot hold its value "
-            f"{_text(column, number)}: {why}; use table() or frame()"
-        ) from error
-
-
-def _text(column: pa.ChunkedArray[Any], number: int) -> str:
-    """Format a value that has no Python form, as Arrow writes it."""
-    try:
-        text = str(column.slice(number, 1).cast(pa.string())[0].as_py())
-    except pa.ArrowException:  # a list, a struct, a map
-        text = " ".join(str(column.slice(number, 1).combine_chunks()).split())
-    return f"{text[:80]}…" if len(text) > 80 else text
 
 
 class _CollectWriter(SinkWriter):

@@ -6,12 +6,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 
 from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.memory.generator_source import IndexRange, IndexSource
-from midstream.engine.core.batches import canonical_schema, canonical_type, conform, single_batch, to_arrow
+from midstream.engine.core.batches import canonical_schema, canonical_type, conform, single_batch
 from midstream.engine.core.errors import SchemaError
 from midstream.engine.core.python_values import ARROW_ERRORS, ValueMisfit, to_array
 from midstream.engine.core.schemas import check_schema, checked_name
@@ -19,15 +18,18 @@ from midstream.engine.operators.source_api import Split, SplitReader, decoded, r
 
 
 class CollectionSource(IndexSource):
-    """The rows of an Arrow table, which travels with the job; for small inputs and tests.
+    """The rows of an Arrow table or record batch, which travels with the job; for small inputs and tests.
 
     `splits`: the number of contiguous parts, by default the parallelism (1 keeps all rows in order).
     """
 
-    def __init__(self, table: pa.Table, *, splits: int | None = None, rows_per_s: float | None = None) -> None:
-        check_schema(table.schema, "from_collection")
-        super().__init__(canonical_schema(table.schema), table.num_rows, splits, rows_per_s)
-        self._batch = conform(single_batch(table), self.schema, "CollectionSource")
+    def __init__(
+        self, rows: pa.Table | pa.RecordBatch, *, splits: int | None = None, rows_per_s: float | None = None
+    ) -> None:
+        check_schema(rows.schema, "from_collection")
+        super().__init__(canonical_schema(rows.schema), rows.num_rows, splits, rows_per_s)
+        batch = rows if isinstance(rows, pa.RecordBatch) else single_batch(rows)
+        self._batch = conform(batch, self.schema, "CollectionSource")
 
     def open_split(self, split: Split) -> SplitReader:
         span = decoded(split.payload, IndexRange, "CollectionSource")
@@ -107,20 +109,3 @@ def _first_misfit(values: list[Any]) -> tuple[int | None, pa.DataType | None]:
 
     row = bisect_left(range(1, len(values) + 1), True, key=lambda count: inferred(count) is None)
     return (row, inferred(row)) if row < len(values) else (None, None)
-
-
-def from_arrow(
-    data: pa.Table | pa.RecordBatch, *, splits: int | None = None, rows_per_s: float | None = None
-) -> CollectionSource:
-    """Return a source of an Arrow table or record batch."""
-    if not isinstance(data, (pa.Table, pa.RecordBatch)):
-        raise SchemaError(f"from_arrow: {type(data).__name__} is neither an Arrow table nor a record batch")
-    table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
-    return CollectionSource(table, splits=splits, rows_per_s=rows_per_s)
-
-
-def from_polars(frame: pl.DataFrame, *, splits: int | None = None, rows_per_s: float | None = None) -> CollectionSource:
-    """Return a source of a polars frame."""
-    if not isinstance(frame, pl.DataFrame):
-        raise SchemaError(f"from_polars: {type(frame).__name__} is not a polars DataFrame; collect() a lazy one first")
-    return CollectionSource(to_arrow(frame), splits=splits, rows_per_s=rows_per_s)

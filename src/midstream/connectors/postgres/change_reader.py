@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -18,30 +18,18 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.common.row_operations import DELETE, INSERT, UPDATE
+from midstream.connectors.postgres import replication_messages as m
 from midstream.connectors.postgres.change_offsets import ChangeOffsets, LogPosition, is_exact
 from midstream.connectors.postgres.change_values import arrow_type, from_bytes
 from midstream.connectors.postgres.connections import connect
 from midstream.connectors.postgres.postgres_tables import explained
 from midstream.connectors.postgres.replicated_table import ReplicatedColumn, checked_slot
-from midstream.connectors.postgres.replication_messages import (
-    Cell,
-    Delete,
-    Insert,
-    Keepalive,
-    Message,
-    Relation,
-    Row,
-    TransactionBegin,
-    TransactionCommit,
-    Truncate,
-    Unchanged,
-    Update,
-    lsn_text,
-)
 from midstream.connectors.postgres.replication_stream import ChangeStream, ReplicationConnection, SlotInUse
 from midstream.connectors.postgres.table_snapshot import read_snapshot
+from midstream.engine.core.batches import empty_batch
 from midstream.engine.core.errors import ConfigError, DataError, SchemaError, StorageError, assert_never
 from midstream.engine.operators.source_api import SplitReader
 
@@ -88,7 +76,7 @@ class TableChanges:
     where: str
 
 
-Cells = Sequence[Cell]
+Cells = Sequence[m.Cell]
 _Change = tuple[str, Cells]
 """A row and its operation."""
 
@@ -96,7 +84,7 @@ _Change = tuple[str, Cells]
 class _RowLayout:
     """How rows of a table, as it is in a part of the log, become rows of the stream."""
 
-    def __init__(self, relation: Relation, changes: TableChanges, at: str) -> None:
+    def __init__(self, relation: m.Relation, changes: TableChanges, at: str) -> None:
         self._where, self._at = changes.where, at
         self._names = [column.name for column in relation.columns]
         found = {column.name: column for column in relation.columns}
@@ -130,30 +118,30 @@ class _RowLayout:
                 f"({', '.join(sorted(identity))}): one of them was changed; start again with --fresh"
             )
 
-    def insert(self, new: Row) -> tuple[_Change, ...]:
+    def insert(self, new: m.Row) -> tuple[_Change, ...]:
         return ((INSERT, self._cells(new)),)
 
-    def delete(self, old: Row) -> tuple[_Change, ...]:
+    def delete(self, old: m.Row) -> tuple[_Change, ...]:
         return ((DELETE, self._cells(old)),)
 
-    def update(self, change: Update) -> tuple[_Change, ...]:
+    def update(self, change: m.Update) -> tuple[_Change, ...]:
         old, new = change.old, change.new
         self._check_width(new)
         if old is not None:
             self._check_width(old)
             if not change.old_is_key:
-                new = [before if each is Unchanged.TOAST else each for each, before in zip(new, old, strict=True)]
+                new = [before if each is m.Unchanged.TOAST else each for each, before in zip(new, old, strict=True)]
         if old is not None and any(
-            new[index] != old[index] and new[index] is not Unchanged.TOAST for index in self._key
+            new[index] != old[index] and new[index] is not m.Unchanged.TOAST for index in self._key
         ):
             return (DELETE, self._cells(old)), (INSERT, self._cells(new))
         return ((UPDATE, self._cells(new)),)
 
-    def _cells(self, row: Row) -> Cells:
+    def _cells(self, row: m.Row) -> Cells:
         self._check_width(row)
         cells: Cells = self._pick(row) if self._pick is not None else [row[self._picked[0]]]
-        if Unchanged.TOAST in cells:
-            column = self._names[self._picked[list(cells).index(Unchanged.TOAST)]]
+        if m.Unchanged.TOAST in cells:
+            column = self._names[self._picked[list(cells).index(m.Unchanged.TOAST)]]
             raise DataError(
                 f"{self._where}: {self._at}: an update does not have the value of column {column!r}, which is stored apart "
                 f"(TOAST) and did not change. Run ALTER TABLE … REPLICA IDENTITY FULL and start again with --fresh, or leave "
@@ -161,7 +149,7 @@ class _RowLayout:
             )
         return cells
 
-    def _check_width(self, row: Row) -> None:
+    def _check_width(self, row: m.Row) -> None:
         if len(row) != len(self._names):
             raise DataError(f"{self._where}: {self._at}: a row has {len(row)} values for {len(self._names)} columns")
 
@@ -175,10 +163,8 @@ class ChangeReader(SplitReader):
         self._position = self._offsets.decode(offset)
         """After the last batch that was returned."""
         self._is_checked = False
-        self._snapshot: Iterator[pa.RecordBatch] = read_snapshot(
-            split.directory, split.files, self._rows_read, changes.schema, self._where
-        )
-        self._rest: pa.RecordBatch | None = None
+        rows = read_snapshot(split.directory, split.files, self._rows_read, changes.schema, self._where)
+        self._snapshot = BatchCursor(rows, where=self._where, offset_rows=self._rows_read)
         self._stream: _Transactions | None = None
         self._wait = ExternalWait()
         self._in_use_since_s: float | None = None
@@ -209,7 +195,7 @@ class ChangeReader(SplitReader):
 
     def close(self) -> None:
         self._wait.end()
-        self._snapshot = iter(())
+        self._snapshot.close()
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
@@ -219,19 +205,17 @@ class ChangeReader(SplitReader):
             offset = self._rows_read
         else:
             offset = self._offsets.encode(self._position)
-        return _no_rows(self._changes.schema), offset
+        return empty_batch(self._changes.schema), offset
 
     def _read_snapshot(self, rows_max: int) -> tuple[pa.RecordBatch, int]:
-        batch = self._rest if self._rest is not None else next(self._snapshot, None)
-        if batch is None:
+        found = self._snapshot.read(rows_max)
+        if found is None:
             raise StorageError(
                 f"{self._where}: the snapshot in {self._split.directory} has {self._rows_read} of "
                 f"{self._offsets.snapshot_rows} rows"
             )
-        self._rest = batch.slice(rows_max) if batch.num_rows > rows_max else None
-        batch = batch.slice(0, rows_max)
-        self._rows_read += batch.num_rows
-        return batch, self._rows_read
+        _, self._rows_read = found
+        return found
 
     def _check_slot(self) -> bool:
         """Check that the server still has all changes after the position. Returns False if it does not answer."""
@@ -246,13 +230,13 @@ class ChangeReader(SplitReader):
         if status.confirmed_lsn > self._position.lsn:
             raise ConfigError(
                 f"{self._where}: the checkpoint is at the position {self._position} of the server's log, and the replication slot "
-                f"{self._split.slot!r} no longer has changes before {lsn_text(status.confirmed_lsn)}: a later checkpoint had "
+                f"{self._split.slot!r} no longer has changes before {m.lsn_text(status.confirmed_lsn)}: a later checkpoint had "
                 "completed. Resume from the newest one, or start again with --fresh"
             )
         if status.log_end_lsn < self._position.lsn:
             raise ConfigError(
                 f"{self._where}: the checkpoint is at the position {self._position} of the server's log, which now ends at "
-                f"{lsn_text(status.log_end_lsn)}: the server was set back, for example to a backup, and changes that it makes again "
+                f"{m.lsn_text(status.log_end_lsn)}: the server was set back, for example to a backup, and changes that it makes again "
                 "up to that position would be missing. Start again with --fresh"
             )
         self._is_checked = True
@@ -309,17 +293,13 @@ class ChangeReader(SplitReader):
     def _batch(self, rows: Sequence[_Change]) -> pa.RecordBatch:
         schema = self._changes.schema
         if not rows:
-            return _no_rows(schema)
+            return empty_batch(schema)
         columns = zip(*(cells for _, cells in rows), strict=True)
         arrays: list[pa.Array[Any]] = [
             from_bytes(list(values), each.kind, f"{self._where}: before {self._position}: column {each.name!r}")
             for values, each in zip(columns, self._changes.columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays([*arrays, pa.array([op for op, _ in rows], pa.large_string())], schema=schema)
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
 
 
 class _Transactions:
@@ -392,30 +372,30 @@ class _Transactions:
             self.position = LogPosition(self._transaction, self._done)
         return rows
 
-    def _handle(self, message: Message | Keepalive) -> tuple[_Change, ...]:
+    def _handle(self, message: m.Message | m.Keepalive) -> tuple[_Change, ...]:
         """Return the rows of a change that has not been read."""
         match message:
-            case Keepalive(wal_end, wants_reply):
+            case m.Keepalive(wal_end, wants_reply):
                 self._wants_reply |= wants_reply
                 self._received = max(self._received, wal_end)
                 if self._transaction is None and not self._skip:
                     self._move(self._offsets.aligned(wal_end))
-            case TransactionBegin(commit_lsn):
+            case m.TransactionBegin(commit_lsn):
                 self._begin(commit_lsn)
-            case TransactionCommit(_, end_lsn):
+            case m.TransactionCommit(_, end_lsn):
                 if self._skip:
                     raise self._missing(f"has ended {self._skip} changes too early")
                 self._received = max(self._received, end_lsn)
                 self._transaction = None
                 self._move(end_lsn)
-            case Relation(oid) if oid == self._table_oid:
+            case m.Relation(oid) if oid == self._table_oid:
                 self._layout = _RowLayout(message, self._changes, self._at)
-            case Truncate(relations) if self._table_oid in relations:
+            case m.Truncate(relations) if self._table_oid in relations:
                 raise DataError(
                     f"{self._changes.where}: {self._at}: TRUNCATE has deleted all rows of the table, without saying which; "
                     "use DELETE, and start again with --fresh to go on"
                 )
-            case Insert(relation) | Update(relation) | Delete(relation) if relation == self._table_oid:
+            case m.Insert(relation) | m.Update(relation) | m.Delete(relation) if relation == self._table_oid:
                 if not self._skip:
                     return self._rows_of(message)
                 self._skip -= 1
@@ -431,19 +411,19 @@ class _Transactions:
 
     def _missing(self, what: str) -> DataError:
         return DataError(
-            f"{self._changes.where}: the transaction that is committed at {lsn_text(self._skipped_lsn)}, of which a part was read, "
+            f"{self._changes.where}: the transaction that is committed at {m.lsn_text(self._skipped_lsn)}, of which a part was read, "
             f"{what}: the publication was changed, or the server has lost log; start again with --fresh"
         )
 
-    def _rows_of(self, change: Insert | Update | Delete) -> tuple[_Change, ...]:
+    def _rows_of(self, change: m.Insert | m.Update | m.Delete) -> tuple[_Change, ...]:
         if self._layout is None:
             raise DataError(f"{self._changes.where}: {self._at}: a change came before the table's columns")
         match change:
-            case Insert(_, new):
+            case m.Insert(_, new):
                 return self._layout.insert(new)
-            case Update():
+            case m.Update():
                 return self._layout.update(change)
-            case Delete(_, old):
+            case m.Delete(_, old):
                 return self._layout.delete(old)
             case _:
                 assert_never(change)
@@ -454,4 +434,4 @@ class _Transactions:
 
     @property
     def _at(self) -> str:
-        return f"the transaction that is committed at {lsn_text(self._transaction or 0)}"
+        return f"the transaction that is committed at {m.lsn_text(self._transaction or 0)}"

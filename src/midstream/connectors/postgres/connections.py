@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from getpass import getuser
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import psycopg
+from psycopg import Connection, Error
+from psycopg.conninfo import conninfo_to_dict
 
 from midstream.engine.core.errors import ConfigError, StorageError
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 PATIENCE: Final = {
     "connect_timeout": 10,
@@ -25,9 +26,6 @@ _LIMITS: Final = ("statement_timeout", "transaction_timeout", "idle_in_transacti
 
 def checked_dsn(dsn: str, where: str) -> str:
     """Check the connection string. One that cannot be parsed is not shown, since it may contain a password."""
-    from psycopg import Error
-    from psycopg.conninfo import conninfo_to_dict
-
     readable = isinstance(dsn, str)
     if readable:
         try:
@@ -44,8 +42,6 @@ def checked_dsn(dsn: str, where: str) -> str:
 
 def dataset(dsn: str, table: str) -> str:
     """Return the URI of a table, which is named with its schema."""
-    from psycopg.conninfo import conninfo_to_dict
-
     said = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value}
     host = (said.get("host") or said.get("hostaddr") or os.environ.get("PGHOST") or "localhost").partition(",")[0]
     port = (said.get("port") or os.environ.get("PGPORT") or "").partition(",")[0] or "5432"
@@ -60,9 +56,6 @@ def dataset(dsn: str, table: str) -> str:
 
 def connect(dsn: str, where: str) -> Connection[Any]:
     """Connect once. The call blocks. Raises StorageError if that fails."""
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict
-
     said = conninfo_to_dict(dsn)
     defaults = {name: value for name, value in PATIENCE.items() if name not in said}
     try:

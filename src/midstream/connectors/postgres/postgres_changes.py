@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
+from psycopg import Connection
+from psycopg.sql import SQL, Identifier
 
-from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import OP
 from midstream.connectors.postgres.change_reader import ChangeReader, ChangesSplit, TableChanges
 from midstream.connectors.postgres.connections import checked_dsn, connect, dataset, lift_limits
@@ -51,9 +52,6 @@ from midstream.engine.operators.source_api import (
     decoded,
     rows_text,
 )
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 _CHECK_S: Final = 30.0
@@ -109,7 +107,6 @@ class PostgresChangesSource(Source):
         snapshot: bool = True,
         rows_per_s: float | None = None,
     ) -> None:
-        require("psycopg", "postgres", "PostgresChangesSource")
         self._dsn = checked_dsn(dsn, "PostgresChangesSource")
         self._where = f"PostgresChangesSource of {schema + '.' if schema else ''}{table}"
         if not isinstance(slot, str) or not _SLOT_NAME.fullmatch(slot):
@@ -232,8 +229,6 @@ class PostgresChangesSource(Source):
         self, connection: Connection[Any], table: ReplicatedTable, snapshot: str, cancellation: _Cancellation
     ) -> tuple[str, tuple[int, ...]]:
         """Copy the rows of the snapshot. Returns the directory, and the number of rows of each file."""
-        from psycopg.sql import SQL, Identifier
-
         directory = f"{self._directory}/{secrets.token_hex(8)}"
         files: list[int] = []
         if self._has_snapshot:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from psycopg import Connection
+from psycopg.sql import SQL, Identifier
 
 from midstream.connectors.postgres.postgres_tables import Table, TableColumn, find_table, new_column, verbatim
 from midstream.engine.core.errors import InvariantError, SchemaError
-
-if TYPE_CHECKING:
-    from psycopg import Connection
 
 
 def missing_columns(table: Table, stream: pa.Schema, key: Sequence[str], where: str) -> tuple[TableColumn, ...]:
@@ -47,8 +46,6 @@ def check_addable(table: Table, names: Sequence[str], key: Sequence[str], where:
 
 def add_columns(connection: Connection[Any], table: Table, columns: Sequence[TableColumn]) -> Table:
     """Add columns that may be null, unless another transaction was first. Return the table as it is then."""
-    from psycopg.sql import SQL, Identifier
-
     if not columns:
         return table
     parts = [
@@ -61,8 +58,6 @@ def add_columns(connection: Connection[Any], table: Table, columns: Sequence[Tab
 
 def locked(connection: Connection[Any], table: Table) -> Table:
     """Return the table as it is, and remains until this transaction ends."""
-    from psycopg.sql import SQL
-
     connection.execute(SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(table.sql()))
     return _found(connection, table.schema, table.name)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import psycopg
 import pyarrow as pa
+from psycopg import Column, Connection
 
-from midstream.connectors.common.optional_packages import require
 from midstream.connectors.postgres.connections import checked_dsn, connect
 from midstream.connectors.postgres.postgres_tables import explained
 from midstream.engine.core.errors import SchemaError
 from midstream.engine.core.python_values import ValueMisfit, to_array
-
-if TYPE_CHECKING:
-    from psycopg import Column, Connection
 
 _WHERE: Final = "PostgresQuery"
 _TEXT: Final = pa.large_string()
@@ -56,7 +54,6 @@ class PostgresQuery:
     sql: str
 
     def __post_init__(self) -> None:
-        require("psycopg", "postgres", _WHERE)
         checked_dsn(self.dsn, _WHERE)
         if not isinstance(self.sql, str) or not self.sql.strip():
             raise SchemaError(
@@ -111,8 +108,6 @@ def _selected(connection: Connection[Any], query: str, *, with_rows: bool) -> tu
 
 
 def _type_of(column: Column) -> pa.DataType:
-    import psycopg
-
     info = psycopg.postgres.types.get(column.type_code)
     name = info.name if info is not None and info.oid == column.type_code else f"of the type {column.type_code}"
     if name == "numeric" and column.precision is not None:

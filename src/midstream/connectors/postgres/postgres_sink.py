@@ -29,10 +29,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
+import psycopg
 import pyarrow as pa
+from psycopg import Connection, Copy
+from psycopg.sql import SQL, Identifier, Literal
 
 from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
-from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import (
     check_columns,
     check_put,
@@ -92,8 +94,6 @@ from midstream.engine.operators.sink_api import (
 )
 
 if TYPE_CHECKING:
-    from psycopg import Connection, Copy
-
     from midstream.engine.core.interfaces import Signal
 
 _PATIENCE_S: Final = 10.0
@@ -148,7 +148,6 @@ class PostgresSink(Sink):
         evolve: bool = False,
         staging_schema: str | None = None,
     ) -> None:
-        require("psycopg", "postgres", "PostgresSink")
         for what, name in (("table", table), ("schema", schema), ("staging_schema", staging_schema)):
             if name is not None and not (isinstance(name, str) and name and "\0" not in name):
                 raise ConfigError(f"PostgresSink: {what}={name!r} is not a name")
@@ -242,7 +241,6 @@ class PostgresSink(Sink):
                             raise missing_rows(location, part, where)
 
     def writer(self, context: WriterContext) -> SinkWriter:
-        require("psycopg", "postgres", f"operator {context.name!r}")
         numbers = count()
         return AsyncWriter(context, lambda: _StagedPart(self, context, next(numbers)))
 
@@ -250,8 +248,6 @@ class PostgresSink(Sink):
         return _PostgresCommitter(self, context.job_id, context.stopped)
 
     def newest_committed(self, output: CommittedOutput) -> int:
-        from psycopg.sql import SQL
-
         with self._connected(self._where) as connection:
             location = self._location(self._find(connection))
             select = SQL("SELECT max(checkpoint) FROM {} WHERE job = ANY(%s) AND sink = %s")
@@ -294,8 +290,6 @@ class PostgresSink(Sink):
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
 
     def _connect_now(self, where: str) -> Connection[Any]:
-        import psycopg
-
         connection = connect(self._dsn, where)
         connection.isolation_level = (
             psycopg.IsolationLevel.READ_COMMITTED
@@ -332,8 +326,6 @@ class PostgresSink(Sink):
                 raise SchemaError(f"{self._where}: a column may not be called {name!r}; rename it")
 
     def _check_empty(self, connection: Connection[Any], table: Table) -> None:
-        from psycopg.sql import SQL
-
         if connection.execute(SQL("SELECT 1 FROM {} LIMIT 1").format(table.sql())).fetchone():
             raise ConfigError(
                 f"{self._where}: {table} is not empty; resume from a checkpoint, name another table, add to it with "
@@ -341,8 +333,6 @@ class PostgresSink(Sink):
             )
 
     def _make_commits(self, connection: Connection[Any], table: Table) -> None:
-        from psycopg.sql import SQL
-
         location = self._location(table)
         if find_table(connection, location.staging, COMMITS) is None:
             connection.execute(
@@ -404,8 +394,6 @@ class _StagedPart(AsyncPart):
             )
 
     def _begin(self) -> None:
-        from psycopg.sql import SQL, Identifier
-
         sink, schema = self._sink, written_columns(self._context.schema, self._sink.op)
         names = list(schema.names)
         connection = self._connection = sink._connect(self._where, _PATIENCE_S)
@@ -531,8 +519,6 @@ class _PostgresCommitter(Committer):
         staged: Sequence[StagedRows],
         where: str,
     ) -> None:
-        from psycopg.sql import SQL, Literal
-
         attempt, newest = last_commit(connection, location, job_id, uid, alone=True)
         if attempt == SUPERSEDED and job_id == self._job_id and newest < checkpoint_id:
             raise ConfigError(

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, LiteralString
 
+import psycopg
 import pyarrow as pa
+from psycopg import Connection, Error
+from psycopg.sql import SQL, Composable, Composed, Identifier
 
 from midstream.connectors.postgres.postgres_types import Kept, created_type, why_not
 from midstream.engine.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
-
-if TYPE_CHECKING:
-    from typing import LiteralString  # in typing from Python 3.11 on
-
-    from psycopg import Connection, Error
-    from psycopg.sql import Composable, Composed
 
 ROW_NUMBER: Final = "midstream_row"
 """The column with the order of staged rows that will be upserted, so that the last one of a key wins."""
@@ -142,8 +139,6 @@ class Table:
 
         `deletes`: some rows delete the row of their key; for these only the constraints of the key hold.
         """
-        from psycopg.sql import SQL, Identifier
-
         parts: list[Composable] = [
             SQL("{} {}{}").format(
                 Identifier(column.name),
@@ -171,8 +166,6 @@ class Table:
 
         `deletes`: if the last row deletes, the row with its key is deleted instead.
         """
-        from psycopg.sql import SQL, Identifier
-
         names = SQL(", ").join(map(Identifier, columns))
         if not key:
             return SQL("INSERT INTO {} ({}) SELECT {} FROM {}").format(self.sql(), names, names, staged)
@@ -223,8 +216,6 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 def check_unchanged(connection: Connection[Any], table: Table, staged: Table, names: Sequence[str], where: str) -> None:
     """Raise SchemaError if columns of `table` were altered since `staged` was made, and would change its values."""
-    from psycopg.sql import SQL, Identifier
-
     now = {column.name: column for column in table.columns}
     for column in staged.columns:
         target = now.get(column.name)
@@ -250,8 +241,6 @@ def check_unchanged(connection: Connection[Any], table: Table, staged: Table, na
 
 
 def identifier(*names: str) -> Composable:
-    from psycopg.sql import Identifier
-
     return Identifier(*names)
 
 
@@ -292,8 +281,6 @@ def create_table(
     connection: Connection[Any], schema: str | None, name: str, rows: pa.Schema, key: Sequence[str], where: str
 ) -> None:
     """Create a table for these rows, with `key` as its primary key."""
-    from psycopg.sql import SQL, Identifier
-
     columns = [new_column(field, where) for field in rows]
     parts: list[Composable] = [SQL("{} {}").format(Identifier(each.name), SQL(verbatim(each.type))) for each in columns]
     if key:
@@ -330,8 +317,6 @@ def check_key_of_subtasks(connection: Connection[Any], table: Table, key: Sequen
 @contextmanager
 def explained(what: str) -> Iterator[None]:
     """Convert the server's errors, by kind: those for which a retry can help, and those for which it cannot."""
-    import psycopg
-
     try:
         yield
     except psycopg.Error as error:

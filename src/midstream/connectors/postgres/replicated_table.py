@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple
 
 import pyarrow as pa
+from psycopg import Connection
+from psycopg.sql import SQL, Identifier
 
 from midstream.connectors.postgres.change_values import arrow_type
 from midstream.connectors.postgres.replication_messages import LSN_MAX, parse_lsn
 from midstream.engine.core.errors import ConfigError, SchemaError
-
-if TYPE_CHECKING:
-    from typing import LiteralString  # in typing from Python 3.11 on
-
-    from psycopg import Connection
 
 PLUGIN: Final = "pgoutput"
 VERSION_MIN: Final = 13
@@ -141,8 +138,6 @@ class ReplicationSlot:
 
 def find_replicated_table(connection: Connection[Any], schema: str | None, name: str, where: str) -> ReplicatedTable:
     """Raises ConfigError if there is no such table, or if its changes cannot be read."""
-    from psycopg.sql import Identifier
-
     if connection.info.server_version < VERSION_MIN * 10_000:
         raise ConfigError(f"{where}: needs PostgreSQL {VERSION_MIN} or later")
     names = (schema, name) if schema else (name,)
@@ -233,8 +228,6 @@ def check_publication(
 
 def ensure_publication(connection: Connection[Any], name: str, table: ReplicatedTable) -> None:
     """Create the publication if there is none of that name."""
-    from psycopg.sql import SQL, Identifier
-
     if connection.execute("SELECT FROM pg_publication WHERE pubname = %s", [name]).fetchone() is None:
         target = SQL("CREATE PUBLICATION {} FOR TABLE ONLY {}").format(
             Identifier(name), Identifier(table.schema, table.name)

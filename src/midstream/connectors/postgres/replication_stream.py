@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from psycopg import Error
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PGconn
+from psycopg.pq.abc import PGconn as Connected
+from psycopg.pq.abc import PGresult
+
+from midstream.connectors.postgres import replication_messages as m
 from midstream.connectors.postgres.change_values import SETTINGS
 from midstream.connectors.postgres.connections import PATIENCE
 from midstream.connectors.postgres.replicated_table import PLUGIN
-from midstream.connectors.postgres.replication_messages import (
-    Keepalive,
-    Message,
-    decode,
-    decode_stream,
-    lsn_text,
-    parse_lsn,
-    status_update,
-)
 from midstream.engine.core.errors import ConfigError, DataError, MidstreamError, StorageError
-
-if TYPE_CHECKING:
-    from psycopg.pq.abc import PGconn as Connected
-    from psycopg.pq.abc import PGresult
 
 _WALSENDER: Final = {
     "wal_sender_timeout": "0",  # a reader that waits for the job does not answer; a dead one is found as below
@@ -42,10 +36,6 @@ class ReplicationConnection:
     """A connection in the replication protocol. Raises StorageError if there is none, or if it is lost."""
 
     def __init__(self, dsn: str, where: str) -> None:
-        from psycopg import Error
-        from psycopg.conninfo import conninfo_to_dict, make_conninfo
-        from psycopg.pq import ConnStatus, PGconn
-
         self._where = where
         said = conninfo_to_dict(dsn)
         settings = " ".join(f"-c {name}={value}" for name, value in {**SETTINGS, **_WALSENDER}.items())
@@ -69,9 +59,6 @@ class ReplicationConnection:
 
     def run(self, command: str) -> PGresult:
         """Run a command of the replication protocol. Raises ConfigError or StorageError if the server refuses it."""
-        from psycopg import Error
-        from psycopg.pq import ExecStatus
-
         try:
             result = self.connection.exec_(command.encode())
         except Error as error:
@@ -89,7 +76,7 @@ class ReplicationConnection:
         next command.
         """
         made = self.run(f"CREATE_REPLICATION_SLOT {_quoted(slot)} LOGICAL {PLUGIN} EXPORT_SNAPSHOT")
-        return parse_lsn((made.get_value(0, 1) or b"").decode()), (made.get_value(0, 2) or b"").decode()
+        return m.parse_lsn((made.get_value(0, 1) or b"").decode()), (made.get_value(0, 2) or b"").decode()
 
     def cancel(self) -> None:
         """Cancel the command that another thread waits for."""
@@ -110,16 +97,14 @@ class ChangeStream:
         self._pg = connection.connection
         named = _quoted(publication).replace("'", "''")
         connection.run(
-            f"START_REPLICATION SLOT {_quoted(slot)} LOGICAL {lsn_text(start_lsn)} "
+            f"START_REPLICATION SLOT {_quoted(slot)} LOGICAL {m.lsn_text(start_lsn)} "
             f"(proto_version '1', publication_names '{named}')"
         )
         self._poll = select.poll()
         self._poll.register(self._pg.socket, select.POLLIN)
 
-    def next(self, timeout_s: float) -> Message | Keepalive | None:
+    def next(self, timeout_s: float) -> m.Message | m.Keepalive | None:
         """Return the next message; None if there is none within this time."""
-        from psycopg import Error
-
         while True:
             try:
                 size, data = self._pg.get_copy_data(1)
@@ -135,19 +120,17 @@ class ChangeStream:
                 raise self._lost(error) from error
             if size < 0:
                 raise self._ended()
-            message = decode_stream(bytes(data))
-            if isinstance(message, Keepalive):
+            message = m.decode_stream(bytes(data))
+            if isinstance(message, m.Keepalive):
                 return message
-            decoded = decode(message)
+            decoded = m.decode(message)
             if decoded is not None:
                 return decoded
 
     def confirm(self, received: int, confirmed: int) -> None:
         """Report what has been received, and which part of the log the server may forget."""
-        from psycopg import Error
-
         try:
-            self._pg.put_copy_data(status_update(received, confirmed))
+            self._pg.put_copy_data(m.status_update(received, confirmed))
             self._pg.flush()
         except Error as error:
             raise self._lost(error) from error
@@ -159,8 +142,6 @@ class ChangeStream:
         return StorageError(f"{self._where}: the stream of changes has broken off: {' '.join(str(error).split())}")
 
     def _ended(self) -> MidstreamError:
-        from psycopg.pq import ExecStatus
-
         result = self._pg.get_result()
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
             return refused(result, self._where)
@@ -173,8 +154,6 @@ def _quoted(name: str) -> str:
 
 def refused(result: Any, where: str) -> MidstreamError:
     """Return the error for what the server has refused: whether to wait, to change something, or to try again."""
-    from psycopg.pq import DiagnosticField
-
     sqlstate = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
     message = result.error_field(DiagnosticField.MESSAGE_PRIMARY) or result.error_message or b""
     hint = result.error_field(DiagnosticField.MESSAGE_HINT) or b""

@@ -5,20 +5,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, LiteralString
 
 import msgspec
 import xxhash
+from psycopg import Connection
+from psycopg.sql import SQL, Composable, Literal
 
 from midstream.connectors.postgres.postgres_tables import identifier
 from midstream.engine.core.errors import StorageError
 from midstream.engine.operators.sink_api import decoded
-
-if TYPE_CHECKING:
-    from typing import LiteralString  # in typing from Python 3.11 on
-
-    from psycopg import Connection
-    from psycopg.sql import Composable
 
 COMMITS: Final = "midstream_commits"
 SUPERSEDED: Final = 2**31 - 1
@@ -70,8 +66,6 @@ def sweep_staged(connection: Connection[Any], location: StagingLocation, job_id:
 
 
 def drop_staged(connection: Connection[Any], location: StagingLocation, name: str) -> None:
-    from psycopg.sql import SQL
-
     connection.execute(SQL("DROP TABLE IF EXISTS {}").format(location.staged(name)))
 
 
@@ -82,8 +76,6 @@ def last_commit(
 
     They stay the same until this transaction ends. `alone`: until then no other transaction can read them either.
     """
-    from psycopg.sql import SQL, Literal
-
     insert = SQL("INSERT INTO {} (job, sink) VALUES ({}, {}) ON CONFLICT DO NOTHING")
     connection.execute(insert.format(location.staged(COMMITS), Literal(job_id), Literal(location.sink_of(uid))))
     return commit_of(connection, location, job_id, uid, "FOR UPDATE" if alone else "FOR SHARE")
@@ -93,8 +85,6 @@ def commit_of(
     connection: Connection[Any], location: StagingLocation, job_id: str, uid: str, lock: LiteralString = ""
 ) -> tuple[int, int]:
     """Like `last_commit`, but without that guarantee; return the checkpoint, or -1 if there was none."""
-    from psycopg.sql import SQL, Literal
-
     select = SQL("SELECT attempt, checkpoint FROM {} WHERE job = {} AND sink = {} {}")
     values = (Literal(job_id), Literal(location.sink_of(uid)), SQL(lock))
     found = connection.execute(select.format(location.staged(COMMITS), *values)).fetchone()

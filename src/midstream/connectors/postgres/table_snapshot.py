@@ -9,21 +9,20 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.fs
 import pyarrow.parquet as pq
+from psycopg import Connection, sql
+from psycopg.sql import SQL, Literal
 
 from midstream.connectors.common.filesystem import file_info, make_directory, make_durable, resolve
 from midstream.connectors.common.row_operations import INSERT, OP
 from midstream.connectors.postgres.change_values import SETTINGS, from_text
 from midstream.connectors.postgres.postgres_tables import explained
 from midstream.engine.core.errors import StorageError
-
-if TYPE_CHECKING:
-    from psycopg import Connection, sql
 
 BATCH_BYTES: Final = 8 * 2**20
 """How much text is converted at a time; each such batch is a row group."""
@@ -77,8 +76,6 @@ def copy_snapshot(
     where: str,
 ) -> Iterator[int]:
     """Copy the rows of `query` in an exported snapshot to files in `directory`. Yields the rows of each file, which is durable."""
-    from psycopg.sql import SQL, Literal
-
     filesystem, path = resolve(directory, None, where)
     connection.autocommit = True
     for name, value in {**SETTINGS, "row_security": "off"}.items():
@@ -108,8 +105,6 @@ def copy_snapshot(
 def _batches(
     connection: Connection[Any], query: sql.Composed, schema: pa.Schema, where: str
 ) -> Iterator[pa.RecordBatch]:
-    from psycopg.sql import SQL
-
     copied = SQL("COPY ({}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)").format(query)
     with explained(where), connection.cursor() as cursor, cursor.copy(copied) as copy:
         parts: list[bytes] = []

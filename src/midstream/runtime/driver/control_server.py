@@ -12,22 +12,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
+from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.framing import CONTROL_FRAME_BYTES_MAX, ProtocolViolation
 from midstream.engine.protocol.handshake import Identity, Role
 from midstream.engine.protocol.live_rows import GetRows, RowSample, SampleRows
-from midstream.engine.protocol.messages import (
-    ClientRequest,
-    FromSlot,
-    GetLogs,
-    Heartbeat,
-    JobModules,
-    Logged,
-    Register,
-    Release,
-    Reply,
-    ToSlot,
-    Welcome,
-)
 from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.connection import Connection
 from midstream.runtime.network.listener import Listener
@@ -48,8 +36,8 @@ REGISTER_TIMEOUT_S: Final = 30.0
 QUESTIONS_PER_CLIENT_MAX: Final = 64
 
 _log = logging.getLogger(__name__)
-FromSlotLine: TypeAlias = FromSlot | Logged | RowSample
-DriverRequest: TypeAlias = ClientRequest | GetLogs | GetRows
+FromSlotLine: TypeAlias = m.FromSlot | m.Logged | RowSample
+DriverRequest: TypeAlias = m.ClientRequest | m.GetLogs | GetRows
 """The requests of clients, to the coordinator or to the driver alone."""
 _slot_decoder: msgspec.msgpack.Decoder[FromSlotLine] = msgspec.msgpack.Decoder(FromSlotLine)
 _client_decoder: msgspec.msgpack.Decoder[DriverRequest] = msgspec.msgpack.Decoder(DriverRequest)
@@ -66,11 +54,11 @@ class ControlServer:
         heartbeat_timeout_s: float,
         driver: Driver,
         *,
-        modules: JobModules | None = None,
+        modules: m.JobModules | None = None,
         ports: Ports = ANY_PORT,
     ) -> None:
         self.loop = loop
-        self.modules = modules or JobModules()
+        self.modules = modules or m.JobModules()
         self.driver = driver
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.heartbeat_interval_s = min(HEARTBEAT_INTERVAL_S_MAX, heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT)
@@ -97,7 +85,7 @@ class ControlServer:
         self._listener.start()
         self.loop.call_later(self.heartbeat_interval_s, self._check_heartbeats)
 
-    def send(self, slot: int, message: ToSlot) -> None:
+    def send(self, slot: int, message: m.ToSlot) -> None:
         """Send to a slot; the message is dropped if the slot is gone."""
         connection = self._slots.get(slot)
         if connection is not None:
@@ -112,7 +100,7 @@ class ControlServer:
         """Send what is queued, then have the slot end; its loss is no longer reported."""
         connection = self._slots.pop(slot, None)
         if connection is not None:
-            connection.channel.send(Release())
+            connection.channel.send(m.Release())
             self._finish(connection)
 
     def drop(self, slot: int) -> bool:
@@ -154,7 +142,7 @@ class ControlServer:
     def refuse(self, connection: SlotConnection, reason: str) -> None:
         """End a refused slot in good order, so that Spark does not run its task again."""
         _log.info("%s", reason)
-        connection.channel.send(Release())
+        connection.channel.send(m.Release())
         self._finish(connection)
 
     def ended(self, connection: SlotConnection | ClientConnection, reason: str) -> None:
@@ -188,7 +176,7 @@ class ControlServer:
         self._open.add(connection)
 
     def _check_heartbeats(self) -> None:
-        now_s, beat = self.loop.monotonic_s(), Heartbeat()
+        now_s, beat = self.loop.monotonic_s(), m.Heartbeat()
         for slot, connection in list(self._slots.items()):
             silent_s = now_s - connection.channel.received_s
             if silent_s > self.heartbeat_timeout_s:
@@ -216,11 +204,11 @@ class SlotConnection:
 
     def _received(self, message: FromSlotLine) -> None:
         server = self._server
-        if isinstance(message, Register) != (self.slot is None):
+        if isinstance(message, m.Register) != (self.slot is None):
             raise ProtocolViolation(f"{type(message).__name__} out of turn")
-        if not isinstance(message, Register):
+        if not isinstance(message, m.Register):
             assert self.slot is not None
-            if isinstance(message, Logged):
+            if isinstance(message, m.Logged):
                 server.driver.logs.add(self.slot, message)
             elif isinstance(message, RowSample):
                 server.driver.live_rows.handle_sample(message)
@@ -234,7 +222,7 @@ class SlotConnection:
             return
         self.slot = server.add(self)
         # before the driver learns of the slot, so that its messages come after the welcome
-        self.channel.send(Welcome(self.slot, server.heartbeat_interval_s, server.heartbeat_timeout_s, server.modules))
+        self.channel.send(m.Welcome(self.slot, server.heartbeat_interval_s, server.heartbeat_timeout_s, server.modules))
         server.driver.shell.slot_registered(self.slot, message)
 
     def _lost(self, reason: str) -> None:
@@ -252,7 +240,7 @@ class ClientConnection:
             stream, _client_decoder, self._received, self._lost
         )
 
-    def answer(self, reply: Reply) -> None:
+    def answer(self, reply: m.Reply) -> None:
         self._open_questions -= 1
         self.channel.send(reply)
 

@@ -13,16 +13,8 @@ from typing import Final
 
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.core.errors import JobError
+from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.job_status import JobStatus
-from midstream.engine.protocol.messages import (
-    ClientRequest,
-    DoCheckpoint,
-    DoRescale,
-    DoSavepoint,
-    DoStop,
-    GetStatus,
-    Reply,
-)
 from midstream.runtime.driver.driver import Driver, DriverPage
 from midstream.runtime.process.slot_provider import SlotProvider
 from midstream.runtime.storage.file_storage import absolute
@@ -68,8 +60,8 @@ class Job:
         """Return the state without a long wait, for `repr` in a shell."""
         if self.ended:
             return self.status().state
-        done, _ = wait([question := self._driver.request(GetStatus())], POLL_INTERVAL_S)
-        reply = question.result() if done else Reply()
+        done, _ = wait([question := self._driver.request(m.GetStatus())], POLL_INTERVAL_S)
+        reply = question.result() if done else m.Reply()
         return reply.status.state if reply.status is not None else "busy"
 
     @property
@@ -109,7 +101,7 @@ class Job:
                 print(job.status().bottleneck.name)
         """
         if not self.ended:
-            reply = self._driver.request(GetStatus()).result()
+            reply = self._driver.request(m.GetStatus()).result()
             if reply.status is not None and not reply.status.has_ended:
                 return reply.status
             self._driver.ended.wait()  # a job that has ended answers while its slots are still being released
@@ -126,7 +118,7 @@ class Job:
 
             path = job.checkpoint(timeout_s=60)
         """
-        reply = self._request(DoCheckpoint(), timeout_s)
+        reply = self._request(m.DoCheckpoint(), timeout_s)
         assert reply.checkpoint is not None
         return reply.checkpoint
 
@@ -143,7 +135,7 @@ class Job:
             path = job.savepoint("savepoints/before-upgrade")
         """
         savepoint_dir = None if directory is None else absolute(os.fspath(directory))
-        path = self._request(DoSavepoint(savepoint_dir), timeout_s).checkpoint
+        path = self._request(m.DoSavepoint(savepoint_dir), timeout_s).checkpoint
         assert path is not None
         return path
 
@@ -158,7 +150,7 @@ class Job:
 
             job.rescale(7)
         """
-        return self._request(DoRescale(parallelism), timeout_s).checkpoint
+        return self._request(m.DoRescale(parallelism), timeout_s).checkpoint
 
     def stop(
         self,
@@ -180,7 +172,7 @@ class Job:
             env.start(restore_from=path)
         """
         savepoint_dir = None if savepoint is None else absolute(os.fspath(savepoint))
-        reply = self._request(DoStop(drain, savepoint_dir), timeout_s)
+        reply = self._request(m.DoStop(drain, savepoint_dir), timeout_s)
         _wait(self._driver.ended.wait, timeout_s)
         return reply.checkpoint
 
@@ -228,8 +220,8 @@ class Job:
         finally:
             self._driver.awaited -= 1
 
-    def _request(self, request: ClientRequest, timeout_s: float | None) -> Reply:
-        future: Future[Reply] = self._driver.request(request)
+    def _request(self, request: m.ClientRequest, timeout_s: float | None) -> m.Reply:
+        future: Future[m.Reply] = self._driver.request(request)
         if not _wait(lambda seconds: bool(wait([future], seconds).done), timeout_s):
             waiting = "".join(f"; {wait.sentence}" for wait in self.status().waiting)
             raise TimeoutError(f"job {self.name} did not answer within {timeout_s} s{waiting}")

@@ -25,23 +25,10 @@ import msgspec
 
 from midstream.connectors.common import external_waits
 from midstream.engine.core.errors import ClusterError
+from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.framing import CONTROL_FRAME_BYTES_MAX, ProtocolViolation
 from midstream.engine.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
 from midstream.engine.protocol.live_rows import SampleRows
-from midstream.engine.protocol.messages import (
-    SLOT_WAITS_MAX,
-    SLOT_WARNINGS_MAX,
-    WAIT_CHARS_MAX,
-    Cancel,
-    Deploy,
-    Heartbeat,
-    Logged,
-    Register,
-    Release,
-    SlotWait,
-    ToSlot,
-    Welcome,
-)
 from midstream.engine.worker.interfaces import SlotServices
 from midstream.runtime.concurrent_calls import ConcurrentCalls
 from midstream.runtime.event_loop import EventLoop
@@ -68,7 +55,7 @@ LOG_BYTES_MAX: Final = 2**20
 """The unread bytes at which no more lines are sent to the driver."""
 
 _log = logging.getLogger(__name__)
-_decoder: msgspec.msgpack.Decoder[ToSlot | SampleRows] = msgspec.msgpack.Decoder(ToSlot | SampleRows)
+_decoder: msgspec.msgpack.Decoder[m.ToSlot | SampleRows] = msgspec.msgpack.Decoder(m.ToSlot | SampleRows)
 
 
 def run_slot(
@@ -101,9 +88,9 @@ class _SlotProcess:
         self._memory = psutil.Process().memory_info
         self._memory_limit_bytes = memory_limit()
         self._transport: TcpTransport | None = None
-        self._channel: MessageChannel[ToSlot | SampleRows] | None = None
+        self._channel: MessageChannel[m.ToSlot | SampleRows] | None = None
         self._machine: SlotMachine | None = None
-        self._welcome: Welcome | None = None
+        self._welcome: m.Welcome | None = None
         self._beating: HeartbeatThread | None = None
         self._modules: UnpackedModules | None = None
         self._dials_until_s = self._loop.monotonic_s() + DIAL_TIMEOUT_S
@@ -162,7 +149,7 @@ class _SlotProcess:
             self._loop, launch.keys, launch.job_id, connection.local_host, ports=launch.ports
         )
         self._channel.send(
-            Register(
+            m.Register(
                 host=self._transport.host,
                 port=self._transport.port,
                 pid=os.getpid(),
@@ -178,14 +165,14 @@ class _SlotProcess:
 
     # ---- being a slot
 
-    def _received(self, message: ToSlot | SampleRows) -> None:
+    def _received(self, message: m.ToSlot | SampleRows) -> None:
         if self._ending:
             return
-        if isinstance(message, Welcome):
+        if isinstance(message, m.Welcome):
             self._begin(message)
-        elif isinstance(message, Heartbeat):
+        elif isinstance(message, m.Heartbeat):
             return  # its bytes have already counted as a sign of life
-        elif isinstance(message, Release):
+        elif isinstance(message, m.Release):
             self._end(None, released=True)
         elif self._machine is None:
             raise ProtocolViolation(f"{type(message).__name__} before Welcome")
@@ -193,15 +180,15 @@ class _SlotProcess:
             assert self._channel is not None
             self._machine.sample_rows(message, self._channel.send)
         else:
-            if isinstance(message, Cancel):
+            if isinstance(message, m.Cancel):
                 self._report()  # the last figures of tasks that end with it
-            if isinstance(message, Deploy):
+            if isinstance(message, m.Deploy):
                 # The tasks and the state of the previous attempt refer to each other. Python's collector examines old
                 # objects only after many more have become old, so a job would need more memory with every restart.
                 gc.collect()
             self._machine.handle(message)
 
-    def _begin(self, welcome: Welcome) -> None:
+    def _begin(self, welcome: m.Welcome) -> None:
         if self._welcome is not None:
             raise ProtocolViolation("a second Welcome")
         assert self._transport is not None and self._channel is not None
@@ -255,18 +242,18 @@ class _SlotProcess:
         assert self._channel is not None and self._machine is not None
         status = self._machine.status()
         warnings = (*status.warnings, *external_waits.warnings())
-        longest = external_waits.waits(time.monotonic())[:SLOT_WAITS_MAX]
-        waits = tuple(SlotWait(what[:WAIT_CHARS_MAX], for_ms) for what, for_ms in longest)
+        longest = external_waits.waits(time.monotonic())[: m.SLOT_WAITS_MAX]
+        waits = tuple(m.SlotWait(what[: m.WAIT_CHARS_MAX], for_ms) for what, for_ms in longest)
         status = msgspec.structs.replace(
             status,
             memory_bytes=self._memory().rss,
             memory_limit_bytes=self._memory_limit_bytes,
             waits=waits,
-            warnings=tuple(text[:WAIT_CHARS_MAX] for text in warnings[:SLOT_WARNINGS_MAX]),
+            warnings=tuple(text[: m.WAIT_CHARS_MAX] for text in warnings[: m.SLOT_WARNINGS_MAX]),
         )
         self._channel.send(status)
 
-    def _send_log(self, logged: Logged) -> None:
+    def _send_log(self, logged: m.Logged) -> None:
         """Send captured lines, from inside the printing call. A driver that does not read gets no more of them."""
         if self._channel is not None and self._channel.waiting_bytes < LOG_BYTES_MAX:
             self._channel.send_inside(logged)

@@ -22,7 +22,7 @@ from midstream.engine.checkpoint.store import is_metadata_path
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.placement import dropped_rows
-from midstream.engine.core.batches import empty_batch
+from midstream.engine.core.batches import single_batch
 from midstream.engine.core.config import RestartStrategy
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
@@ -120,7 +120,7 @@ class RecordedSource(Source):
         """The position up to which each split was read by its last reader."""
         rates = scenario.order.rates
         self.rows_per_s = rates[number] if number < len(rates) else None
-        self.batches = [_batch(table) for table in recorded.splits]
+        self.batches = [single_batch(table) for table in recorded.splits]
         self._follows = recorded.follows
         self._cuts = scenario.cuts
         self._random = Random(f"cuts {scenario.seed} {number}")
@@ -141,11 +141,6 @@ class RecordedSource(Source):
         if self._cuts.are_random:
             most = self._random.randint(1, most)
         return min(self.rows[split], start + most)
-
-
-def _batch(table: pa.Table) -> pa.RecordBatch:
-    batches = table.combine_chunks().to_batches()
-    return batches[0] if batches else empty_batch(table.schema)
 
 
 class _RowReader(SplitReader):
