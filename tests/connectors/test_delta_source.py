@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from table_worlds import CONTEXT, DEEP, LONG_AGO, DeltaWorld, Job
 
@@ -103,6 +104,19 @@ def test_a_start_in_time_finds_versions_that_say_nothing_of_their_time(tmp_path)
         just_after = world.source(start=day(number) + timedelta(microseconds=1))
         assert [n for n in Job(just_after).numbers() if n > 0] == list(range(number + 1, 6)), number
     assert Job(world.source(start=day(5))).numbers() == []
+
+
+def test_timestamps_that_spark_has_written_are_instants(tmp_path):
+    """Its default is INT96, which cannot be marked as UTC."""
+    at = datetime(2024, 6, 1, 12, 30, tzinfo=UTC)
+    world = DeltaWorld(tmp_path)
+    world.create(pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))]))
+    rows = pa.table({"n": [1, 2], "at": pa.array([at.replace(tzinfo=None), None], pa.timestamp("us"))})
+    action = added(world, "a", 1)
+    pq.write_table(rows, world.path / "t/a", use_deprecated_int96_timestamps=True)
+    action["add"]["size"] = (world.path / "t/a").stat().st_size
+    commit(world, action)
+    assert Job(world.source()).rows() == [{"n": 1, "at": at}, {"n": 2, "at": None}]
 
 
 def test_a_log_of_which_only_the_checkpoint_is_left_is_read(tmp_path):

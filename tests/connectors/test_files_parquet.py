@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -436,6 +436,37 @@ def test_int96_timestamps_inside_of_other_columns_are_checked_too(tmp_path, kind
     pq.write_table(cut, tmp_path / "cut.parquet", use_deprecated_int96_timestamps=True)
     with pytest.raises(SchemaError, match="column 'x' has the time 1600000000123456789 ns since 1970 as INT96"):
         read_all(FileSource(tmp_path / "cut.parquet"), 10)
+
+
+def test_int96_timestamps_are_instants_where_a_zone_is_declared(tmp_path):
+    """They cannot be marked as UTC, and Spark writes its timestamps so by default."""
+    at = datetime(2024, 6, 1, 12, 30)
+    naive, utc = pa.timestamp("us"), pa.timestamp("us", "UTC")
+    columns = {
+        "t": pa.array([at, None], naive),
+        "s": pa.array([{"t": at, "n": 1}, None], pa.struct([("t", naive), ("n", pa.int64())])),
+        "l": pa.array([[at], None], pa.list_(naive)),
+        "m": pa.array([[("a", at)], None], pa.map_(pa.string(), naive)),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet", use_deprecated_int96_timestamps=True)
+    schema = pa.schema(
+        {
+            "t": utc,
+            "s": pa.struct([("t", utc), ("n", pa.int64()), ("new", pa.string())]),
+            "l": pa.list_(utc),
+            "m": pa.map_(pa.string(), utc),
+        }
+    )
+    instant = at.replace(tzinfo=UTC)
+    batches = read_all(FileSource(tmp_path / "in.parquet", schema=schema))
+    assert values(batches, "t") == [instant, None]
+    assert values(batches, "s") == [{"t": instant, "n": 1, "new": None}, None]
+    assert values(batches, "l") == [[instant], None]
+    assert values(batches, "m") == [[("a", instant)], None]
+    assert values(read_all(FileSource(tmp_path / "in.parquet")), "t") == [at, None]
+    pq.write_table(pa.table({"t": columns["t"]}), tmp_path / "64.parquet")
+    with pytest.raises(SchemaError, match="state which zone is meant"):
+        read_all(FileSource(tmp_path / "64.parquet", schema=pa.schema({"t": utc})))
 
 
 def test_nanoseconds_of_int96_timestamps_are_not_cut_off(tmp_path):

@@ -239,9 +239,9 @@ class Site:
         self._loop.call_later(STEP_S, self._sample)
         if not self._is_sampling:
             self._is_sampling = True
-            self._request(GetStatus(), self._add_sample)
+            self._request(m.GetStatus(), self._add_sample)
 
-    def _add_sample(self, reply: Reply) -> None:
+    def _add_sample(self, reply: m.Reply) -> None:
         self._is_sampling = False
         if reply.status is not None:
             self._rates.add(reply.status)

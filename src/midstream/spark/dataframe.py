@@ -187,12 +187,10 @@ class _StagedReader(SplitReader):
 def _stored(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
     """Return the type that a staged file has for `kind`, if the type `found` is another form of the same values.
 
-    Spark writes intervals as numbers of microseconds, and instants, as INT96, without marking them as UTC.
+    Spark writes intervals as numbers of microseconds.
     """
     types = pa.types
     if types.is_duration(kind) and found == pa.int64():
-        return found
-    if types.is_timestamp(kind) and kind.tz is not None and types.is_timestamp(found) and found.tz is None:
         return found
     if types.is_large_list(kind) and types.is_large_list(found):
         return pa.large_list(_stored(kind.value_type, found.value_type))

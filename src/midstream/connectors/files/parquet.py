@@ -40,7 +40,7 @@ def parquet_row_groups(filesystem: pyarrow.fs.FileSystem, path: str, wanted: Wan
     """Return rows and bytes of each row group, after checking the file's columns against `wanted`."""
     with explained(path, "parquet"), ExitStack() as stack:
         file = open_parquet(filesystem, path, stack)
-        check_parquet_schema(file.schema_arrow, wanted, path)
+        check_parquet_schema(_stored_schema(file, wanted), wanted, path)
         groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
         return [(group.num_rows, group.total_byte_size) for group in groups]
 
@@ -95,7 +95,8 @@ def read_parquet(
     """
     with explained(path, "parquet"):
         file = open_parquet(filesystem, path, stack)
-        check_parquet_schema(file.schema_arrow, wanted, path)
+        stored = _stored_schema(file, wanted)
+        check_parquet_schema(stored, wanted, path)
         count = file.metadata.num_row_groups
         groups = range(first, count if last is None else last)
         if groups.start < 0 or max(groups.start, groups.stop) > count:
@@ -107,7 +108,7 @@ def read_parquet(
             groups = groups[1:]
         times = _int96_columns(file, wanted.schema.names)
         exact = open_parquet(filesystem, path, stack, "ns") if times else None
-    batches = _checked_times(file, exact, path, wanted, groups, times)
+    batches = _checked_times(file, exact, path, stored, wanted, groups, times)
     return _parquet_batches(batches, path, wanted, groups, rows_before, check), skip_rows
 
 
@@ -116,6 +117,35 @@ def _int96_columns(file: pyarrow.parquet.ParquetFile, names: Sequence[str]) -> l
     columns = (file.schema.column(index) for index in range(len(file.schema)))
     paths = [column.path for column in columns if column.physical_type == "INT96"]
     return [name for name in names if any(path == name or path.startswith(f"{name}.") for path in paths)]
+
+
+def _stored_schema(file: pyarrow.parquet.ParquetFile, wanted: WantedColumns) -> pa.Schema:
+    """Return the file's schema. INT96 is an instant (Spark writes timestamps so) that cannot be marked as UTC: it has the
+    zone that is wanted.
+    """
+    schema = file.schema_arrow
+    for name in _int96_columns(file, wanted.schema.names):
+        index = schema.get_field_index(name)
+        if index >= 0:  # else there are several of this name, which is refused
+            field = schema.field(index)
+            schema = schema.set(index, field.with_type(_in_zone(field.type, wanted.schema.field(name).type)))
+    return schema
+
+
+def _in_zone(found: pa.DataType, kind: pa.DataType) -> pa.DataType:
+    """Return the type `found` with the zones of `kind`, where it has none."""
+    types = pa.types
+    if types.is_timestamp(found) and types.is_timestamp(kind):
+        return pa.timestamp(found.unit, found.tz or kind.tz)
+    if is_list_of_any_length(found) and is_list_of_any_length(kind):
+        value = found.value_field.with_type(_in_zone(found.value_type, kind.value_type))
+        return pa.large_list(value) if types.is_large_list(found) else pa.list_(value)
+    if types.is_map(found) and types.is_map(kind):
+        return pa.map_(_in_zone(found.key_type, kind.key_type), _in_zone(found.item_type, kind.item_type))
+    if types.is_struct(found) and types.is_struct(kind):
+        wanted = {field.name: field.type for field in kind}
+        return pa.struct([field.with_type(_in_zone(field.type, wanted.get(field.name, field.type))) for field in found])
+    return found
 
 
 def _check_whole_us(path: str, name: str, in_us: pa.Array[Any], in_ns: pa.Array[Any]) -> None:
@@ -134,12 +164,14 @@ def _checked_times(
     file: pyarrow.parquet.ParquetFile,
     exact: pyarrow.parquet.ParquetFile | None,
     path: str,
+    stored: pa.Schema,
     wanted: WantedColumns,
     groups: range,
     times: list[str],
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of the columns of `wanted`. Raises SchemaError for a time with a part of a microsecond, which INT96 can
     hold and this file was opened without: `exact` is the same file with them, unless no column of `times` is INT96.
+    `stored`: the file's schema.
     """
     there = [name for name in wanted.schema.names if name in file.schema_arrow.names]
     batches = file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=there)
@@ -153,6 +185,8 @@ def _checked_times(
             for in_us, in_ns in zip(leaves(batch.column(name)), leaves(fine.column(name)), strict=True):
                 if in_us.type != in_ns.type:
                     _check_whole_us(path, name, in_us, in_ns)
+            column = batch.column(name).cast(stored.field(name).type)
+            batch = batch.set_column(batch.schema.get_field_index(name), stored.field(name), column)
         yield batch.select(there)
 
 
