@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IMPORTS = {
     "postgres": ["psycopg", "midstream.connectors.postgres.postgres_sink"],
-    "delta": ["deltalake", "midstream.connectors.delta.delta_sink"],
+    "delta": ["deltalake", "pyroaring", "midstream.connectors.delta.delta_sink"],
     "iceberg": ["pyiceberg", "pyiceberg_core", "midstream.connectors.iceberg.iceberg_sink"],
     "kafka": ["confluent_kafka", "midstream.connectors.kafka.kafka_source"],
     "kafka-avro": ["confluent_kafka.schema_registry", "midstream.connectors.kafka.avro_values"],

@@ -135,16 +135,12 @@ class DeltaWorld(TableWorld):
         if number not in numbers:
             return False
         rows = [row for row, each in enumerate(numbers) if each == number]
-        data = struct.pack("<I", 1681511377) + BitMap64(rows).serialize()
-        name = uuid.uuid4()
-        checked = struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
-        (self.path / f"t/deletion_vector_{name}.bin").write_bytes(b"\x01" + checked)
-        vector = {"storageType": "u", "pathOrInlineDv": _z85(name.bytes), "offset": 1, "sizeInBytes": len(data)}
+        vector = stored_vector(self.path / "t", rows)
         remove = {"path": add["path"], "dataChange": True, "deletionTimestamp": 1, "partitionValues": {}}
         actions = [
             {"commitInfo": {"timestamp": 1, "operation": "DELETE"}},
             {"remove": remove},
-            {"add": {**add, "deletionVector": {**vector, "cardinality": len(rows)}}},
+            {"add": {**add, "deletionVector": vector}},
         ]
         log = self.path / f"t/_delta_log/{self.version() + 1:020d}.json"
         log.write_text("\n".join(map(json.dumps, actions)))
@@ -187,6 +183,21 @@ class DeltaWorld(TableWorld):
 
     def source(self, **arguments: Any) -> TableSource:
         return DeltaSource(self.path / "t", **arguments)
+
+
+def stored_vector(table: Path, rows: Sequence[int], *, inline: bool = False, prefix: str = "") -> dict[str, Any]:
+    """Store a deletion vector as Spark does, in a file (with another one before it) or inline; return its descriptor."""
+    data = struct.pack("<I", 1681511377) + BitMap64(rows).serialize()
+    described = {"sizeInBytes": len(data), "cardinality": len(rows)}
+    if inline:
+        padded = data + bytes(-len(data) % 4)
+        return {"storageType": "i", "pathOrInlineDv": _z85(padded), **described}
+    name = uuid.uuid4()
+    checked = struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+    (table / prefix).mkdir(exist_ok=True)
+    (table / prefix / f"deletion_vector_{name}.bin").write_bytes(b"\x01" + checked + checked)
+    at = {"storageType": "u", "pathOrInlineDv": prefix + _z85(name.bytes), "offset": 1 + len(checked)}
+    return {**at, **described}
 
 
 def _z85(data: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import msgspec
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from table_worlds import CONTEXT, DeltaWorld
+from table_worlds import CONTEXT, DeltaWorld, stored_vector
 
 from effort import examples
 from midstream import testing
@@ -21,7 +23,7 @@ from midstream.connectors.delta import delta_changes
 from midstream.connectors.delta.delta_changes import DeltaChangesSplit
 from midstream.connectors.delta.delta_source import DeltaSource
 from midstream.engine.core.arrow_types import schema_of
-from midstream.engine.core.errors import ConfigError, DataError, SchemaError, StorageError
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.source_api import Source, Split
 
 SCHEMA = schema_of([("n", pa.int64()), ("v", pa.int64()), ("part", pa.large_string())])
@@ -273,10 +275,6 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         world.source(changes=True, on_change="skip")
     source = world.source(changes=True, watch=True)
     (split,) = source.discover(None, CONTEXT).splits
-    _, offset = read_all(source, split)
-    world.delete_positions(2)
-    with pytest.raises(DataError, match=r"deletes rows by deletion vectors and does not record its changes"):
-        read_all(source, Split(split.id, split.payload, offset))
     damaged = DeltaChangesSplit("x", 1, None, b"zz", None)
     with pytest.raises(StorageError, match="the checkpoint is damaged where it has the files of the table"):
         source.open_split(Split("changes", msgspec.msgpack.encode(damaged)))
@@ -285,6 +283,94 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         plain.open_split(split)
     with pytest.raises(ConfigError, match="was written by another kind of source"):
         source.open_split(plain.discover(None, CONTEXT).splits[0])
+
+
+def commit(table: Path, *actions: dict[str, Any]) -> None:
+    number = len(list((table / "_delta_log").glob("*.json")))
+    (table / f"_delta_log/{number:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+
+
+def added(table: Path, name: str, first: int) -> dict[str, Any]:
+    """Write a file of ROWS rows, and return the action that adds it."""
+    rows = [(first + row, row, "a") for row in range(ROWS)]
+    pq.write_table(rows_of(rows), table / name)
+    return {"path": name, "partitionValues": {}, "size": (table / name).stat().st_size, "modificationTime": 1, "dataChange": True}  # fmt: skip
+
+
+ROWS = 6
+GONE = st.sets(st.integers(0, ROWS - 1))
+VERSIONS = st.lists(st.dictionaries(st.integers(0, 3), st.one_of(st.none(), GONE), min_size=1), max_size=5)
+"""What each version does to four files: it removes the file, or there is one with these rows gone."""
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(versions=VERSIONS, where=st.sampled_from(["file", "folder", "inline"]), rows_max=st.integers(1, 5))
+@example(
+    versions=[{0: set()}, {0: {1, 2}}, {0: {2}}, {0: None, 1: {3}}, {1: set(range(ROWS))}], where="file", rows_max=2
+)
+def test_deletion_vectors_are_changes_where_none_are_recorded(versions, where, rows_max):
+    """Spark records none for a DELETE by vectors, also of a table that has a change data feed."""
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "t"
+        new_table(path, records=True)
+        source = DeltaSource(path, changes=True, watch=True, interval="1 ms")
+        (split,) = source.discover(None, CONTEXT).splits
+        files = {number: added(path, f"{number}", number * ROWS) for number in range(4)}
+        there: dict[int, tuple[dict[str, Any], set[int]]] = {}
+        for version in versions:
+            actions = []
+            for number, gone in version.items():
+                if number in there:
+                    actions.append({"remove": {**there.pop(number)[0], "deletionTimestamp": 1}})
+                if gone is not None:
+                    form = {"inline": where == "inline", "prefix": "ab" if where == "folder" else ""}
+                    vector = {"deletionVector": stored_vector(path, sorted(gone), **form)} if gone else {}
+                    there[number] = {**files[number], **vector}, gone
+                    actions.append({"add": there[number][0]})
+            commit(path, *actions)
+        changes, _ = read_all(source, split, rows_max)
+        alive = [(n * ROWS + row, row, "a") for n, (_, gone) in there.items() for row in range(ROWS) if row not in gone]
+        assert applied(changes) == sorted(alive)
+        whole, _ = read_all(source, split)
+        assert whole == changes
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda vector, _: {**vector, "cardinality": 3}, "it names 2 rows, and the log says 3"),
+        (lambda vector, _: {**vector, "sizeInBytes": vector["sizeInBytes"] - 1}, "has another one at offset"),
+        (lambda vector, _: {**vector, "offset": 10**6}, "cannot be read"),
+        (lambda vector, _: {**vector, "pathOrInlineDv": "0" * 20}, "deletion_vector_00000000-0000-0000-0000-000000000000"),
+        (lambda vector, _: {**vector, "pathOrInlineDv": "short"}, "cannot be read"),
+        (lambda vector, _: {**vector, "storageType": "p", "pathOrInlineDv": "s3://other/v.bin"}, "lies outside of the table"),
+        (lambda vector, file: file.write_bytes(file.read_bytes()[:-1] + b"x") and vector, "does not match its checksum"),
+        (lambda vector, file: file.write_bytes(file.read_bytes()[:-8]) and vector, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_deletion_vector_that_is_none_is_named(tmp_path, damage, message):
+    path = tmp_path / "t"
+    new_table(path, records=False)
+    source = DeltaSource(path, changes=True, watch=True, interval="1 ms")
+    (split,) = source.discover(None, CONTEXT).splits
+    add = added(path, "a", 0)
+    commit(path, {"add": add})
+    vector = stored_vector(path, [1, 2])
+    (file,) = path.glob("deletion_vector_*")
+    commit(path, {"remove": add}, {"add": {**add, "deletionVector": damage(vector, file)}})
+    with pytest.raises((StorageError, ConfigError), match=message):
+        read_all(source, split)
+
+
+def test_a_deletion_vector_of_another_file_is_refused(tmp_path):
+    path = tmp_path / "t"
+    new_table(path, records=False)
+    source = DeltaSource(path, changes=True, watch=True, interval="1 ms")
+    (split,) = source.discover(None, CONTEXT).splits
+    add = added(path, "a", 0)
+    commit(path, {"add": {**add, "deletionVector": stored_vector(path, [ROWS])}})
+    with pytest.raises(StorageError, match=f"a has {ROWS} rows, and its deletion vector names row {ROWS}"):
+        read_all(source, split)
 
 
 def test_a_table_that_was_replaced_and_versions_that_are_gone_are_named(tmp_path, monkeypatch):

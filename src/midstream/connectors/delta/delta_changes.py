@@ -4,8 +4,10 @@ Changes have an order, so one split has them all, and one subtask reads them: th
 other, and then the versions after it. An offset is the number of the file or version, and of the row in it.
 
 A version has files of changes if the table records these (`delta.enableChangeDataFeed`). With a `key`, the row before an
-update is deleted if no updated row of the version has its key. A version without such files is read as what it did to files: each row of a file that it removed is deleted, each row of one that it added is inserted. Within a version
-deletes come first, since a row that is rewritten is in both.
+update is deleted if no updated row of the version has its key. A version without such files is read as what it did to
+files: each row of a file that it removed is deleted, each row of one that it added is inserted. Of a file that only has
+another deletion vector, these are the rows in which the two differ: Spark records no changes for deletes by vectors. Within
+a version deletes come first, since a row that is rewritten is in both.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,8 +27,9 @@ import pyarrow.fs
 
 from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.common.row_operations import OP
+from midstream.connectors.delta.deletion_vectors import VectorDescriptor, deleted_positions
 from midstream.connectors.delta.delta_log import TableVersion, digest_of, has_version, read_version
-from midstream.connectors.files.table_files import TableFile, deleted_rows_of, open_table_file
+from midstream.connectors.files.table_files import TableFile, deleted_rows_of, open_table_file, packed, row_count_of
 from midstream.engine.core.batches import to_polars
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, DataError, StorageError
 from midstream.engine.operators.source_api import SplitReader
@@ -177,20 +181,53 @@ class DeltaChangesReader(SplitReader):
             for file in version.changes:
                 yield from self._recorded(file, _PUT)
             return
-        if version.has_vectors:
-            raise DataError(
-                f"{self._where}: version {version.number} ({version.operation}) deletes rows by deletion vectors and does not "
-                "record its changes; set the table's property delta.enableChangeDataFeed, and start with --fresh"
-            )
-        for file in version.removed:
+        deleted, inserted = self._rewritten(version)
+        for file in deleted:
             missing = self._partition_by - file.constants.keys()
             if missing:
                 raise DataError(
                     f"{self._where}: version {version.number} ({version.operation}) removes {file.path} and does not say which "
                     f"{missing.pop()!r} its rows have; set the table's property delta.enableChangeDataFeed, and start with --fresh"
                 )
-        yield from self._rows_of(version.removed, "delete")
-        yield from self._rows_of(version.added, "insert")
+        yield from self._rows_of(deleted, "delete")
+        yield from self._rows_of(inserted, "insert")
+
+    def _rewritten(self, version: TableVersion) -> tuple[list[TableFile], list[TableFile]]:
+        """Return the files of which a version deleted and inserted rows, without their other rows.
+
+        A file that it removed and added again has another deletion vector since.
+        """
+        before = {file.path: file for file in version.removed}
+        after = {file.path: file for file in version.added}
+        deleted: list[TableFile] = []
+        inserted: list[TableFile] = []
+        for path in dict.fromkeys((*before, *after)):
+            vectors = version.vectors_before.get(path), version.vectors_after.get(path)
+            if vectors == (None, None):
+                deleted += [before[path]] if path in before else []
+                inserted += [after[path]] if path in after else []
+                continue
+            file = after[path] if path in after else before[path]
+            row_count = row_count_of(self._filesystem, self._located(file))
+            was_gone = self._gone(file, path in before, vectors[0], row_count)
+            is_gone = self._gone(file, path in after, vectors[1], row_count)
+            for files, rows in ((deleted, ~was_gone & is_gone), (inserted, was_gone & ~is_gone)):
+                if rows.any():
+                    files.append(msgspec.structs.replace(file, deleted=packed(~rows)))
+        return deleted, inserted
+
+    def _gone(
+        self, file: TableFile, is_there: bool, vector: VectorDescriptor | None, row_count: int
+    ) -> np.ndarray[Any, Any]:
+        """Return whether each row of a file is not in the table."""
+        gone = np.full(row_count, not is_there)
+        if is_there and vector is not None:
+            where = f"{self._where}: {file.path}"
+            positions = deleted_positions(self._filesystem, self._directory, vector, where)
+            if len(positions) and positions[-1] >= row_count:
+                raise StorageError(f"{where} has {row_count} rows, and its deletion vector names row {positions[-1]}")
+            gone[positions] = True
+        return gone
 
     def _keys_of_updated(self, files: Sequence[TableFile]) -> pl.DataFrame:
         """Return the keys that rows have after the updates in these files."""

@@ -16,6 +16,7 @@ import pyarrow.fs
 import xxhash
 
 from midstream.connectors.common.filesystem import file_info
+from midstream.connectors.delta.deletion_vectors import VectorDescriptor
 from midstream.connectors.files.table_files import UNKNOWN_SIZE, TableFile, time_us_of
 from midstream.engine.core.batches import canonical_type
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, StorageError
@@ -39,7 +40,7 @@ class _Add(msgspec.Struct, rename="camel"):
     size: int
     partition_values: dict[str, str | None] = {}
     data_change: bool = True
-    deletion_vector: dict[str, Any] | None = None
+    deletion_vector: VectorDescriptor | None = None
     stats: str | None = None
 
 
@@ -48,7 +49,7 @@ class _Remove(msgspec.Struct, rename="camel"):
     data_change: bool = True
     size: int | None = None
     partition_values: dict[str, str | None] | None = None
-    deletion_vector: dict[str, Any] | None = None
+    deletion_vector: VectorDescriptor | None = None
 
 
 class _Cdc(msgspec.Struct, rename="camel"):
@@ -113,7 +114,7 @@ class TableVersion(msgspec.Struct, frozen=True):
     `added`: new data files. A version that only rearranges rows has none.
     `removes_rows`: it removed or changed rows, which may have been read.
     `removed`: the data files whose rows it removed. `changes`: files with the rows that it changed, if the table has them.
-    `has_vectors`: some of the rows that it removed are named by deletion vectors.
+    `vectors_before`, `vectors_after`: the deletion vectors of removed and of added files, by path.
     """
 
     number: int
@@ -124,7 +125,8 @@ class TableVersion(msgspec.Struct, frozen=True):
     protocol: Protocol | None
     removed: tuple[TableFile, ...]
     changes: tuple[TableFile, ...]
-    has_vectors: bool
+    vectors_before: Mapping[str, VectorDescriptor]
+    vectors_after: Mapping[str, VectorDescriptor]
 
 
 def digest_of(filesystem: pyarrow.fs.FileSystem, directory: str, version: int) -> int | None:
@@ -153,7 +155,9 @@ def read_version(
     added: dict[str, TableFile] = {}
     removed: list[TableFile] = []
     changes: list[TableFile] = []
-    has_vectors, operation = False, "a commit"
+    before: dict[str, VectorDescriptor] = {}
+    after: dict[str, VectorDescriptor] = {}
+    operation = "a commit"
     metadata: Metadata | None = None
     protocol: Protocol | None = None
     try:
@@ -163,18 +167,20 @@ def read_version(
             metadata, protocol = action.metaData or metadata, action.protocol or protocol
             if action.add is not None and action.add.data_change:
                 added[action.add.path] = _file_of(action.add, version, event_time)
-                has_vectors |= action.add.deletion_vector is not None
+                if action.add.deletion_vector is not None:
+                    after[unquote(action.add.path)] = action.add.deletion_vector
             if action.remove is not None and action.remove.data_change:
                 removed.append(_removed_file(action.remove, version))
-                has_vectors |= action.remove.deletion_vector is not None
+                if action.remove.deletion_vector is not None:
+                    before[unquote(action.remove.path)] = action.remove.deletion_vector
             if action.cdc is not None:
                 cdc = action.cdc
                 changes.append(TableFile(unquote(cdc.path), cdc.size, version, constants_of(cdc.partition_values)))
     except (OSError, *UNDECODABLE) as error:
         raise StorageError(f"{path}: cannot be read: {error}") from error
-    removes_rows = bool(removed) or has_vectors
+    removes_rows = bool(removed) or bool(after)
     files = (tuple(added.values()), removes_rows, metadata, protocol, tuple(removed), tuple(changes))
-    return TableVersion(version, operation, *files, has_vectors)
+    return TableVersion(version, operation, *files, before, after)
 
 
 def _lines(filesystem: pyarrow.fs.FileSystem, path: str) -> list[bytes]:
