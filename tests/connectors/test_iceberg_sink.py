@@ -36,7 +36,7 @@ from midstream.connectors.iceberg import iceberg_commits, iceberg_sink, iceberg_
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
 from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.engine.core.arrow_types import schema_of, to_list
-from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
+from midstream.engine.core.errors import ConfigError, DataError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
 
 NAME = "lake.numbers"
@@ -423,6 +423,26 @@ def test_rows_are_kept_by_partition(catalog, tmp_path, by, said, files):
     again = new_sink(catalog, VISITS, append=True, partition_by=by)
     committer_of(again, "job-b").commit(1, written(again, rows, job_id="job-b"))
     assert len(opened(catalog).scan().to_arrow()) == 40
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.int32(), -(2**31)),
+        (pa.int64(), -(2**63)),
+        (pa.decimal128(5, 2), Decimal("-999.99")),
+        (pa.decimal128(38, 0), Decimal(1 - 10**38)),
+    ],
+    ids=str,
+)
+def test_a_number_that_cannot_be_truncated_is_refused(catalog, kind, value):
+    """Truncating rounds down, which the least numbers of a type do not have room for."""
+    sink = IcebergSink("lake.t", catalog=catalog, partition_by=["truncate(7, v)"])
+    schema = pa.schema([("v", kind)])
+    sink.validate(schema, restoring=False)
+    error = failure_of(sink, pa.record_batch([pa.array([1, value, None], kind)], schema=schema))
+    assert isinstance(error, DataError)
+    assert f"column 'v' has the value {value}, and the partition field truncate[7] of it is less than any" in str(error)
 
 
 def test_files_of_an_older_partitioning_are_committed_with_it(catalog):

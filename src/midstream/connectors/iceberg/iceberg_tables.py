@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,7 @@ import pyarrow.parquet
 
 from midstream.connectors.common.table_columns import stored_leaf, stored_schema, stored_type
 from midstream.engine.core.batches import canonical_type
-from midstream.engine.core.errors import ConfigError, SchemaError
+from midstream.engine.core.errors import ConfigError, DataError, SchemaError
 
 if TYPE_CHECKING:
     from pyiceberg.io.pyarrow import StatisticsCollector
@@ -246,8 +247,26 @@ class Partitioner:
                 found.append(pa.nulls(batch.num_rows))
                 continue
             made = _transformed(field.transform, source.field_type, batch.column(index))
+            self._check_truncated(source.name, str(field.transform), batch.column(index), made)
             found.append(made.view(_TICKS[made.type.id]) if made.type.id in _TICKS else made)
         return found
+
+    def _check_truncated(self, name: str, transform: str, column: pa.Array[Any], made: pa.Array[Any]) -> None:
+        """Raise DataError for a number so near to the least one of its type that what it is truncated to is none."""
+        if not transform.startswith("truncate") or pa.types.is_large_binary(made.type) or not made.type == column.type:
+            return
+        if pa.types.is_decimal(made.type):
+            wide = pa.decimal256(76, made.type.scale)
+            below = pa.scalar(-(Decimal(10) ** (made.type.precision - made.type.scale)), wide)
+            is_wrong = pc.less_equal(made.cast(wide), below)
+        else:
+            is_wrong = pc.greater(made, column)  # it has wrapped around
+        if pc.any(is_wrong).as_py():
+            value = column.filter(is_wrong)[0]
+            raise DataError(
+                f"{self.where}: column {name!r} has the value {value}, and the partition field {transform} of it is less than "
+                f"any {column.type}; partition the table in another way"
+            )
 
     def encoded(self, values: Sequence[Any]) -> list[bytes | None]:
         """Return the values of a partition in the form that Iceberg gives to single values."""
