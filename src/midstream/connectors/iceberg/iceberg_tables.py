@@ -253,7 +253,7 @@ class Partitioner:
 
     def _check_truncated(self, name: str, transform: str, column: pa.Array[Any], made: pa.Array[Any]) -> None:
         """Raise DataError for a number so near to the least one of its type that what it is truncated to is none."""
-        if not transform.startswith("truncate") or pa.types.is_large_binary(made.type) or not made.type == column.type:
+        if not transform.startswith("truncate") or pa.types.is_large_binary(made.type) or made.type != column.type:
             return
         if pa.types.is_decimal(made.type):
             wide = pa.decimal256(76, made.type.scale)
