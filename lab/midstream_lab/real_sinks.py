@@ -178,11 +178,9 @@ class _PairedCommitter(LedgerCommitter):
             raise StorageError(f"the target does not answer {SIM}")
         with self._may_be_superseded(names), target.under_way(target.commits, names):
             self._real.commit(checkpoint_id, self._sink.real_committables(committables))
-        for name in names:
-            if name in outside.rolled_back:
-                raise StorageError(f"{name} was rolled back: the job has rewound to an older checkpoint {SIM}")
-            if name not in outside.committed:
-                world.bug(f"{name} was committed, and is not visible")
+        if not outside.rolled_back.keys().isdisjoint(names):
+            raise StorageError(f"{names} was rolled back: the job has rewound to an older checkpoint {SIM}")
+        target.confirm(names)
         if fails:
             raise StorageError(f"the target has not answered in time {SIM}")
 

@@ -205,6 +205,19 @@ class Target(ABC):
         else:
             self._inspect_added(rows)
 
+    def confirm(self, names: Sequence[str]) -> None:
+        """Enter a commit that has succeeded. Where nothing but absent keys was deleted, that is not visible."""
+        missing = [name for name in names if name not in self.outside.committed]
+        if not missing:
+            return
+        with self.outside.world.inspecting():
+            rows = list(self.read())
+        if self.key and not self._wrong(rows, [*self.committed, *missing]):
+            for name in missing:
+                self._enter(name)
+        else:
+            self.outside.world.bug(f"{self.uid}: {missing} was committed, and is not visible")
+
     def _staged(self, name: str) -> Staged:
         return self.outside.staged[name]
 
@@ -251,7 +264,7 @@ class Target(ABC):
                 for call, commits in chosen:
                     for name in call.names:
                         names.setdefault(name) if commits else names.pop(name, None)
-                if self._explains(rows, list(names)):
+                if not self._wrong(rows, list(names)):
                     for name in [name for name in self.committed if name not in names]:
                         self._remove(name)
                     for name in names:
@@ -259,9 +272,6 @@ class Target(ABC):
                     return
         wrong = self._wrong(rows, self.committed)
         self.outside.world.bug(f"{self.uid}: no order of commits gives what is visible: {wrong}")
-
-    def _explains(self, rows: Sequence[Row], names: Sequence[str]) -> bool:
-        return not self._wrong(rows, names)
 
     def _wrong(self, rows: Sequence[Row], names: Sequence[str]) -> str:
         """Return what is wrong if exactly this output is committed, in this order; an empty text if nothing is."""
