@@ -162,7 +162,11 @@ class FileSink(Sink):
         return AsyncWriter(context, lambda: _FilesPart(self, context, next_pending))
 
     def committer(self, context: CommitterContext) -> Committer:
-        return _FileCommitter(self, context.job_id)
+        # those of jobs before this one: the epoch is checked after this, and a later job writes only once it has its own
+        above = f"{self.hidden}/{_folder(context.uid)}"
+        with explained(f"cannot look into {above}"):
+            earlier = [] if self.append else names_in(self.filesystem, above)  # with `append`, others may write here too
+        return _FileCommitter(self, context.job_id, earlier)
 
     def _make_places(self) -> None:
         """Create both directories, and check that files can be moved from one to the other by moving a hidden one."""
@@ -298,10 +302,12 @@ class _OutputDirectory:
 
 
 class _FileCommitter(Committer):
-    def __init__(self, sink: FileSink, job_id: str) -> None:
+    def __init__(self, sink: FileSink, job_id: str, earlier: Sequence[str] = ()) -> None:
+        """`earlier`: the jobs that have written here before this one."""
         self._sink = sink
         self._own = _OutputDirectory(sink.filesystem, sink.directory)
         self._job_id = job_id
+        self._earlier = [job for job in earlier if job != job_id]
         self._swept: tuple[str, int] | None = None
         self._left: set[tuple[_OutputDirectory, str]] = set()
         """Folders of jobs from which this one resumed, in the locations where the sink wrote then."""
@@ -380,10 +386,9 @@ class _FileCommitter(Committer):
         if self._swept == (folder, attempt):
             return
         above = folder.rpartition("/")[0]
-        # with `append`, other jobs may be writing here as well
-        jobs = [self._job_id] if self._sink.append else names_in(self._own.filesystem, f"{self._own.hidden}/{above}")
-        for job in jobs:
-            self._own.delete_pending(f"{above}/{job}", attempt if job == self._job_id else None)
+        self._own.delete_pending(folder, attempt)
+        for job in self._earlier:
+            self._own.delete_pending(f"{above}/{job}", None)
         for location, left in self._left:
             location.delete_pending(left, None)
         self._left.clear()

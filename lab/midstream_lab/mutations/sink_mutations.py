@@ -1,0 +1,185 @@
+"""Known bugs of the project's own sinks, which write to real targets; see `midstream_lab.mutations.catalog`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from midstream.connectors.delta import delta_evolution, delta_sink
+from midstream.connectors.delta.delta_sink import DeltaSink
+from midstream.connectors.files import keyed_files
+from midstream.connectors.files.file_sink import _FileCommitter, _FilesPart, _OutputDirectory
+from midstream.connectors.files.rollback import CommittedFiles
+from midstream.connectors.iceberg import iceberg_sink
+from midstream.connectors.iceberg.iceberg_catalog import CatalogTable
+from midstream.connectors.iceberg.iceberg_commits import SnapshotCommit
+from midstream_lab.mutations.mutation import Mutation, Replacements, named, nothing
+from midstream_lab.scenarios.targeted_targets import committing_to
+
+
+def delta_mark_is_not_read() -> Replacements:
+    """A commit to a Delta table does not look for the checkpoint's mark before."""
+    return [(delta_sink, "_committed", lambda table, application: (-1, False))]
+
+
+def iceberg_mark_is_not_read() -> Replacements:
+    """A commit to an Iceberg table does not look for the checkpoint's mark before."""
+    return [(CatalogTable, "mark", lambda self, table, app: None)]
+
+
+def delta_rollback_only_marks() -> Replacements:
+    """A rollback of a Delta table marks the jobs, and leaves the newer versions."""
+    return [(DeltaSink, "_version_before", lambda self, table, output, after: table.version())]
+
+
+def iceberg_rollback_only_marks() -> Replacements:
+    """A rollback of an Iceberg table marks the jobs, and leaves the newer snapshots."""
+
+    def replace(self: Any, files: Any, is_removed: Any, properties: Any, summary: Any) -> None:
+        self.append(files, properties, summary)
+
+    def set_back(self: Any, parent: Any, properties: Any, summary: Any) -> None:
+        self.append((), properties, summary)
+
+    return [(SnapshotCommit, "replace", replace), (SnapshotCommit, "set_back", set_back)]
+
+
+def delta_predecessor_may_commit() -> Replacements:
+    """A rollback of a Delta table does not keep the jobs from further commits."""
+    return [(delta_sink, "_SUPERSEDED", 0)]
+
+
+def iceberg_predecessor_may_commit() -> Replacements:
+    """A rollback of an Iceberg table does not keep the jobs from further commits."""
+
+    def rollback(self: Any, *given: Any) -> Any:
+        found = original(self, *given)
+        return found._replace(ended={app: mark._replace(is_superseded=False) for app, mark in found.ended.items()})
+
+    original = CatalogTable.rollback
+    return [(CatalogTable, "rollback", rollback)]
+
+
+def iceberg_repeats_without_looking() -> Replacements:
+    """A commit to an Iceberg table whose outcome is unknown is sent again for the newest snapshot, as it is."""
+
+    def send(self: Any, newest_id: Any, updates: Any) -> None:
+        try:
+            original(self, newest_id, updates)
+        except iceberg_sink.CommitUnknownError:
+            raise
+        except Exception:
+            again = SnapshotCommit(self._table.refresh())
+            again._metadata = self._table.metadata
+            newest = again._metadata.current_snapshot()
+            original(again, None if newest is None else newest.snapshot_id, updates)
+
+    original = SnapshotCommit._send
+    return [(SnapshotCommit, "_send", send)]
+
+
+def delta_restored_columns_are_gone() -> Replacements:
+    """A rollback of a Delta table takes away the columns that were added since."""
+    return [(delta_evolution, "restore_columns", nothing)]
+
+
+def first_row_of_a_key_remains() -> Replacements:
+    """Of several rows with one key in a checkpoint, an earlier one is merged."""
+
+    def last_rows(keys: Any) -> Any:
+        names = [f"k{i}" for i in range(keys.width)]
+        first = keys.rename(dict(zip(keys.columns, names, strict=True))).with_row_index("row").unique(names, keep="first")
+        return first.sort("row").get_column("row").to_numpy()
+
+    return [(keyed_files, "_last_rows", last_rows)]
+
+
+def unconfirmed_files_are_deleted() -> Replacements:
+    """The first commit of an attempt deletes what other subtasks of it have written for the next checkpoint."""
+
+    def delete_pending(self: Any, folder: str, before_attempt: int | None) -> None:
+        original(self, folder, None)
+
+    original = _OutputDirectory.delete_pending
+    return [(_OutputDirectory, "delete_pending", delete_pending)]
+
+
+def files_have_no_attempt() -> Replacements:
+    """The names of committed files do not depend on the attempt that wrote them."""
+
+    def committable(self: Any, file: Any, checkpoint_id: int) -> Any:
+        made = original(self, file, checkpoint_id)
+        name = f"part-{self._context.subtask:06d}-0000-0000-{0:016x}.{self._sink.format}"
+        return type(made)(made.job_id, made.attempt, made.pending, name, made.size, made.rows, made.place)
+
+    original = _FilesPart._committable
+    return [(_FilesPart, "_committable", committable)]
+
+
+def files_must_be_pending() -> Replacements:
+    """A repeated commit does not find the files that were moved before."""
+    return [(_OutputDirectory, "final", lambda self, file: f"{self.hidden}/nowhere")]
+
+
+def rollback_leaves_pending_files() -> Replacements:
+    """A rollback deletes committed files, and leaves pending ones to a driver that is still in its commit."""
+
+    def roll_back(self: Any, after: int, kept: Any) -> None:
+        jobs = {*self._output.jobs, *keyed_files.names_in(self._filesystem, self._above)}
+        pending = {
+            f"{self._folder}/{job}/{name}"
+            for job in jobs
+            for name in keyed_files.names_in(self._filesystem, f"{self._above}/{job}")
+        }
+        original(self, after, {*kept, *pending})
+
+    original = CommittedFiles.roll_back
+    return [(CommittedFiles, "roll_back", roll_back)]
+
+
+def rollback_leaves_files() -> Replacements:
+    """A rollback leaves the newest committed files."""
+
+    def files(self: Any, after: int) -> Any:
+        found = original(self, after)
+        newest = max((number for number, _ in found), default=0)
+        return [each for each in found if each[0] < newest]
+
+    original = CommittedFiles._files
+    return [(CommittedFiles, "_files", files)]
+
+
+def abort_deletes_what_is_there() -> Replacements:
+    """Cleaning up after a checkpoint that never completed deletes files whose commit has been repeated."""
+
+    def commit(self: Any, checkpoint_id: int, committables: Any) -> None:
+        original(self, checkpoint_id, committables)
+        self._sink.filesystem.delete_dir_contents(self._sink.hidden, missing_dir_ok=True)
+
+    original = _FileCommitter.commit
+    return [(_FileCommitter, "commit", commit)]
+
+
+_DELTA: Final = committing_to("delta", "delta partitioned", "delta evolving")
+_ICEBERG: Final = committing_to("iceberg", "iceberg partitioned", "iceberg evolving")
+_FILES: Final = committing_to("parquet", "jsonl")
+
+MUTATIONS: Final = named(
+    Mutation("a Delta table gets a checkpoint's rows twice", delta_mark_is_not_read, _DELTA),
+    Mutation("an Iceberg table gets a checkpoint's rows twice", iceberg_mark_is_not_read, _ICEBERG),
+    Mutation("rows that were rolled back remain in a Delta table", delta_rollback_only_marks, _DELTA),
+    Mutation("rows that were rolled back remain in an Iceberg table", iceberg_rollback_only_marks, _ICEBERG),
+    Mutation("a job that was rolled back commits to a Delta table", delta_predecessor_may_commit, _DELTA),
+    Mutation("a job that was rolled back commits to an Iceberg table", iceberg_predecessor_may_commit, _ICEBERG),
+    Mutation("a lost commit to an Iceberg table is repeated blindly", iceberg_repeats_without_looking, _ICEBERG),
+    Mutation(
+        "columns that were added are rolled back", delta_restored_columns_are_gone, committing_to("delta evolving")
+    ),
+    Mutation(
+        "an earlier row of a key remains", first_row_of_a_key_remains, committing_to("delta keyed", "iceberg keyed")
+    ),
+    Mutation("pending files of the running attempt are deleted", unconfirmed_files_are_deleted, _FILES),
+    Mutation("files of two attempts have one name", files_have_no_attempt, _FILES),
+    Mutation("a repeated commit does not find its files", files_must_be_pending, _FILES),
+    Mutation("a rollback leaves pending files", rollback_leaves_pending_files, _FILES),
+    Mutation("a rollback leaves committed files", rollback_leaves_files, _FILES),
+)
