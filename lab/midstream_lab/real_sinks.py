@@ -94,7 +94,6 @@ class PairedSink(RowLedgerSink):
 
     def roll_back(self, output: CommittedOutput, after: int, kept: Sequence[bytes]) -> None:
         outside = self.outside
-        outside.strike_rollback()
         newer = [
             name
             for name, staged in outside.staged.items()

@@ -123,10 +123,13 @@ def step(outside: Outside) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     world.io_point()
-    if outside.before_commit is not None and not world.is_inspecting:
-        for target in outside.targets.values():
-            if any(call.process is world.writer for call in target.commits) and world.chance() < 0.3:
-                outside.strike_commit()
+    if world.is_inspecting or (outside.before_commit is None and outside.before_rollback is None):
+        return
+    targets = outside.targets.values()
+    if any(call.process is world.writer for target in targets for call in target.commits) and world.chance() < 0.3:
+        outside.strike_commit()
+    if any(call.process is world.writer for target in targets for call in target.rollbacks) and world.chance() < 0.3:
+        outside.strike_rollback()
 
 
 @dataclass(eq=False, slots=True)

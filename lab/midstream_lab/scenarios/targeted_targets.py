@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from midstream.simulation.faults import Fault
-from midstream_lab.fault_kinds import COMMIT_FROZEN, FAULTS
+from midstream_lab.fault_kinds import COMMIT_FROZEN, FAULTS, ROLLBACK_FROZEN
 from midstream_lab.scenarios.scenario import Scenario, draw
 
 KINDS: Final = (
@@ -35,10 +35,11 @@ def committing_to(*kinds: str) -> Callable[[int], Scenario]:
         drawn = draw(seed, topology=topology, parallelism=random.choice((1, 2, 3)), rescale_to=rescale_to, faults=())
         strikes = FAULTS if random.random() < 0.2 else _STRIKES
         strikes = random.sample(strikes, random.choice((1, 2, 4)))
-        faults = (
-            Fault(random.randrange(40, random.choice((300, 900))), random.choice(strikes), random.randrange(1 << 20))
-            for _ in range(random.choice((2, 4, 8)))
-        )
+        kinds_of_faults = random.choices(strikes, k=random.choice((2, 4, 8)))
+        if random.random() < 0.5:
+            kinds_of_faults += ("go_back", "go_back", "go_back", random.choice((ROLLBACK_FROZEN, COMMIT_FROZEN)))
+        horizon = random.choice((300, 900, 1800))
+        faults = (Fault(random.randrange(40, horizon), kind, random.randrange(1 << 20)) for kind in kinds_of_faults)
         tempo = replace(drawn.tempo, mail_us=40, io_us=random.choice((100, 2000)), clock_tick_us=0)
         tempo = replace(tempo, interleave=random.choice((0.0, 0.1, 0.3)))
         return replace(
