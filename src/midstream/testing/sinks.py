@@ -329,11 +329,14 @@ def _subtasks(tested: _TestedSink) -> None:
 
 def _overtaken(tested: _TestedSink) -> None:
     """Let a driver that was presumed dead complete a commit after the next start of the job has taken over."""
-    first = tested.writer().write(tested.part(0, 2)).prepare(1)
+    zombie = tested.writer().write(tested.part(0, 2))
+    first = zombie.prepare(1)
     frozen, late, successor = tested.driver(JOB), tested.driver(JOB), tested.driver(NEXT_JOB)
     _commit_by(successor, tested, 1, first, "by the start that resumes from the checkpoint")
     writer = tested.writer(job_id=NEXT_JOB).write(tested.part(1, 2))
     second = writer.prepare(2)
+    zombie.write(tested.part(0, 2)).prepare(2)
+    zombie.close()
     _too_late(frozen, 1, first)
     tested.expect([tested.part(0, 2)], "after a driver that was overtaken has committed the checkpoint, too")
     _commit_by(successor, tested, 2, second, "of the next start, after a driver that it has overtaken has committed")
