@@ -101,10 +101,8 @@ class PairedSink(RowLedgerSink):
         ]
         with self.target.under_way(self.target.rollbacks, newer):
             self.real.roll_back(self.real_output(output), after, self.real_committables(kept))
+        self.target.confirm([name for name in self.target.committed if name not in newer])
         outside.rolled_back.update(dict.fromkeys(newer))
-        for name in newer:
-            if name in outside.committed:
-                outside.world.bug(f"{self.uid}: {name} was rolled back, and is visible")
 
 
 @dataclass(slots=True)
@@ -179,7 +177,7 @@ class _PairedCommitter(LedgerCommitter):
             self._real.commit(checkpoint_id, self._sink.real_committables(committables))
         if not outside.rolled_back.keys().isdisjoint(names):
             raise StorageError(f"{names} was rolled back: the job has rewound to an older checkpoint {SIM}")
-        target.confirm(names)
+        target.confirm(list(dict.fromkeys((*target.committed, *names))))
         if fails:
             raise StorageError(f"the target has not answered in time {SIM}")
 

@@ -209,17 +209,22 @@ class Target(ABC):
             self._inspect_added(rows)
 
     def confirm(self, names: Sequence[str]) -> None:
-        """Enter a commit that has succeeded. Where nothing but absent keys was deleted, that is not visible."""
-        missing = [name for name in names if name not in self.outside.committed]
-        if not missing:
+        """Check that exactly these parts are committed, after a call that has succeeded.
+
+        Where it only deleted absent keys, or where such a commit was rolled back, that could not be seen.
+        """
+        before = self.committed
+        if before == names:
             return
         with self.outside.world.inspecting():
-            rows = list(self.read())
-        if self.key and not self._wrong(rows, [*self.committed, *missing]):
-            for name in missing:
-                self._enter(name)
-        else:
-            self.outside.world.bug(f"{self.uid}: {missing} was committed, and is not visible")
+            wrong = self._wrong(list(self.read()), names) if self.key else f"{before} is visible"
+        if wrong:
+            self.outside.world.bug(f"{self.uid}: {names} should be visible, and {wrong}")
+        for name in before:
+            if name not in names:
+                self._remove(name)
+        for name in names:
+            self._enter(name)
 
     def _staged(self, name: str) -> Staged:
         return self.outside.staged[name]

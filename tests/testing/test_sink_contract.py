@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from midstream import Committer, ConfigError, Sink, SinkWriter, testing
 from midstream.connectors.delta.delta_sink import DeltaSink
+from midstream.connectors.files import rollback
 from midstream.connectors.files.file_sink import FileSink
+from midstream.connectors.iceberg.iceberg_catalog import CatalogTable
+from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 
 
 class Lines(Sink):
@@ -225,8 +229,9 @@ def test_what_breaks_the_contract_is_reported(places, wrong, message):
         testing.check_sink(target_of(places, wrong))
 
 
+@pytest.mark.parametrize("append", [False, True])
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
-def test_the_file_sink_keeps_to_it(places, format):
+def test_the_file_sink_keeps_to_it(places, format, append, few_attempts):
     def target():
         directory = Path(tempfile.mkdtemp(dir=places))
 
@@ -235,21 +240,87 @@ def test_the_file_sink_keeps_to_it(places, format):
             reader = pl.read_parquet if format == "parquet" else pl.read_ndjson
             return [row for file in files for row in reader(file).to_dicts()]
 
-        return FileSink(directory, format=format), read
+        return FileSink(directory, format=format, append=append), read
 
     testing.check_sink(target)
 
 
-@pytest.mark.parametrize("key", [(), ("n",)])
-def test_the_delta_sink_keeps_to_it(places, key):
-    pytest.importorskip("deltalake")
+@pytest.fixture
+def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trying all takes a tenth of a second for each rollback."""
+    monkeypatch.setattr(rollback, "ATTEMPTS_MAX", 3)
 
-    def target():
+
+TABLES: dict[str, dict[str, Any]] = {
+    "append": {},
+    "partitioned": {"partition_by": ["text"]},
+    "evolving": {"evolve": True},
+    "keyed": {"key": ["n"]},
+    "with operations": {"key": ["n"], "op": "op"},
+}
+"""The arguments of sinks for tables; those that evolve get a table with `n` only."""
+
+
+def check_table_sink(how: str, target: Callable[[Mapping[str, Any]], testing.sinks.Target]) -> None:
+    options = TABLES[how]
+    rows: list[dict[str, Any]] = [{"n": n, "text": f"row {n}"} for n in range(12)]
+    if "op" not in options:
+        testing.check_sink(lambda: target(options), {"n": int, "text": str}, rows)
+        return
+
+    def with_operations() -> testing.sinks.Target:
+        sink, read = target(options)
+        return sink, lambda: [{**row, "op": "insert"} for row in read()]
+
+    changes = [{**row, "op": "insert"} for row in rows]
+    testing.check_sink(with_operations, {"n": int, "text": str, "op": str}, changes)
+
+
+@pytest.mark.turns(2)
+@pytest.mark.parametrize("how", TABLES)
+def test_the_delta_sink_keeps_to_it(places, how):
+    deltalake = pytest.importorskip("deltalake")
+
+    def target(options):
         table = Path(tempfile.mkdtemp(dir=places)) / "table"
-        sink = DeltaSink(table, key=key)
+        if "evolve" in options:
+            deltalake.DeltaTable.create(table, pa.schema([("n", pa.int64())]))
+        sink = DeltaSink(table, **options)
         return sink, lambda: pl.read_delta(str(table)).to_dicts() if (table / "_delta_log").exists() else []
 
-    testing.check_sink(target)
+    check_table_sink(how, target)
+
+
+class SharedCatalog(IcebergSink):
+    """Has its catalog when it is copied: `check_sink` restarts drivers with copies."""
+
+    properties: dict[str, str]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_table": CatalogTable(self.properties, ("lake", "t"), None, self._where)}
+
+
+@pytest.mark.turns(5)
+@pytest.mark.parametrize("how", TABLES)
+def test_the_iceberg_sink_keeps_to_it(places, how):
+    catalogs = pytest.importorskip("pyiceberg.catalog")
+
+    def target(options):
+        directory = tempfile.mkdtemp(dir=places)
+        properties = {"type": "sql", "uri": f"sqlite:///{directory}/c.db", "warehouse": f"file://{directory}/lake"}
+        catalog = catalogs.load_catalog("midstream", **properties)
+        if "evolve" in options:
+            catalog.create_namespace("lake")
+            catalog.create_table("lake.t", pa.schema([("n", pa.int64())]))
+
+        def read():
+            return catalog.load_table("lake.t").scan().to_arrow().to_pylist() if catalog.table_exists("lake.t") else []
+
+        sink = SharedCatalog("lake.t", catalog=properties, **options)
+        sink.properties = properties
+        return sink, read
+
+    check_table_sink(how, target)
 
 
 @pytest.mark.parametrize("rows", [[{"n": 1}] * 6, [{"n": n} for n in range(5)]], ids=["alike", "few"])

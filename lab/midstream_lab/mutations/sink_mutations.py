@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from midstream.connectors.common.filesystem import names_in
 from midstream.connectors.delta import delta_evolution, delta_sink
 from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.files import keyed_files
@@ -124,16 +125,29 @@ def rollback_leaves_pending_files() -> Replacements:
     """A rollback deletes committed files, and leaves pending ones to a driver that is still in its commit."""
 
     def roll_back(self: Any, after: int, kept: Any) -> None:
-        jobs = {*self._output.jobs, *keyed_files.names_in(self._filesystem, self._above)}
-        pending = {
-            f"{self._folder}/{job}/{name}"
-            for job in jobs
-            for name in keyed_files.names_in(self._filesystem, f"{self._above}/{job}")
-        }
-        original(self, after, {*kept, *pending})
+        folders = [(job, f"{self._above}/{job}") for job in self._jobs]
+        names = (f"{self._folder}/{job}/{name}" for job, path in folders for name in names_in(self._filesystem, path))
+        original(self, after, {*kept, *names})
 
     original = CommittedFiles.roll_back
     return [(CommittedFiles, "roll_back", roll_back)]
+
+
+def files_of_later_jobs_are_swept() -> Replacements:
+    """The first commit of an attempt deletes the pending files of all other jobs, also of later ones."""
+
+    def sweep(self: Any, files: Any) -> None:
+        above = f"{self._own.hidden}/{files[0].pending.partition('/')[0]}"
+        self._earlier = [job for job in names_in(self._own.filesystem, above) if job != self._job_id]
+        original(self, files)
+
+    original = _FileCommitter._sweep
+    return [(_FileCommitter, "_sweep", sweep)]
+
+
+def files_of_later_jobs_are_rolled_back() -> Replacements:
+    """A rollback deletes all newer files of the directory."""
+    return [(CommittedFiles, "_files", CommittedFiles._all_files)]
 
 
 def rollback_leaves_files() -> Replacements:
@@ -146,17 +160,6 @@ def rollback_leaves_files() -> Replacements:
 
     original = CommittedFiles._files
     return [(CommittedFiles, "_files", files)]
-
-
-def abort_deletes_what_is_there() -> Replacements:
-    """Cleaning up after a checkpoint that never completed deletes files whose commit has been repeated."""
-
-    def commit(self: Any, checkpoint_id: int, committables: Any) -> None:
-        original(self, checkpoint_id, committables)
-        self._sink.filesystem.delete_dir_contents(self._sink.hidden, missing_dir_ok=True)
-
-    original = _FileCommitter.commit
-    return [(_FileCommitter, "commit", commit)]
 
 
 _DELTA: Final = committing_to("delta", "delta partitioned", "delta evolving")
@@ -180,6 +183,8 @@ MUTATIONS: Final = named(
     Mutation("pending files of the running attempt are deleted", unconfirmed_files_are_deleted, _FILES),
     Mutation("files of two attempts have one name", files_have_no_attempt, _FILES),
     Mutation("a repeated commit does not find its files", files_must_be_pending, _FILES),
+    Mutation("pending files of a later job are deleted", files_of_later_jobs_are_swept, _FILES),
+    Mutation("files of a later job are rolled back", files_of_later_jobs_are_rolled_back, _FILES),
     Mutation("a rollback leaves pending files", rollback_leaves_pending_files, _FILES),
     Mutation("a rollback leaves committed files", rollback_leaves_files, _FILES),
 )
