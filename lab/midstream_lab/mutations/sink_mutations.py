@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from midstream.connectors.common.filesystem import names_in
-from midstream.connectors.delta import delta_evolution, delta_sink
+from midstream.connectors.delta import delta_sink
 from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.files import keyed_files
 from midstream.connectors.files.file_sink import _FileCommitter, _FilesPart, _OutputDirectory
 from midstream.connectors.files.rollback import CommittedFiles
-from midstream.connectors.iceberg import iceberg_sink
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable
 from midstream.connectors.iceberg.iceberg_commits import SnapshotCommit
-from midstream_lab.mutations.mutation import Mutation, Replacements, named, nothing
+from midstream_lab.fault_kinds import COMMIT_FROZEN, ROLLBACK_FROZEN
+from midstream_lab.mutations.mutation import Mutation, Replacements, named
 from midstream_lab.scenarios.targeted_targets import committing_to
 
 
@@ -58,29 +58,6 @@ def iceberg_predecessor_may_commit() -> Replacements:
 
     original = CatalogTable.rollback
     return [(CatalogTable, "rollback", rollback)]
-
-
-def iceberg_repeats_without_looking() -> Replacements:
-    """A commit to an Iceberg table whose outcome is unknown is sent again for the newest snapshot, as it is."""
-
-    def send(self: Any, newest_id: Any, updates: Any) -> None:
-        try:
-            original(self, newest_id, updates)
-        except iceberg_sink.CommitUnknownError:
-            raise
-        except Exception:
-            again = SnapshotCommit(self._table.refresh())
-            again._metadata = self._table.metadata
-            newest = again._metadata.current_snapshot()
-            original(again, None if newest is None else newest.snapshot_id, updates)
-
-    original = SnapshotCommit._send
-    return [(SnapshotCommit, "_send", send)]
-
-
-def delta_restored_columns_are_gone() -> Replacements:
-    """A rollback of a Delta table takes away the columns that were added since."""
-    return [(delta_evolution, "restore_columns", nothing)]
 
 
 def first_row_of_a_key_remains() -> Replacements:
@@ -165,6 +142,8 @@ def rollback_leaves_files() -> Replacements:
 _DELTA: Final = committing_to("delta", "delta partitioned", "delta evolving")
 _ICEBERG: Final = committing_to("iceberg", "iceberg partitioned", "iceberg evolving")
 _FILES: Final = committing_to("parquet", "jsonl")
+_FROZEN: Final = committing_to("parquet", "jsonl", strikes=(COMMIT_FROZEN, COMMIT_FROZEN, "stop_driver"))
+_ROLLING_BACK: Final = committing_to("parquet", "jsonl", strikes=("go_back", "go_back", ROLLBACK_FROZEN))
 
 MUTATIONS: Final = named(
     Mutation("a Delta table gets a checkpoint's rows twice", delta_mark_is_not_read, _DELTA),
@@ -173,18 +152,14 @@ MUTATIONS: Final = named(
     Mutation("rows that were rolled back remain in an Iceberg table", iceberg_rollback_only_marks, _ICEBERG),
     Mutation("a job that was rolled back commits to a Delta table", delta_predecessor_may_commit, _DELTA),
     Mutation("a job that was rolled back commits to an Iceberg table", iceberg_predecessor_may_commit, _ICEBERG),
-    Mutation("a lost commit to an Iceberg table is repeated blindly", iceberg_repeats_without_looking, _ICEBERG),
-    Mutation(
-        "columns that were added are rolled back", delta_restored_columns_are_gone, committing_to("delta evolving")
-    ),
     Mutation(
         "an earlier row of a key remains", first_row_of_a_key_remains, committing_to("delta keyed", "iceberg keyed")
     ),
     Mutation("pending files of the running attempt are deleted", unconfirmed_files_are_deleted, _FILES),
     Mutation("files of two attempts have one name", files_have_no_attempt, _FILES),
     Mutation("a repeated commit does not find its files", files_must_be_pending, _FILES),
-    Mutation("pending files of a later job are deleted", files_of_later_jobs_are_swept, _FILES),
-    Mutation("files of a later job are rolled back", files_of_later_jobs_are_rolled_back, _FILES),
-    Mutation("a rollback leaves pending files", rollback_leaves_pending_files, _FILES),
+    Mutation("pending files of a later job are deleted", files_of_later_jobs_are_swept, _FROZEN),
+    Mutation("files of a later job are rolled back", files_of_later_jobs_are_rolled_back, _ROLLING_BACK),
+    Mutation("a rollback leaves pending files", rollback_leaves_pending_files, _FROZEN),
     Mutation("a rollback leaves committed files", rollback_leaves_files, _FILES),
 )

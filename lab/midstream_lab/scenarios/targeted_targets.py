@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Final
@@ -25,18 +25,20 @@ _STRIKES: Final = (
 )
 
 
-def committing_to(*kinds: str) -> Callable[[int], Scenario]:
-    """Of a seed: much is committed to targets of one of these kinds, by drivers that are struck, overtaken and rewound."""
+def committing_to(*kinds: str, strikes: Sequence[str] = ()) -> Callable[[int], Scenario]:
+    """Of a seed: much is committed to targets of one of these kinds, by drivers that are struck, overtaken and rewound.
+
+    `strikes`: the faults; by default they are drawn.
+    """
 
     def scenario(seed: int) -> Scenario:
         random = Random(f"real targets {seed}")
         topology = random.choice(("pipeline", "keyed", "keyed", "union", "timers"))
         rescale_to = random.choice((None, 1, 2, 3))
         drawn = draw(seed, topology=topology, parallelism=random.choice((1, 2, 3)), rescale_to=rescale_to, faults=())
-        strikes = FAULTS if random.random() < 0.2 else _STRIKES
-        strikes = random.sample(strikes, random.choice((1, 2, 4)))
-        kinds_of_faults = random.choices(strikes, k=random.choice((2, 4, 8)))
-        if random.random() < 0.5:
+        few = strikes or random.sample(FAULTS if random.random() < 0.2 else _STRIKES, random.choice((1, 2, 4)))
+        kinds_of_faults = random.choices(few, k=random.choice((2, 4, 8)))
+        if not strikes and random.random() < 0.5:
             kinds_of_faults += ("go_back", "go_back", "go_back", random.choice((ROLLBACK_FROZEN, COMMIT_FROZEN)))
         horizon = random.choice((300, 900, 1800))
         faults = (Fault(random.randrange(40, horizon), kind, random.randrange(1 << 20)) for kind in kinds_of_faults)
