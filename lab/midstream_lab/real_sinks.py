@@ -6,11 +6,10 @@ is doing when it dies. The committables of a checkpoint are the names of the led
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -20,7 +19,6 @@ from midstream.engine.operators.sink_api import (
     CommittedOutput,
     Committer,
     CommitterContext,
-    Sink,
     SinkWriter,
     WriterContext,
 )
@@ -52,8 +50,10 @@ class RealSinks(RowLedgerSink):
 
 
 class PairedSink(RowLedgerSink):
+    outside: Outside
+
     def __init__(self, like: RowLedgerSink, target: Target, launch: int) -> None:
-        super().__init__(like.outside, capacity_rows=like.capacity_rows, pause_s=like.pause_s)
+        super().__init__(target.outside, capacity_rows=like.capacity_rows, pause_s=like.pause_s)
         self.uid = target.uid
         self.schema = target.schema(launch)
         self.real = target.sink()
@@ -211,9 +211,6 @@ class _Uninterrupted(Executor):
 
     def call_later(self, delay_s: float, mail: Mail) -> Timer:
         return self.executor.call_later(delay_s, mail)
-
-    def call_at(self, time_ms: int, mail: Mail) -> Timer:
-        return self.executor.call_at(time_ms, mail)
 
     def submit(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
         def alone() -> T:

@@ -30,7 +30,7 @@ from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.files.file_sink import FileSink
 from midstream.connectors.iceberg import iceberg_catalog, iceberg_commits, iceberg_sink
 from midstream.connectors.iceberg.iceberg_sink import IcebergSink
-from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.operators.sink_api import Sink
 from midstream.simulation.network import SIM
 from midstream.simulation.outside import Staged
@@ -45,7 +45,7 @@ DELETED: Final = 5
 _TABLE: Final = "lake.{}"
 
 
-class SteppedFiles(pyarrow.fs.FileSystemHandler):  # type: ignore[misc]
+class SteppedFiles(pyarrow.fs.FileSystemHandler):
     """The local filesystem, in which other processes run, or this one dies, between two operations."""
 
     def __init__(self, outside: Outside) -> None:
@@ -169,7 +169,7 @@ class Target(ABC):
         """Return the visible rows."""
 
     def schema(self, launch: int) -> pa.Schema:
-        fields = [("id", pa.int64()), ("key", pa.int64()), (STAMP, pa.large_string())]
+        fields: list[tuple[str, pa.DataType]] = [("id", pa.int64()), ("key", pa.int64()), (STAMP, pa.large_string())]
         if "op" in self.options:
             fields.append((OP, pa.large_string()))
         fields += [(f"added_{n}", pa.int64()) for n in range(1, launch if self.evolves else 1)]
@@ -182,7 +182,7 @@ class Target(ABC):
             "id": ids,
             "key": batch.column("key"),
             STAMP: pa.array([stamp] * batch.num_rows, pa.large_string()),
-            OP: pa.array(["delete" if _deletes(each) else "update" for each in ids.to_pylist()], pa.large_string()),
+            OP: pa.array(["delete" if _deletes(each) else "update" for each in to_list(ids)], pa.large_string()),
         }
         return pa.RecordBatch.from_arrays([given.get(name, ids) for name in schema.names], schema=schema)
 
@@ -291,7 +291,7 @@ class Target(ABC):
             last: dict[int, set[tuple[str, int] | None]] = {}
             for name in group:
                 staged = self._staged(name)
-                of_part = dict(zip(staged.rows.column("key").to_pylist(), staged.ids, strict=True))
+                of_part = dict(zip(to_list(staged.rows.column("key")), staged.ids, strict=True))
                 for key, row in of_part.items():  # subtasks that have rows of the same key have no order
                     gone = "op" in self.options and _deletes(row)
                     last.setdefault(key, set()).add(None if gone else (self.stamps[name], row))

@@ -19,11 +19,11 @@ pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
 
 
-@pytest.mark.turns(3)
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_real_target_shows_what_is_committed_and_nothing_else(kind: str) -> None:
     checkpoints = 0
-    for seed in some(range(9)):
+    for seed in some(range(6)):
         outcome = run(committing_to(kind)(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         checkpoints += outcome.checkpoints
@@ -36,7 +36,7 @@ def test_drivers_that_wake_up_in_a_commit_or_a_rollback_do_no_damage(kind: str) 
     struck: Counter[str] = Counter()
     of_commits = committing_to(kind, strikes=(COMMIT_FROZEN, COMMIT_FROZEN, "stop_driver"))
     of_rollbacks = committing_to(kind, strikes=("go_back", "go_back", ROLLBACK_FROZEN))
-    for seed in known((9, 27), range(40)):
+    for seed in known((9,), range(40)):
         for scenario in (of_commits(seed), of_rollbacks(seed)):
             outcome = run(scenario)
             assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"

@@ -50,7 +50,11 @@ class Lines(Sink):
         return None if self.wrong in ("at least once", "forgotten committer") else LinesCommitter(self, context.job_id)
 
     def newest_committed(self, output):
-        return 0 if self.wrong == "reports nothing" else max((place.checkpoint for place in self.places("out", output)), default=0)
+        return (
+            0
+            if self.wrong == "reports nothing"
+            else max((place.checkpoint for place in self.places("out", output)), default=0)
+        )
 
     def check_rollback(self, output, after):
         self.before = [place.name for place in self.places("out")]
@@ -214,7 +218,10 @@ def test_a_sink_that_is_at_least_once_passes(places):
         ("tidies up", "rows missing"),
         ("aborts once", "abort"),
         ("aborts all", "after abandoned committables were aborted, twice, rows missing: 12"),
-        ("sweeps", "of the next start, after a driver that it has overtaken has committed, commit raised|rows missing: 6"),
+        (
+            "sweeps",
+            "of the next start, after a driver that it has overtaken has committed, commit raised|rows missing: 6",
+        ),
         ("job", "after the next start has committed its first checkpoint, rows missing: 6"),
         ("reports nothing", "newest_committed returned 0 after the commit of checkpoint 3"),
         ("rolls back nothing", "after output newer than checkpoint 2 was rolled back the first time, rows that should"),

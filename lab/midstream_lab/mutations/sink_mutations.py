@@ -65,7 +65,9 @@ def first_row_of_a_key_remains() -> Replacements:
 
     def last_rows(keys: Any) -> Any:
         names = [f"k{i}" for i in range(keys.width)]
-        first = keys.rename(dict(zip(keys.columns, names, strict=True))).with_row_index("row").unique(names, keep="first")
+        first = (
+            keys.rename(dict(zip(keys.columns, names, strict=True))).with_row_index("row").unique(names, keep="first")
+        )
         return first.sort("row").get_column("row").to_numpy()
 
     return [(keyed_files, "_last_rows", last_rows)]

@@ -388,7 +388,9 @@ def _rolled_back(tested: _TestedSink) -> None:
         if checkpoint_id == 6:  # one is committed by then, the other one is not
             with suppress(Exception):
                 drivers[1].roll_back(held, 2, second)
-            tested.expect(kept, "after a driver that was overtaken has rolled back output that the next start has committed")
+            tested.expect(
+                kept, "after a driver that was overtaken has rolled back output that the next start has committed"
+            )
         _commit_by(successor, tested, checkpoint_id, committables, f"of checkpoint {checkpoint_id} after a rollback")
         kept.append(tested.part(number, 6))
         tested.expect(kept, f"after the commit of checkpoint {checkpoint_id}, after a rollback")
