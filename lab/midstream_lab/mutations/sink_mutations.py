@@ -46,7 +46,8 @@ def iceberg_rollback_only_marks() -> Replacements:
 
 def delta_predecessor_may_commit() -> Replacements:
     """A rollback of a Delta table does not keep the jobs from further commits."""
-    return [(delta_sink, "_SUPERSEDED", 0)]
+    original = delta_sink._committed
+    return [(delta_sink, "_committed", lambda table, application: (original(table, application)[0], False))]
 
 
 def iceberg_predecessor_may_commit() -> Replacements:
@@ -144,7 +145,9 @@ def rollback_leaves_files() -> Replacements:
 _DELTA: Final = committing_to("delta", "delta partitioned", "delta evolving")
 _ICEBERG: Final = committing_to("iceberg", "iceberg partitioned", "iceberg evolving")
 _FILES: Final = committing_to("parquet", "jsonl")
-_FROZEN: Final = committing_to("parquet", "jsonl", strikes=(COMMIT_FROZEN, COMMIT_FROZEN, "stop_driver"))
+_STOPPED: Final = (COMMIT_FROZEN, COMMIT_FROZEN, "stop_driver")
+_FROZEN: Final = committing_to("parquet", "jsonl", strikes=_STOPPED)
+_DELTA_FROZEN: Final = committing_to("delta", "delta partitioned", "delta evolving", strikes=_STOPPED)
 _ROLLING_BACK: Final = committing_to("parquet", "jsonl", strikes=("go_back", "go_back", ROLLBACK_FROZEN))
 
 MUTATIONS: Final = named(
@@ -152,7 +155,7 @@ MUTATIONS: Final = named(
     Mutation("an Iceberg table gets a checkpoint's rows twice", iceberg_mark_is_not_read, _ICEBERG),
     Mutation("rows that were rolled back remain in a Delta table", delta_rollback_only_marks, _DELTA),
     Mutation("rows that were rolled back remain in an Iceberg table", iceberg_rollback_only_marks, _ICEBERG),
-    Mutation("a job that was rolled back commits to a Delta table", delta_predecessor_may_commit, _DELTA),
+    Mutation("a job that was rolled back commits to a Delta table", delta_predecessor_may_commit, _DELTA_FROZEN),
     Mutation("a job that was rolled back commits to an Iceberg table", iceberg_predecessor_may_commit, _ICEBERG),
     Mutation(
         "an earlier row of a key remains", first_row_of_a_key_remains, committing_to("delta keyed", "iceberg keyed")
