@@ -354,13 +354,17 @@ class Restarter:
 
     def _older(self) -> list[tuple[str, Cut | None]]:
         """Return the older checkpoints and savepoints to which a start may rewind."""
+        committed = self._checker.committed()
         with self._world.inspecting():
-            listed = [entry.checkpoint_id for entry in list_checkpoints(self.disk)]
+            listed = [
+                entry.checkpoint_id
+                for entry in list_checkpoints(self.disk)[:-1]
+                if not self._scenario.target or committed >= _output_of(entry.metadata)
+            ]  # sinks with pending files may have deleted those that no start needs: such a start is refused before it runs
         found: list[tuple[str, Cut | None]] = [
             (name.format(self.root, number), None)
-            for number, name in zip(listed[:-1], ("{1}", "chk-{1}", "{0}/chk-{1}"), strict=False)
+            for number, name in zip(listed, ("{1}", "chk-{1}", "{0}/chk-{1}"), strict=False)
         ]
-        committed = self._checker.committed()
         for saved in self._savepoints.saved:
             if committed >= set(saved.cut.output) and not self._is_given_up(saved):  # otherwise it is refused
                 found.append((saved.url, saved.cut))
@@ -442,3 +446,8 @@ class Restarter:
             yield f"the job should start over, and resumes from {restored_from}"
         if start.named is not None and restored_from != f"{self.root}/chk-{start.named}":
             yield f"the job should resume from {start.restore}, and resumes from {restored_from}"
+
+
+def _output_of(metadata: CheckpointMetadata | None) -> set[str]:
+    """Return the names of the output that a checkpoint has to commit."""
+    return {item.decode() for entry in (() if metadata is None else metadata.committables) for item in entry.items}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -37,14 +37,18 @@ from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.tally import NotifiedSource
 from midstream_lab.jobs.topologies import job_graph, uid_of, with_parallelism
 from midstream_lab.local_disk import SimLocalDisk, spills
+from midstream_lab.real_sinks import RealSinks
 from midstream_lab.recoveries import Recoveries
 from midstream_lab.restarter import ROOT, Restarter, StartedJob
 from midstream_lab.savepoints import Savepoints
 from midstream_lab.scenarios.changed_programs import changed
 from midstream_lab.scenarios.scenario import Scenario
 from midstream_lab.scenarios.time_bounds import bound_s, held_us_max, outdated_us_max, patience_s
-from midstream_lab.slot_ledger_sink import Calls, SlotLedgerSink, SomeOnSlots
+from midstream_lab.slot_ledger_sink import Calls, RowLedgerSink, SlotLedgerSink, SomeOnSlots
 from midstream_lab.stuck_report import who_waits
+
+if TYPE_CHECKING:
+    from midstream_lab.real_targets import Targets
 
 JOB: Final = "simulated"
 STILL_STEPS: Final = 4_000
@@ -153,6 +157,9 @@ class Run:
         pace = scenario.sink_rows, scenario.sink_pause_s
         on_slots = SlotLedgerSink(self.outside, self.calls, scenario.seed, *pace)
         self._sink = SomeOnSlots(self.outside, on_slots, scenario.seed, scenario.on_slots)
+        self.targets = _targets_of(scenario, self.outside)
+        self._starts: dict[str, RealSinks] = {}
+        """The sinks of each start with real targets, by job id."""
         externals: dict[str, object] = {"outside": self.outside, "sink": self._sink, "sink on slots": on_slots}
         externals.update({f"source {uid}": source for uid, source in self.sources.items()})
         network = Network(
@@ -247,6 +254,10 @@ class Run:
     # ---- driving
 
     def go(self) -> Outcome:
+        with self.targets.used(self.scenario.seed) if self.targets is not None else nullcontext():
+            return self._go()
+
+    def _go(self) -> Outcome:
         world, scenario, outcome = self.world, self.scenario, self.outcome
         self.restarter.launch(scenario.shape, StartedJob())
         if self._continue("the job"):
@@ -305,7 +316,8 @@ class Run:
 
     def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: StartedJob) -> JobPlan:
         s = self.scenario
-        original = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups, s.drift_us)
+        sink = self._sinks_of(job_id)
+        original = job_graph(shape, self.outside, list(self.sources.values()), sink, s.key_groups, s.drift_us)
         graph = changed(original, shape, self.outside, s.seed, version, generators=s.new_generators)
         buffers = least_buffers(graph) // 2 if s.is_scant else least_buffers(graph) + s.pool_buffers
         config = JobConfig(
@@ -346,6 +358,16 @@ class Run:
             resume=start.resume,
             rescaled=partial(self._rescaled, job_id, root, shape, version, start),
         )
+
+    def _sinks_of(self, job_id: str) -> RowLedgerSink:
+        """Return the sinks of a start, which are the same at any parallelism."""
+        if self.targets is None:
+            return self._sink
+        if job_id not in self._starts:
+            sink = self._sink
+            launch = len(self._starts) + 1
+            self._starts[job_id] = RealSinks(self.outside, self.targets, launch, sink.capacity_rows, sink.pause_s)
+        return self._starts[job_id]
 
     def _poll(self) -> bool:
         """Let faults strike and the restarter act when due, and return whether the run is over."""
@@ -422,8 +444,8 @@ class Run:
     def _fork(self, share: float = FORKED) -> None:
         """Start another job from one of the savepoints after the end of this one, in its own directory."""
         world, random = self.world, Random(f"fork {self.scenario.seed}")
-        if world.bugs or not self.savepoints.saved or random.random() > share:
-            return
+        if world.bugs or not self.savepoints.saved or random.random() > share or self.targets is not None:
+            return  # what a real target shows cannot be set back to the savepoint
         saved = random.choice(self.savepoints.saved)
         world.note(("fork of", saved.url))
         self._still = 0
@@ -449,6 +471,8 @@ class Run:
             if not driver.is_over:
                 world.bug(f"{driver.process.name}, a zombie, continues after the end of the job")
         self._complain(self._checker.check_end())
+        for target in self.outside.targets.values():
+            target.inspect()
         self._complain(self.savepoints.check_end())
         self._complain(self._checker.lineage.check_end())
         self._complain(self._on_disk[self.restarter.root].check_settled(self.cluster.drivers, self.scenario.retained))
@@ -472,3 +496,12 @@ class Run:
     def _complain(self, complaints: Iterable[str]) -> None:
         for complaint in complaints:
             self.world.bug(complaint)
+
+
+def _targets_of(scenario: Scenario, outside: Outside) -> Targets | None:
+    """Return the real targets of a run, if it has any: their libraries are optional."""
+    if not scenario.target:
+        return None
+    from midstream_lab.real_targets import Targets
+
+    return Targets(outside, scenario.target)

@@ -64,6 +64,29 @@ def freeze_at_commit(stage: LabTarget, victim: int) -> bool:
     return True
 
 
+def freeze_at_rollback(stage: LabTarget, victim: int) -> bool:
+    """Stop the next driver that rolls back output in the middle of that. Another driver takes over; the old one
+    continues only then.
+    """
+    world, outside = stage.world, stage.outside
+    if outside.before_rollback is not None:
+        return False
+    delay_us = 20_000 + victim % 200_000
+
+    def in_rollback() -> None:
+        process = stage.driver.process
+        if world.writer is not process or process.paused:
+            return
+        stage.cluster.struck_us.append(world.now_us)
+        process.pause()
+        world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
+        stage.give_up_driver()
+        world.hang(delay_us)
+
+    outside.before_rollback = in_rollback
+    return True
+
+
 def freeze_at_deletion(stage: LabTarget, victim: int) -> bool:
     """Stop the driver before it marks the next checkpoint that it does not retain (`victim` even), or before it deletes
     that. Another driver takes over, and the job rewinds to that checkpoint, if it may; the old one continues only then.

@@ -175,6 +175,21 @@ def test_a_restored_job_first_commits_the_checkpoint_then_deletes_the_rest_of_th
     assert pending(out) == []
 
 
+def test_a_driver_that_wakes_up_in_its_commit_leaves_the_pending_files_of_its_successor_alone(out):
+    sink, loop = FileSink(out), Loop()
+    writer = open_writer(sink, SCHEMA, loop, job_id="job-a")
+    writer.write(batch(1))
+    of_checkpoint = prepared(writer, 1)
+    frozen, successor = committer_of(sink, "job-a"), committer_of(sink, "job-b")
+    successor.commit(1, of_checkpoint)
+    writer = open_writer(sink, SCHEMA, loop, job_id="job-b")
+    writer.write(batch(2))
+    later = prepared(writer, 2)
+    frozen.commit(1, of_checkpoint)
+    successor.commit(2, later)
+    assert visible(out) == [1, 2]
+
+
 def test_where_adding_is_allowed_the_pending_files_of_other_jobs_are_left_alone(out):
     sink, loop = FileSink(out, append=True), Loop()
     other = open_writer(sink, SCHEMA, loop, job_id="job-other")

@@ -47,6 +47,48 @@ def delta_of(table: Path, jobs: dict[str, Iterable[int]]) -> DeltaSink:
     return sink
 
 
+def commit_number(sink: FileSink, job_id: str, number: int) -> None:
+    committer_of(sink, job_id).commit(number, written(sink, batch(number), number, job_id=job_id))
+
+
+def file_rows(out: Path) -> list[int]:
+    return sorted(n for file in out.glob("*.parquet") for n in pl.read_parquet(file)["n"].to_list())
+
+
+def test_a_driver_that_wakes_up_while_it_rolls_back_files_leaves_those_of_its_successor_alone(tmp_path: Path) -> None:
+    output = CommittedOutput("out", frozenset("a"))
+    for number in (1, 2):
+        commit_number(FileSink(tmp_path / "out"), "a", number)
+    frozen, successor = FileSink(tmp_path / "out"), FileSink(tmp_path / "out")
+    for sink in (frozen, successor):
+        sink.check_rollback(output, 1)
+    successor.roll_back(output, 1, ())
+    commit_number(successor, "c", 3)
+    pending = written(successor, batch(4), 4, job_id="c")
+    frozen.roll_back(output, 1, ())
+    committer_of(successor, "c").commit(4, pending)
+    assert file_rows(tmp_path / "out") == [1, 3, 4]
+
+
+def test_files_of_a_job_of_which_only_the_directory_knows_are_rolled_back(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path / "out")
+    for job_id, number in (("forgotten", 1), ("forgotten", 2), ("a", 3)):
+        commit_number(sink, job_id, number)
+    output = CommittedOutput("out", frozenset("a"))
+    sink.check_rollback(output, 1)
+    sink.roll_back(output, 1, ())
+    assert file_rows(tmp_path / "out") == [1]
+
+
+def test_a_newer_file_of_an_unknown_job_is_not_rolled_back_silently(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path / "out")
+    commit_number(sink, "a", 1)
+    (file,) = (tmp_path / "out").glob("*.parquet")
+    file.rename(file.with_name(f"part-000002-0000-0000-{0:016x}.parquet"))
+    with pytest.raises(ConfigError, match="is newer than checkpoint 1, and it is not known which job wrote it"):
+        sink.check_rollback(CommittedOutput("out", frozenset("a")), 1)
+
+
 def test_a_delta_table_rolls_back_what_was_committed_after_a_checkpoint(tmp_path: Path) -> None:
     table = tmp_path / "table"
     sink = delta_of(table, {"a": range(1, 6), "b": (6, 7)})

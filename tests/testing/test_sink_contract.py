@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
-from midstream import Committer, Sink, SinkWriter, testing
+from midstream import Committer, ConfigError, Sink, SinkWriter, testing
 from midstream.connectors.delta.delta_sink import DeltaSink
+from midstream.connectors.files import rollback
 from midstream.connectors.files.file_sink import FileSink
+from midstream.connectors.iceberg.iceberg_catalog import CatalogTable
+from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 
 
 class Lines(Sink):
@@ -40,8 +46,46 @@ class Lines(Sink):
     def writer(self, context):
         return None if self.wrong == "no writer" else LinesWriter(self, context)
 
-    def committer(self, *about):
-        return None if self.wrong in ("at least once", "forgotten committer") else LinesCommitter(self)
+    def committer(self, context):
+        return None if self.wrong in ("at least once", "forgotten committer") else LinesCommitter(self, context.job_id)
+
+    def newest_committed(self, output):
+        return (
+            0
+            if self.wrong == "reports nothing"
+            else max((place.checkpoint for place in self.places("out", output)), default=0)
+        )
+
+    def check_rollback(self, output, after):
+        self.before = [place.name for place in self.places("out")]
+        if self.wrong == "cannot roll back":
+            raise ConfigError("it appends")
+
+    def roll_back(self, output, after, kept):
+        folders = {"leaves pending": ("out",), "rolls back nothing": ()}.get(self.wrong, ("pending", "out"))
+        also = {"rolls back all": "out", "forgets what is kept": "pending"}.get(self.wrong)
+        for place in [place for folder in folders for place in self.places(folder, output)]:
+            if place.checkpoint > after or place.folder == also:
+                (self.directory / place.folder / place.name).unlink()
+
+    def places(self, folder, output=None):
+        """What is in a folder, of these jobs. A wrong one does not look whose it is."""
+        found = [Place(folder, path.name) for path in sorted((self.directory / folder).glob("*-*"))]
+        return [place for place in found if output is None or self.wrong == "successor" or place.job in output.jobs]
+
+
+@dataclass(frozen=True)
+class Place:
+    folder: str
+    name: str
+
+    @property
+    def checkpoint(self) -> int:
+        return int(self.name.rpartition("-")[2])
+
+    @property
+    def job(self) -> str:
+        return self.name.partition("+")[0]
 
 
 class LinesWriter(SinkWriter):
@@ -50,7 +94,8 @@ class LinesWriter(SinkWriter):
         self.wrong = sink.wrong
         attempt = 0 if self.wrong == "attempt" else context.attempt
         subtask = 0 if self.wrong == "subtask" else context.subtask
-        self.name = f"{context.uid}-{attempt}-{subtask}"
+        job = "job" if self.wrong == "job" else context.job_id
+        self.name = f"{job}+{context.uid}-{attempt}-{subtask}"
         self.lines: list[str] = []
         self.made: list[Path] = []
         self.fail = context.fail
@@ -89,11 +134,16 @@ class LinesWriter(SinkWriter):
 
 
 class LinesCommitter(Committer):
-    def __init__(self, sink: Lines) -> None:
+    def __init__(self, sink: Lines, job_id: str) -> None:
         self.sink = sink
+        self.job_id = job_id
 
     def commit(self, checkpoint_id, committables):
         pending, out = self.sink.directory / "pending", self.sink.directory / "out"
+        if self.sink.wrong == "sweeps":
+            for place in self.sink.places("pending"):
+                if place.job != self.job_id and json.dumps(place.name).encode() not in committables:
+                    (pending / place.name).unlink()
         for committable in committables:
             name = json.loads(committable)
             if self.sink.wrong == "appends":
@@ -138,6 +188,10 @@ def test_a_sink_that_keeps_to_the_contract_passes(places):
     testing.check_sink(target_of(places))
 
 
+def test_a_sink_that_cannot_roll_back_passes(places):
+    testing.check_sink(target_of(places, "cannot roll back"))
+
+
 def test_a_sink_that_is_at_least_once_passes(places):
     testing.check_sink(target_of(places, "at least once"))
 
@@ -164,6 +218,17 @@ def test_a_sink_that_is_at_least_once_passes(places):
         ("tidies up", "rows missing"),
         ("aborts once", "abort"),
         ("aborts all", "after abandoned committables were aborted, twice, rows missing: 12"),
+        (
+            "sweeps",
+            "of the next start, after a driver that it has overtaken has committed, commit raised|rows missing: 6",
+        ),
+        ("job", "after the next start has committed its first checkpoint, rows missing: 6"),
+        ("reports nothing", "newest_committed returned 0 after the commit of checkpoint 3"),
+        ("rolls back nothing", "after output newer than checkpoint 2 was rolled back the first time, rows that should"),
+        ("rolls back all", "after output newer than checkpoint 2 was rolled back the first time, rows missing: 4"),
+        ("leaves pending", "has committed a checkpoint that was rolled back, rows that should not be there: 2"),
+        ("successor", "has rolled back output that the next start has committed, rows missing: 2"),
+        ("forgets what is kept", "of the checkpoint to which output was rolled back, rows missing: 2"),
     ],
 )
 def test_what_breaks_the_contract_is_reported(places, wrong, message):
@@ -171,8 +236,9 @@ def test_what_breaks_the_contract_is_reported(places, wrong, message):
         testing.check_sink(target_of(places, wrong))
 
 
+@pytest.mark.parametrize("append", [False, True])
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
-def test_the_file_sink_keeps_to_it(places, format):
+def test_the_file_sink_keeps_to_it(places, format, append, few_attempts):
     def target():
         directory = Path(tempfile.mkdtemp(dir=places))
 
@@ -181,21 +247,87 @@ def test_the_file_sink_keeps_to_it(places, format):
             reader = pl.read_parquet if format == "parquet" else pl.read_ndjson
             return [row for file in files for row in reader(file).to_dicts()]
 
-        return FileSink(directory, format=format), read
+        return FileSink(directory, format=format, append=append), read
 
     testing.check_sink(target)
 
 
-@pytest.mark.parametrize("key", [(), ("n",)])
-def test_the_delta_sink_keeps_to_it(places, key):
-    pytest.importorskip("deltalake")
+@pytest.fixture
+def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trying all takes a tenth of a second for each rollback."""
+    monkeypatch.setattr(rollback, "ATTEMPTS_MAX", 3)
 
-    def target():
+
+TABLES: dict[str, dict[str, Any]] = {
+    "append": {},
+    "partitioned": {"partition_by": ["text"]},
+    "evolving": {"evolve": True},
+    "keyed": {"key": ["n"]},
+    "with operations": {"key": ["n"], "op": "op"},
+}
+"""The arguments of sinks for tables; those that evolve get a table with `n` only."""
+
+
+def check_table_sink(how: str, target: Callable[[Mapping[str, Any]], testing.sinks.Target]) -> None:
+    options = TABLES[how]
+    rows: list[dict[str, Any]] = [{"n": n, "text": f"row {n}"} for n in range(12)]
+    if "op" not in options:
+        testing.check_sink(lambda: target(options), {"n": int, "text": str}, rows)
+        return
+
+    def with_operations() -> testing.sinks.Target:
+        sink, read = target(options)
+        return sink, lambda: [{**row, "op": "insert"} for row in read()]
+
+    changes = [{**row, "op": "insert"} for row in rows]
+    testing.check_sink(with_operations, {"n": int, "text": str, "op": str}, changes)
+
+
+@pytest.mark.turns(2)
+@pytest.mark.parametrize("how", TABLES)
+def test_the_delta_sink_keeps_to_it(places, how):
+    deltalake = pytest.importorskip("deltalake")
+
+    def target(options):
         table = Path(tempfile.mkdtemp(dir=places)) / "table"
-        sink = DeltaSink(table, key=key)
+        if "evolve" in options:
+            deltalake.DeltaTable.create(table, pa.schema([("n", pa.int64())]))
+        sink = DeltaSink(table, **options)
         return sink, lambda: pl.read_delta(str(table)).to_dicts() if (table / "_delta_log").exists() else []
 
-    testing.check_sink(target)
+    check_table_sink(how, target)
+
+
+class SharedCatalog(IcebergSink):
+    """Has its catalog when it is copied: `check_sink` restarts drivers with copies."""
+
+    properties: dict[str, str]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_table": CatalogTable(self.properties, ("lake", "t"), None, self._where)}
+
+
+@pytest.mark.turns(5)
+@pytest.mark.parametrize("how", TABLES)
+def test_the_iceberg_sink_keeps_to_it(places, how):
+    catalogs = pytest.importorskip("pyiceberg.catalog")
+
+    def target(options):
+        directory = tempfile.mkdtemp(dir=places)
+        properties = {"type": "sql", "uri": f"sqlite:///{directory}/c.db", "warehouse": f"file://{directory}/lake"}
+        catalog = catalogs.load_catalog("midstream", **properties)
+        if "evolve" in options:
+            catalog.create_namespace("lake")
+            catalog.create_table("lake.t", pa.schema([("n", pa.int64())]))
+
+        def read():
+            return catalog.load_table("lake.t").scan().to_arrow().to_pylist() if catalog.table_exists("lake.t") else []
+
+        sink = SharedCatalog("lake.t", catalog=properties, **options)
+        sink.properties = properties
+        return sink, read
+
+    check_table_sink(how, target)
 
 
 @pytest.mark.parametrize("rows", [[{"n": 1}] * 6, [{"n": n} for n in range(5)]], ids=["alike", "few"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -26,6 +26,9 @@ from midstream.simulation import outside as simulation
 from midstream.simulation.network import SIM
 from midstream.simulation.outside import SOURCE_IDS, SPLIT_IDS
 from midstream.simulation.world import World
+
+if TYPE_CHECKING:
+    from midstream_lab.real_targets import Target
 
 Int64s = npt.NDArray[np.int64]
 N_BITS: Final = 20
@@ -84,6 +87,8 @@ class Outside(simulation.Outside):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
+        self.targets: dict[str, Target] = {}
+        """The real targets of the job's sinks, by uid; none if it writes to the ledger only."""
         self.table_loads: dict[str, int] = {}
         """How many times the table of each join was loaded, by uid."""
         self.table_versions: dict[str, int] = {}

@@ -10,7 +10,7 @@ from typing import Final
 
 from midstream_lab.fault_kinds import FAULTS
 from midstream_lab.jobs.shapes import SHAPES
-from midstream_lab.scenarios import targeted, targeted_drift, targeted_ends, targeted_idleness
+from midstream_lab.scenarios import targeted, targeted_drift, targeted_ends, targeted_idleness, targeted_targets
 from midstream_lab.scenarios import targeted_at_rest as at_rest
 from midstream_lab.scenarios import targeted_combining as of_combining
 from midstream_lab.scenarios.extremes import with_extremes
@@ -132,6 +132,7 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "in_step": targeted_drift.in_step,
     "in_step_with_lulls": targeted_drift.in_step_with_lulls,
     "watching": targeted_idleness.watching,
+    "into_real_targets": targeted_targets.into_real_targets,
 }
 VISITS: Final = 0.3
 """Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""

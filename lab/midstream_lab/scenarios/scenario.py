@@ -117,6 +117,8 @@ class Scenario:
     of a discovery are later than those found before, and some come after a pause. Otherwise that is drawn."""
     drift_us: int | None = None
     """How far splits may be apart in event time; None: any distance."""
+    target: str = ""
+    """The kind of real targets that the job's sinks write to as well (`real_targets.TARGETS`); none if it is empty."""
     restart_delay_s: float = 0.001
     """The pause before the first restart; later ones are up to ten times as long."""
     heartbeat_timeout_s: float = 3.0

@@ -54,9 +54,7 @@ class LedgerSink(Sink):
     def roll_back(self, output: CommittedOutput, after: int, kept: Sequence[bytes]) -> None:
         """Roll back output that waits to be committed first, so that it cannot be committed meanwhile."""
         outside = self.outside
-        if outside.before_rollback is not None:
-            before_rollback, outside.before_rollback = outside.before_rollback, None
-            before_rollback()
+        outside.strike_rollback()
         waits = [name for name, staged in outside.staged.items() if self._is_of(output, staged)]
         for name in sorted(waits, key=lambda name: name in outside.committed):
             if outside.staged[name].checkpoint_id > after:
@@ -152,35 +150,40 @@ class LedgerCommitter(Committer):
                 under_way.pop(item.decode(), None)
 
     def _check_head(self) -> None:
+        if self._is_superseded():
+            self._outside.world.bug(f"{self._context.uid}: {self._context.job_id} commits, and another has taken over")
+
+    def _is_superseded(self) -> bool:
+        """Whether another start of the job has taken over since this one."""
         context = self._context
         if not isinstance(context.storage, Disk):
-            return
+            return False
         files = context.storage.files
         head = max(name for name in files if name.startswith("epochs/") and not name.endswith(".from"))
-        job_id = unsealed(files[head], EpochFile, head).job_id
-        if job_id != context.job_id:
-            self._outside.world.bug(f"{context.uid}: {context.job_id} commits, and {job_id} has taken over")
+        return unsealed(files[head], EpochFile, head).job_id != context.job_id
 
     def _commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         outside = self._outside
-        if outside.before_commit is not None:
-            before_commit, outside.before_commit = outside.before_commit, None
-            before_commit()
+        outside.strike_commit()
         for item in committables:
             outside.world.io_point()
             if outside.commit_failures:
                 outside.commit_failures -= 1
                 raise StorageError(f"the target does not answer {SIM}")
             name = item.decode()
-            if name not in outside.staged:
-                outside.world.bug(f"{name} is committed and was never staged")
-            if name in outside.aborted:
-                outside.world.bug(f"{name} is committed and was aborted")
+            self._check_name(name)
             if name in outside.rolled_back:
                 raise StorageError(f"{name} was rolled back: the job has rewound to an older checkpoint {SIM}")
             self._check_order(name, checkpoint_id)
             outside.committed.setdefault(name)
             outside.world.note(("committed", name, f"for chk {checkpoint_id}"))
+
+    def _check_name(self, name: str) -> None:
+        outside = self._outside
+        if name not in outside.staged:
+            outside.world.bug(f"{name} is committed and was never staged")
+        if name in outside.aborted:
+            outside.world.bug(f"{name} is committed and was aborted")
 
     def _check_order(self, name: str, checkpoint_id: int) -> None:
         outside = self._outside

@@ -61,6 +61,18 @@ class Outside:
         self.drained: Set[str] = frozenset()
         """The ids of jobs whose sources got the request to end."""
 
+    def strike_commit(self) -> None:
+        """Call `before_commit`, once."""
+        before_commit, self.before_commit = self.before_commit, None
+        if before_commit is not None:
+            before_commit()
+
+    def strike_rollback(self) -> None:
+        """Call `before_rollback`, once."""
+        before_rollback, self.before_rollback = self.before_rollback, None
+        if before_rollback is not None:
+            before_rollback()
+
     def check_poison(self, ids: Sequence[int]) -> None:
         for row in ids:
             left = self.poison.get(row, 0)

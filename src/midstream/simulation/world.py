@@ -231,6 +231,15 @@ class World:
             self._current_io = before
             self._nesting = interleave
 
+    @contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """Let no other process run between the file operations of what holds a lock; the process may die in them."""
+        before, self._nesting = self._nesting, NESTING_MAX
+        try:
+            yield
+        finally:
+            self._nesting = before
+
     @property
     def is_inspecting(self) -> bool:
         """Whether a checker is reading."""

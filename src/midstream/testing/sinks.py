@@ -5,16 +5,25 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
 from midstream.connectors.memory.python_rows import table_rows
 from midstream.engine.core.batches import conform
+from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.core.schemas import SchemaLike, as_schema
-from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from midstream.engine.operators.sink_api import (
+    CommittedOutput,
+    Committer,
+    CommitterContext,
+    Sink,
+    SinkWriter,
+    WriterContext,
+)
 from midstream.inprocess.virtual_loop import MemoryStorage, VirtualLoop
 from midstream.testing.inputs import as_batch, as_sent
 
@@ -23,6 +32,7 @@ Target: TypeAlias = "tuple[Sink, Callable[[], Iterable[Mapping[str, Any]]]]"
 
 UID: Final = "sink"
 JOB: Final = "job-of-the-check"
+NEXT_JOB: Final = "next-start-of-it"
 SAMPLE: Final = {"n": int, "text": str}
 SAMPLE_ROWS: Final = 12
 
@@ -41,7 +51,8 @@ def check_sink(
     Raises AssertionError stating what went wrong, and after which calls: rows that are visible before they are
     committed, or twice because `commit` was repeated by another process; rows of an abandoned attempt; a zombie, a
     writer of an attempt that is over but continues to write, which damages what the next one has written; rows of two
-    subtasks that overwrite each other.
+    subtasks that overwrite each other; a driver that is overtaken in the middle of a commit, or while it rolls back
+    output, and damages that of its successor; output that was rolled back and remains, or is committed later.
 
         >>> from tempfile import mkdtemp
         >>> from midstream.connectors import FileSink
@@ -99,11 +110,17 @@ class _TestedSink:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-    def writer(self, subtask: int = 0, attempt: int = 0) -> _TestWriter:
-        return _TestWriter(self.copy(), self.batch.schema, self.name, subtask, attempt, self.storage)
+    def writer(self, subtask: int = 0, attempt: int = 0, job_id: str = JOB) -> _TestWriter:
+        return _TestWriter(self.copy(), self.batch.schema, self.name, subtask, attempt, self.storage, job_id)
 
-    def committer(self) -> Committer | None:
-        return self.copy().committer(CommitterContext(UID, UID, JOB, self.storage, threading.Event()))
+    def committer(self, job_id: str = JOB) -> Committer | None:
+        return self.copy().committer(CommitterContext(UID, UID, job_id, self.storage, threading.Event()))
+
+    def driver(self, job_id: str) -> Committer:
+        """Return the committer of a driver, for a sink that has one."""
+        committer = self.committer(job_id)
+        assert committer is not None
+        return committer
 
     def part(self, number: int, of: int) -> pa.RecordBatch:
         rows = self.batch.num_rows
@@ -136,12 +153,16 @@ class _TestedSink:
 class _TestWriter:
     """A writer with its own event loop; every wait runs to its end."""
 
-    def __init__(self, sink: Sink, schema: pa.Schema, name: str, subtask: int, attempt: int, storage: Storage) -> None:
+    def __init__(
+        self, sink: Sink, schema: pa.Schema, name: str, subtask: int, attempt: int, storage: Storage, job_id: str
+    ) -> None:
         self._loop = VirtualLoop(1_700_000_000_000_000)
         self._name = name
         self._failures: list[BaseException] = []
+        self.may_fail = False
+        """Whether it may be refused, as a zombie may."""
         fail = self._failures.append
-        context = WriterContext(UID, UID, subtask, attempt, JOB, schema, self._loop, fail, storage)
+        context = WriterContext(UID, UID, subtask, attempt, job_id, schema, self._loop, fail, storage)
         self._writer = sink.writer(context)
         if not isinstance(self._writer, SinkWriter):
             raise AssertionError(f"{name}.writer returned {self._writer!r}, not a SinkWriter")
@@ -175,14 +196,18 @@ class _TestWriter:
 
     def _settle(self) -> None:
         self._loop.run()
-        if self._failures:
+        if self._failures and not self.may_fail:
             raise AssertionError(f"{self._name}: the writer failed") from self._failures[0]
 
 
 def _commit(tested: _TestedSink, checkpoint_id: int, committables: Sequence[bytes], when: str) -> None:
     """Commit like a new driver that does not know what was done before."""
-    committer = tested.committer()
-    assert committer is not None
+    _commit_by(tested.driver(JOB), tested, checkpoint_id, committables, when)
+
+
+def _commit_by(
+    committer: Committer, tested: _TestedSink, checkpoint_id: int, committables: Sequence[bytes], when: str
+) -> None:
     tested.sink.check_committables(checkpoint_id, committables)
     try:
         committer.commit(checkpoint_id, committables)
@@ -304,4 +329,99 @@ def _subtasks(tested: _TestedSink) -> None:
     tested.expect([tested.batch], "after three subtasks have written a third each")
 
 
-_SCENARIOS: Final = (_plain, _again, _checkpoints, _crash, _zombie, _subtasks)
+def _overtaken(tested: _TestedSink) -> None:
+    """Let a driver that was presumed dead complete a commit after the next start of the job has taken over."""
+    zombie = tested.writer().write(tested.part(0, 2))
+    first = zombie.prepare(1)
+    frozen, late, successor = tested.driver(JOB), tested.driver(JOB), tested.driver(NEXT_JOB)
+    _commit_by(successor, tested, 1, first, "by the start that resumes from the checkpoint")
+    writer = tested.writer(job_id=NEXT_JOB).write(tested.part(1, 2))
+    second = writer.prepare(2)
+    zombie.may_fail = True
+    with suppress(Exception):  # as a sink may refuse it
+        zombie.write(tested.part(0, 2)).prepare(2)
+    zombie.close()
+    _too_late(frozen, 1, first)
+    tested.expect([tested.part(0, 2)], "after a driver that was overtaken has committed the checkpoint, too")
+    _commit_by(successor, tested, 2, second, "of the next start, after a driver that it has overtaken has committed")
+    tested.expect([tested.batch], "after the next start has committed its first checkpoint")
+    _too_late(late, 1, first)
+    tested.expect([tested.batch], "after a driver that was overtaken has committed an older checkpoint")
+    writer.close()
+
+
+def _too_late(committer: Committer, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+    """Commit as a driver that was overtaken. It may be refused."""
+    with suppress(Exception):
+        committer.commit(checkpoint_id, committables)
+
+
+def _rolled_back(tested: _TestedSink) -> None:
+    """Roll back newer output, if the sink can do that, while a driver that was presumed dead still commits."""
+    output = CommittedOutput(UID, frozenset({JOB}))
+    writer, prepared = tested.writer(), []
+    for checkpoint_id in range(1, 5):
+        prepared.append(writer.write(tested.part(checkpoint_id - 1, 6)).prepare(checkpoint_id))
+    first, second, third, fourth = prepared
+    kept = [tested.part(0, 6), tested.part(1, 6)]
+    for checkpoint_id, committables in ((1, first), (2, second), (3, third)):
+        _commit(tested, checkpoint_id, committables, f"of checkpoint {checkpoint_id}")
+    newest = tested.sink.newest_committed(output)
+    if newest not in (3, None):
+        raise AssertionError(f"{tested.name}: newest_committed returned {newest!r} after the commit of checkpoint 3")
+    held = replace(output, held=tuple((number, each) for number, items in ((3, third), (4, fourth)) for each in items))
+    if not _can_roll_back(tested.sink, held, 2):
+        return
+    frozen, drivers = tested.driver(JOB), (tested.copy(), tested.copy())
+    for sink in drivers:
+        sink.check_rollback(held, 2)
+    for time in ("the first time", "a second time"):
+        drivers[0].roll_back(held, 2, second)
+        tested.expect(kept, f"after output newer than checkpoint 2 was rolled back {time}")
+    _too_late(frozen, 4, fourth)
+    tested.expect(kept, "after a driver that was overtaken has committed a checkpoint that was rolled back")
+    successor = tested.driver(NEXT_JOB)
+    _commit_by(successor, tested, 2, second, "repeated after a rollback to this checkpoint")
+    writer = tested.writer(job_id=NEXT_JOB)
+    for checkpoint_id, number in ((5, 2), (6, 3)):
+        committables = writer.write(tested.part(number, 6)).prepare(checkpoint_id)
+        if checkpoint_id == 6:  # one is committed by then, the other one is not
+            with suppress(Exception):
+                drivers[1].roll_back(held, 2, second)
+            tested.expect(
+                kept, "after a driver that was overtaken has rolled back output that the next start has committed"
+            )
+        _commit_by(successor, tested, checkpoint_id, committables, f"of checkpoint {checkpoint_id} after a rollback")
+        kept.append(tested.part(number, 6))
+        tested.expect(kept, f"after the commit of checkpoint {checkpoint_id}, after a rollback")
+    writer.close()
+
+
+def _rolled_back_to_pending(tested: _TestedSink) -> None:
+    """Roll back to a checkpoint whose own output is still to be committed."""
+    output = CommittedOutput(UID, frozenset({JOB}))
+    writer = tested.writer()
+    first, second = (writer.write(tested.part(number, 6)).prepare(number + 1) for number in range(2))
+    held = replace(output, held=tuple((2, each) for each in second))
+    if not _can_roll_back(tested.sink, held, 1):
+        return
+    tested.sink.check_rollback(held, 1)
+    tested.sink.roll_back(held, 1, first)
+    tested.expect([], "after a rollback to a checkpoint that is not committed yet")
+    _commit_by(tested.driver(NEXT_JOB), tested, 1, first, "of the checkpoint to which output was rolled back")
+    tested.expect([tested.part(0, 6)], "after the commit of the checkpoint to which output was rolled back")
+    writer.close()
+
+
+def _can_roll_back(sink: Sink, output: CommittedOutput, after: int) -> bool:
+    try:
+        sink.check_rollback(output, after)
+    except ConfigError:
+        return False
+    return True
+
+
+_SCENARIOS: Final = (
+    *(_plain, _again, _checkpoints, _crash, _zombie, _subtasks, _overtaken),
+    *(_rolled_back, _rolled_back_to_pending),
+)

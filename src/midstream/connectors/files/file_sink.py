@@ -44,6 +44,7 @@ from midstream.connectors.common.filesystem import (
 )
 from midstream.connectors.files.encoders import check_encodable
 from midstream.connectors.files.rollback import (
+    JOB_ID,
     JOURNAL,
     CommittedFiles,
     file_token,
@@ -125,6 +126,8 @@ class FileSink(Sink):
         self.hidden = _hidden(self.directory)
         self.format = format
         self.append = append
+        self._earlier: dict[str, list[str]] = {}
+        """The jobs that have written here before this one, by uid, as far as `check_rollback` has listed them."""
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
         """Raise SchemaError for columns that the format cannot hold, ConfigError for a directory that is in use."""
@@ -162,7 +165,13 @@ class FileSink(Sink):
         return AsyncWriter(context, lambda: _FilesPart(self, context, next_pending))
 
     def committer(self, context: CommitterContext) -> Committer:
-        return _FileCommitter(self, context.job_id)
+        with explained(f"cannot look into {self.hidden}"):  # before the epoch is checked: a later job is not in it yet
+            return _FileCommitter(self, context.job_id, self._jobs_before(context.uid))
+
+    def _jobs_before(self, uid: str) -> list[str]:
+        """Return the jobs that have written to the directory; none with `append`, since others may be writing as well."""
+        names = [] if self.append else names_in(self.filesystem, f"{self.hidden}/{_folder(uid)}")
+        return [name for name in names if JOB_ID.fullmatch(name)]
 
     def _make_places(self) -> None:
         """Create both directories, and check that files can be moved from one to the other by moving a hidden one."""
@@ -205,6 +214,8 @@ class FileSink(Sink):
                         f"{file.place}, and the sink now writes to {location_of(self.filesystem, self.directory)}; roll back with "
                         "the sink as it was"
                     )
+            # not in `roll_back`, in which a driver may be stopped until the next one has written files
+            self._earlier[output.uid] = self._jobs_before(output.uid)
             self._files_of(output).check(after)
 
     def roll_back(self, output: CommittedOutput, after: int, kept: Sequence[bytes]) -> None:
@@ -221,7 +232,9 @@ class FileSink(Sink):
                 yield checkpoint_id
 
     def _files_of(self, output: CommittedOutput) -> CommittedFiles:
-        return CommittedFiles(self.filesystem, self.directory, self.hidden, _folder(output.uid), output, self.append)
+        jobs = output.jobs.union(self._earlier.get(output.uid, ()))
+        folder = _folder(output.uid)
+        return CommittedFiles(self.filesystem, self.directory, self.hidden, folder, output.uid, jobs, self.append)
 
 
 class _FilesPart(AsyncPart):
@@ -298,10 +311,12 @@ class _OutputDirectory:
 
 
 class _FileCommitter(Committer):
-    def __init__(self, sink: FileSink, job_id: str) -> None:
+    def __init__(self, sink: FileSink, job_id: str, earlier: Sequence[str] = ()) -> None:
+        """`earlier`: the jobs that have written here before this one."""
         self._sink = sink
         self._own = _OutputDirectory(sink.filesystem, sink.directory)
         self._job_id = job_id
+        self._earlier = [job for job in earlier if job != job_id]
         self._swept: tuple[str, int] | None = None
         self._left: set[tuple[_OutputDirectory, str]] = set()
         """Folders of jobs from which this one resumed, in the locations where the sink wrote then."""
@@ -380,10 +395,9 @@ class _FileCommitter(Committer):
         if self._swept == (folder, attempt):
             return
         above = folder.rpartition("/")[0]
-        # with `append`, other jobs may be writing here as well
-        jobs = [self._job_id] if self._sink.append else names_in(self._own.filesystem, f"{self._own.hidden}/{above}")
-        for job in jobs:
-            self._own.delete_pending(f"{above}/{job}", attempt if job == self._job_id else None)
+        self._own.delete_pending(folder, attempt)
+        for job in self._earlier:
+            self._own.delete_pending(f"{above}/{job}", None)
         for location, left in self._left:
             location.delete_pending(left, None)
         self._left.clear()

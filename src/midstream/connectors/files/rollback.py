@@ -20,7 +20,6 @@ import xxhash
 
 from midstream.connectors.common.filesystem import delete_if_there, make_directory, make_durable, names_in
 from midstream.engine.core.errors import ConfigError, StorageError
-from midstream.engine.operators.sink_api import CommittedOutput
 
 JOURNAL: Final = "committed"
 _LOWERED: Final = "lowered"
@@ -28,12 +27,10 @@ _LOWERED: Final = "lowered"
 _ENDED: Final = "ended"
 """The note of the checkpoint up to which a journal counts."""
 ATTEMPTS_MAX: Final = 10_000
-"""The number of attempts of a job that are tried: in a shared directory, files are recognised by a hash of job and
-attempt.
-"""
+"""The number of attempts of a job that are tried: its files are recognised by a hash of job and attempt."""
 _FILE = re.compile(r"part-(\d+)-\d+-\d+-([0-9a-f]{16})\.(?:parquet|jsonl)")
 _PENDING = re.compile(r"\d+-\d+-\d+")
-_JOB = re.compile(r"[A-Za-z0-9_-]+")
+JOB_ID: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def file_token(job_id: str, uid: str, attempt: int) -> str:
@@ -42,9 +39,9 @@ def file_token(job_id: str, uid: str, attempt: int) -> str:
 
 
 class CommittedFiles:
-    """The files that one sink has committed.
+    """The files that one sink has committed in `jobs`.
 
-    `is_shared`: other jobs write to the directory as well; otherwise everything in it belongs to `output`.
+    `is_shared`: other jobs write to the directory as well.
     """
 
     def __init__(
@@ -53,29 +50,39 @@ class CommittedFiles:
         directory: str,
         hidden: str,
         folder: str,
-        output: CommittedOutput,
+        uid: str,
+        jobs: Collection[str],
         is_shared: bool,
     ) -> None:
         self._filesystem = filesystem
         self._directory = directory
         self._above = f"{hidden}/{folder}"
         self._folder = folder
-        self._output = output
+        self._uid = uid
+        self._jobs = sorted(jobs)
         self._is_shared = is_shared
-        strange = [job for job in output.jobs if not _JOB.fullmatch(job)]
+        strange = [job for job in self._jobs if not JOB_ID.fullmatch(job)]
         if strange:
             raise StorageError(
                 f"{strange[0]!r} is not the id of a job; the checkpoint directory has been tampered with"
             )
 
     def newest(self) -> int:
-        journals = max((self._journal(job)[0] for job in self._output.jobs), default=0)
-        return max((checkpoint_id for checkpoint_id, _ in self._files(journals)), default=journals)
+        journals = max((self._journal(job)[0] for job in self._jobs), default=0)
+        files = self._files(journals) if self._is_shared else self._all_files(journals)
+        return max((checkpoint_id for checkpoint_id, _ in files), default=journals)
 
     def check(self, after: int) -> None:
-        """Raise ConfigError if files of checkpoints newer than `after` are missing."""
-        there = {checkpoint_id for checkpoint_id, _ in self._files(after)}
-        for job in sorted(self._output.jobs):
+        """Raise ConfigError if files of checkpoints newer than `after` are missing, or are of unknown jobs."""
+        ours = set(self._files(after))
+        unknown = [] if self._is_shared else [name for each, name in self._all_files(after) if (each, name) not in ours]
+        if unknown:
+            raise ConfigError(
+                f"{self._directory}/{unknown[0]} is newer than checkpoint {after}, and it is not known which job wrote it; "
+                "move it elsewhere, or delete it"
+            )
+        there = {checkpoint_id for checkpoint_id, _ in ours}
+        for job in self._jobs:
             journal, is_late = self._journal(job)
             if (
                 journal > after
@@ -89,12 +96,11 @@ class CommittedFiles:
 
     def roll_back(self, after: int, kept: Collection[str]) -> None:
         """Remove output newer than `after`. `kept`: the paths of pending files that must still be committed."""
-        jobs = self._output.jobs if self._is_shared else {*self._output.jobs, *names_in(self._filesystem, self._above)}
-        for job in sorted(jobs):
+        for job in self._jobs:
             for name in names_in(self._filesystem, f"{self._above}/{job}"):
                 if _PENDING.fullmatch(name) and f"{self._folder}/{job}/{name}" not in kept:
                     delete_if_there(self._filesystem, f"{self._above}/{job}/{name}")
-        for job in sorted(jobs):
+        for job in self._jobs:
             if self._journal(job)[0] > after:
                 self._filesystem.open_output_stream(f"{self._above}/{job}/{_LOWERED}").close()
                 write_journal(self._filesystem, f"{self._above}/{job}/{JOURNAL}", after)
@@ -106,25 +112,27 @@ class CommittedFiles:
         if self._filesystem.get_file_info(self._directory).type == pyarrow.fs.FileType.Directory:
             make_durable(self._filesystem, self._directory)
 
-    def _files(self, after: int) -> list[tuple[int, str]]:
-        """Return committed files of checkpoints newer than `after`."""
+    def _all_files(self, after: int) -> list[tuple[int, str]]:
+        """Return committed files of checkpoints newer than `after`, whoever wrote them."""
         found = [match for name in names_in(self._filesystem, self._directory) if (match := _FILE.fullmatch(name))]
-        newer = [match for match in found if int(match[1]) > after]
-        if self._is_shared:
-            unknown, ours = {match[2] for match in newer}, set()
-            for token in self._tokens():
-                if not unknown:
-                    break
-                if token in unknown:
-                    unknown.remove(token)
-                    ours.add(token)
-            newer = [match for match in newer if match[2] in ours]
-        return [(int(match[1]), match[0]) for match in newer]
+        return [(int(match[1]), match[0]) for match in found if int(match[1]) > after]
+
+    def _files(self, after: int) -> list[tuple[int, str]]:
+        """Return committed files of these jobs of checkpoints newer than `after`."""
+        newer = self._all_files(after)
+        unknown, ours = {_token_of(name) for _, name in newer}, set()
+        for token in self._tokens():
+            if not unknown:
+                break
+            if token in unknown:
+                unknown.remove(token)
+                ours.add(token)
+        return [(checkpoint_id, name) for checkpoint_id, name in newer if _token_of(name) in ours]
 
     def _tokens(self) -> Iterator[str]:
         for attempt in range(ATTEMPTS_MAX):
-            for job in self._output.jobs:
-                yield file_token(job, self._output.uid, attempt)
+            for job in self._jobs:
+                yield file_token(job, self._uid, attempt)
 
     def _journal(self, job: str) -> tuple[int, bool]:
         """Return the newest checkpoint that a job has committed, and whether its journal was written too late to count."""
@@ -134,6 +142,10 @@ class CommittedFiles:
 
     def _read(self, job: str, name: str) -> int:
         return read_journal(self._filesystem, f"{self._above}/{job}/{name}", otherwise=-1)
+
+
+def _token_of(name: str) -> str:
+    return name.rpartition("-")[2].partition(".")[0]
 
 
 def is_file(filesystem: pyarrow.fs.FileSystem, path: str) -> bool:
