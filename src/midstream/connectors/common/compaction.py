@@ -13,7 +13,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sized
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -72,7 +72,7 @@ def check_target(roll_bytes: int, where: str) -> None:
         )
 
 
-class GivenUpError(Exception):
+class GivenUpError(MidstreamError):
     """The compaction is no longer needed, since the job ends."""
 
 
@@ -137,5 +137,5 @@ class Compactor(ABC):
                 _log.warning("%s: small files could not be compacted: %s", self._where, error)
 
 
-def summary_text(old: Sequence[object], new: Sequence[object], size_bytes: int) -> str:
+def summary_text(old: Sized, new: Sized, size_bytes: int) -> str:
     return f"compacted {len(old)} files into {len(new)} of {size_bytes / 2**20:.1f} MiB together"

@@ -165,7 +165,9 @@ def live_files(table: DeltaTable) -> list[LiveFile]:
     """Return those files of the table that can be removed from it."""
     actions = pa.table(table.get_add_actions())
     names = table.metadata().partition_columns
-    columns: list[list[Any]] = [actions.column(name).to_pylist() for name in ("path", "size_bytes", "modification_time")]
+    columns: list[list[Any]] = [
+        actions.column(name).to_pylist() for name in ("path", "size_bytes", "modification_time")
+    ]
     partitions: list[Any] = actions.column("partition").to_pylist() if names else [{}] * actions.num_rows
     vectors = {path for path, _ in deleted_rows(table, set(columns[0]), table.table_uri)}
     return [

@@ -119,8 +119,13 @@ class SnapshotCommit:
         is_removed: Callable[[ManifestEntry], bool],
         properties: Mapping[str, str],
         summary: Mapping[str, str],
+        *,
+        changes_rows: bool = True,
     ) -> None:
-        """Remove data files, add others, and set properties of the table. Raises as `append` does."""
+        """Remove data files, add others, and set properties of the table. Raises as `append` does.
+
+        `changes_rows`: False if the new files have the same rows, which readers of changes then skip.
+        """
         from pyiceberg.table.snapshots import Operation
 
         untouched, rewritten, removed = [], [], []
@@ -136,7 +141,8 @@ class SnapshotCommit:
             specs = sorted({file.spec_id for file in files})
             added = [self._added([file for file in files if file.spec_id == spec_id]) for spec_id in specs]
             manifests = [*added, *rewritten, *self._merged(untouched)]
-            self._commit(Operation.OVERWRITE, manifests, files, removed, properties, summary)
+            operation = Operation.OVERWRITE if changes_rows else Operation.REPLACE
+            self._commit(operation, manifests, files, removed, properties, summary)
 
     def set_back(self, parent: Snapshot | None, properties: Mapping[str, str], summary: Mapping[str, str]) -> None:
         """Set the table back to an older snapshot; None: to the time before the first. Set properties of the table.
@@ -312,12 +318,9 @@ class SnapshotCommit:
         branch = self._metadata.refs.get(MAIN_BRANCH)
         retention = {} if branch is None else branch.model_dump(by_alias=True, exclude_none=True)
         head = {**retention, "ref-name": MAIN_BRANCH, "snapshot-id": self.snapshot_id, "type": SnapshotRefType.BRANCH}
-        updates = (
-            AddSnapshotUpdate(snapshot=snapshot),
-            SetSnapshotRefUpdate.model_validate(head),
-            SetPropertiesUpdate(updates=dict(properties)),
-        )
-        self._send(newest_id, updates)
+        updates = (AddSnapshotUpdate(snapshot=snapshot), SetSnapshotRefUpdate.model_validate(head))
+        noted = (SetPropertiesUpdate(updates=dict(properties)),) if properties else ()
+        self._send(newest_id, (*updates, *noted))
 
     def _send(self, newest_id: int | None, updates: tuple[TableUpdate, ...]) -> None:
         from pyiceberg.table.refs import MAIN_BRANCH
