@@ -356,7 +356,7 @@ class SnapshotCommit:
         summary: Mapping[str, str],
         parent: Snapshot | None,
     ) -> Any:
-        from pyiceberg.table.snapshots import SnapshotSummaryCollector, Summary, update_snapshot_summaries
+        from pyiceberg.table.snapshots import Operation, SnapshotSummaryCollector, Summary, update_snapshot_summaries
 
         metadata, collector = self._metadata, SnapshotSummaryCollector()
         schema, specs = metadata.schema(), metadata.specs()
@@ -365,7 +365,10 @@ class SnapshotCommit:
         for file in removed:
             collector.remove_file(file, schema, specs[file.spec_id])
         before = None if parent is None else parent.summary
-        return update_snapshot_summaries(Summary(operation=operation, **collector.build(), **summary), before)
+        # pyiceberg adds up the totals of this operation, and refuses that of a rewrite, which has the same
+        counted = Operation.OVERWRITE if operation == Operation.REPLACE else operation
+        found = update_snapshot_summaries(Summary(operation=counted, **collector.build(), **summary), before)
+        return Summary(operation=operation, **found.additional_properties)
 
 
 def change_schema(table: Table, change: Callable[[UpdateSchema], None]) -> None:
