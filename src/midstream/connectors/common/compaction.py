@@ -44,7 +44,7 @@ def files_to_compact(files: Iterable[LiveFile], target_bytes: int) -> list[LiveF
     """
     alike: defaultdict[tuple[Hashable, int], list[LiveFile]] = defaultdict(list)
     for file in files:
-        if 2 * file.size < target_bytes:
+        if is_small(file.size, target_bytes):
             alike[file.partition, _tier(file.size, target_bytes)].append(file)
     candidates = max(alike.values(), key=len, default=[])
     if len(candidates) < FILES_MIN:
@@ -57,6 +57,10 @@ def files_to_compact(files: Iterable[LiveFile], target_bytes: int) -> list[LiveF
             break
         found.append(file)
     return found
+
+
+def is_small(size: int, target_bytes: int) -> bool:
+    return 2 * size < target_bytes
 
 
 def _tier(size: int, target_bytes: int) -> int:

@@ -11,7 +11,7 @@ Files with deleted rows, of an older partitioning, or in an order of their own a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, Final
@@ -19,16 +19,25 @@ from uuid import uuid4
 
 import msgspec
 
-from midstream.connectors.common.compaction import Compactor, LiveFile, check_target, files_to_compact, summary_text
+from midstream.connectors.common.compaction import (
+    Compactor,
+    LiveFile,
+    check_target,
+    files_to_compact,
+    is_small,
+    summary_text,
+)
 from midstream.connectors.common.filesystem import make_directory
 from midstream.connectors.common.table_columns import nullable
 from midstream.connectors.iceberg.iceberg_catalog import JOB, SINK, CatalogTable, IcebergFile
 from midstream.connectors.iceberg.iceberg_commits import (
     CommitUnknownError,
+    FoundFiles,
     LostRaceError,
     SnapshotCommit,
     catalog_errors,
-    entries_of,
+    data_entries,
+    delete_manifests,
 )
 from midstream.connectors.iceberg.iceberg_parts import IcebergPart, target_of
 from midstream.connectors.iceberg.iceberg_rewrites import ReplacedFile, RewrittenFiles, deletes_of, write_rows
@@ -36,7 +45,7 @@ from midstream.connectors.iceberg.iceberg_tables import check_rewritable, check_
 from midstream.engine.core.errors import StorageError
 
 if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
+    from pyiceberg.manifest import DataFile, ManifestEntry
     from pyiceberg.table import Table
 
 _OPTION: Final = "auto_compact"
@@ -75,13 +84,11 @@ class IcebergCompactor(Compactor):
                 return None
             check_supported(table, self._where)
             check_rewritable(table, _OPTION, self._where)
-            files = dict(_live_files(table, self._where))
-            chosen = files_to_compact(files, self._roll_bytes)
-            if not chosen:
+            plan = _plan(table, self._roll_bytes, self._where)
+            if plan is None:
                 return None
-            old = [files[file] for file in chosen]
-            rewritten = _Rewritten(self._there, table, old, self._part(table), self.check_stopped, self._where)
-            return self._commit(table, frozenset(chosen), rewritten)
+            rewritten = _Rewritten(self._there, table, plan[0], self._part(table), self.check_stopped, self._where)
+            return self._commit(table, plan[1], rewritten)
 
     def _part(self, table: Table) -> IcebergPart:
         target = target_of(self._there, table, columns_of(table.metadata.schema()))
@@ -106,26 +113,25 @@ class IcebergCompactor(Compactor):
             self._unknown = None
         return True
 
-    def _commit(self, before: Table, chosen: frozenset[LiveFile], rewritten: _Rewritten) -> str | None:
+    def _commit(self, before: Table, old: FoundFiles, rewritten: _Rewritten) -> str | None:
         with ExitStack() as unsent, self.turn:
             unsent.callback(rewritten.delete, before)
+            self.check_stopped()
             table = self._there.opened()
             now, then = table.metadata, before.metadata
             same = (now.table_uuid, now.current_schema_id, now.default_spec_id)
-            is_same = same == (then.table_uuid, then.current_schema_id, then.default_spec_id)
-            self.check_stopped()
-            if not is_same or not chosen <= dict(_live_files(table, self._where)).keys():
+            if same != (then.table_uuid, then.current_schema_id, then.default_spec_id):
                 return None
             unsent.pop_all()
             try:
                 with catalog_errors(self._where):
-                    rewritten.send(table, frozenset(file.path for file in chosen), {JOB: self._job_id, SINK: self._uid})
+                    rewritten.send(table, old, {JOB: self._job_id, SINK: self._uid})
             except LostRaceError:
                 return None
             except CommitUnknownError as error:
                 self._unknown = rewritten, now.current_snapshot_id
                 raise StorageError(str(error)) from error
-        return summary_text(chosen, rewritten.files, sum(file.size for file in rewritten.files))
+        return summary_text(old.locations, rewritten.files, sum(file.size for file in rewritten.files))
 
 
 class _Rewritten(RewrittenFiles):
@@ -151,32 +157,47 @@ class _Rewritten(RewrittenFiles):
             self.files = [msgspec.msgpack.decode(each, type=IcebergFile) for each in part.finish(0)]
             unfinished.pop_all()
 
-    def send(self, table: Table, replaced: frozenset[str], summary: Mapping[str, str]) -> None:
+    def send(self, table: Table, old: FoundFiles, summary: Mapping[str, str]) -> None:
         """Commit. Raises what `SnapshotCommit` raises; the files are deleted if that has failed for certain."""
-        self._send(table, SnapshotCommit(table), self.files, replaced, {}, summary, changes_rows=False)
+        self._send(table, SnapshotCommit(table), self.files, frozenset(), {}, summary, found=old)
 
     def delete(self, table: Table) -> None:
         filesystem, directory = self._there.data_directory(table)
         self._delete(filesystem, [f"{directory}/{file.name}" for file in self.files])
 
 
-def _live_files(table: Table, where: str) -> Iterator[tuple[LiveFile, DataFile]]:
-    """Yield those files of the table whose rows can be written again in any other file of the same partition."""
+def _plan(table: Table, target_bytes: int, where: str) -> tuple[list[DataFile], FoundFiles] | None:
+    """Return files that should become one, and where they were found; None if there are too few."""
+    newest = table.metadata.current_snapshot()
+    deletes = deletes_of(table, where)
+    found: dict[LiveFile, DataFile] = {}
+    entries: dict[str, list[ManifestEntry]] = {}
+    for manifest in () if newest is None else newest.manifests(table.io):
+        listed = data_entries(table, manifest)
+        small = {
+            file: entry.data_file
+            for entry in listed
+            if _is_plain(table, entry.data_file) and not deletes.get(entry.data_file.file_path)
+            if is_small((file := _live_file(table, entry)).size, target_bytes)
+        }
+        found |= small
+        entries[manifest.manifest_path] = listed if small else []
+    chosen = files_to_compact(found, target_bytes)
+    if not chosen:
+        return None
+    old = FoundFiles(frozenset(file.path for file in chosen), entries, delete_manifests(table))
+    return [found[file] for file in chosen], old
+
+
+def _is_plain(table: Table, file: DataFile) -> bool:
+    """Whether the rows of a file can be in any other file of the same partition."""
     from pyiceberg.manifest import FileFormat
 
-    spec_id, deletes = table.metadata.default_spec_id, deletes_of(table, where)
-    for entry in entries_of(table):
-        file = entry.data_file
-        is_sorted = file.sort_order_id not in (None, 0)
-        if (
-            file.spec_id != spec_id
-            or file.file_format != FileFormat.PARQUET
-            or is_sorted
-            or deletes.get(file.file_path)
-        ):
-            continue
-        values = tuple(file.partition[index] for index in range(len(table.metadata.spec().fields)))
-        yield (
-            LiveFile(file.file_path, file.file_size_in_bytes, values, (entry.sequence_number or 0, file.file_path)),
-            file,
-        )
+    is_sorted = file.sort_order_id not in (None, 0)
+    return file.spec_id == table.metadata.default_spec_id and file.file_format == FileFormat.PARQUET and not is_sorted
+
+
+def _live_file(table: Table, entry: ManifestEntry) -> LiveFile:
+    file = entry.data_file
+    values = tuple(file.partition[index] for index in range(len(table.metadata.spec().fields)))
+    return LiveFile(file.file_path, file.file_size_in_bytes, values, (entry.sequence_number or 0, file.file_path))

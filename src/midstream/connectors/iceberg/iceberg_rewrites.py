@@ -18,7 +18,7 @@ from midstream.connectors.common.table_columns import nullable
 from midstream.connectors.files.rolling_files import explained
 from midstream.connectors.files.table_files import TableFile, open_table_file
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
-from midstream.connectors.iceberg.iceberg_commits import SnapshotCommit, entries_of
+from midstream.connectors.iceberg.iceberg_commits import FoundFiles, SnapshotCommit, delete_manifests, entries_of
 from midstream.connectors.iceberg.iceberg_files import (
     delete_files_of,
     deleted_rows,
@@ -54,10 +54,11 @@ class RewrittenFiles:
         properties: Mapping[str, str],
         summary: Mapping[str, str],
         others: Sequence[IcebergFile] = (),
-        *,
-        changes_rows: bool = True,
+        found: FoundFiles | None = None,
     ) -> None:
-        """Commit a snapshot that adds new files and `others`, and removes those at the locations `replaced`."""
+        """Commit a snapshot that adds new files and `others`, and removes those at the locations `replaced`, or those that
+        were `found` and have the same rows.
+        """
         from pyiceberg.exceptions import CommitFailedException
 
         filesystem, directory = self._there.data_directory(table)
@@ -66,14 +67,10 @@ class RewrittenFiles:
         self._tries += tried
         try:
             added = self._there.data_files(table, [*new, *others], self._where)
-            if replaced:
-                snapshot.replace(
-                    added,
-                    lambda entry: entry.data_file.file_path in replaced,
-                    properties,
-                    summary,
-                    changes_rows=changes_rows,
-                )
+            if found is not None:
+                snapshot.rewrite(added, found, summary)
+            elif replaced:
+                snapshot.replace(added, lambda entry: entry.data_file.file_path in replaced, properties, summary)
             else:
                 snapshot.append(added, properties, summary)
         except Exception as error:
@@ -151,10 +148,4 @@ def write_rows(part: IcebergPart, batch: pa.RecordBatch) -> None:
 
 def deletes_of(table: Table, where: str) -> dict[str, tuple[str, ...]]:
     """Return for data files the files of deletes that apply to them. Raises ConfigError for deletes by equality."""
-    from pyiceberg.manifest import ManifestContent
-
-    newest = table.metadata.current_snapshot()
-    manifests = [] if newest is None else newest.manifests(table.io)
-    if all(manifest.content != ManifestContent.DELETES for manifest in manifests):
-        return {}
-    return delete_files_of(table, where)
+    return delete_files_of(table, where) if delete_manifests(table) else {}
