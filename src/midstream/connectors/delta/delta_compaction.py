@@ -5,7 +5,8 @@
 The files of one partition are read in batches, and written with the columns that the table has now. One version removes
 the old files and adds the new ones, without a change of data: readers of what is new see nothing in it, and a rollback
 passes over it. deltalake does not notice if another compaction has removed the same files, so the version must be the
-one after that in which the files were found, and if another one came first, they are looked for again.
+one after that in which the files were found. If another one comes first, the new files are deleted, and the old ones are
+looked for again later.
 
 Files with deletion vectors are left alone, as deltalake cannot remove them.
 """
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from midstream.connectors.delta.delta_sink import DeltaSink
 
 _BATCH_ROWS: Final = 65_536
-_TRIES_MAX: Final = 5
 _SURELY_NAMED: Final = re.compile(r"(?:[\w.=/~-]|%25)+", re.ASCII)
 """Paths in the log that deltalake writes in the same way: it would silently not remove a file under another form."""
 
@@ -131,34 +131,29 @@ class DeltaCompactor(Compactor):
         from deltalake import CommitProperties
         from deltalake.exceptions import CommitFailedError
 
-        for _ in range(_TRIES_MAX):
+        with ExitStack() as unsent, self.turn:
+            unsent.callback(files.discard)
             self.check_stopped()
-            with self.turn:
-                table = self._table.newest()
-                if table.schema().to_json() != schema or not files.old <= set(live_files(table)):
-                    break
-                version = table.version()
-                is_done = False
-                try:
-                    table.create_write_transaction(
-                        files.actions(),
-                        "append",
-                        table.schema(),
-                        table.metadata().partition_columns,
-                        commit_properties=CommitProperties(
-                            {"midstream": {"compaction": files.id}}, max_commit_retries=0
-                        ),
-                    )
-                    is_done = True
-                except CommitFailedError:  # even so, it may have succeeded: a lost answer makes deltalake repeat it
-                    path = log_path(self._sink.directory, version + 1)
-                    with explained(self._where), self._sink.filesystem.open_input_stream(path) as log:
-                        is_done = files.id.encode() in log.read()
-                if is_done:
-                    self._make_log_durable(self._sink, table, version)
-                    return True
-        files.discard()
-        return False
+            table = self._table.newest()
+            if table.schema().to_json() != schema or not files.old <= set(live_files(table)):
+                return False
+            version, partition_by = table.version(), table.metadata().partition_columns
+            properties = CommitProperties({"midstream": {"compaction": files.id}}, max_commit_retries=0)
+            sent = unsent.pop_all()
+            try:
+                table.create_write_transaction(
+                    files.actions(), "append", table.schema(), partition_by, commit_properties=properties
+                )
+            except (
+                CommitFailedError
+            ):  # perhaps it has succeeded: if the answer is lost, deltalake tries again, and fails
+                path = log_path(self._sink.directory, version + 1)
+                with explained(self._where), self._sink.filesystem.open_input_stream(path) as log:
+                    if files.id.encode() not in log.read():
+                        sent.close()
+                        return False
+            self._make_log_durable(self._sink, table, version)
+        return True
 
 
 def live_files(table: DeltaTable) -> list[LiveFile]:
