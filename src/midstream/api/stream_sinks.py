@@ -296,6 +296,8 @@ class Writable:
         `append`: add to a table that has rows.
         `evolve`: add columns, and fields of structs, that the table lacks, and widen int to long, float to double, and
         decimals of the same scale. Other types than the table's are refused.
+        `auto_compact`: the driver writes small files again as files of up to `roll_size`, after commits, as snapshots that
+        change no data.
         `roll_size`: a file is closed when it has about this size, and at every checkpoint.
         `filesystem`: the pyarrow filesystem with which files are written, by default that of the table's location, with
         the credentials that the catalog gives.
