@@ -13,8 +13,8 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sized
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sized
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -34,7 +34,7 @@ class LiveFile(NamedTuple):
 
     path: str
     size: int
-    partition: Hashable
+    partition: tuple[Any, ...]
     order: tuple[int, str]
 
 
@@ -42,7 +42,7 @@ def files_to_compact(files: Iterable[LiveFile], target_bytes: int) -> list[LiveF
     """Return files that should become one, the oldest first: of one partition, in the order in which they were added, as
     time is then the same in them; none if there are too few.
     """
-    alike: defaultdict[tuple[Hashable, int], list[LiveFile]] = defaultdict(list)
+    alike: defaultdict[tuple[tuple[Any, ...], int], list[LiveFile]] = defaultdict(list)
     for file in files:
         if is_small(file.size, target_bytes):
             alike[file.partition, _tier(file.size, target_bytes)].append(file)

@@ -121,13 +121,13 @@ class DeltaCompactor(Compactor):
             chosen = files_to_compact(live_files(table), self._sink.roll_bytes)
             if not chosen:
                 return None
-            files = _Rewritten(self._sink, table, chosen, self.check_stopped)
+            files = _CompactedFiles(self._sink, table, chosen, self.check_stopped)
             done = self._commit(table.schema().to_json(), files)
         except DeltaError as error:
             raise StorageError(str(error)) from error
         return summary_text(chosen, files.written, sum(file.size for file in files.written)) if done else None
 
-    def _commit(self, schema: str, files: _Rewritten) -> bool:
+    def _commit(self, schema: str, files: _CompactedFiles) -> bool:
         from deltalake import CommitProperties
         from deltalake.exceptions import CommitFailedError
 
@@ -144,9 +144,8 @@ class DeltaCompactor(Compactor):
                 table.create_write_transaction(
                     files.actions(), "append", table.schema(), partition_by, commit_properties=properties
                 )
-            except (
-                CommitFailedError
-            ):  # perhaps it has succeeded: if the answer is lost, deltalake tries again, and fails
+            except CommitFailedError:
+                # perhaps it has succeeded: if the answer is lost, deltalake tries again, and fails
                 path = log_path(self._sink.directory, version + 1)
                 with explained(self._where), self._sink.filesystem.open_input_stream(path) as log:
                     if files.id.encode() not in log.read():
@@ -172,7 +171,7 @@ def live_files(table: DeltaTable) -> list[LiveFile]:
     ]
 
 
-class _Rewritten:
+class _CompactedFiles:
     """Files that are written in place of others, which have the same rows."""
 
     def __init__(
@@ -180,7 +179,7 @@ class _Rewritten:
     ) -> None:
         self.old = frozenset(chosen)
         self._sink = sink
-        self._partition: dict[str, str | None] = dict(chosen[0].partition)  # type: ignore[call-overload]  # as made above
+        self._partition: dict[str, str | None] = dict(chosen[0].partition)
         self._columns = nullable(pa.schema([each for each in schema_of(table) if each.name not in self._partition]))
         self._unbounded: set[str] = set()
         folder = unquote(chosen[0].path).rpartition("/")[0]
@@ -224,8 +223,9 @@ class _Rewritten:
         from deltalake.transaction import AddAction, RemoveAction
 
         now_ms = int(time.time() * 1000)
+        newest_ms = max(file.order[0] for file in self.old)  # readers of all files begin with the oldest
         added = [
-            AddAction(file.name, file.size, self._partition, now_ms, False, described)
+            AddAction(file.name, file.size, self._partition, newest_ms, False, described)
             for file, described in zip(self.written, self._statistics, strict=True)
         ]
         removed = [RemoveAction(unquote(file.path), False, now_ms, file.size, self._partition) for file in self.old]

@@ -74,7 +74,7 @@ class IcebergCompactor(Compactor):
         self._job_id = job_id
         self._uid = uid
         self._roll_bytes = roll_bytes
-        self._unknown: tuple[_Rewritten, int | None] | None = None
+        self._unknown: tuple[_CompactedDataFiles, int | None] | None = None
         """Files whose commit has an unknown outcome, and the snapshot for which it was made."""
 
     def compact_once(self) -> str | None:
@@ -87,7 +87,9 @@ class IcebergCompactor(Compactor):
             plan = _plan(table, self._roll_bytes, self._where)
             if plan is None:
                 return None
-            rewritten = _Rewritten(self._there, table, plan[0], self._part(table), self.check_stopped, self._where)
+            rewritten = _CompactedDataFiles(
+                self._there, table, plan[0], self._part(table), self.check_stopped, self._where
+            )
             return self._commit(table, plan[1], rewritten)
 
     def _part(self, table: Table) -> IcebergPart:
@@ -113,7 +115,7 @@ class IcebergCompactor(Compactor):
             self._unknown = None
         return True
 
-    def _commit(self, before: Table, old: FoundFiles, rewritten: _Rewritten) -> str | None:
+    def _commit(self, before: Table, old: FoundFiles, rewritten: _CompactedDataFiles) -> str | None:
         with ExitStack() as unsent, self.turn:
             unsent.callback(rewritten.delete, before)
             self.check_stopped()
@@ -134,7 +136,7 @@ class IcebergCompactor(Compactor):
         return summary_text(old.locations, rewritten.files, sum(file.size for file in rewritten.files))
 
 
-class _Rewritten(RewrittenFiles):
+class _CompactedDataFiles(RewrittenFiles):
     """Files that are written in place of others, which have the same rows."""
 
     def __init__(
