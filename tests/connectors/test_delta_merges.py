@@ -53,8 +53,8 @@ def waiting(table: Path) -> list[str]:
 
 def stale(committer: Any) -> None:
     """Let it see, once more, the table as it last saw it."""
-    newest = committer._newest
-    committer._newest = lambda: (setattr(committer, "_newest", newest), committer._table)[1]
+    newest = committer._table.newest
+    committer._table.newest = lambda: (setattr(committer._table, "newest", newest), committer._table.table)[1]
 
 
 # ---- what is in the table ----------------------------------------------------
@@ -172,7 +172,7 @@ def test_two_that_commit_the_same_at_once_agree_on_one(table):
     first = written(sink, users((1, "a", "insert"), (2, "b", "insert")))
     one.commit(1, first)
     other.commit(1, first)
-    other._table = DeltaTable(table)
+    other._table.table = DeltaTable(table)
     second = written(sink, users((1, None, "delete"), (3, "c", "insert")), 2, subtask=1)
     stale(other)
     kept = {path: path.read_bytes() for path in (table / "_midstream").iterdir()}
@@ -228,7 +228,7 @@ def test_a_merge_begins_again_after_any_other_commit(table, between):
     committer = committer_of(sink, "job-a")
     committer.commit(1, written(sink, users((1, "a", "insert"), (2, "b", "insert"))))
     committer.commit(2, written(sink, users((3, "c", "insert")), 2, subtask=1))
-    committer._table = DeltaTable(table)
+    committer._table.table = DeltaTable(table)
     stale(committer)
     if between == "append":
         write_deltalake(table, pa.table({"id": [4], "name": ["theirs"]}), mode="append")

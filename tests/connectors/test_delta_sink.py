@@ -59,8 +59,8 @@ def test_two_that_commit_the_same_at_once_agree_on_one(table):
     one, other = committer_of(sink, "job-a"), committer_of(sink, "job-a")
     one.commit(1, first)
     other.commit(1, first)
-    stale = other._newest
-    other._newest = lambda: (setattr(other, "_newest", stale), other._table)[1]
+    stale = other._table.newest
+    other._table.newest = lambda: (setattr(other._table, "newest", stale), other._table.table)[1]
     one.commit(2, second)
     other.commit(2, second)  # begins from the version before
     assert numbers(table) == [1, 2]

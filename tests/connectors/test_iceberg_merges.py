@@ -33,7 +33,7 @@ from pyiceberg.types import LongType, MapType, NestedField, StringType, UUIDType
 
 from committers import committer_of
 from machine import limit_s
-from midstream.connectors.iceberg import iceberg_commits, iceberg_merges, iceberg_sink
+from midstream.connectors.iceberg import iceberg_commits, iceberg_merges, iceberg_rewrites, iceberg_sink
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
 from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.engine.core.arrow_types import schema_of
@@ -243,9 +243,9 @@ def test_a_partition_column_in_the_key_says_which_files_are_read(catalog, monkey
     days = [date(2024, 1, day) for day in (1, 2, 3)]
     committer.commit(1, written(sink, rows_of(columns, *((day, b"x", 1) for day in days))))
     read: list[str] = []
-    real = iceberg_merges._AffectedFile.read
+    real = iceberg_rewrites.ReplacedFile.read
     monkeypatch.setattr(
-        iceberg_merges._AffectedFile, "read", lambda self, schema: (read.append(self.location), real(self, schema))[1]
+        iceberg_rewrites.ReplacedFile, "read", lambda self, schema: (read.append(self.location), real(self, schema))[1]
     )
     committer.commit(2, written(sink, rows_of(columns, (days[1], b"x", 2), (days[1], b"y", 2)), 2, subtask=1))
     assert found(catalog) == [(days[0], b"x", 1), (days[1], b"x", 2), (days[1], b"y", 2), (days[2], b"x", 1)]

@@ -371,10 +371,10 @@ def test_a_column_that_is_dropped_between_the_plan_and_the_commit_keeps_its_valu
     committables = written(sink, rows_of(NEW, {"id": 4, "name": "di", "city": "Oslo"}), 2, subtask=1)
     if isinstance(world, DeltaWorld):
         committer: Any = committer_of(sink, "job-a")
-        committer._newest()
-        fresh = committer._newest
+        committer._table.newest()
+        fresh = committer._table.newest
         world.drop("city")
-        committer._newest = lambda: (setattr(committer, "_newest", fresh), committer._table)[1]
+        committer._table.newest = lambda: (setattr(committer._table, "newest", fresh), committer._table.table)[1]
         committer.commit(2, committables)
     elif isinstance(world, IcebergWorld):
         real = iceberg_commits.SnapshotCommit.append

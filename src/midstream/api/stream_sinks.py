@@ -223,6 +223,7 @@ class Writable:
         partition_by: Sequence[str] = (),
         append: bool = False,
         evolve: bool = False,
+        auto_compact: bool = False,
         roll_size: Size = "128 MiB",
         storage_options: Mapping[str, str] | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
@@ -238,6 +239,8 @@ class Writable:
         `partition_by`: the partition columns of a table that is created; an existing one keeps its own.
         `append`: add to a table that has rows.
         `evolve`: add columns, and fields of structs, that the table lacks. Other types than the table's are refused.
+        `auto_compact`: the driver writes small files again as files of up to `roll_size`, after commits, as versions that
+        change no data.
         `roll_size`: a file is closed when it has about this size, and at every checkpoint.
         `storage_options`: what deltalake needs to write the table's log, such as credentials, as strings; only deltalake,
         on the driver, receives them.
@@ -256,6 +259,7 @@ class Writable:
             partition_by=partition_by,
             append=append,
             evolve=evolve,
+            auto_compact=auto_compact,
             roll_size=roll_size,
             storage_options=storage_options,
             filesystem=filesystem,
@@ -273,6 +277,7 @@ class Writable:
         partition_by: Sequence[str] = (),
         append: bool = False,
         evolve: bool = False,
+        auto_compact: bool = False,
         roll_size: Size = "128 MiB",
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> StreamSink:
@@ -291,6 +296,8 @@ class Writable:
         `append`: add to a table that has rows.
         `evolve`: add columns, and fields of structs, that the table lacks, and widen int to long, float to double, and
         decimals of the same scale. Other types than the table's are refused.
+        `auto_compact`: the driver writes small files again as files of up to `roll_size`, after commits, as snapshots that
+        change no data.
         `roll_size`: a file is closed when it has about this size, and at every checkpoint.
         `filesystem`: the pyarrow filesystem with which files are written, by default that of the table's location, with
         the credentials that the catalog gives.
@@ -309,6 +316,7 @@ class Writable:
             partition_by=partition_by,
             append=append,
             evolve=evolve,
+            auto_compact=auto_compact,
             roll_size=roll_size,
             filesystem=filesystem,
         )

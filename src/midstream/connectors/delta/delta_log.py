@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 import xxhash
@@ -285,6 +286,24 @@ def _log_files(filesystem: pyarrow.fs.FileSystem, directory: str) -> list[pyarro
 def metadata_of(table: DeltaTable) -> Metadata:
     found = table.metadata()
     return Metadata(str(found.id), table.schema().to_json(), found.partition_columns, dict(found.configuration))
+
+
+def deleted_rows(table: DeltaTable, paths: Set[str], where: str) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Yield each file that has a deletion vector, and which of its rows are deleted. deltalake has them by URL, which ends
+    with the path.
+    """
+    if "deletionVectors" not in (table.protocol().reader_features or ()):
+        return
+    root = unquote(table.table_uri).rstrip("/")
+    written = {unquote(path): path for path in paths}  # writers encode different characters in paths
+    for batch in map(pa.record_batch, table.deletion_vectors()):
+        for url, kept in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
+            segments = unquote(str(url)).removeprefix(f"{root}/").split("/")
+            ends = ("/".join(segments[index:]) for index in range(len(segments)))
+            path = next((written[end] for end in ends if end in written), None)
+            if path is None:
+                raise StorageError(f"{where}: rows of {url} were deleted, which is no file of the table")
+            yield path, ~kept.values.to_numpy(zero_copy_only=False)
 
 
 def table_columns(schema: str, names: Sequence[str]) -> pa.Schema:

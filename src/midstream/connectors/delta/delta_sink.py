@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -45,8 +46,8 @@ from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import check_columns, checked_key, written_columns
 from midstream.connectors.common.table_columns import fitted
 from midstream.connectors.delta import delta_evolution, delta_merges
+from midstream.connectors.delta.delta_compaction import DeltaCompactor, NewestTable, changes_no_rows, check_compactable
 from midstream.connectors.delta.delta_files import AppendedPart, WrittenFile
-from midstream.connectors.delta.delta_log import digest_of
 from midstream.connectors.delta.delta_merges import MergedPart
 from midstream.connectors.delta.delta_tables import (
     check_features,
@@ -109,6 +110,7 @@ class DeltaSink(Sink):
         partition_by: Sequence[str] = (),
         append: bool = False,
         evolve: bool = False,
+        auto_compact: bool = False,
         roll_size: Size = "128 MiB",
         storage_options: Mapping[str, str] | None = None,
         filesystem: pyarrow.fs.FileSystem | None = None,
@@ -127,6 +129,7 @@ class DeltaSink(Sink):
         self.table_id = ""
         """The id of the table's metadata, which it keeps until it is dropped. Set by `validate`."""
         self.evolve = evolve
+        self.auto_compact = auto_compact
         self._stored: pa.Schema | None = None
         """The stream's columns in the types of a table that would be made for it. Set by `validate`."""
         self._schema: pa.Schema | None = None
@@ -192,6 +195,8 @@ class DeltaSink(Sink):
         self.table_id = str(table.metadata().id)
         if self.key:
             delta_merges.check_mergeable(table, self._schema, self.key, self._where)
+        if self.auto_compact:
+            check_compactable(self, table)
 
     def datasets(self) -> Sequence[str]:
         return [file_uri(self._uri, self.filesystem, self.directory)]
@@ -340,12 +345,11 @@ class DeltaSink(Sink):
                 ) from None
             except (OSError, *UNDECODABLE) as error:
                 raise StorageError(f"{path}: cannot be read: {error}") from error
-            kinds = {kind for action in actions for kind in action}
             ours = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] in applications]
             if ours and max(map(_checkpoint_of, ours)) <= after:
                 break
             info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
-            if kinds <= {"txn", "commitInfo"} or info.get("operation") == delta_evolution.ADDED:
+            if changes_no_rows(actions) or info.get("operation") == delta_evolution.ADDED:
                 continue
             if ours:
                 before = version - 1
@@ -422,23 +426,30 @@ class _DeltaCommitter(Committer):
     def __init__(self, sink: DeltaSink, job_id: str) -> None:
         self._sink = sink
         self._job_id = job_id
-        self._table: DeltaTable | None = None
-        self._version: tuple[int, int | None] = (-1, None)
-        """A version of it, and the digest of its commit."""
+        self._table = NewestTable(sink)
         self._elsewhere: dict[str, _DeltaCommitter] = {}
         """Committers by location, for what the sink wrote to other tables before this one."""
         self._merged = MergedFiles(job_id)
+        self._compactor = DeltaCompactor(sink, _make_log_durable) if sink.auto_compact else None
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         for (job_id, uid, location), files in _grouped(committables).items():
             at = self._at(location)
             where = f"{at._sink._where}: cannot commit checkpoint {checkpoint_id}"
-            wrong = at._commit(_application(job_id, uid), job_id != self._job_id, checkpoint_id, files, where)
+            compactor = self._compactor if at is self else None
+            with nullcontext() if compactor is None else compactor.turn:
+                wrong = at._commit(_application(job_id, uid), job_id != self._job_id, checkpoint_id, files, where)
             if files[0].key:
                 names = [file.name for file in files]
                 self._merged.add(at._sink.filesystem, at._sink.directory, job_id, uid, names)
             if wrong:
                 raise ConfigError(f"{at._sink._where}: after the commit of checkpoint {checkpoint_id}: {wrong}")
+            if compactor is not None:
+                compactor.committed()
+
+    def close(self) -> None:
+        if self._compactor is not None:
+            self._compactor.close()
 
     def check(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         from deltalake.exceptions import DeltaError
@@ -447,7 +458,7 @@ class _DeltaCommitter(Committer):
             at = self._at(location)
             where = f"{at._sink._where}: cannot commit checkpoint {checkpoint_id}"
             try:
-                table = at._newest()
+                table = at._table.newest()
                 newest, _ = _committed(table, _application(job_id, uid))
                 if newest < checkpoint_id:
                     at._actions(files, where)
@@ -477,7 +488,7 @@ class _DeltaCommitter(Committer):
 
         for tries in range(1, _TRIES_MAX + 1):
             try:
-                table = self._newest()
+                table = self._table.newest()
                 newest, is_superseded = _committed(table, application)
                 if checkpoint_id <= newest and (is_superseded or not superseding):
                     return None
@@ -539,17 +550,6 @@ class _DeltaCommitter(Committer):
             return [sink._schema]
         paths = [below(sink.filesystem, sink.directory, file.name) for file in files]
         return [*{merged_columns(parquet_schema(sink.filesystem, path)) for path in paths}]
-
-    def _newest(self) -> DeltaTable:
-        """Return the table as it is now: another one, if it was dropped and made again."""
-        sink, (version, digest) = self._sink, self._version
-        if self._table is not None and digest is not None:
-            if digest_of(sink.filesystem, sink.directory, version) == digest:
-                self._table.update_incremental()
-                return self._table
-        self._table = table = sink.opened()
-        self._version = table.version(), digest_of(sink.filesystem, sink.directory, table.version())
-        return table
 
     def _actions(self, files: Sequence[WrittenFile], where: str) -> list[Any]:
         from deltalake.transaction import AddAction

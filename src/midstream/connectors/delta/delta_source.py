@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -24,6 +24,7 @@ from midstream.connectors.delta.delta_log import (
     TableVersion,
     commit_times,
     constants_of,
+    deleted_rows,
     digest_of,
     has_version,
     metadata_of,
@@ -212,7 +213,7 @@ class DeltaSource(TableSource):
         names = [] if partitions is None else [field.name for field in partitions.type]
         paths = list(map(str, actions.column("path").to_pylist()))
         sizes = map(int, actions.column("size_bytes").to_numpy())
-        deleted = self._deleted_rows(table, set(paths))
+        deleted = {path: packed(rows) for path, rows in deleted_rows(table, set(paths), self._where)}
         times = _min_times_us(actions, event_time)
         for row, (path, size, time_us) in enumerate(zip(paths, sizes, times, strict=True)):
             values = {name: partitions[row][name] for name in names} if partitions is not None else {}
@@ -220,23 +221,6 @@ class DeltaSource(TableSource):
             yield TableFile(
                 unquote(path), size, table.version(), constants, deleted.get(path, b""), min_time_us=time_us
             )
-
-    def _deleted_rows(self, table: DeltaTable, paths: Set[str]) -> dict[str, bytes]:
-        """Return the deleted rows of each file that has some. deltalake has them by URL, which ends with the path."""
-        found: dict[str, bytes] = {}
-        if "deletionVectors" not in (table.protocol().reader_features or ()):
-            return found
-        root = unquote(table.table_uri).rstrip("/")
-        written = {unquote(path): path for path in paths}  # writers encode different characters in paths
-        for batch in map(pa.record_batch, table.deletion_vectors()):
-            for url, kept in zip(batch.column(0).to_pylist(), batch.column(1), strict=True):
-                segments = unquote(str(url)).removeprefix(f"{root}/").split("/")
-                ends = ("/".join(segments[index:]) for index in range(len(segments)))
-                path = next((written[end] for end in ends if end in written), None)
-                if path is None:
-                    raise StorageError(f"{self._where}: rows of {url} were deleted, which is no file of the table")
-                found[path] = packed(~kept.values.to_numpy(zero_copy_only=False))
-        return found
 
     def _added_by(self, version: TableVersion, table_id: str) -> Sequence[TableFile]:
         self._check_version(version, table_id)

@@ -104,7 +104,9 @@ class Rollback(NamedTuple):
     ended: dict[str, Mark]
     """The marks that the applications get."""
     has_replaced: bool
-    """Whether newer checkpoints have replaced rows, so that it is not enough to remove the files that they have added."""
+    """Whether newer checkpoints have replaced rows, or their files were compacted since, so that it is not enough to remove
+    the files that they have added.
+    """
     before: Snapshot | None
     """If they have: the snapshot before them; None if the table had none."""
 
@@ -271,8 +273,8 @@ class CatalogTable:
     def rollback(self, table: Table, output: CommittedOutput, after: int) -> Rollback:
         """Return what it takes to undo newer checkpoints.
 
-        Raises ConfigError if their snapshots have expired, if others have rewritten their files, or, if they have
-        replaced rows, if others have changed the table since.
+        Raises ConfigError if their snapshots have expired, or if they have replaced rows or their files were rewritten, and
+        others have changed the table since.
         """
         snapshots = {}
         for snapshot in table.metadata.snapshots:
@@ -295,10 +297,10 @@ class CatalogTable:
                 checkpoint = int(_summary_of(found)[PREVIOUS])
             ended[app] = Mark(min(mark.checkpoint, after), True, checkpoint)
         ids = frozenset(newer)
-        if any("deleted-data-files" in _summary_of(snapshot) for snapshot in newer.values()):
+        if any("deleted-data-files" in _summary_of(each) for each in newer.values()) or not self._are_live(
+            table, newer
+        ):
             return Rollback(ids, ended, True, self._before(table, ids, output, after))
-        if newer:
-            self._check_live(table, newer, after)
         return Rollback(ids, ended, False, None)
 
     def _before(self, table: Table, newer: frozenset[int], output: CommittedOutput, after: int) -> Snapshot | None:
@@ -310,8 +312,8 @@ class CatalogTable:
                 name = "of an unknown kind" if snapshot.summary is None else snapshot.summary.operation.value
                 raise ConfigError(
                     f"{self.where}: other writers have changed the table since checkpoint {after}: snapshot "
-                    f"{snapshot.snapshot_id} is {name}; where rows were replaced by key, only the newest snapshots can be "
-                    "rolled back"
+                    f"{snapshot.snapshot_id} is {name}; where rows were replaced by key, or files compacted or rewritten, only "
+                    "the newest snapshots can be rolled back"
                 )
             parent_id, child = snapshot.parent_snapshot_id, snapshot
             snapshot = None if parent_id is None else table.metadata.snapshot_by_id(parent_id)
@@ -329,17 +331,13 @@ class CatalogTable:
             )
         return snapshot
 
-    def _check_live(self, table: Table, newer: Mapping[int, Snapshot], after: int) -> None:
+    def _are_live(self, table: Table, newer: Mapping[int, Snapshot]) -> bool:
+        """Whether all files that these snapshots have added are in the table as they were written."""
+        if not newer:
+            return True
         with catalog_errors(f"{self.where}: its files cannot be listed"):
             live = Counter(entry.snapshot_id for entry in entries_of(table))
-        for snapshot_id, snapshot in newer.items():
-            added = int(_summary_of(snapshot)["added-data-files"])
-            if live[snapshot_id] != added:
-                raise ConfigError(
-                    f"{self.where}: other writers have rewritten or removed files of snapshot {snapshot_id}, which is "
-                    f"newer than checkpoint {after} (it added {added}, and {live[snapshot_id]} are still there); "
-                    "only files that are as they were written can be rolled back"
-                )
+        return all(live[id] == int(_summary_of(snapshot)["added-data-files"]) for id, snapshot in newer.items())
 
     def _connected(self) -> Catalog:
         from pyiceberg.catalog import Catalog, load_catalog
@@ -387,6 +385,8 @@ def _may_be_undone(snapshot: Snapshot, output: CommittedOutput, after: int) -> b
     from pyiceberg.table.snapshots import Operation
 
     summary = _summary_of(snapshot)
+    if snapshot.summary is not None and snapshot.summary.operation == Operation.REPLACE:
+        return True
     is_append = snapshot.summary is not None and snapshot.summary.operation == Operation.APPEND
     if is_append and not any(name.startswith(("added-", "deleted-", "removed-")) for name in summary):
         return True

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, cast
 from uuid import uuid4
 
 import pyarrow.fs
@@ -88,6 +88,18 @@ def answered(work: Callable[[], T]) -> T:
     return cast("T", found)
 
 
+class FoundFiles(NamedTuple):
+    """Data files that are written again with the same rows, as they were found.
+
+    `locations`: of the files. `entries`: those of manifests, by location; none of a manifest without such a file.
+    `deletes`: the manifests of deleted rows, by location.
+    """
+
+    locations: frozenset[str]
+    entries: Mapping[str, Sequence[ManifestEntry]]
+    deletes: frozenset[str]
+
+
 class SnapshotCommit:
     """A snapshot that is being made for a table as it was loaded."""
 
@@ -108,10 +120,9 @@ class SnapshotCommit:
         """
         from pyiceberg.table.snapshots import Operation
 
-        specs = sorted({file.spec_id for file in files})
         with self._no_leftovers():
-            added = [self._added([file for file in files if file.spec_id == spec_id]) for spec_id in specs]
-            self._commit(Operation.APPEND, [*added, *self._merged(self._live())], files, (), properties, summary)
+            manifests = [*self._all_added(files), *self._merged(self._live())]
+            self._commit(Operation.APPEND, manifests, files, (), properties, summary)
 
     def replace(
         self,
@@ -123,20 +134,50 @@ class SnapshotCommit:
         """Remove data files, add others, and set properties of the table. Raises as `append` does."""
         from pyiceberg.table.snapshots import Operation
 
-        untouched, rewritten, removed = [], [], []
         with self._no_leftovers():
-            for manifest in self._live():
-                entries = data_entries(self._table, manifest)
-                gone = [entry for entry in entries if is_removed(entry)]
-                if gone:
-                    removed += [entry.data_file for entry in gone]
-                    rewritten.append(self._rewritten(manifest.partition_spec_id, entries, gone))
-                else:
-                    untouched.append(manifest)
-            specs = sorted({file.spec_id for file in files})
-            added = [self._added([file for file in files if file.spec_id == spec_id]) for spec_id in specs]
-            manifests = [*added, *rewritten, *self._merged(untouched)]
+            manifests, untouched, removed = self._without(is_removed, {})
+            manifests += [*self._all_added(files), *self._merged(untouched)]
             self._commit(Operation.OVERWRITE, manifests, files, removed, properties, summary)
+
+    def rewrite(self, files: Sequence[DataFile], old: FoundFiles, summary: Mapping[str, str]) -> None:
+        """Put data files in the place of others with the same rows. Raises as `append` does."""
+        from pyiceberg.table.snapshots import Operation
+
+        with self._no_leftovers():
+            if old.deletes != delete_manifests(self._table):
+                raise LostRaceError("rows were deleted")
+            manifests, untouched, removed = self._without(
+                lambda entry: entry.data_file.file_path in old.locations, old.entries
+            )
+            if len(removed) != len(old.locations):
+                raise LostRaceError("files were removed")
+            manifests += [*self._all_added(files), *untouched]
+            self._commit(Operation.REPLACE, manifests, files, removed, {}, summary)
+
+    def _without(
+        self, is_removed: Callable[[ManifestEntry], bool], known: Mapping[str, Sequence[ManifestEntry]]
+    ) -> tuple[list[ManifestFile], list[ManifestFile], list[DataFile]]:
+        """Remove data files. Return manifests in place of those that had some, the others, and what was removed.
+
+        `known`: entries of manifests, by their locations.
+        """
+        rewritten, untouched, removed = [], [], []
+        small: dict[int, tuple[list[ManifestEntry], list[ManifestEntry]]] = {}
+        for manifest in self._live():
+            entries = known.get(manifest.manifest_path)
+            entries = data_entries(self._table, manifest) if entries is None else entries
+            gone = [entry for entry in entries if is_removed(entry)]
+            removed += [entry.data_file for entry in gone]
+            if not gone:
+                untouched.append(manifest)
+            elif manifest.manifest_length < _SMALL_BYTES:
+                together = small.setdefault(manifest.partition_spec_id, ([], []))
+                together[0].extend(entries)
+                together[1].extend(gone)
+            else:
+                rewritten.append(self._rewritten(manifest.partition_spec_id, entries, gone))
+        rewritten += [self._rewritten(spec_id, *together) for spec_id, together in small.items()]
+        return rewritten, untouched, removed
 
     def set_back(self, parent: Snapshot | None, properties: Mapping[str, str], summary: Mapping[str, str]) -> None:
         """Set the table back to an older snapshot; None: to the time before the first. Set properties of the table.
@@ -180,6 +221,10 @@ class SnapshotCommit:
         newest = self._metadata.current_snapshot()
         found = [] if newest is None else newest.manifests(self._table.io)
         return [manifest for manifest in found if manifest.has_added_files() or manifest.has_existing_files()]
+
+    def _all_added(self, files: Sequence[DataFile]) -> list[ManifestFile]:
+        specs = sorted({file.spec_id for file in files})
+        return [self._added([file for file in files if file.spec_id == spec_id]) for spec_id in specs]
 
     def _added(self, files: Sequence[DataFile]) -> ManifestFile:
         from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus
@@ -312,12 +357,9 @@ class SnapshotCommit:
         branch = self._metadata.refs.get(MAIN_BRANCH)
         retention = {} if branch is None else branch.model_dump(by_alias=True, exclude_none=True)
         head = {**retention, "ref-name": MAIN_BRANCH, "snapshot-id": self.snapshot_id, "type": SnapshotRefType.BRANCH}
-        updates = (
-            AddSnapshotUpdate(snapshot=snapshot),
-            SetSnapshotRefUpdate.model_validate(head),
-            SetPropertiesUpdate(updates=dict(properties)),
-        )
-        self._send(newest_id, updates)
+        updates = (AddSnapshotUpdate(snapshot=snapshot), SetSnapshotRefUpdate.model_validate(head))
+        noted = (SetPropertiesUpdate(updates=dict(properties)),) if properties else ()
+        self._send(newest_id, (*updates, *noted))
 
     def _send(self, newest_id: int | None, updates: tuple[TableUpdate, ...]) -> None:
         from pyiceberg.table.refs import MAIN_BRANCH
@@ -353,7 +395,7 @@ class SnapshotCommit:
         summary: Mapping[str, str],
         parent: Snapshot | None,
     ) -> Any:
-        from pyiceberg.table.snapshots import SnapshotSummaryCollector, Summary, update_snapshot_summaries
+        from pyiceberg.table.snapshots import Operation, SnapshotSummaryCollector, Summary, update_snapshot_summaries
 
         metadata, collector = self._metadata, SnapshotSummaryCollector()
         schema, specs = metadata.schema(), metadata.specs()
@@ -362,7 +404,10 @@ class SnapshotCommit:
         for file in removed:
             collector.remove_file(file, schema, specs[file.spec_id])
         before = None if parent is None else parent.summary
-        return update_snapshot_summaries(Summary(operation=operation, **collector.build(), **summary), before)
+        # pyiceberg adds up the totals of this operation, and refuses that of a rewrite, which has the same
+        counted = Operation.OVERWRITE if operation == Operation.REPLACE else operation
+        found = update_snapshot_summaries(Summary(operation=counted, **collector.build(), **summary), before)
+        return Summary(operation=operation, **found.additional_properties)
 
 
 def change_schema(table: Table, change: Callable[[UpdateSchema], None]) -> None:
@@ -394,6 +439,15 @@ def data_entries(table: Table, manifest: ManifestFile) -> list[ManifestEntry]:
     if manifest.content != ManifestContent.DATA:
         return []
     return list(manifest.fetch_manifest_entry(table.io, discard_deleted=True))
+
+
+def delete_manifests(table: Table) -> frozenset[str]:
+    """Return the locations of the manifests of deleted rows."""
+    from pyiceberg.manifest import ManifestContent
+
+    newest = table.metadata.current_snapshot()
+    manifests = [] if newest is None else newest.manifests(table.io)
+    return frozenset(each.manifest_path for each in manifests if each.content == ManifestContent.DELETES)
 
 
 def entries_of(table: Table) -> Iterator[ManifestEntry]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -31,27 +30,19 @@ import pyarrow.fs
 from midstream.connectors.common.table_columns import as_stored, nullable
 from midstream.connectors.files.keyed_files import DELETES, in_order, last_rows_of, several_rows
 from midstream.connectors.files.rolling_files import explained
-from midstream.connectors.files.table_files import TableFile, open_table_file
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
 from midstream.connectors.iceberg.iceberg_commits import SnapshotCommit, entries_of
 from midstream.connectors.iceberg.iceberg_files import (
     column_names,
-    delete_files_of,
-    deleted_rows,
-    id_of,
-    parquet_schema_of,
-    partition_constants,
-    stored_columns,
 )
 from midstream.connectors.iceberg.iceberg_parts import IcebergPart, target_of
-from midstream.connectors.iceberg.iceberg_rewrites import RewrittenFiles
+from midstream.connectors.iceberg.iceberg_rewrites import ReplacedFile, RewrittenFiles, deletes_of, write_rows
 from midstream.connectors.iceberg.iceberg_tables import check_rewritable, columns_of
 from midstream.engine.core.batches import concat, to_polars
 from midstream.engine.core.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
-    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
 _BATCH_ROWS: Final = 65_536
@@ -93,7 +84,7 @@ class Merge(RewrittenFiles):
 
         Raises what `SnapshotCommit` raises, ConfigError or SchemaError if the table can no longer take the rows.
         """
-        check_rewritable(table, self._where)
+        check_rewritable(table, "key", self._where)
         snapshot, rows = SnapshotCommit(table), self._rows(table)
         target = target_of(self._there, table, columns_of(table.metadata.schema()))
         names, id = count(), uuid4().hex[:16]
@@ -156,49 +147,6 @@ class Merge(RewrittenFiles):
                 )
 
 
-class _AffectedFile:
-    """A data file that may have rows with one of the keys."""
-
-    def __init__(self, there: CatalogTable, table: Table, file: DataFile, deletes: Sequence[str], where: str) -> None:
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-        from pyiceberg.manifest import FileFormat
-
-        if file.file_format != FileFormat.PARQUET:
-            raise ConfigError(
-                f"{where}: {file.file_path} is {file.file_format.value}; rows with a key can be merged only into Parquet files"
-            )
-        self.location = file.file_path
-        self._filesystem, self._path = there.located(table, file.file_path)
-        self._schema = schema_to_pyarrow(table.metadata.schema())
-        mapping = table.metadata.name_mapping()
-        self._mapping = [] if mapping is None else mapping.root
-        columns = nullable(columns_of(table.metadata.schema()))
-        by_id = {found: columns.field(field.name) for field in self._schema if (found := id_of(field)) is not None}
-        constants = partition_constants(file, table.specs()[file.spec_id], by_id)
-        self._file = TableFile(file.file_path, file.file_size_in_bytes, 0, constants)
-        self._deletes = [there.located(table, each)[1] for each in deletes]
-
-    @cached_property
-    def _deleted(self) -> np.ndarray[Any, Any] | None:
-        return deleted_rows(self._filesystem, self._deletes, self.location, self._path)
-
-    def read(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that are in the table, always in the same order."""
-        wanted = pa.schema([self._schema.field(name) for name in schema.names])
-
-        def stored() -> dict[str, pa.Field[Any]]:
-            return stored_columns(parquet_schema_of(self._filesystem, self._path), wanted, self._mapping, self._path)
-
-        reader = open_table_file(
-            self._filesystem, self._path, self._file, schema, 0, stored=stored, deleted=lambda: self._deleted
-        )
-        try:
-            while (found := reader.read(_BATCH_ROWS)) is not None:
-                yield found[0]
-        finally:
-            reader.close()
-
-
 class _KeyedRows:
     """The last row of each key in a checkpoint, in columns of the table.
 
@@ -221,7 +169,7 @@ class _KeyedRows:
         names = [f"k{i}" for i in range(len(self.key))]
         return to_polars(pa.RecordBatch.from_arrays([batch.column(name) for name in self.key], names))
 
-    def write(self, files: Iterator[_AffectedFile], part: IcebergPart) -> frozenset[str]:
+    def write(self, files: Iterator[ReplacedFile], part: IcebergPart) -> frozenset[str]:
         """Write what replaces files that have one of the keys, and rows that none has. Return the locations of these files."""
         is_found = np.zeros(self._rows.num_rows, bool)
         replaced = set()
@@ -236,14 +184,14 @@ class _KeyedRows:
             is_found[hits] = True
             start = 0
             for batch in file.read(self._columns):
-                _write(part, self._changed(batch, at[start : start + batch.num_rows]))
+                write_rows(part, self._changed(batch, at[start : start + batch.num_rows]))
                 start += batch.num_rows
         added = self._rows.filter(pa.array(~is_found & ~self._deletes))
         for start in range(0, added.num_rows, _BATCH_ROWS):
-            _write(part, self._complete(added.slice(start, _BATCH_ROWS)))
+            write_rows(part, self._complete(added.slice(start, _BATCH_ROWS)))
         return frozenset(replaced)
 
-    def _positions(self, file: _AffectedFile) -> np.ndarray[Any, Any]:
+    def _positions(self, file: ReplacedFile) -> np.ndarray[Any, Any]:
         """Return for each row of a file which of these rows has its key, or -1."""
         names = [name for name in self._index.columns if name != "row"]
         found = [np.array([], np.int64)]
@@ -301,24 +249,7 @@ class _KeyedRows:
         return found
 
 
-def _write(part: IcebergPart, batch: pa.RecordBatch) -> None:
-    if batch.num_rows:
-        part.add(batch)
-        part.drain()
-
-
-def deletes_of(table: Table, where: str) -> dict[str, tuple[str, ...]]:
-    """Return for data files the files of deletes that apply to them. Raises ConfigError for deletes by equality."""
-    from pyiceberg.manifest import ManifestContent
-
-    newest = table.metadata.current_snapshot()
-    manifests = [] if newest is None else newest.manifests(table.io)
-    if all(manifest.content != ManifestContent.DELETES for manifest in manifests):
-        return {}
-    return delete_files_of(table, where)
-
-
-def _affected(there: CatalogTable, table: Table, rows: _KeyedRows, where: str) -> Iterator[_AffectedFile]:
+def _affected(there: CatalogTable, table: Table, rows: _KeyedRows, where: str) -> Iterator[ReplacedFile]:
     """Yield the data files that may have rows with one of the keys."""
     deletes = deletes_of(table, where)
     try:
@@ -332,4 +263,4 @@ def _affected(there: CatalogTable, table: Table, rows: _KeyedRows, where: str) -
     for entry in () if planned == set() else list(entries_of(table)):
         file = entry.data_file
         if planned is None or file.file_path in planned:
-            yield _AffectedFile(there, table, file, deletes.get(file.file_path, ()), where)
+            yield ReplacedFile(there, table, file, deletes.get(file.file_path, ()), where)

@@ -24,6 +24,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -60,9 +61,11 @@ from midstream.connectors.iceberg.iceberg_commits import (
     SnapshotCommit,
     catalog_errors,
 )
+from midstream.connectors.iceberg.iceberg_compaction import IcebergCompactor, check_compactable
 from midstream.connectors.iceberg.iceberg_evolution import Append, Evolving
-from midstream.connectors.iceberg.iceberg_merges import Merge, deletes_of
+from midstream.connectors.iceberg.iceberg_merges import Merge
 from midstream.connectors.iceberg.iceberg_parts import IcebergKeyedPart, IcebergPart, TableTarget, target_of
+from midstream.connectors.iceberg.iceberg_rewrites import deletes_of
 from midstream.connectors.iceberg.iceberg_tables import (
     check_metrics,
     check_rewritable,
@@ -122,6 +125,7 @@ class IcebergSink(Sink):
         partition_by: Sequence[str] = (),
         append: bool = False,
         evolve: bool = False,
+        auto_compact: bool = False,
         roll_size: Size = "128 MiB",
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> None:
@@ -137,6 +141,7 @@ class IcebergSink(Sink):
         self.partition_by = tuple(partition_by)
         self.append = append
         self.evolve = evolve
+        self.auto_compact = auto_compact
         self._evolving: Evolving | None = None
         """Set by `validate`, if the sink evolves the table."""
         self._table: CatalogTable | None = CatalogTable(given, identifier, filesystem, f"IcebergSink on {table}")
@@ -169,7 +174,7 @@ class IcebergSink(Sink):
             )
         check_metrics(found, table.metadata.properties, self._where)
         if self.key:
-            check_rewritable(table, self._where)
+            check_rewritable(table, "key", self._where)
             with catalog_errors(f"{self._where}: its files cannot be listed"):
                 deletes_of(table, self._where)
         elif not (restoring or self.append):
@@ -191,6 +196,8 @@ class IcebergSink(Sink):
             table = self._evolved(there, Evolving(stored, self.key), fit)
             self._evolving = Evolving(stored, self.key, table.metadata.current_schema_id)
         self._target = target_of(there, table, fit(columns_of(table.metadata.schema())))
+        if self.auto_compact:
+            check_compactable(there, table, self.roll_bytes)
 
     def _evolved(self, there: CatalogTable, evolving: Evolving, check: Callable[[pa.Schema], object]) -> Table:
         def attempt(table: Table) -> None:
@@ -227,7 +234,10 @@ class IcebergSink(Sink):
         return AsyncWriter(context, next_part)
 
     def committer(self, context: CommitterContext) -> _IcebergCommitter:
-        return _IcebergCommitter(self._on_driver(), context.job_id, context, self.roll_bytes, self._evolving)
+        there, compactor = self._on_driver(), None
+        if self.auto_compact:
+            compactor = IcebergCompactor(there, context.job_id, context.uid, self.roll_bytes)
+        return _IcebergCommitter(there, context.job_id, context, self.roll_bytes, self._evolving, compactor)
 
     def newest_committed(self, output: CommittedOutput) -> int:
         there = self._on_driver()
@@ -309,9 +319,11 @@ class _IcebergCommitter(Committer):
         context: CommitterContext | None,
         roll_bytes: int,
         evolving: Evolving | None,
+        compactor: IcebergCompactor | None = None,
     ) -> None:
         self._there = there
         self._evolving = evolving
+        self._compactor = compactor
         self._job_id = job_id
         self._context = context
         self._roll_bytes = roll_bytes
@@ -331,15 +343,24 @@ class _IcebergCommitter(Committer):
             attempt = _CheckpointCommit(
                 there, uuid, job_id, uid, superseding, checkpoint_id, append, merge, evolving, where
             )
-            _repeated(there, attempt, where, self._wait)
-            if merge is None:
-                append.clean_up()
-            else:
-                table = there.opened()
-                merge.delete_lost(table)
+            compactor = self._compactor if there is self._there else None
+            with nullcontext() if compactor is None else compactor.turn:
+                _repeated(there, attempt, where, self._wait)
+                if merge is None:
+                    append.clean_up()
+                else:
+                    table = there.opened()
+                    merge.delete_lost(table)
+            if merge is not None:
                 self._merged.add(*there.data_directory(table), job_id, uid, [file.name for file in files])
                 if merge.wrong:
                     raise ConfigError(f"{there.where}: after the commit of checkpoint {checkpoint_id}: {merge.wrong}")
+            if compactor is not None:
+                compactor.committed()
+
+    def close(self) -> None:
+        if self._compactor is not None:
+            self._compactor.close()
 
     def check(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         for (job_id, uid, identifier, uuid), files in _grouped(committables).items():

@@ -173,8 +173,10 @@ def check_supported(table: Table, where: str) -> None:
     check_partitioning(metadata.spec(), metadata.schema(), where)
 
 
-def check_rewritable(table: Table, where: str) -> None:
-    """Raise ConfigError for a table with a column that would not stay as it is if its files were rewritten."""
+def check_rewritable(table: Table, option: str, where: str) -> None:
+    """Raise ConfigError for a table with a column that would not stay as it is if its files were rewritten, as they are with
+    this option of the sink.
+    """
     from pyiceberg.types import FixedType, ListType, MapType, NestedField, StructType, UUIDType
 
     def refused(field: NestedField) -> IcebergType | None:
@@ -192,8 +194,8 @@ def check_rewritable(table: Table, where: str) -> None:
         kind = refused(field)
         if kind is not None:
             raise ConfigError(
-                f"{where}: column {field.name!r} of the table has the type {kind}, and rows with a key cannot be merged into "
-                "such a table: its files are rewritten; drop the column, or leave key out"
+                f"{where}: column {field.name!r} of the table has the type {kind}, and would not stay as it is: with {option}, "
+                f"files of the table are rewritten; drop the column, or leave {option} out"
             )
 
 

@@ -1,0 +1,803 @@
+"""Small files that the driver compacts: no row is lost or doubled, whatever happens at the same time, and whoever dies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet
+import pytest
+from connector_worlds import SCHEMA, batch, written
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+from going_back_world import Fate, MortalFiles
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keyed_tables import KEYED, USERS, rows_of, users
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitStateUnknownException
+from table_worlds import WORLDS, DeltaWorld, IcebergWorld, Job, TableWorld
+
+from committers import committer_of
+from effort import examples
+from machine import limit_s
+from midstream.connectors.common import compaction
+from midstream.connectors.common.compaction import LiveFile, files_to_compact
+from midstream.connectors.delta import delta_compaction
+from midstream.connectors.delta.delta_sink import DeltaSink
+from midstream.connectors.files.rolling_files import OpenFile
+from midstream.connectors.iceberg import iceberg_compaction, iceberg_sink
+from midstream.connectors.iceberg.iceberg_sink import IcebergSink
+from midstream.engine.core.arrow_types import schema_of, to_list
+from midstream.engine.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
+from midstream.engine.operators.sink_api import CommittedOutput
+from permissions import unprivileged
+
+FEW = 4
+OUTPUT = CommittedOutput("out", frozenset(["job-a"]))
+
+
+@pytest.fixture(autouse=True)
+def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "FILES_MIN", FEW)
+    monkeypatch.setattr(iceberg_sink, "_PAUSE_S", 0.0)
+
+
+@pytest.fixture(params=sorted(WORLDS))
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> TableWorld:
+    return WORLDS[request.param](tmp_path)
+
+
+def new_sink(world: TableWorld, columns: pa.Schema = SCHEMA, *, restoring: bool = False, **options: Any) -> Any:
+    options = {"auto_compact": True, **options}
+    if isinstance(world, IcebergWorld):
+        sink: Any = IcebergSink("lake.t", catalog=world.catalog, **options)
+    else:
+        sink = DeltaSink(world.path / "t", **options)
+    sink.validate(columns, restoring=restoring)
+    return sink
+
+
+class Driver:
+    """Commits checkpoints, each with one subtask's rows, and compacts when it is told to."""
+
+    def __init__(self, sink: Any, job_id: str = "job-a", first: int = 1) -> None:
+        self.sink = sink
+        self.job_id = job_id
+        self.checkpoint = first - 1
+        self.committer = committer_of(sink, job_id)
+        self.compactor = self.committer._compactor
+        self.compactor._commits = -(10**9)
+
+    def commit(self, rows: pa.RecordBatch) -> int:
+        self.checkpoint += 1
+        self.committer.commit(
+            self.checkpoint,
+            written(self.sink, rows, self.checkpoint, attempt=self.checkpoint, job_id=self.job_id),
+        )
+        return self.checkpoint
+
+    def commit_numbers(self, *values: int) -> None:
+        for value in values:
+            self.commit(batch(value))
+
+    def compact(self) -> str | None:
+        return self.compactor.compact_once()
+
+
+def kind_of(keyed: bool) -> tuple[pa.Schema, dict[str, Any]]:
+    return (USERS, KEYED) if keyed else (SCHEMA, {})
+
+
+def live(world: TableWorld) -> list[str]:
+    return sorted(path.name for path in world.files())
+
+
+def on_disk(world: TableWorld) -> list[str]:
+    return sorted(path.name for path in world.path.rglob("compacted-*.parquet"))
+
+
+# ---- which files -------------------------------------------------------------
+
+
+def file(name: str, size: int, partition: str = "", order: int = 0) -> LiveFile:
+    return LiveFile(name, size, (partition,), (order, name))
+
+
+def test_files_of_one_partition_and_of_like_size_are_compacted_the_oldest_first() -> None:
+    def chosen(*files: LiveFile) -> list[str]:
+        return [each.path for each in files_to_compact(files, 1000)]
+
+    few = [file(str(n), 300, order=9 - n) for n in range(FEW)]
+    assert chosen() == chosen(*few[1:]) == []
+    assert chosen(*few) == ["3", "2", "1"], "three have the target size"
+    assert chosen(*few[1:], file("large", 500), file("other", 300, "p"), file("tiny", 1)) == []
+    tiny = [file(f"tiny {n}", n, "p", n) for n in range(FEW + 1)]
+    assert chosen(*few, *tiny) == [each.path for each in tiny], "where there are most"
+
+
+@given(st.lists(st.integers(1, 400), min_size=100, max_size=400))
+def test_files_of_any_sizes_become_few_and_no_row_is_written_again_often(sizes: list[int]) -> None:
+    target, now, rewritten = 1000, list[LiveFile](), 0
+    for order, size in enumerate(sizes):
+        now.append(file(f"{order}", size, order=order))
+        while chosen := files_to_compact(now, target):
+            assert len(chosen) > 1
+            together = sum(each.size for each in chosen)
+            assert together <= target
+            rewritten += together
+            now = [each for each in now if each not in chosen]
+            now.append(file(f"{order}+", together, order=order))
+        small = [each for each in now if 2 * each.size < target]
+        assert len(small) < 3 * FEW
+    assert sum(each.size for each in now) == sum(sizes)
+    assert rewritten <= 3 * FEW * sum(sizes)
+
+
+# ---- what is in the table ----------------------------------------------------
+
+
+def test_small_files_become_one_with_the_same_rows_and_their_bounds(world: TableWorld) -> None:
+    driver = Driver(new_sink(world))
+    driver.commit_numbers(3, 1, 2)
+    assert driver.compact() is None
+    driver.commit_numbers(7)
+    before = world.version()
+    done = driver.compact()
+    assert done is not None
+    assert done.startswith("compacted 4 files into 1 of ")
+    assert world.version() != before
+    assert live(world) == on_disk(world)
+    assert len(live(world)) == 1
+    assert world.numbers() == [1, 2, 3, 7]
+    if isinstance(world, IcebergWorld):
+        [found] = world.table.inspect.files().to_pylist()
+        assert (found["readable_metrics"]["n"]["lower_bound"], found["readable_metrics"]["n"]["upper_bound"]) == (1, 7)
+        newest = world.table.current_snapshot()
+        assert newest is not None
+        assert newest.summary is not None
+        totals = newest.summary.additional_properties
+        assert (totals["total-records"], totals["total-data-files"]) == ("4", "1")
+        assert pl.scan_iceberg(world.table).collect()["n"].sum() == 13
+    else:
+        actions = pa.table(DeltaTable(world.path / "t").get_add_actions(flatten=True)).to_pylist()
+        assert [(each["min.n"], each["max.n"], each["num_records"]) for each in actions] == [(1, 7, 4)]
+        assert DeltaTable(world.path / "t").to_pyarrow_table().num_rows == 4
+    assert driver.compact() is None
+    driver.commit_numbers(8)
+    assert world.numbers() == [1, 2, 3, 7, 8]
+
+
+def test_it_begins_by_itself_after_some_commits_and_with_the_first_of_a_driver(world: TableWorld) -> None:
+    sink = new_sink(world)
+    committer = committer_of(sink, "job-a")
+    for n in range(1, 6):
+        committer.commit(n, written(sink, batch(n), n, attempt=n))
+        committer._compactor.wait()
+    assert len(live(world)) == 1
+    later = committer_of(sink, "job-a")
+    for n in range(6, 9):
+        committer.commit(n, written(sink, batch(n), n, attempt=n))
+    committer._compactor.wait()
+    assert len(live(world)) == 4
+    later.commit(9, written(sink, batch(9), 9, attempt=9))
+    later._compactor.wait()
+    assert len(live(world)) == 1
+    assert world.numbers() == list(range(1, 10))
+    committer.close()
+    later.close()
+
+
+def test_files_that_lack_a_column_and_those_of_others_get_all_columns(world: TableWorld) -> None:
+    columns = schema_of([("n", pa.int64()), ("x", pa.float64()), ("p", pa.large_string())])
+    world.create(columns, ["p"])
+    driver = Driver(new_sink(world, columns))
+    for n in range(3):
+        driver.commit(rows_of(columns, (n, float("nan"), "a b%é/x=~"), (10 + n, float(n), None)))
+    world.add_column("late")
+    world.add(pa.table({"n": [99], "x": [9.5], "p": ["a b%é/x=~"], "late": [5]}))
+    world.add(pa.table({"n": [98], "x": [8.5], "p": pa.array([None], pa.string()), "late": [6]}))
+    driver = Driver(new_sink(world, columns, restoring=True), first=4)
+
+    def rows() -> list[str]:
+        if isinstance(world, IcebergWorld):
+            return sorted(map(repr, world.table.scan().to_arrow().to_pylist()))
+        return sorted(map(repr, pl.read_delta(str(world.path / "t")).rows()))
+
+    before = rows()
+    assert len(before) == 8
+    assert driver.compact() is not None
+    assert driver.compact() is not None
+    assert rows() == before
+    assert len(live(world)) == 2
+    assert driver.compact() is None
+
+
+def test_nested_columns_of_all_types_stay_as_they_are(world: TableWorld) -> None:
+    inner = pa.struct([("a", pa.int32()), ("b", pa.large_list(pa.large_string()))])
+    columns = schema_of(
+        [("n", pa.int64()), ("s", inner), ("raw", pa.large_binary()), ("d", pa.decimal128(20, 3)), ("at", pa.timestamp("us", "UTC"))]
+        + [("day", pa.date32()), ("ok", pa.bool_()), ("f", pa.float32())]
+    )  # fmt: skip
+    driver = Driver(new_sink(world, columns))
+    values: list[list[Any]] = [
+        [1, {"a": None, "b": ["x", None]}, b"\0\xff", None, 0, -1, None, float("-inf")],
+        [2, None, None, 7, -1, None, True, None],
+        [3, {"a": 5, "b": None}, b"", -3, None, 19000, False, float("nan")],
+        [4, {"a": 5, "b": []}, None, None, 2**45, 0, True, 0.5],
+    ]
+    for row in values:
+        driver.commit(pa.RecordBatch.from_arrays([pa.array([each], kind) for each, kind in zip(row, columns.types, strict=True)], schema=columns))  # fmt: skip
+
+    def found() -> list[str]:
+        table = world.table.scan().to_arrow() if isinstance(world, IcebergWorld) else pl.read_delta(str(world.path / "t")).to_arrow()  # fmt: skip
+        return sorted(map(repr, table.to_pylist()))
+
+    before = found()
+    assert driver.compact() is not None
+    assert found() == before
+
+
+def test_rows_by_key_are_merged_into_compacted_files(world: TableWorld) -> None:
+    columns, options = kind_of(True)
+    driver = Driver(new_sink(world, columns, **options))
+    for n in range(FEW + 1):
+        driver.commit(users((n, f"name {n}", "insert")))
+    assert driver.compact() is not None
+    driver.commit(users((1, "new", "update"), (2, None, "delete")))
+    found = pl.scan_iceberg(world.table).collect() if isinstance(world, IcebergWorld) else pl.read_delta(str(world.path / "t"))  # fmt: skip
+    assert sorted(found.rows()) == [(0, "name 0"), (1, "new"), (3, "name 3"), (4, "name 4")]
+
+
+def test_to_readers_of_what_is_new_there_is_nothing_in_it(world: TableWorld) -> None:
+    driver = Driver(new_sink(world))
+    driver.commit_numbers(1, 2)
+    jobs = [Job(world.source(watch=True)), Job(world.source(watch=True, start="latest"))]
+    changes = Job(world.source(watch=True, changes=True)) if isinstance(world, DeltaWorld) else None
+    assert [job.numbers() for job in jobs] == [[1, 2], []]
+    split = None if changes is None else changes.splits()[0]
+    driver.commit_numbers(3, 4)
+    assert driver.compact() is not None
+    assert [job.numbers() for job in jobs] == [[3, 4], [3, 4]]
+    assert [job.splits() for job in jobs] == [(), ()]
+    driver.commit_numbers(5)
+    assert [job.numbers() for job in jobs] == [[5], [5]]
+    if changes is not None and split is not None:
+        reader = changes.source.open_split(split)
+        read: list[tuple[int, str]] = []
+        while (found := reader.read(100)) is not None and found[0].num_rows:
+            read += [(row["n"], row["_op"]) for row in found[0].to_pylist()]
+        assert read == [(n, "insert") for n in range(1, 6)]
+
+
+# ---- others ------------------------------------------------------------------
+
+
+def committing(world: TableWorld) -> tuple[Any, str]:
+    """What makes the commit."""
+    if isinstance(world, IcebergWorld):
+        return SqlCatalog, "commit_table"
+    return DeltaTable, "create_write_transaction"
+
+
+def before_the_commit(driver: Driver, act: Callable[[], object]) -> None:
+    """Let something happen when the files are written, and not yet committed."""
+    real = driver.compactor._commit
+
+    def commit(*arguments: Any) -> Any:
+        driver.compactor._commit = real
+        act()
+        return real(*arguments)
+
+    driver.compactor._commit = commit
+
+
+@pytest.mark.parametrize("act", ["append", "commit", "delete", "delete_positions", "compact", "add_column", "own"])
+def test_what_others_do_at_the_same_time_counts(world: TableWorld, act: str) -> None:
+    world.create()
+    sink = new_sink(world)
+    driver, other = Driver(sink), Driver(sink)
+    driver.commit_numbers(1, 2, 3, 4)
+    expected, is_done = [1, 2, 3, 4], False
+
+    def happens() -> None:
+        nonlocal expected, is_done
+        if act == "append":
+            world.append(5)
+            expected, is_done = [1, 2, 3, 4, 5], True
+        elif act == "commit":
+            driver.commit_numbers(5)
+            expected, is_done = [1, 2, 3, 4, 5], True
+        elif act in ("delete", "delete_positions"):
+            getattr(world, act)(2)
+            expected = [1, 3, 4]
+        elif act == "compact":
+            world.compact()
+        elif act == "add_column":
+            world.add_column("late")
+        else:
+            assert other.compact() is not None
+
+    before_the_commit(driver, happens)
+    done = driver.compact()
+    assert (done is not None) == is_done
+    assert world.numbers() == expected
+    assert not set(on_disk(world)) - set(live(world)), "what was written for nothing is deleted"
+    driver.commit_numbers(6, 7, 8, 9)
+    while driver.compact() is not None:
+        pass
+    assert world.numbers() == sorted([*expected, 6, 7, 8, 9])
+
+
+@pytest.mark.parametrize("act", ["delete", "compact", "append"])
+def test_a_commit_that_comes_first_at_the_last_moment_wins(
+    world: TableWorld, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """deltalake itself does not notice that another compaction has removed the same files."""
+    driver = Driver(new_sink(world))
+    driver.commit_numbers(1, 2, 3, 4)
+    owner, name = committing(world)
+    real = getattr(owner, name)
+
+    def overtaken(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(owner, name, real)
+        world.compact() if act == "compact" else getattr(world, act)(2)
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, overtaken)
+    assert driver.compact() is None
+    rows = {"delete": [1, 3, 4], "compact": [1, 2, 3, 4], "append": [1, 2, 2, 3, 4]}[act]
+    assert world.numbers() == rows
+    assert on_disk(world) == []
+    driver.commit_numbers(6, 7, 8, 9)
+    assert driver.compact() is not None
+    assert world.numbers() == sorted([*rows, 6, 7, 8, 9])
+
+
+@pytest.mark.parametrize("lands", [True, False])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_compaction_of_which_no_answer_comes_keeps_the_files_that_it_may_have_added(
+    world: TableWorld, lands: bool, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`known`: the error is the one of a lost race; of a Delta table it may come although the commit has succeeded."""
+    driver = Driver(new_sink(world))
+    driver.commit_numbers(1, 2, 3, 4)
+    if isinstance(world, IcebergWorld):
+        if known:
+            pytest.skip("a catalog that answers so has not committed")
+        error: Exception = CommitStateUnknownException("lost")
+    else:
+        error = CommitFailedError("lost") if known else DeltaError("lost")
+    owner, name = committing(world)
+    real = getattr(owner, name)
+
+    def unanswered(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(owner, name, real)
+        if lands:
+            real(*arguments, **named)
+        elif known:
+            world.append(5)
+        raise error
+
+    monkeypatch.setattr(owner, name, unanswered)
+    if known:
+        assert (driver.compact() is not None) == lands
+    else:
+        with pytest.raises(StorageError, match="lost"):
+            driver.compact()
+    rows = [1, 2, 3, 4, *([5] if known and not lands else [])]
+    assert world.numbers() == rows
+    assert (len(live(world)) == 1) == lands
+    assert len(on_disk(world)) == (0 if known and not lands else 1)
+    driver.commit_numbers(6, 7, 8)
+    while driver.compact() is not None:
+        pass
+    assert world.numbers() == [*rows, 6, 7, 8]
+    if isinstance(world, IcebergWorld):
+        history = {path.rpartition("/")[2] for path in to_paths(world)}
+        assert set(on_disk(world)) <= history, "a try that has not succeeded has left nothing"
+
+
+def to_paths(world: IcebergWorld) -> list[str]:
+    table = world.table
+    return [
+        entry.data_file.file_path
+        for snapshot in table.metadata.snapshots
+        for manifest in snapshot.manifests(table.io)
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+    ]
+
+
+def test_compactions_of_two_drivers_and_others_at_once_lose_and_double_nothing(world: TableWorld) -> None:
+    sink = new_sink(world)
+    Driver(sink).commit_numbers(*range(12))
+    drivers = [Driver(sink, job, first=13) for job in ("job-b", "job-c")]
+    start = threading.Barrier(3)
+    failed: list[BaseException] = []
+
+    def compact(driver: Driver) -> None:
+        try:
+            start.wait(limit_s(30))
+            for _ in range(5):
+                driver.compact()
+        except BaseException as error:  # noqa: BLE001 - raised by the test
+            failed.append(error)
+
+    threads = [threading.Thread(target=compact, args=(driver,)) for driver in drivers]
+    for thread in threads:
+        thread.start()
+    start.wait(limit_s(30))
+    writer = Driver(sink, "job-d", first=20)
+    writer.commit_numbers(100, 101)
+    for thread in threads:
+        thread.join(limit_s(60))
+        assert not thread.is_alive()
+    assert failed == []
+    assert world.numbers() == [*range(12), 100, 101]
+    assert len(live(world)) < 14
+
+
+# ---- commits do not wait -----------------------------------------------------
+
+
+def test_a_checkpoint_is_committed_while_files_are_written(world: TableWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(new_sink(world))
+    driver.commit_numbers(1, 2, 3, 4)
+    reading, may_read = threading.Event(), threading.Event()
+    iceberg, delta = iceberg_compaction._CompactedDataFiles, delta_compaction._CompactedFiles
+    written_files: Any = iceberg if isinstance(world, IcebergWorld) else delta
+    real = written_files.__init__
+
+    def slowly(*arguments: Any, **named: Any) -> None:
+        reading.set()
+        assert may_read.wait(limit_s(60))
+        real(*arguments, **named)
+
+    monkeypatch.setattr(written_files, "__init__", slowly)
+    driver.compactor._commits = FEW
+    driver.compactor.committed()
+    assert reading.wait(limit_s(60))
+    driver.commit_numbers(5, 6)
+    assert world.numbers() == [1, 2, 3, 4, 5, 6]
+    assert len(live(world)) == 6
+    may_read.set()
+    driver.compactor.wait()
+    assert world.numbers() == [1, 2, 3, 4, 5, 6]
+    assert len(live(world)) == 3
+
+
+def test_the_end_of_a_job_gives_up_a_compaction(world: TableWorld) -> None:
+    driver = Driver(new_sink(world))
+    driver.commit_numbers(1, 2, 3, 4)
+    before_the_commit(driver, driver.compactor._stopped.set)
+    driver.compactor._commits = FEW
+    driver.compactor.committed()
+    driver.committer.close()
+    assert len(live(world)) == 4
+    assert on_disk(world) == []
+
+
+def test_a_compaction_that_fails_is_logged_once_and_fails_no_job(
+    world: TableWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = new_sink(world)
+    committer = committer_of(sink, "job-a")
+    committer._compactor._commits = -2
+    for n in range(1, 5):
+        committer.commit(n, written(sink, batch(n), n, attempt=n))
+    kept = world.files()[0].read_bytes()
+    world.files()[0].write_bytes(b"damaged")
+    with caplog.at_level(logging.WARNING):
+        for n in range(5, 11):
+            committer.commit(n, written(sink, batch(n), n, attempt=n))
+            committer._compactor.wait()
+    assert [record.message.count("small files could not be compacted") for record in caplog.records] == [1]
+    assert len(live(world)) == 10
+    assert on_disk(world) == []
+    next(path for path in world.files() if path.read_bytes() == b"damaged").write_bytes(kept)
+    assert world.numbers() == list(range(1, 11))
+
+
+# ---- killed ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", sorted(WORLDS))
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_driver_that_dies_at_any_step_leaves_every_row_once(kind: str, keyed: bool, tmp_path: Path) -> None:
+    step, is_done = 0, False
+    while not is_done:
+        step += 1
+        world = WORLDS[kind](tmp_path / str(step))
+        world.path.mkdir()
+        fate = Fate()
+        files = pyarrow.fs.PyFileSystem(Files(fate))  # type: ignore[abstract]  # it has what a sink needs
+        columns, options = kind_of(keyed)
+        sink = new_sink(world, columns, filesystem=files, **options)
+        driver = Driver(sink)
+        for n in range(1, FEW + 1):
+            driver.commit(users((n, "x", "insert")) if keyed else batch(n))
+        with pytest.MonkeyPatch.context() as patch:
+            mortal_commits(world, fate, patch)
+            mortal_writes(fate, patch)
+            fate.left = step
+            with suppress(MidstreamError, OSError):  # with which it dies
+                is_done = driver.compact() is not None
+        fate.left = None
+        column = "id" if keyed else "n"
+        assert column_of(world, column) == list(range(1, FEW + 1))
+        later = Driver(new_sink(world, columns, restoring=True, **options), "job-b", first=FEW + 1)
+        later.commit(users((9, "x", "insert")) if keyed else batch(9))
+        later.compact()
+        assert column_of(world, column) == [*range(1, FEW + 1), 9]
+        assert step < 100
+    assert step > 5
+
+
+class Files(MortalFiles):
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        self.fate.look()
+        return self.base.open_input_file(path)
+
+
+Files.__abstractmethods__ = frozenset()
+
+
+def mortal_writes(fate: Fate, patch: pytest.MonkeyPatch) -> None:
+    write, end = OpenFile.write, OpenFile.end
+    patch.setattr(OpenFile, "write", lambda self, rows: fate.change(lambda: write(self, rows)))
+    patch.setattr(OpenFile, "end", lambda self: fate.change(lambda: end(self)))
+
+
+def mortal_commits(world: TableWorld, fate: Fate, patch: pytest.MonkeyPatch) -> None:
+    """The process may die before it commits, or when it has and has not learned that."""
+    owner, name = committing(world)
+    real = getattr(owner, name)
+
+    def commit(*arguments: Any, **named: Any) -> Any:
+        done = fate.change(lambda: real(*arguments, **named))
+        fate.change(lambda: None)
+        return done
+
+    patch.setattr(owner, name, commit)
+
+
+def column_of(world: TableWorld, name: str) -> list[int]:
+    if isinstance(world, IcebergWorld):
+        return sorted(to_list(world.table.scan().to_arrow()[name]))
+    read = sorted(pl.read_delta(str(world.path / "t"))[name].to_list())
+    assert sorted(to_list(DeltaTable(world.path / "t").to_pyarrow_table()[name])) == read
+    return read
+
+
+# ---- going back --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("after", [0, 3, 5, 6, 8])
+def test_a_table_rolls_back_past_compactions(world: TableWorld, after: int, keyed: bool) -> None:
+    columns, options = kind_of(keyed)
+    sink = new_sink(world, columns, **options)
+    driver = Driver(sink)
+    for n in range(1, 9):
+        driver.commit(users((n, "x", "insert")) if keyed else batch(n))
+        if n in (5, 7):
+            assert (driver.compact() is not None) == (n == 5)
+    column = "id" if keyed else "n"
+    sink.check_rollback(OUTPUT, after)
+    sink.roll_back(OUTPUT, after, ())
+    assert column_of(world, column) == list(range(1, after + 1))
+    assert sink.newest_committed(OUTPUT) == after
+    version = world.version()
+    sink.roll_back(OUTPUT, after, ())
+    assert world.version() == version, "once is enough"
+    with pytest.raises(ConfigError, match=f"another job has resumed from checkpoint {after} of this one"):
+        driver.commit(users((100, "x", "insert")) if keyed else batch(100))
+    later = Driver(sink, "job-b", first=9)
+    for n in range(20, 28):
+        later.commit(users((n, "x", "insert")) if keyed else batch(n))
+    while later.compact() is not None:
+        pass
+    assert column_of(world, column) == [*range(1, after + 1), *range(20, 28)]
+    both = CommittedOutput("out", frozenset(["job-a", "job-b"]))
+    sink.check_rollback(both, 10)
+    sink.roll_back(both, 10, ())
+    assert column_of(world, column) == [*range(1, after + 1), 20, 21]
+
+
+def test_a_compaction_that_a_rollback_overtakes_brings_no_row_back(world: TableWorld) -> None:
+    sink = new_sink(world)
+    driver = Driver(sink)
+    driver.commit_numbers(1, 2, 3, 4)
+    before_the_commit(driver, lambda: sink.roll_back(OUTPUT, 2, ()))
+    assert driver.compact() is None
+    assert world.numbers() == [1, 2]
+    assert on_disk(world) == []
+
+
+def test_files_of_others_that_were_compacted_with_newer_ones_are_not_rolled_back(world: TableWorld) -> None:
+    sink = new_sink(world)
+    driver = Driver(sink)
+    driver.commit_numbers(1, 2)
+    world.append(100)
+    driver.commit_numbers(3)
+    if isinstance(world, IcebergWorld):
+        sink.check_rollback(OUTPUT, 1)  # as long as they are as they were written
+    assert driver.compact() is not None
+    with pytest.raises(ConfigError, match="other writers have changed the table since"):
+        sink.check_rollback(OUTPUT, 1)
+    with pytest.raises(ConfigError, match="other writers have changed the table since"):
+        sink.roll_back(OUTPUT, 1, ())
+    assert world.numbers() == [1, 2, 3, 100]
+    sink.check_rollback(OUTPUT, 2)
+    sink.roll_back(OUTPUT, 2, ())
+    assert world.numbers() == [1, 2, 100]
+
+
+def test_compaction_by_others_is_rolled_back_as_well(world: TableWorld) -> None:
+    sink = new_sink(world, auto_compact=False)
+    committer = committer_of(sink, "job-a")
+    for n in range(1, 5):
+        committer.commit(n, written(sink, batch(n), n, attempt=n))
+        if n == 3:
+            world.compact()
+    world.compact()
+    sink.check_rollback(OUTPUT, 2)
+    sink.roll_back(OUTPUT, 2, ())
+    assert world.numbers() == [1, 2]
+
+
+def test_a_delta_table_whose_compacted_files_are_deleted_is_not_rolled_back(tmp_path: Path) -> None:
+    world = DeltaWorld(tmp_path)
+    sink = new_sink(world)
+    driver = Driver(sink)
+    driver.commit_numbers(1, 2, 3, 4)
+    assert driver.compact() is not None
+    DeltaTable(tmp_path / "t").vacuum(0, dry_run=False, enforce_retention_duration=False)
+    with pytest.raises(ConfigError, match=r"can no longer be restored: .* was deleted, for example by VACUUM"):
+        sink.check_rollback(OUTPUT, 2)
+    assert world.numbers() == [1, 2, 3, 4]
+
+
+# ---- anything, in any order --------------------------------------------------
+
+STEPS = st.one_of(
+    st.tuples(st.just("put"), st.integers(0, 7)),
+    st.tuples(st.just("put"), st.integers(0, 7)),
+    st.tuples(st.just("delete"), st.integers(0, 7)),
+    st.tuples(st.sampled_from(["compact", "compact during", "others compact", "new driver"]), st.just(0)),
+    st.tuples(st.just("roll back"), st.integers(0, 3)),
+)
+
+
+@pytest.mark.parametrize("kind", sorted(WORLDS))
+@pytest.mark.parametrize("keyed", [False, True])
+@settings(max_examples=examples(30), deadline=None)
+@given(steps=st.lists(STEPS, min_size=6, max_size=18))
+def test_rows_are_as_without_compaction(kind: str, keyed: bool, steps: list[tuple[str, int]]) -> None:
+    with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compaction, "FILES_MIN", 3)
+        world = WORLDS[kind](Path(place))
+        columns, options = kind_of(keyed)
+        sink = new_sink(world, columns, **options)
+        jobs, driver = ["job-0"], Driver(sink, "job-0")
+        states: dict[int, tuple[int, ...]] = {0: ()}
+
+        def commit(row: int, operation: str) -> None:
+            now = states[max(states)]
+            checkpoint = driver.commit(users((row, "x", operation)) if keyed else batch(row))
+            if not keyed:
+                states[checkpoint] = (*now, row)
+            elif operation == "delete":
+                states[checkpoint] = tuple(each for each in now if each != row)
+            else:
+                states[checkpoint] = (*now, row) if row not in now else now
+
+        for step, number in steps:
+            if step in ("put", "delete"):
+                commit(number, "insert" if step == "put" else "delete")
+            elif step == "compact":
+                driver.compact()
+            elif step == "compact during":
+                before_the_commit(driver, lambda: commit(3, "insert"))
+                driver.compact()
+                driver.compactor.__dict__.pop("_commit", None)
+            elif step == "others compact":
+                world.compact()
+            elif step == "new driver":
+                jobs.append(f"job-{len(jobs)}")
+                driver = Driver(sink, jobs[-1], first=max(states) + 1)
+            else:
+                after = max(0, max(states) - number)
+                output = CommittedOutput("out", frozenset(jobs))
+                sink.check_rollback(output, after)
+                sink.roll_back(output, after, ())
+                states = {checkpoint: rows for checkpoint, rows in states.items() if checkpoint <= after}
+                jobs.append(f"job-{len(jobs)}")
+                driver = Driver(sink, jobs[-1], first=after + 1)
+            assert column_of(world, "id" if keyed else "n") == sorted(states[max(states)])
+
+
+# ---- bad input ---------------------------------------------------------------
+
+
+def test_files_that_are_always_small_are_refused(world: TableWorld) -> None:
+    with pytest.raises(
+        ConfigError, match="auto_compact makes files of up to roll_size, which is 1024 bytes; make it at least 1 MiB"
+    ):
+        new_sink(world, roll_size="1 KiB")
+
+
+def test_a_table_with_a_column_that_would_not_stay_as_it_is_is_refused(world: TableWorld) -> None:
+    world.create(pa.schema([pa.field("n", pa.int64()), pa.field("m", pa.map_(pa.string(), pa.int64()))]))
+    new_sink(world, auto_compact=False)
+    with pytest.raises((ConfigError, SchemaError), match=r"column 'm' of the table .*, and would not stay as it is"):
+        new_sink(world)
+
+
+def test_a_driver_that_cannot_write_files_is_refused(world: TableWorld) -> None:
+    world.create()
+    new_sink(world).committer  # noqa: B018 - it can
+    directory = world.path / ("warehouse/lake/t/data" if isinstance(world, IcebergWorld) else "t")
+    for above in (world.path, *world.path.rglob("*")):
+        above.chmod(0o777 if above.is_dir() else 0o666)
+    for above in world.path.parents:
+        if above.stat().st_uid == os.geteuid() and above != Path("/"):
+            above.chmod(above.stat().st_mode | 0o011)
+    directory.chmod(0o555)
+    with unprivileged(), pytest.raises(StorageError, match="auto_compact has the driver write files, and it cannot"):
+        new_sink(world)
+    directory.chmod(0o777)
+
+
+def test_a_partition_column_whose_folder_deltalake_may_name_in_another_way_is_refused(tmp_path: Path) -> None:
+    columns = schema_of([("n", pa.int64()), ("é p", pa.large_string())])
+    with pytest.raises(ConfigError, match="auto_compact cannot name files in folders of the partition column 'é p'"):
+        new_sink(DeltaWorld(tmp_path), columns, partition_by=["é p"])
+
+
+def test_paths_that_deltalake_would_write_in_another_way_are_left_alone(tmp_path: Path) -> None:
+    """It would not remove such a file, and its rows would be there twice."""
+    table = tmp_path / "t"
+    write_deltalake(table, pa.table({"n": [1]}))
+    opened = DeltaTable(table)
+    for character in map(chr, [*range(1, 0x80), 0xE9, 0x20AC]):
+        name = f"a{character}b"
+        actions: list[Any] = [AddAction(name, 1, {}, 1, False, "{}"), RemoveAction(f"{name}2", False, 1, 1, {})]
+        opened.create_write_transaction(actions, "append", opened.schema(), [])
+        opened.update_incremental()
+        log = (table / f"_delta_log/{opened.version():020d}.json").read_text().splitlines()
+        found = [json.loads(line) for line in log]
+        [added] = [each["add"]["path"] for each in found if "add" in each]
+        [removed] = [each["remove"]["path"] for each in found if "remove" in each]
+        assert removed == f"{added}2"
+        if delta_compaction._SURELY_NAMED.fullmatch(added):
+            assert character == "%" or added == name
+    for name in ("p=a b", "p=a%20b", "p=a+b", "/p", "p=é"):
+        assert not delta_compaction._SURELY_NAMED.fullmatch(name) or name.startswith("/")
+
+
+def test_files_under_such_paths_stay(tmp_path: Path) -> None:
+    world = DeltaWorld(tmp_path)
+    world.create()
+    for n in range(1, 6):
+        world.append(n)
+    for version in range(1, 6):
+        log = tmp_path / f"t/_delta_log/{version:020d}.json"
+        log.write_text(log.read_text().replace("part-", "part%2D"))
+    driver = Driver(new_sink(world, append=True))
+    assert driver.compact() is None
+    driver.commit_numbers(*range(6, 10))
+    assert driver.compact() is not None
+    assert world.numbers() == list(range(1, 10))
+    assert len(live(world)) == 6
