@@ -9,11 +9,20 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.fs
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.typedef import Record
 
 from midstream.connectors.common.filesystem import below
 from midstream.connectors.files.rolling_files import explained
@@ -34,14 +43,6 @@ from midstream.connectors.iceberg.iceberg_tables import (
 )
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
-
-if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-    from pyiceberg.table.metadata import TableMetadata
-    from pyiceberg.table.snapshots import Snapshot
 
 T = TypeVar("T")
 
@@ -113,8 +114,6 @@ class Rollback(NamedTuple):
 
 def checked_catalog(catalog: object, where: str) -> str | Mapping[str, str] | Catalog:
     """Return what a user gave as a catalog. Raises ConfigError if it is none."""
-    from pyiceberg.catalog import Catalog
-
     if isinstance(catalog, str | Mapping | Catalog):
         return catalog
     raise ConfigError(
@@ -159,8 +158,6 @@ class CatalogTable:
 
         Raises ConfigError if Iceberg cannot have such a table.
         """
-        from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError, TableAlreadyExistsError
-
         catalog, namespace = self._connected(), self.identifier[:-1]
         with catalog_errors(f"{self.where}: cannot be opened or made"):
             with suppress(NoSuchTableError):
@@ -202,8 +199,6 @@ class CatalogTable:
 
     def located(self, table: Table, location: str) -> tuple[pyarrow.fs.FileSystem, str]:
         """Return where something of the table is: the filesystem, and the path in it."""
-        from pyiceberg.io.pyarrow import PyArrowFileIO
-
         io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
         scheme, host, path = io.parse_location(location, io.properties)
         if self._filesystem is not None:
@@ -340,8 +335,6 @@ class CatalogTable:
         return all(live[id] == int(_summary_of(snapshot)["added-data-files"]) for id, snapshot in newer.items())
 
     def _connected(self) -> Catalog:
-        from pyiceberg.catalog import Catalog, load_catalog
-
         if not isinstance(self._catalog, Catalog):
             with catalog_errors(f"{self.where}: the catalog cannot be opened"):
                 given = {"name": self._catalog} if isinstance(self._catalog, str) else self._catalog
@@ -382,8 +375,6 @@ def _summary_of(snapshot: Snapshot) -> Mapping[str, str]:
 
 def _may_be_undone(snapshot: Snapshot, output: CommittedOutput, after: int) -> bool:
     """Whether a snapshot has changed nothing, or only what these jobs did after a checkpoint."""
-    from pyiceberg.table.snapshots import Operation
-
     summary = _summary_of(snapshot)
     if snapshot.summary is not None and snapshot.summary.operation == Operation.REPLACE:
         return True
@@ -417,9 +408,6 @@ def _partition_values(metadata: TableMetadata, file: IcebergFile) -> list[Any] |
 
 
 def _data_file(file: IcebergFile, partition: Sequence[Any]) -> DataFile:
-    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-    from pyiceberg.typedef import Record
-
     metrics = file.metrics
     found = DataFile.from_args(
         content=DataFileContent.DATA,

@@ -13,22 +13,39 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 from uuid import uuid4
 
 import pyarrow.fs
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NoSuchTableError
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import (
+    DataFile,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    write_manifest,
+    write_manifest_list,
+)
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import Operation, Snapshot, SnapshotSummaryCollector, Summary, update_snapshot_summaries
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertCurrentSchemaId,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableUpdate,
+)
+from pyiceberg.table.update.schema import UpdateSchema
 
 from midstream.connectors.common.filesystem import make_durable
 from midstream.connectors.iceberg.iceberg_tables import written_schema
 from midstream.engine.core.errors import ConfigError, MidstreamError, StorageError
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
-    from pyiceberg.table import Table
-    from pyiceberg.table.metadata import TableMetadata
-    from pyiceberg.table.snapshots import Operation, Snapshot
-    from pyiceberg.table.update import TableUpdate
-    from pyiceberg.table.update.schema import UpdateSchema
 
 T = TypeVar("T")
 
@@ -50,8 +67,6 @@ class CommitUnknownError(Exception):
 @contextmanager
 def catalog_errors(where: str) -> Iterator[None]:
     """Turn what a catalog raises into StorageError; a table that does not exist into ConfigError."""
-    from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, NoSuchTableError
-
     try:
         yield
     except (MidstreamError, LostRaceError, CommitUnknownError):
@@ -118,8 +133,6 @@ class SnapshotCommit:
 
         Raises LostRaceError, CommitUnknownError, or what the catalog raises.
         """
-        from pyiceberg.table.snapshots import Operation
-
         with self._no_leftovers():
             manifests = [*self._all_added(files), *self._merged(self._live())]
             self._commit(Operation.APPEND, manifests, files, (), properties, summary)
@@ -132,8 +145,6 @@ class SnapshotCommit:
         summary: Mapping[str, str],
     ) -> None:
         """Remove data files, add others, and set properties of the table. Raises as `append` does."""
-        from pyiceberg.table.snapshots import Operation
-
         with self._no_leftovers():
             manifests, untouched, removed = self._without(is_removed, {})
             manifests += [*self._all_added(files), *self._merged(untouched)]
@@ -141,8 +152,6 @@ class SnapshotCommit:
 
     def rewrite(self, files: Sequence[DataFile], old: FoundFiles, summary: Mapping[str, str]) -> None:
         """Put data files in the place of others with the same rows. Raises as `append` does."""
-        from pyiceberg.table.snapshots import Operation
-
         with self._no_leftovers():
             if old.deletes != delete_manifests(self._table):
                 raise LostRaceError("rows were deleted")
@@ -185,8 +194,6 @@ class SnapshotCommit:
         The new snapshot comes after the older one, not after the newest: files that were removed since are in use again,
         and the expiration of a snapshot deletes the files that those after it have removed. Raises as `append` does.
         """
-        from pyiceberg.table.snapshots import Operation
-
         with self._no_leftovers():
             manifests = [] if parent is None else parent.manifests(self._table.io)
             self._commit(Operation.APPEND, manifests, (), (), properties, summary, parent)
@@ -196,8 +203,6 @@ class SnapshotCommit:
 
         It does not keep another commit for the same snapshot from success.
         """
-        from pyiceberg.table.update import SetPropertiesUpdate
-
         newest = self._metadata.current_snapshot()
         with self._no_leftovers():
             self._send(None if newest is None else newest.snapshot_id, (SetPropertiesUpdate(updates=dict(properties)),))
@@ -205,8 +210,6 @@ class SnapshotCommit:
     @contextmanager
     def _no_leftovers(self) -> Iterator[None]:
         """Delete what was written if the commit fails for certain, and not if it may still succeed."""
-        from pyiceberg.exceptions import CommitFailedException
-
         try:
             yield
         except Exception as error:
@@ -227,8 +230,6 @@ class SnapshotCommit:
         return [self._added([file for file in files if file.spec_id == spec_id]) for spec_id in specs]
 
     def _added(self, files: Sequence[DataFile]) -> ManifestFile:
-        from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus
-
         return self._manifest(
             files[0].spec_id,
             [
@@ -246,8 +247,6 @@ class SnapshotCommit:
     def _rewritten(
         self, spec_id: int, entries: Sequence[ManifestEntry], gone: Sequence[ManifestEntry] = ()
     ) -> ManifestFile:
-        from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus
-
         removed = {id(entry) for entry in gone}
         return self._manifest(
             spec_id,
@@ -265,8 +264,6 @@ class SnapshotCommit:
 
     def _merged(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
         """Merge small manifests of data files, once there are many of one partitioning."""
-        from pyiceberg.manifest import ManifestContent
-
         small: dict[int, list[ManifestFile]] = {}
         others = []
         for manifest in manifests:
@@ -283,8 +280,6 @@ class SnapshotCommit:
         return others
 
     def _manifest(self, spec_id: int, entries: Sequence[ManifestEntry]) -> ManifestFile:
-        from pyiceberg.manifest import write_manifest
-
         path = self._new_path(f"{self._commit_id}-m{next(self._numbers)}.avro")
         spec = self._metadata.specs()[spec_id]
         with write_manifest(
@@ -314,9 +309,6 @@ class SnapshotCommit:
         summary: Mapping[str, str],
         parent: Snapshot | Literal["newest"] | None = "newest",
     ) -> None:
-        from pyiceberg.manifest import write_manifest_list
-        from pyiceberg.table.snapshots import Snapshot
-
         metadata, newest = self._metadata, self._metadata.current_snapshot()
         parent = newest if parent == "newest" else parent
         parent_id = None if parent is None else parent.snapshot_id
@@ -347,13 +339,6 @@ class SnapshotCommit:
 
     def _replace_newest(self, newest_id: int | None, snapshot: Snapshot, properties: Mapping[str, str]) -> None:
         """Commit, if `newest_id` is still the newest snapshot."""
-        from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
-        from pyiceberg.table.update import (
-            AddSnapshotUpdate,
-            SetPropertiesUpdate,
-            SetSnapshotRefUpdate,
-        )
-
         branch = self._metadata.refs.get(MAIN_BRANCH)
         retention = {} if branch is None else branch.model_dump(by_alias=True, exclude_none=True)
         head = {**retention, "ref-name": MAIN_BRANCH, "snapshot-id": self.snapshot_id, "type": SnapshotRefType.BRANCH}
@@ -362,9 +347,6 @@ class SnapshotCommit:
         self._send(newest_id, (*updates, *noted))
 
     def _send(self, newest_id: int | None, updates: tuple[TableUpdate, ...]) -> None:
-        from pyiceberg.table.refs import MAIN_BRANCH
-        from pyiceberg.table.update import AssertCurrentSchemaId, AssertRefSnapshotId, AssertTableUUID
-
         required = (
             AssertTableUUID(uuid=self._metadata.table_uuid),
             AssertCurrentSchemaId.model_validate({"current-schema-id": self._metadata.current_schema_id}),
@@ -377,8 +359,6 @@ class SnapshotCommit:
 
     def _delete_old_metadata(self, now: TableMetadata) -> None:
         """Delete the table's metadata files that its log has just dropped, if its properties say so."""
-        from pyiceberg.table import TableProperties
-
         enabled = now.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, "")
         if enabled.lower() == "true":
             kept = {entry.metadata_file for entry in now.metadata_log}
@@ -395,8 +375,6 @@ class SnapshotCommit:
         summary: Mapping[str, str],
         parent: Snapshot | None,
     ) -> Any:
-        from pyiceberg.table.snapshots import Operation, SnapshotSummaryCollector, Summary, update_snapshot_summaries
-
         metadata, collector = self._metadata, SnapshotSummaryCollector()
         schema, specs = metadata.schema(), metadata.specs()
         for file in added:
@@ -424,8 +402,6 @@ def change_schema(table: Table, change: Callable[[UpdateSchema], None]) -> None:
 
 def _make_durable(location: str) -> None:
     """Sync a local file to disk, which pyiceberg leaves to the operating system."""
-    from pyiceberg.io.pyarrow import PyArrowFileIO
-
     scheme, _, path = PyArrowFileIO.parse_location(location)
     if scheme == "file":
         make_durable(pyarrow.fs.LocalFileSystem(), path)
@@ -434,8 +410,6 @@ def _make_durable(location: str) -> None:
 
 def data_entries(table: Table, manifest: ManifestFile) -> list[ManifestEntry]:
     """Return the entries of data files that a manifest has, without those that are removed."""
-    from pyiceberg.manifest import ManifestContent
-
     if manifest.content != ManifestContent.DATA:
         return []
     return list(manifest.fetch_manifest_entry(table.io, discard_deleted=True))
@@ -443,8 +417,6 @@ def data_entries(table: Table, manifest: ManifestFile) -> list[ManifestEntry]:
 
 def delete_manifests(table: Table) -> frozenset[str]:
     """Return the locations of the manifests of deleted rows."""
-    from pyiceberg.manifest import ManifestContent
-
     newest = table.metadata.current_snapshot()
     manifests = [] if newest is None else newest.manifests(table.io)
     return frozenset(each.manifest_path for each in manifests if each.content == ManifestContent.DELETES)

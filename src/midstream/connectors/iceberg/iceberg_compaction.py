@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import uuid4
 
 import msgspec
+from pyiceberg.manifest import DataFile, FileFormat, ManifestEntry
+from pyiceberg.table import Table
 
 from midstream.connectors.common.compaction import (
     Compactor,
@@ -43,10 +45,6 @@ from midstream.connectors.iceberg.iceberg_parts import IcebergPart, target_of
 from midstream.connectors.iceberg.iceberg_rewrites import ReplacedFile, RewrittenFiles, deletes_of, write_rows
 from midstream.connectors.iceberg.iceberg_tables import check_rewritable, check_supported, columns_of
 from midstream.engine.core.errors import StorageError
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile, ManifestEntry
-    from pyiceberg.table import Table
 
 _OPTION: Final = "auto_compact"
 
@@ -193,8 +191,6 @@ def _plan(table: Table, target_bytes: int, where: str) -> tuple[list[DataFile], 
 
 def _is_plain(table: Table, file: DataFile) -> bool:
     """Whether the rows of a file can be in any other file of the same partition."""
-    from pyiceberg.manifest import FileFormat
-
     is_sorted = file.sort_order_id not in (None, 0)
     return file.spec_id == table.metadata.default_spec_id and file.file_format == FileFormat.PARQUET and not is_sorted
 

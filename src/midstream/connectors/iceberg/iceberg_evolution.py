@@ -11,12 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.table import Table
+from pyiceberg.table.update.schema import UpdateSchema
+from pyiceberg.types import IcebergType
 
 from midstream.connectors.common.table_columns import as_stored, nullable
 from midstream.connectors.common.table_evolution import Change, TableSystem, evolution, missing
@@ -29,11 +33,6 @@ from midstream.connectors.iceberg.iceberg_rewrites import RewrittenFiles
 from midstream.connectors.iceberg.iceberg_tables import columns_of, new_schema
 from midstream.engine.core.arrow_types import is_list_of_any_length
 from midstream.engine.core.errors import SchemaError
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.update.schema import UpdateSchema
-    from pyiceberg.types import IcebergType
 
 _BATCH_ROWS: Final = 65_536
 
@@ -192,8 +191,6 @@ def _in_columns(batch: pa.RecordBatch, names: Sequence[str | None], columns: pa.
 
 def _is_outdated(file: pa.Schema, stream: pa.Schema, table: Table) -> bool:
     """Whether a column of the stream, or a field within, has another id in a file than in the table."""
-    from pyiceberg.io.pyarrow import schema_to_pyarrow
-
     now = schema_to_pyarrow(table.metadata.schema())
     return any(
         field.name in stream.names and field.name in now.names and _has_other_ids(field, now.field(field.name))

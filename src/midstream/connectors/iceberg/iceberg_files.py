@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.name_mapping import MappedField
+from pyiceberg.transforms import IdentityTransform
 
 from midstream.connectors.files.file_formats import explained
 from midstream.connectors.files.table_files import checked_time_us, constant_text, row_count_of
 from midstream.engine.core.arrow_types import is_list_of_any_length
 from midstream.engine.core.batches import canonical_type
 from midstream.engine.core.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.partitioning import PartitionSpec
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-    from pyiceberg.table.name_mapping import MappedField
 
 _ID: Final = b"PARQUET:field_id"
 _TIME_BYTES: Final = 8
@@ -129,8 +128,6 @@ def partition_constants(
 
     `columns`: the columns to read, by the ids of their fields.
     """
-    from pyiceberg.transforms import IdentityTransform
-
     found: dict[str, str | None] = {}
     for index, field in enumerate(spec.fields):
         column = columns.get(field.source_id)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -26,6 +26,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
+from pyiceberg import expressions
+from pyiceberg.expressions import BooleanExpression
+from pyiceberg.table import Table
 
 from midstream.connectors.common.table_columns import as_stored, nullable
 from midstream.connectors.files.keyed_files import DELETES, in_order, last_rows_of, several_rows
@@ -40,10 +43,6 @@ from midstream.connectors.iceberg.iceberg_rewrites import ReplacedFile, Rewritte
 from midstream.connectors.iceberg.iceberg_tables import check_rewritable, columns_of
 from midstream.engine.core.batches import concat, to_polars
 from midstream.engine.core.errors import ConfigError, SchemaError
-
-if TYPE_CHECKING:
-    from pyiceberg.expressions import BooleanExpression
-    from pyiceberg.table import Table
 
 _BATCH_ROWS: Final = 65_536
 _LISTED_MAX: Final = 1000
@@ -230,8 +229,6 @@ class _KeyedRows:
 
     def filter(self) -> BooleanExpression:
         """Return what is true for each row of the table with one of the keys, and for others."""
-        from pyiceberg import expressions
-
         make: Any = expressions  # takes positional arguments, which pyiceberg's types do not show
         found: BooleanExpression = expressions.AlwaysTrue()
         for name in self.key:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 import pyarrow.fs
+from pyiceberg.table import Table
 
 from midstream.connectors.common.table_columns import nullable
 from midstream.connectors.files.keyed_files import FOLDER, KeyedPart
@@ -18,9 +18,6 @@ from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFi
 from midstream.connectors.iceberg.iceberg_tables import ColumnMetrics, Partitioner, column_metrics, parquet_columns
 from midstream.engine.core.batches import from_polars, to_polars
 from midstream.engine.core.errors import SchemaError
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 
 @dataclass(frozen=True, slots=True)

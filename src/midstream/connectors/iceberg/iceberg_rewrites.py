@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFile, FileFormat
+from pyiceberg.table import Table
 
 from midstream.connectors.common.filesystem import delete_if_there
 from midstream.connectors.common.table_columns import nullable
@@ -30,10 +34,6 @@ from midstream.connectors.iceberg.iceberg_files import (
 from midstream.connectors.iceberg.iceberg_parts import IcebergPart
 from midstream.connectors.iceberg.iceberg_tables import columns_of
 from midstream.engine.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
 
 _BATCH_ROWS: Final = 65_536
 
@@ -59,8 +59,6 @@ class RewrittenFiles:
         """Commit a snapshot that adds new files and `others`, and removes those at the locations `replaced`, or those that
         were `found` and have the same rows.
         """
-        from pyiceberg.exceptions import CommitFailedException
-
         filesystem, directory = self._there.data_directory(table)
         paths = [f"{directory}/{file.name}" for file in new]
         tried = [(snapshot.snapshot_id, paths)] if paths else []
@@ -101,9 +99,6 @@ class ReplacedFile:
     """A data file of the table as it was loaded, whose rows may be written again."""
 
     def __init__(self, there: CatalogTable, table: Table, file: DataFile, deletes: Sequence[str], where: str) -> None:
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-        from pyiceberg.manifest import FileFormat
-
         if file.file_format != FileFormat.PARQUET:
             raise ConfigError(
                 f"{where}: {file.file_path} is {file.file_format.value}; only Parquet files can be written again"

@@ -27,16 +27,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.fs
 import xxhash
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
 
 from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.dataset_uris import location_uri
 from midstream.connectors.common.filesystem import delete_if_there
-from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import check_columns, checked_key, written_columns
 from midstream.connectors.common.table_columns import fitted
 from midstream.connectors.files.keyed_files import FOLDER, MergedFiles, check_key_columns, file_token
@@ -88,10 +89,6 @@ from midstream.engine.operators.sink_api import (
     decoded,
 )
 
-if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
-
 _NAME: Final = re.compile(r"part-\d+-\d+-\d+-[0-9a-f]{16}\.parquet")
 _TRIES_MAX: Final = 20
 """The number of attempts when other writers commit first."""
@@ -129,7 +126,6 @@ class IcebergSink(Sink):
         roll_size: Size = "128 MiB",
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> None:
-        require("pyiceberg", "iceberg", "IcebergSink")
         given, identifier = checked_catalog(catalog, "IcebergSink"), checked_identifier(table, "IcebergSink")
         if isinstance(partition_by, str):
             raise ConfigError(
@@ -216,7 +212,6 @@ class IcebergSink(Sink):
     def writer(self, context: WriterContext) -> SinkWriter:
         if self._target is None:
             raise InvariantError(f"{self._where}: was shipped before it was validated")
-        require("pyiceberg", "iceberg", "IcebergSink")
         target, key, op, numbers = self._target, self.key, self.op, count()
         job_id, uid, roll_bytes = context.job_id, context.uid, self.roll_bytes
         origin = f"{context.job_id}/{context.uid}/{context.attempt}/{context.subtask}"

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.fs
+from pyiceberg.catalog import Catalog
+from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
+from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEntry, ManifestEntryStatus
+from pyiceberg.table import Table
+from pyiceberg.table.name_mapping import MappedField, NameMapping
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from midstream.connectors.common.dataset_uris import location_uri
-from midstream.connectors.common.optional_packages import require
 from midstream.connectors.files.table_files import TableFile, open_table_file
 from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, checked_catalog, checked_identifier
@@ -34,11 +39,6 @@ from midstream.engine.operators.source_api import Split, SplitReader, decoded
 
 if TYPE_CHECKING:
     import numpy as np
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.manifest import DataFile, ManifestEntry
-    from pyiceberg.table import Table
-    from pyiceberg.table.name_mapping import MappedField
-    from pyiceberg.table.snapshots import Snapshot
 
 _OF_STORAGE: Final = ("s3.", "gcs.", "adls.", "hdfs.", "hf.", "oss.", "client.")
 """How the names of properties begin with which storage is read; slots get no others, such as passwords of the catalog."""
@@ -68,14 +68,10 @@ class _TableAccess:
         return {found: field.name for field in self.columns if (found := id_of(field)) is not None}
 
     def mapped(self) -> list[MappedField]:
-        from pyiceberg.table.name_mapping import NameMapping
-
         return [] if self.mapping is None else NameMapping.model_validate_json(self.mapping).root
 
     @cached_property
     def _io(self) -> Any:
-        from pyiceberg.io.pyarrow import PyArrowFileIO
-
         return PyArrowFileIO(dict(self.properties))
 
     def located(self, location: str) -> tuple[pyarrow.fs.FileSystem, str]:
@@ -115,7 +111,6 @@ class IcebergSource(TableSource):
         filesystem: pyarrow.fs.FileSystem | None = None,
         rows_per_s: float | None = None,
     ) -> None:
-        require("pyiceberg", "iceberg", "IcebergSource")
         identifier = checked_identifier(table, "IcebergSource")
         super().__init__(
             f"IcebergSource of {table}",
@@ -144,8 +139,6 @@ class IcebergSource(TableSource):
         return [location_uri(self._opened().location())]
 
     def _files_of(self, table: Table, chosen: Sequence[str], filesystem: pyarrow.fs.FileSystem | None) -> _TableAccess:
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-
         with_ids = schema_to_pyarrow(table.schema())
         mapping = table.metadata.name_mapping()
         return _TableAccess(
@@ -231,9 +224,6 @@ class IcebergSource(TableSource):
         )
 
     def _added_by(self, table: Table, snapshot: Snapshot, event_time: str | None) -> list[TableFile]:
-        from pyiceberg.manifest import ManifestEntryStatus
-        from pyiceberg.table.snapshots import Operation
-
         operation = None if snapshot.summary is None else snapshot.summary.operation
         if operation == Operation.REPLACE:
             return []
@@ -250,8 +240,6 @@ class IcebergSource(TableSource):
 
     def _snapshot(self, table: Table, snapshot: Snapshot, event_time: str | None) -> list[TableFile]:
         """Return the table's files, the oldest first."""
-        from pyiceberg.manifest import ManifestContent
-
         entries: list[ManifestEntry] = []
         has_deletes = False
         for manifest in snapshot.manifests(table.io):
@@ -267,8 +255,6 @@ class IcebergSource(TableSource):
     def _file(
         self, table: Table, file: DataFile, since: int, event_time: str | None, deletes: Sequence[str] = ()
     ) -> TableFile:
-        from pyiceberg.manifest import FileFormat
-
         if file.file_format != FileFormat.PARQUET:
             raise ConfigError(f"{self._where}: {file.file_path} is {file.file_format.value}; only Parquet can be read")
         columns = {field_id: self.schema.field(name) for field_id, name in self._files.ids.items()}

@@ -7,26 +7,50 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet
+from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.io.pyarrow import (
+    StatisticsCollector,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    pyarrow_to_schema,
+    schema_to_pyarrow,
+)
+from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.transforms import (
+    IdentityTransform,
+    Transform,
+    TruncateTransform,
+    UnknownTransform,
+    VoidTransform,
+    parse_transform,
+)
+from pyiceberg.types import (
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    ListType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StructType,
+    UUIDType,
+)
 
 from midstream.connectors.common.table_columns import stored_leaf, stored_schema, stored_type
 from midstream.engine.core.batches import canonical_type
 from midstream.engine.core.errors import ConfigError, DataError, SchemaError
-
-if TYPE_CHECKING:
-    from pyiceberg.io.pyarrow import StatisticsCollector
-    from pyiceberg.partitioning import PartitionSpec
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-    from pyiceberg.table.metadata import TableMetadata
-    from pyiceberg.transforms import Transform
-    from pyiceberg.types import IcebergType, PrimitiveType
 
 FORMAT_VERSION_MAX: Final = 2
 """The newest format of tables that pyiceberg writes."""
@@ -74,8 +98,6 @@ def iceberg_schema(schema: pa.Schema, where: str) -> pa.Schema:
 
 def new_schema(columns: pa.Schema) -> Schema:
     """Return the schema of a new table with these columns, which are of types that `iceberg_schema` returns."""
-    from pyiceberg.io.pyarrow import pyarrow_to_schema
-
     ids = count(1)
     return pyarrow_to_schema(pa.schema([_with_ids(field.name, field.type, ids) for field in columns]))
 
@@ -91,16 +113,12 @@ def _with_ids(name: str, kind: pa.DataType, ids: Iterator[int]) -> pa.Field[Any]
 
 def columns_of(schema: Schema) -> pa.Schema:
     """Return the table's schema in canonical types; required columns are not nullable."""
-    from pyiceberg.io.pyarrow import schema_to_pyarrow
-
     found = schema_to_pyarrow(schema, include_field_ids=False)
     return pa.schema([pa.field(field.name, canonical_type(field.type), field.nullable) for field in found])
 
 
 def parquet_columns(schema: Schema, names: Sequence[str]) -> pa.Schema:
     """Return the schema of a data file with these columns, by which readers find them: it has the ids of fields."""
-    from pyiceberg.io.pyarrow import schema_to_pyarrow
-
     found = schema_to_pyarrow(schema)
     return pa.schema([found.field(name).with_nullable(True) for name in names])
 
@@ -110,9 +128,6 @@ def new_spec(partition_by: Sequence[str], schema: Schema, where: str) -> Partiti
 
     Raises ConfigError for one that Iceberg does not know, SchemaError for a column that is missing or has another type.
     """
-    from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
-    from pyiceberg.transforms import IdentityTransform, parse_transform
-
     fields: list[PartitionField] = []
     for text in partition_by:
         column, name, transform = text, text, None
@@ -177,7 +192,6 @@ def check_rewritable(table: Table, option: str, where: str) -> None:
     """Raise ConfigError for a table with a column that would not stay as it is if its files were rewritten, as they are with
     this option of the sink.
     """
-    from pyiceberg.types import FixedType, ListType, MapType, NestedField, StructType, UUIDType
 
     def refused(field: NestedField) -> IcebergType | None:
         kind = field.field_type
@@ -201,9 +215,6 @@ def check_rewritable(table: Table, option: str, where: str) -> None:
 
 def check_partitioning(spec: PartitionSpec, schema: Schema, where: str) -> None:
     """Raise ConfigError for a partitioning that this sink does not support."""
-    from pyiceberg.transforms import UnknownTransform, VoidTransform
-    from pyiceberg.types import DoubleType, FloatType
-
     columns = {field.field_id: field for field in schema.fields}
     for field in spec.fields:
         if isinstance(field.transform, VoidTransform):
@@ -233,9 +244,6 @@ class Partitioner:
     @classmethod
     def of(cls, spec: str, schema: str, where: str) -> Partitioner:
         """Make one of the JSON of the partition spec and of the table's schema."""
-        from pyiceberg.partitioning import PartitionSpec
-        from pyiceberg.schema import Schema
-
         return cls(PartitionSpec.model_validate_json(spec), Schema.model_validate_json(schema), where)
 
     def values(self, batch: pa.RecordBatch) -> list[pa.Array[Any]]:
@@ -272,15 +280,11 @@ class Partitioner:
 
     def encoded(self, values: Sequence[Any]) -> list[bytes | None]:
         """Return the values of a partition in the form that Iceberg gives to single values."""
-        from pyiceberg.conversions import to_bytes
-
         kinds = _value_types(self.spec, self.schema)
         return [None if value is None else to_bytes(kind, value) for kind, value in zip(kinds, values, strict=True)]
 
 
 def _transformed(transform: Transform[Any, Any], kind: IcebergType, column: pa.Array[Any]) -> pa.Array[Any]:
-    from pyiceberg.transforms import TruncateTransform
-
     if isinstance(transform, TruncateTransform) and pa.types.is_large_binary(column.type):
         return pc.binary_slice(column, 0, transform.width)  # pyiceberg truncates small binaries only
     return transform.pyarrow_transform(kind)(column)
@@ -298,16 +302,12 @@ def written_schema(metadata: TableMetadata, spec: PartitionSpec) -> Schema | Non
 
 
 def _value_types(spec: PartitionSpec, schema: Schema) -> list[PrimitiveType]:
-    from pyiceberg.types import PrimitiveType
-
     found = [field.field_type for field in spec.partition_type(schema).fields]
     return [kind for kind in found if isinstance(kind, PrimitiveType)]
 
 
 def decoded_partition(spec: PartitionSpec, schema: Schema, values: Sequence[bytes | None]) -> list[Any]:
     """Return the values that `Partitioner.encoded` was given. Raises ValueError for others."""
-    from pyiceberg.conversions import from_bytes
-
     kinds = _value_types(spec, schema)
     if len(kinds) != len(values):
         raise ValueError(f"{len(values)} values for {len(kinds)} partition fields")
@@ -328,8 +328,6 @@ def check_metrics(schema: Schema, properties: Mapping[str, str], where: str) -> 
 
 
 def _metrics_plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, StatisticsCollector]:
-    from pyiceberg.io.pyarrow import compute_statistics_plan
-
     return compute_statistics_plan(schema, {k: v for k, v in properties.items() if k.startswith(_METRICS)})
 
 
@@ -345,8 +343,6 @@ def column_metrics(
     `schema`: the table's, with the file's columns only.
     `with_nan`: columns for which Parquet's least and greatest values do not hold.
     """
-    from pyiceberg.io.pyarrow import data_file_statistics_from_parquet_metadata, parquet_path_to_id_mapping
-
     metadata = pyarrow.parquet.read_metadata(path, filesystem=filesystem)
     ids = parquet_path_to_id_mapping(schema)
     try:
