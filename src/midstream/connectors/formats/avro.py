@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.connectors.formats.avro_types import AvroType, Field, arrow_fields, arrow_type
-from midstream.engine.core.arrow_types import is_list_array, is_struct_array, list_lengths, nulls
+from midstream.engine.core.arrow_types import is_list_array, is_struct_array, list_lengths, nulls, to_list
 from midstream.engine.core.errors import SchemaError
 
 Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
@@ -405,7 +405,8 @@ def _as_text_or_bytes(values: list[Any], kind: pa.DataType) -> pa.Array[Any]:
 
 def _floats(values: list[int], kind: pa.DataType, where: str) -> pa.Array[Any]:
     floats = pa.array([float(value) for value in values], kind)
-    for value, made in zip(values, floats.to_pylist(), strict=True):
+    kept: list[Any] = to_list(floats)
+    for value, made in zip(values, kept, strict=True):
         if value != made:
             raise pa.ArrowInvalid(f"{where}: {value} would be rounded to the {kind} {made}; read it as a long")
     return floats

@@ -193,10 +193,10 @@ class JoinIndex(TableState):
         equal = self._equal or self._layout.keys
         are_equal = pl.all_horizontal(left.get_column(name) == right.get_column(name) for name in equal)
         same = left.select(are_equal).to_series()
-        found = Matches(at_theirs, at_mine, left, right)
+        pairs = Matches(at_theirs, at_mine, left, right)
         if same.all():
-            return found
-        return found.only(same.to_numpy()) if same.any() else None
+            return pairs
+        return pairs.only(same.to_numpy()) if same.any() else None
 
     def take(self, positions: Int64s) -> pl.DataFrame:
         """Remove the rows at these positions, as `matches` returns them, and return each of them once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +69,8 @@ def _first_within(
     column = "time"
     while column in keys:
         column += "_"
-    unit, per_us = ("ns", 1000) if event_time.has_ns else ("us", 1)
+    unit: Literal["us", "ns"] = "ns" if event_time.has_ns else "us"
+    per_us = 1000 if event_time.has_ns else 1
     within = within_us * per_us
 
     class FirstWithin(KeyedBatchFunction):
