@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,11 @@ from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.ordered_tables import OrderedTable
 
 Bools = npt.NDArray[np.bool_]
+
+_FURTHEST_US: Final = 2**62
+"""No two event times are further apart."""
+_FURTHEST: Final = 2**64 - 1
+"""A limit within uint64, in nanoseconds too."""
 
 
 class _FirstOfKeyOperator(BatchFunctionOperator):
@@ -43,7 +48,7 @@ def drop_duplicates_operator(
         return _FirstOfKeyOperator(name, _first_of_key(keys, pa.schema(key_fields), schema.names), [port], schema)
     assert port.event_time is not None
     time = EventTime(port.event_time, port.schema, f"operator {name!r}")
-    function = _first_within(keys, key_fields, time, within_us, schema.names)
+    function = _first_within(keys, key_fields, time, min(within_us, _FURTHEST_US), schema.names)
     return OnTimeFunctionOperator(name, function, [port], schema, hidden=hidden)
 
 
@@ -71,7 +76,7 @@ def _first_within(
         column += "_"
     unit: Literal["us", "ns"] = "ns" if event_time.has_ns else "us"
     per_us = 1000 if event_time.has_ns else 1
-    within = within_us * per_us
+    within = min(within_us * per_us, _FURTHEST)
 
     class FirstWithin(KeyedBatchFunction):
         kept = OrderedTable(pa.schema([*key_fields, pa.field(column, pa.timestamp(unit))]))
