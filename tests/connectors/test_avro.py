@@ -165,7 +165,7 @@ def test_times_beyond_what_python_knows_are_kept():
 NEW = [
     (record(("n", "int")), record(("n", "long")), {"n": 5}, {"n": 5}),
     (record(("n", "int")), record(("n", "double")), {"n": 5}, {"n": 5.0}),
-    (record(("n", "long")), record(("n", "float")), {"n": 16_777_217}, {"n": 16_777_216.0}),
+    (record(("n", "long")), record(("n", "float")), {"n": 2**62}, {"n": 2.0**62}),
     (record(("n", "float")), record(("n", "double")), {"n": 0.5}, {"n": 0.5}),
     (record(("t", "bytes")), record(("t", "string")), {"t": "é".encode()}, {"t": "é"}),
     (record(("t", "string")), record(("t", "bytes")), {"t": "é"}, {"t": "é".encode()}),
@@ -200,6 +200,24 @@ NEW = [
 def test_a_schema_that_has_changed_is_read_by_that_of_the_reader(writer, reader, row, expected):
     assert decoder(writer, reader).decode(encoded(writer, row), 0).to_pylist() == [expected]
     assert decoder(writer, reader).decode([], 0).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("wider", "exact", "rounded"),
+    [("float", 2**24, 2**24 + 1), ("double", -(2**53), -(2**53) - 1), ("double", 2**62, 2**63 - 1)],
+)
+def test_a_number_that_a_wider_type_would_round_is_refused(wider, exact, rounded):
+    writer, reader = record(("n", "long")), record(("n", wider))
+    assert decoder(writer, reader).decode(encoded(writer, {"n": exact}), 0).to_pylist() == [{"n": float(exact)}]
+    with pytest.raises(pa.ArrowInvalid, match=rf"r.n: {rounded} would be rounded to the {wider} .*; read it as a long"):
+        decoder(writer, reader).decode(encoded(writer, {"n": rounded}), 0)
+
+
+@pytest.mark.parametrize("reader", [record(("n", "long")), record(("m", "int", 0))])
+def test_an_int_of_more_than_32_bits_is_refused_also_if_it_is_widened_or_not_read(reader):
+    (value,) = encoded(record(("n", "long")), {"n": 2**31})
+    with pytest.raises(pa.ArrowInvalid, match="an int of 2147483648, which has more than 32 bits"):
+        decoder(record(("n", "int")), reader).decode([value], 0)
 
 
 def decimal_of(scale: int) -> Any:

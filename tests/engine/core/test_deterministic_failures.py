@@ -19,6 +19,12 @@ class OrderRefused(Exception):
     """A class of the user."""
 
 
+class OfAScript(Exception):
+    """A class of a job that was started with `python job.py`; a slot has another `__main__`."""
+
+    __module__ = "__main__"
+
+
 def wrapped(error: BaseException) -> JobError:
     """As an operator wraps it."""
     made = JobError("map raised")
@@ -45,6 +51,7 @@ def caused(error: BaseException, by: BaseException) -> BaseException:
         decimal.InvalidOperation("x"),
         pl.exceptions.ComputeError("x"),
         OrderRefused("x"),
+        OfAScript("x"),
         caused(ValueError("x"), KeyError("x")),
     ],
     ids=repr,

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.connectors.formats.avro_types import AvroType, Field, arrow_fields, arrow_type
-from midstream.engine.core.arrow_types import is_list_array, is_struct_array, list_lengths, nulls
+from midstream.engine.core.arrow_types import is_list_array, is_struct_array, list_lengths, nulls, to_list
 from midstream.engine.core.errors import SchemaError
 
 Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
@@ -39,7 +39,7 @@ class AvroDecoder:
     """Decodes values written with the schema `writer` to columns of `reader`, by Avro's rules of schema resolution.
 
     Records, enums and fixed match by name without the namespace, or by an alias of the reader, fields by name or alias; a
-    field that the writer lacks has the default of the reader; numbers may be widened.
+    field that the writer lacks has the default of the reader; numbers may be widened, but not rounded.
     Raises SchemaError if the schemas are incompatible: no value of this writer can be read.
     """
 
@@ -86,6 +86,13 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
     return (found >> 1) ^ -(found & 1), at
 
 
+def _int(data: bytes, at: int) -> tuple[int, int]:
+    found, at = _number(data, at)
+    if not -(1 << 31) <= found < 1 << 31:
+        raise ValueError(f"an int of {found}, which has more than 32 bits")
+    return found, at
+
+
 def _boolean(data: bytes, at: int) -> tuple[bool, int]:
     byte = data[at]
     if byte > 1:
@@ -123,7 +130,7 @@ def _unpacked(form: struct.Struct) -> Read:
 _READ: Final[dict[str, Read]] = {
     "null": lambda data, at: (None, at),
     "boolean": _boolean,
-    "int": _number,
+    "int": _int,
     "long": _number,
     "enum": _number,
     "float": _unpacked(_FLOAT),
@@ -333,7 +340,7 @@ def _build(writer: AvroType, reader: AvroType, kind: pa.DataType, where: str) ->
     if is_text:
         return lambda values: _as_text_or_bytes(values, kind)
     if after in ("float", "double") and before in ("int", "long"):
-        return lambda values: pa.array([float(value) for value in values], kind)
+        return lambda values: _floats(values, kind, where)
     if reader.logical in _DAY:
         return lambda values: _times_of_day(values, reader.logical, kind, where)
     if kind == pa.date32():
@@ -394,6 +401,15 @@ def _as_text_or_bytes(values: list[Any], kind: pa.DataType) -> pa.Array[Any]:
     array = pa.array(values, pa.large_binary()).cast(kind)
     array.validate(full=True)
     return array
+
+
+def _floats(values: list[int], kind: pa.DataType, where: str) -> pa.Array[Any]:
+    floats = pa.array([float(value) for value in values], kind)
+    kept: list[Any] = to_list(floats)
+    for value, made in zip(values, kept, strict=True):
+        if value != made:
+            raise pa.ArrowInvalid(f"{where}: {value} would be rounded to the {kind} {made}; read it as a long")
+    return floats
 
 
 def _times_of_day(values: list[Any], logical: str, kind: pa.DataType, where: str) -> pa.Array[Any]:

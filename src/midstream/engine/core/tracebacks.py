@@ -92,9 +92,9 @@ def depends_on_values(error: BaseException) -> bool:
 
 
 def _is_users_class(kind: type[BaseException]) -> bool:
-    """Whether the class is Python's own, ours, or from a module that is the user's."""
+    """Whether the class is Python's own, ours, or from a module that is the user's, such as the script that was started."""
     room = kind.__module__.partition(".")[0]
-    if room in ("builtins", "midstream"):
+    if room in ("builtins", "midstream", "__main__"):  # a slot has another __main__, which has no classes
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return room not in sys.stdlib_module_names and (file is None or is_users(file))

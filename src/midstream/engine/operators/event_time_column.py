@@ -1,7 +1,8 @@
 """The event-time column of a stream, read without copying, in its own unit.
 
-Inside the engine times are int64 microseconds. A column of milliseconds or nanoseconds is not converted row by row;
-only its extremes and its window bounds are.
+Watermarks and timers are int64 microseconds. A column of milliseconds or nanoseconds is not converted row by row; only
+its extremes and its window bounds are. Where rows are compared with rows of another stream, whose unit may differ,
+nanoseconds are kept apart from microseconds: neither unit has room for all times of the other.
 
 Times must be in the years 1 to 9999, the range of watermarks and timers. A time far outside stands for something else,
 such as a missing value, and int64 would wrap around as soon as a window is added.
@@ -65,6 +66,7 @@ class EventTime:
             )
         self.column = column
         self.kind = kind
+        self.has_ns = kind.unit == "ns"
         self.expr = marked.times(kind)
         """The rows' times, as an expression."""
         self._is_end = marked.is_end
@@ -108,10 +110,20 @@ class EventTime:
         """Return the times of the rows in microseconds. Raises what `native` raises."""
         return self._in_us(self.native(batch, room))
 
+    def native_of(self, rows: pl.DataFrame) -> Int64s:
+        """Return the times of rows, which `native` or `us` has accepted before, in the column's own unit."""
+        times: Int64s = rows.get_column(self.column).to_physical().to_numpy()
+        return times - 1 if self._is_end else times
+
     def us_of(self, rows: pl.DataFrame) -> Int64s:
         """Return the times of rows, which `native` or `us` has accepted before, in microseconds."""
-        times: Int64s = rows.get_column(self.column).to_physical().to_numpy()
-        return self._in_us(times - 1 if self._is_end else times)
+        return self._in_us(self.native_of(rows))
+
+    def us_and_ns_of(self, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
+        """Return the times of such rows in microseconds, and the nanoseconds by which they are later, below 1000."""
+        times = self.native_of(rows)
+        us = self._in_us(times)
+        return us, times - us * 1000 if self.has_ns else np.zeros_like(us)
 
     def _in_us(self, times: Int64s) -> Int64s:
         if self.kind.unit == "us":

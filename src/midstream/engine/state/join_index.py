@@ -137,6 +137,10 @@ class Matches(NamedTuple):
     their_rows: pl.DataFrame
     rows: pl.DataFrame
 
+    def only(self, some: Bools) -> Matches:
+        chosen = pl.Series(some)
+        return Matches(self.theirs[some], self.mine[some], self.their_rows.filter(chosen), self.rows.filter(chosen))
+
 
 class JoinIndex(TableState):
     """The rows of one stream.
@@ -189,10 +193,10 @@ class JoinIndex(TableState):
         equal = self._equal or self._layout.keys
         are_equal = pl.all_horizontal(left.get_column(name) == right.get_column(name) for name in equal)
         same = left.select(are_equal).to_series()
+        pairs = Matches(at_theirs, at_mine, left, right)
         if same.all():
-            return Matches(at_theirs, at_mine, left, right)
-        are = same.to_numpy()
-        return Matches(at_theirs[are], at_mine[are], left.filter(same), right.filter(same)) if are.any() else None
+            return pairs
+        return pairs.only(same.to_numpy()) if same.any() else None
 
     def take(self, positions: Int64s) -> pl.DataFrame:
         """Remove the rows at these positions, as `matches` returns them, and return each of them once."""

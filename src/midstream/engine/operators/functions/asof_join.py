@@ -30,7 +30,7 @@ def asof_join_operator(
     """Return the operator that joins each row with the newest row of the second stream that has its key, is not later,
     and at most `tolerance_us` earlier.
 
-    Times are compared in whole microseconds. Of rows at the same time, the one that came last counts.
+    Of rows at the same time, the one that came last counts.
 
     Raises SchemaError for columns that do not fit.
     """
@@ -58,7 +58,7 @@ class AsofJoinOperator(EventTimeJoinOperator):
         self._waiting[port].append(rows.rename(self._columns.names) if port else rows)
 
     def _completed(self, watermark_us: int) -> pl.DataFrame | None:
-        (left, left_us), (right, right_us) = (
+        left, right = (
             _by_time(waiting.pop_until_tick(time.column, time.due(watermark_us)), time)
             for waiting, time in zip(self._waiting, self._own_times, strict=True)
         )
@@ -66,27 +66,32 @@ class AsofJoinOperator(EventTimeJoinOperator):
         made = None
         if left.height:
             before = newest.lookup(left)
-            known = pl.concat([before, right, right.clear(1)])
-            known_us = np.concatenate([self._own_times[1].us_of(before), right_us])
-            made = left.hstack(known[self._newest(left, left_us, known, known_us)].select(self._columns.added))
+            known = pl.concat([before, right])
+            rows = pl.concat([known, right.clear(1)])[self._newest(left, known)]
+            made = left.hstack(rows.select(self._columns.added))
         newest.upsert(right.unique(self._columns.keys, keep="last", maintain_order=True))
         self._drop_old(newest, watermark_us)
         return made
 
-    def _newest(self, left: pl.DataFrame, left_us: Int64s, known: pl.DataFrame, known_us: Int64s) -> Int64s:
+    def _newest(self, left: pl.DataFrame, known: pl.DataFrame) -> Int64s:
         """Return, for each row of `left`, the position of its newest row in `known`; the one after the last for none."""
-        keys, held = list(self._columns.keys), len(known_us)
-        times = np.concatenate([known_us, left_us])
-        both = pl.concat([known.head(held).select(keys), left.select(keys)])
+        keys, held = list(self._columns.keys), known.height
+        left_time, right_time = self._own_times
+        us, ns = map(np.concatenate, zip(right_time.us_and_ns_of(known), left_time.us_and_ns_of(left), strict=True))
+        both = pl.concat([known.select(keys), left.select(keys)])
         # of rows at the same time, the known ones come first
-        order = KeyOrder(both, times.argsort(kind="stable"))
+        has_ns = left_time.has_ns or right_time.has_ns
+        order = KeyOrder(both, np.lexsort((ns, us)) if has_ns else us.argsort(kind="stable"))
         is_known = order.rows < held
-        places = np.where(is_known | order.is_first, np.arange(len(times)), 0)
+        places = np.where(is_known | order.is_first, np.arange(len(us)), 0)
         newest = order.rows[np.maximum.accumulate(places)[~is_known]]
         own = order.rows[~is_known]
         found = newest < held
         if self._tolerance_us is not None:
-            found &= times[own] - times[newest] <= self._tolerance_us
+            distance_us = us[own] - us[newest]
+            found &= (distance_us < self._tolerance_us) | (
+                (distance_us == self._tolerance_us) & (ns[own] <= ns[newest])
+            )
         positions = np.full(left.height, held, np.int64)
         positions[own[found] - held] = newest[found]
         return positions
@@ -108,10 +113,7 @@ class AsofJoinOperator(EventTimeJoinOperator):
             waiting.frame = rows.filter(pl.Series(time.us_of(rows) > marks))
 
 
-def _by_time(rows: pl.DataFrame, time: EventTime) -> tuple[pl.DataFrame, Int64s]:
-    """Return rows in the order of their times, those of one time in their order, and the times in microseconds."""
-    times = time.us_of(rows)
-    if (times[1:] >= times[:-1]).all():
-        return rows, times
-    order = times.argsort(kind="stable")
-    return rows[order], times[order]
+def _by_time(rows: pl.DataFrame, time: EventTime) -> pl.DataFrame:
+    """Return rows in the order of their times, those of one time in their order."""
+    times = time.native_of(rows)
+    return rows if (times[1:] >= times[:-1]).all() else rows[times.argsort(kind="stable")]

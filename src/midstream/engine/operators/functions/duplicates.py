@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.operators.event_time_column import EventTime, Int64s
 from midstream.engine.operators.functions.batch_functions import BatchContext, BatchFunctionOperator, KeyedBatchFunction
 from midstream.engine.operators.functions.function_operator import Port
@@ -21,7 +22,9 @@ from midstream.engine.state.ordered_tables import OrderedTable
 Bools = npt.NDArray[np.bool_]
 
 _FURTHEST_US: Final = 2**62
-"""A limit within int64: no two event times are further apart."""
+"""No two event times are further apart."""
+_FURTHEST: Final = 2**64 - 1
+"""A limit within uint64, in nanoseconds too."""
 
 
 class _FirstOfKeyOperator(BatchFunctionOperator):
@@ -34,8 +37,8 @@ def drop_duplicates_operator(
     """Return the operator that keeps the first row of each key, in the order of arrival.
 
     With `within_us`, a row is a duplicate only if its key has a kept row that is at most so far away by event time,
-    before or after it. Kept rows are remembered until only late rows could be that near. Times are compared in whole
-    microseconds. `hides_keys`: the keys are not columns of what it emits.
+    before or after it. Kept rows are remembered until only late rows could be that near. `hides_keys`: the keys are not
+    columns of what it emits.
     """
     keys = list(port.keys)
     hidden = keys if hides_keys else []
@@ -71,24 +74,29 @@ def _first_within(
     column = "time"
     while column in keys:
         column += "_"
+    unit: Literal["us", "ns"] = "ns" if event_time.has_ns else "us"
+    per_us = 1000 if event_time.has_ns else 1
+    within = min(within_us * per_us, _FURTHEST)
 
     class FirstWithin(KeyedBatchFunction):
-        kept = OrderedTable(pa.schema([*key_fields, pa.field(column, pa.timestamp("us"))]))
+        kept = OrderedTable(pa.schema([*key_fields, pa.field(column, pa.timestamp(unit))]))
 
         def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-            times, order = event_time.us_of(rows), KeyOrder(rows.select(keys))
+            times = event_time.native_of(rows) if event_time.has_ns else event_time.us_of(rows)
+            order = KeyOrder(rows.select(keys))
             numbers, places = order.of_rows(), self.kept.located(order)
             known = np.concatenate([numbers[:0], *(each for _, _, each in places)])
-            kept_us = [run.rows_at(at, [column]).to_series().to_physical().to_numpy() for run, at, _ in places]
-            is_kept = kept_rows(numbers, times, known, np.concatenate([times[:0], *kept_us]), within_us)
+            kept = [run.rows_at(at, [column]).to_series().to_physical().to_numpy() for run, at, _ in places]
+            is_kept = kept_rows(numbers, times, known, np.concatenate([times[:0], *kept]), within)
             added = order.rows[is_kept[order.rows]]
-            when = pl.Series(column, times[added]).cast(pl.Datetime("us"))
+            when = pl.Series(column, times[added]).cast(pl.Datetime(unit))
             self.kept.append_of(order, numbers[added], [when])
             return (rows if is_kept.all() else rows.filter(pl.Series(is_kept))).select(emitted)
 
         def on_watermark(self, ctx: BatchContext) -> None:
             assert isinstance(ctx, TimeContext)
-            self.kept.pop_until_tick(column, ctx.watermark_us - within_us)
+            last_apart = (ctx.watermark_us + 1 - within_us) * per_us - 1
+            self.kept.pop_until_tick(column, max(last_apart, MIN_WATERMARK_US))
 
     return FirstWithin()
 
@@ -101,7 +109,7 @@ def kept_rows(numbers: Int64s, times: Int64s, known: Int64s, known_times: Int64s
     time_of, is_known = np.zeros(numbers.max(initial=-1) + 1, np.int64), np.zeros(numbers.max(initial=-1) + 1, np.bool_)
     time_of[known], is_known[known] = known_times, True
     if is_known.sum() == len(known):  # one row of each key
-        may_stay = ~is_known[numbers] | (np.abs(times - time_of[numbers]) > within)
+        may_stay = ~is_known[numbers] | (_distance(times, time_of[numbers]) > within)
     else:
         may_stay = ~_near_known(
             np.concatenate([known, numbers]), np.concatenate([known_times, times]), len(known), within
@@ -111,7 +119,7 @@ def kept_rows(numbers: Int64s, times: Int64s, known: Int64s, known_times: Int64s
     first[numbers[candidates][::-1]] = candidates[::-1]  # the first row of each key is written last
     firsts = first[numbers[candidates]]
     is_first = firsts == candidates
-    is_apart = np.abs(times[candidates] - times[firsts]) > within
+    is_apart = _distance(times[candidates], times[firsts]) > within
     kept = np.zeros(len(times), np.bool_)
     kept[candidates[is_first]] = True
     if is_apart.any():
@@ -129,10 +137,15 @@ def _near_known(numbers: Int64s, times: Int64s, known: int, within: int) -> Bool
     is_near = np.zeros(len(order), np.bool_)
     for neighbour in (earlier, later):
         fits = is_known[neighbour] & (numbers[neighbour] == numbers)
-        is_near |= fits & (np.abs(times[neighbour] - times) <= within)
+        is_near |= fits & (_distance(times[neighbour], times) <= within)
     found = np.empty(len(order), np.bool_)
     found[order] = is_near
     return found[known:]
+
+
+def _distance(times: Int64s, others: Int64s) -> npt.NDArray[np.uint64]:
+    """Return how far times are apart, which int64 has no room for."""
+    return np.maximum(times, others).view(np.uint64) - np.minimum(times, others).view(np.uint64)
 
 
 def _keep_one_by_one(kept: Bools, rows: Int64s, numbers: Int64s, times: Int64s, first: Int64s, within: int) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from midstream.engine.core.batches import empty_batch, to_polars
 from midstream.engine.core.errors import SchemaError
 from midstream.engine.operators.base import OperatorContext, Output
-from midstream.engine.operators.event_time_column import TimeColumn
+from midstream.engine.operators.event_time_column import EventTime, TimeColumn
 from midstream.engine.operators.functions.event_time_join import EventTimeJoinOperator, JoinColumns
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.state.join_index import JoinIndex, Matches, TimedRun
@@ -46,7 +46,7 @@ def interval_join_operator(
     """Return the operator that pairs rows of equal keys if the second is `lower_us` to `upper_us` after the first.
 
     A pair is emitted when the later of its rows arrives, a row without a partner when, by event time, only late rows
-    could match it. Times are compared in whole microseconds.
+    could match it.
 
     Raises SchemaError for columns that do not fit.
     """
@@ -82,6 +82,10 @@ class IntervalJoinOperator(EventTimeJoinOperator):
         self.watermark_delay_us = {"right": after_right_us, "full": max(held_us)}.get(how, after_left_us)
         if how == "full":
             self._check_one_type()
+        self._own_times = tuple(
+            EventTime(time, schema, self._where)
+            for time, schema in ((columns.left_time, columns.left), (columns.right_time, columns.right))
+        )
         self._empty = to_polars(empty_batch(self.schema))
         # The following attributes are set when the operator opens.
         self._matched: list[JoinIndex | None]
@@ -132,7 +136,7 @@ class IntervalJoinOperator(EventTimeJoinOperator):
         lower_us, upper_us = self._bounds_us
         within = (lower_us, upper_us) if port == LEFT else (-upper_us, -lower_us)
         matched, unmatched = (
-            None if index is None else index.matches(run, *within)
+            None if index is None else self._exact(index.matches(run, *within), port)
             for index in (self._matched[other], self._unmatched[other])
         )
         self._hold(run, port, [matched, unmatched])
@@ -143,6 +147,17 @@ class IntervalJoinOperator(EventTimeJoinOperator):
             return _matched_rows(run, matched) if port == LEFT else firsts
         pairs = [self._side_by_side(each, port) for each in (matched, unmatched) if each is not None]
         return pl.concat(pairs) if pairs else None
+
+    def _exact(self, matches: Matches | None, port: int) -> Matches | None:
+        """Leave out pairs that are too close or too far apart by nanoseconds; they were found in whole microseconds."""
+        if matches is None or not any(time.has_ns for time in self._own_times):
+            return matches
+        frames = (matches.their_rows, matches.rows)[:: 1 if port == LEFT else -1]
+        left, right = (time.us_and_ns_of(rows) for time, rows in zip(self._own_times, frames, strict=True))
+        us, ns = right[0] - left[0], right[1] - left[1]
+        lower_us, upper_us = self._bounds_us
+        fits = ~(((us == lower_us) & (ns < 0)) | ((us == upper_us) & (ns > 0)))
+        return matches.only(fits) if fits.any() else None
 
     def _hold(self, run: TimedRun, side: int, matches: Sequence[Matches | None]) -> None:
         """Hold new rows, where those belong that have had a partner or not."""
