@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from midstream.engine.worker.batch_sizer import CALL_SHARE_MAX, BatchSizer
-from midstream.engine.worker.source_rate import SourceRate
+from midstream.engine.worker.source_rate import FIRST_ROWS, SourceRate
 
 LIMIT = 131_072
 SHORT_S = 0.002
@@ -217,6 +217,54 @@ def test_barriers_wait_behind_no_batch_that_takes_several_times_the_budget_downs
         (call_s + row_s * rows for rows, _ in taken_in_bursts(call_s, row_s, lag, jitter, 600)), reverse=True
     )
     assert longest[0] <= 1.0 and longest[8] <= 0.4 and longest[60] <= 0.2, "the first queue fills without waiting"
+
+
+def read_slowly(read_s: float, read_row_s: float, row_s: float, lag: int, batches: int) -> list[tuple[int, float]]:
+    """Rows of each batch of a source, and how long it takes downstream. A batch is read while the one before it is
+    processed, and emitted when all but `lag` batches have been processed; until it has been read, the source pauses."""
+    sizer, found = SourceRate(LIMIT, None), []
+    processed_s: list[float] = []
+    now_s = 0.0
+    for _ in range(batches):
+        rows = sizer.rows_max
+        sizer.record_emitted(rows, now_s, now_s + 0.0001)
+        found.append((rows, row_s * rows))
+        processed_s.append(max(now_s, processed_s[-1] if processed_s else 0.0) + row_s * rows)
+        room_s = processed_s[-1 - lag] if lag < len(processed_s) else 0.0
+        read_at_s = now_s + read_s + read_row_s * sizer.rows_max
+        if room_s < read_at_s:
+            sizer.pause()
+        now_s = max(room_s, read_at_s)
+    return found
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize("row_s", [0.0, 1e-7, 1e-6])
+@pytest.mark.parametrize(("read_s", "read_row_s"), [(0.0008, 5e-7), (0.02, 1e-6), (0.0001, 2e-6)])
+def test_a_source_that_reads_more_slowly_than_rows_are_processed_gets_large_batches(
+    read_s: float, read_row_s: float, row_s: float, lag: int
+) -> None:
+    """Otherwise the fixed cost of each read would keep it slow for ever."""
+    rows, _ = read_slowly(read_s, read_row_s, row_s, lag, 400)[-1]
+    assert read_s <= 0.3 * read_row_s * rows or rows >= LIMIT // 4
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize("row_s", [1e-5, 1e-4, 1e-3])
+@pytest.mark.parametrize("slower", [0.5, 1.0, 1.1, 3.0])
+def test_a_source_that_pauses_gets_no_batches_that_take_long_downstream(slower: float, row_s: float, lag: int) -> None:
+    longest = sorted((s for _, s in read_slowly(0.0001, slower * row_s, row_s, lag, 600)), reverse=True)
+    first_s = FIRST_ROWS * row_s
+    assert longest[0] <= max(1.0, first_s) and longest[8] <= max(0.4, first_s) and longest[60] <= max(0.2, first_s)
+
+
+def test_rows_that_come_rarely_say_nothing_about_the_size_of_batches() -> None:
+    sizer, now_s = SourceRate(LIMIT, None), 0.0
+    for _ in range(100):
+        sizer.record_emitted(sizer.rows_max, now_s, now_s + 0.0001)
+        sizer.pause()
+        now_s += 5.0
+    assert sizer.rows_max == FIRST_ROWS
 
 
 @pytest.mark.parametrize("after", range(300, 312))

@@ -46,7 +46,13 @@ class SourceRate:
         self._settling = SETTLING_BATCHES
         """The number of batches still to leave before the next measurement."""
         self._last: tuple[int, float] | None = None
-        """The rows of the batch emitted last, and when it was emitted. None if the source has paused since."""
+        """The rows of the batch emitted last, and when it was emitted."""
+        self._has_paused = False
+        """Whether the source has had no rows since then."""
+        self._paused_batches = self._paused_rows = 0
+        """The batches after which the source has paused, since the last bound, and their rows."""
+        self._paused_s = 0.0
+        """The time between those batches and the next ones."""
         self._rows_per_s = rows_per_s or 0.0
         self.has_rate = bool(rows_per_s)
         self._limit = self._batch_rows = rows_max
@@ -73,8 +79,9 @@ class SourceRate:
         """Record a batch of `rows` rows. The times are of the clock of the slot's own core."""
         self._chain.record(rows, ended_s - started_s)
         if self._last is not None:
-            self._measure_downstream(self._last[0], started_s - self._last[1])
-        self._last = rows, started_s
+            measure = self._bound_downstream if self._has_paused else self._measure_downstream
+            measure(self._last[0], started_s - self._last[1])
+        self._last, self._has_paused = (rows, started_s), False
         fitting = min(self._chain.rows(1), self._downstream.rows(FIRST_ROWS))
         # The size changes at most by a factor of two at a time, because one batch may have been slow by chance.
         self.rows_max = max(1, min(self._limit, max(self.rows_max // 2, min(fitting, self.rows_max * 2))))
@@ -97,6 +104,23 @@ class SourceRate:
             self._measured_batches, self._settling = 0, SETTLING_BATCHES
             self._measured_rows, self._measured_s = 0, 0.0
 
+    def _bound_downstream(self, rows: int, seconds: float) -> None:
+        """Record the mean interval between batches of a source that pauses, if it allows more rows than are known to fit.
+
+        The tasks downstream keep up with such a source, so they take no longer than that. Without this, batches of a
+        source that reads more slowly than rows are processed would stay as small as the first one, and the fixed cost of
+        each read would keep the source slow.
+        """
+        self._paused_batches += 1
+        self._paused_rows += rows
+        self._paused_s += seconds
+        if self._paused_batches == MEASURED_BATCHES:
+            mean_rows, mean_s = round(self._paused_rows / MEASURED_BATCHES), self._paused_s / MEASURED_BATCHES
+            if mean_rows * DOWNSTREAM_BATCH_S > mean_s * self._downstream.rows(FIRST_ROWS):
+                self._downstream.record(mean_rows, mean_s, MEASURED_BATCHES)
+            self._paused_batches = self._paused_rows = 0
+            self._paused_s = 0.0
+
     def pause(self) -> None:
-        """Pause the measurement: the time until the source has rows again does not show how fast batches are taken."""
-        self._last = None
+        """Note that the source has no rows: the time until it has some does not show how fast batches are taken."""
+        self._has_paused = True
