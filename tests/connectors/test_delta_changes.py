@@ -329,7 +329,9 @@ def test_deletion_vectors_are_changes_where_none_are_recorded(versions, where, r
                     actions.append({"add": there[number][0]})
             commit(path, *actions)
         changes, _ = read_all(source, split, rows_max)
-        alive = [(n * ROWS + row, row, "a") for n, (_, gone) in there.items() for row in range(ROWS) if row not in gone]
+        alive: list[tuple[Any, ...]] = [
+            (n * ROWS + row, row, "a") for n, (_, gone) in there.items() for row in range(ROWS) if row not in gone
+        ]
         assert applied(changes) == sorted(alive)
         whole, _ = read_all(source, split)
         assert whole == changes
