@@ -285,7 +285,8 @@ def commits(query: str, directory: str) -> Iterator[tuple[str, int, list[str]]]:
             for entry in manifest.fetch_manifest_entry(table.io)
             if entry.status == ManifestEntryStatus.ADDED
         ]
-        yield str(snapshot.snapshot_id), metadata.stat().st_mtime_ns // 1000, added
+        if added:
+            yield str(snapshot.snapshot_id), metadata.stat().st_mtime_ns // 1000, added
 
 
 def delays_at_rate(query: str, servers: str, source: str, directory: str, rate: int) -> dict[str, Any]:
