@@ -36,7 +36,7 @@ from midstream.connectors.iceberg import iceberg_commits, iceberg_sink, iceberg_
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
 from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.engine.core.arrow_types import schema_of, to_list
-from midstream.engine.core.errors import ConfigError, DataError, SchemaError, StorageError
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
 
 NAME = "lake.numbers"
@@ -441,7 +441,7 @@ def test_a_number_that_cannot_be_truncated_is_refused(catalog, kind, value):
     schema = pa.schema([("v", kind)])
     sink.validate(schema, restoring=False)
     error = failure_of(sink, pa.record_batch([pa.array([1, value, None], kind)], schema=schema))
-    assert isinstance(error, DataError)
+    assert isinstance(error, SchemaError)
     assert f"column 'v' has the value {value}, and the partition field truncate[7] of it is less than any" in str(error)
 
 

@@ -50,7 +50,7 @@ from pyiceberg.types import (
 
 from midstream.connectors.common.table_columns import stored_leaf, stored_schema, stored_type
 from midstream.engine.core.batches import canonical_type
-from midstream.engine.core.errors import ConfigError, DataError, SchemaError
+from midstream.engine.core.errors import ConfigError, SchemaError
 
 FORMAT_VERSION_MAX: Final = 2
 """The newest format of tables that pyiceberg writes."""
@@ -262,7 +262,7 @@ class Partitioner:
         return found
 
     def _check_truncated(self, name: str, transform: str, column: pa.Array[Any], made: pa.Array[Any]) -> None:
-        """Raise DataError for a number so near to the least one of its type that what it is truncated to is none."""
+        """Raise SchemaError for a number so near to the least one of its type that what it is truncated to is none."""
         if not transform.startswith("truncate") or pa.types.is_large_binary(made.type) or made.type != column.type:
             return
         if pa.types.is_decimal(made.type):
@@ -273,7 +273,7 @@ class Partitioner:
             is_wrong = pc.greater(made, column)  # it has wrapped around
         if pc.any(is_wrong).as_py():
             value = column.filter(is_wrong)[0]
-            raise DataError(
+            raise SchemaError(
                 f"{self.where}: column {name!r} has the value {value}, and the partition field {transform} of it is less than "
                 f"any {column.type}; partition the table in another way"
             )

@@ -116,7 +116,8 @@ class SourceRate:
         self._paused_s += seconds
         if self._paused_batches == MEASURED_BATCHES:
             mean_rows, mean_s = round(self._paused_rows / MEASURED_BATCHES), self._paused_s / MEASURED_BATCHES
-            if mean_rows * DOWNSTREAM_BATCH_S > mean_s * self._downstream.rows(FIRST_ROWS):
+            known = self._downstream.rows(FIRST_ROWS)
+            if mean_rows * DOWNSTREAM_BATCH_S > mean_s * known and mean_rows * MEASURED_BATCHES > known:
                 self._downstream.record(mean_rows, mean_s, MEASURED_BATCHES)
             self._paused_batches = self._paused_rows = 0
             self._paused_s = 0.0
