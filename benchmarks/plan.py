@@ -142,9 +142,9 @@ def nexmark(query: str) -> tuple[Contender, ...]:
 LAKEHOUSE = {
     "delta": "5 M JSON records from Kafka into a Delta table, exactly once, a checkpoint each second; then 50,000 records/s with a "
     "checkpoint every 250 ms: from when a record is made until the table's version that has it is there.",
-    "iceberg": "the same into an Iceberg table.",
+    "iceberg": "As `lakehouse_delta`, into an Iceberg table.",
     "delta_changes": "4 M updates and deletes of 500,000 keys from Kafka, merged into a Delta table, a checkpoint each second.",
-    "iceberg_changes": "the same into an Iceberg table.",
+    "iceberg_changes": "As `lakehouse_delta_changes`, into an Iceberg table.",
 }
 LAKEHOUSE_FIGURES = (
     EVENTS_PER_S,
