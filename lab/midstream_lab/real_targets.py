@@ -93,7 +93,7 @@ class SteppedFiles(pyarrow.fs.FileSystemHandler):
         self._step().delete_dir_contents(path, missing_dir_ok=missing_dir_ok)
 
     def delete_root_dir_contents(self) -> None:
-        raise NotImplementedError
+        raise AssertionError("no sink empties the root of a file system")
 
     def delete_file(self, path: str) -> None:
         self._step().delete_file(path)
@@ -250,7 +250,7 @@ class Target(ABC):
         going = {name for call in self.rollbacks for name in call.names}
         for name in sorted(set(visible) - set(committed)):
             if name not in coming:
-                world.bug(f"{self.uid}: {name} is visible, and nobody commits it")
+                world.bug(f"{self.uid}: {name} is visible, and no checkpoint has committed it")
             if name in outside.rolled_back:
                 world.bug(f"{self.uid}: {name} is visible, and was rolled back")
             self._enter(name)

@@ -1,4 +1,4 @@
-"""Event times in nanoseconds are compared in nanoseconds, whatever the unit of a bound, and beside a stream in another unit."""
+"""Event times in nanoseconds are compared to the nanosecond, also with those of a stream in another unit."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_rows_are_in_the_table_after_the_commit_and_not_before(there):
     assert there.commits() == before + 1, "one commit for all subtasks"
 
 
-def test_committing_twice_changes_nothing_whoever_does_it(there):
+def test_a_second_commit_changes_nothing_also_of_another_driver(there):
     sink = there.appending(SCHEMA)
     before = there.commits()
     committables = written(sink, batch(1, 2))

@@ -33,7 +33,7 @@ from session import WARM_UP_S_MAX, Run, open_session, run_until, wait_until
 from midstream_lab.bench import kafka, lakehouse
 
 BATCH = 1_000_000
-"""Records in a micro-batch: so many that one takes about a second or two."""
+"""Records in a micro-batch, which then takes a second or two."""
 SCHEMAS = {"append": "ts long, key long, value double", "changes": "op string, key long, value long"}
 
 

@@ -36,7 +36,7 @@ CHANGES: Final = 4_000_000
 KEYS: Final = 500_000
 """Keys of the changed table."""
 DELETED_EVERY: Final = 10
-"""One change in so many is a delete."""
+"""The share of deletes: one in this number of changes."""
 PARALLELISM: Final = 2
 RATE_PER_S: Final = 50_000
 CHECKPOINT_INTERVAL_S: Final = 1.0

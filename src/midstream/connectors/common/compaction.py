@@ -23,6 +23,7 @@ from midstream.engine.core.errors import ConfigError, MidstreamError
 FILES_MIN: Final = 16
 """The number of files of like size from which they are compacted, and of commits after which they are looked for again."""
 TARGET_BYTES_MIN: Final = 2**20
+_CLOSE_S_MAX: Final = 30.0
 _FILES_MAX: Final = 1000
 """The number of files that are compacted together."""
 
@@ -114,9 +115,12 @@ class Compactor(ABC):
             self._thread.join()
 
     def close(self) -> None:
-        """Give up what has begun."""
+        """Give up what has begun. Storage that does not answer is not waited for: what has been written there is in no
+        table, and the thread ends with the process.
+        """
         self._stopped.set()
-        self.wait()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S_MAX)
 
     def check_stopped(self) -> None:
         """Raise GivenUpError if the job has ended."""

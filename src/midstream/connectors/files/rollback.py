@@ -113,7 +113,7 @@ class CommittedFiles:
             make_durable(self._filesystem, self._directory)
 
     def _all_files(self, after: int) -> list[tuple[int, str]]:
-        """Return committed files of checkpoints newer than `after`, whoever wrote them."""
+        """Return committed files of checkpoints newer than `after`, of any job."""
         found = [match for name in names_in(self._filesystem, self._directory) if (match := _FILE.fullmatch(name))]
         return [(int(match[1]), match[0]) for match in found if int(match[1]) > after]
 
