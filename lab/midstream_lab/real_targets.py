@@ -22,7 +22,7 @@ from unittest.mock import patch
 import polars as pl
 import pyarrow as pa
 import pyarrow.fs
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
@@ -346,6 +346,20 @@ class Delta(Target):
         return _rows(found)
 
 
+class MappedDelta(Delta):
+    """A table whose columns have other names in its files."""
+
+    def __init__(self, outside: Outside, uid: str, directory: Path, options: Mapping[str, Any]) -> None:
+        super().__init__(outside, uid, directory, options)
+        columns = pa.schema([field for field in self.schema(1) if field.name != OP])
+        mode = {"delta.columnMapping.mode": "id"}
+        DeltaTable.create(directory / "table", columns, partition_by=options.get("partition_by"), configuration=mode)
+
+    def read(self) -> Iterable[Row]:
+        found = QueryBuilder().register("t", DeltaTable(self.directory / "table"))
+        return _rows(pa.table(found.execute(f"SELECT {STAMP}, key, id FROM t").read_all()))
+
+
 class Iceberg(Target):
     def __init__(self, outside: Outside, uid: str, directory: Path, options: Mapping[str, Any]) -> None:
         super().__init__(outside, uid, directory, options)
@@ -406,6 +420,8 @@ TARGETS: Final[Mapping[str, tuple[type[Target], Mapping[str, Any]]]] = {
     "delta keyed": (Delta, {"key": ["key"]}),
     "delta keyed evolving": (Delta, {"key": ["key"], "op": OP, "evolve": True}),
     "delta deleting": (Delta, {"key": ["key"], "op": OP}),
+    "delta mapped": (MappedDelta, {"partition_by": ["key"], "append": True}),
+    "delta mapped deleting": (MappedDelta, {"key": ["key"], "op": OP}),
     "iceberg": (Iceberg, {}),
     "iceberg partitioned": (Iceberg, {"partition_by": ["key"], "append": True}),
     "iceberg evolving": (Iceberg, {"evolve": True}),

@@ -247,9 +247,12 @@ def test_the_columns_of_files_are_those_that_the_job_was_built_with(tmp_path: Pa
         assert job.feed("orders", {"user": "ann", "n": 1}).take() == []
 
 
-def test_a_delta_table_is_read_at_its_newest_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mapping", ["none", "name"])
+def test_a_delta_table_is_read_at_its_newest_version(mapping: str, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed")
-    deltalake.write_deltalake(tmp_path, USERS.to_arrow())
+    configuration = {"delta.columnMapping.mode": mapping} if mapping != "none" else {}
+    deltalake.DeltaTable.create(tmp_path, USERS.to_arrow().schema, configuration=configuration)
+    deltalake.write_deltalake(tmp_path, USERS.to_arrow(), mode="append")
     joined = orders([]).join_table(tmp_path, on="user", refresh="10 s")
     with testing.job(joined) as job:
         assert country(job) == "FR"

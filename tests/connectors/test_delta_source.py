@@ -186,20 +186,6 @@ def test_a_file_that_a_version_adds_twice_is_read_once(tmp_path):
     assert Job(world.source()).numbers() == Job(world.source(start=0)).numbers() == [-1, 1]
 
 
-def test_versions_of_a_time_when_columns_had_other_names_in_files_are_refused(tmp_path):
-    world = DeltaWorld(tmp_path)
-    world.create()
-    metadata = json.loads((tmp_path / f"t/_delta_log/{0:020d}.json").read_text().splitlines()[2])["metaData"]
-    mapped = {**metadata, "configuration": {"delta.columnMapping.mode": "name"}}
-    commit(world, {"metaData": mapped}, added(world, "a.parquet", 1))
-    commit(world, {"metaData": metadata})
-    with pytest.raises(
-        ConfigError,
-        match=r"version 1 \(a commit\): the table has column mapping \(name\), which this source cannot read",
-    ):
-        Job(world.source(start=1)).rows()
-
-
 def test_fields_that_were_added_within_columns_are_null_in_older_files(tmp_path):
     def struct(**fields: object) -> dict[str, object]:
         described = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields.items()]

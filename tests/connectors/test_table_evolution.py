@@ -511,25 +511,6 @@ def test_nothing_is_added_to_a_table_that_is_refused_for_another_reason(request,
     assert world.columns() == ["id", "name"]
 
 
-def test_a_delta_table_with_column_mapping_is_refused_as_before(delta):
-    delta.put(OLD, ANN)
-    log = delta.place / "delta" / "_delta_log" / f"{0:020}.json"
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    for line in lines:
-        if "metaData" in line:
-            schema = json.loads(line["metaData"]["schemaString"])
-            for n, field in enumerate(schema["fields"], 1):
-                physical = {"delta.columnMapping.id": n, "delta.columnMapping.physicalName": f"col-{n}"}
-                field["metadata"] = physical
-            configuration = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "2"}
-            line["metaData"] |= {"schemaString": json.dumps(schema), "configuration": configuration}
-        if "protocol" in line:
-            line["protocol"] = {"minReaderVersion": 2, "minWriterVersion": 5}
-    log.write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(ConfigError, match="the table uses column mapping, which this sink does not support"):
-        delta.sink(NEW)
-
-
 # ---- plans ----
 
 LEAVES: st.SearchStrategy[pa.DataType] = st.sampled_from(

@@ -16,6 +16,7 @@ KINDS: Final = (
     *("delta", "delta partitioned", "delta evolving", "delta keyed", "delta deleting", "delta keyed evolving"),
     *("iceberg", "iceberg partitioned", "iceberg evolving"),
     *("iceberg keyed", "iceberg deleting", "iceberg keyed evolving"),
+    *("delta mapped", "delta mapped deleting"),
 )
 """The kinds of targets, see `real_targets.TARGETS`."""
 _STRIKES: Final = (

@@ -27,9 +27,10 @@ import pyarrow.fs
 
 from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.common.row_operations import OP
+from midstream.connectors.delta.column_mapping import ColumnMapping
 from midstream.connectors.delta.deletion_vectors import VectorDescriptor, deleted_positions
 from midstream.connectors.delta.delta_log import TableVersion, digest_of, has_version, read_version
-from midstream.connectors.files.table_files import TableFile, deleted_rows_of, open_table_file, packed, row_count_of
+from midstream.connectors.files.table_files import TableFile, deleted_rows_of, packed, row_count_of
 from midstream.engine.core.batches import to_polars
 from midstream.engine.core.errors import UNDECODABLE, ConfigError, DataError, StorageError
 from midstream.engine.operators.source_api import SplitReader
@@ -87,6 +88,7 @@ class DeltaChangesReader(SplitReader):
         where: str,
         check: Callable[[TableVersion], None],
         located: Callable[[TableFile], str],
+        mapping: ColumnMapping,
         partition_by: Set[str],
         interval_s: float,
     ) -> None:
@@ -100,6 +102,7 @@ class DeltaChangesReader(SplitReader):
         self._where = where
         self._check = check
         self._located = located
+        self._mapping = mapping
         self._partition_by = partition_by
         self._interval_s = interval_s
         self._next_check_s = 0.0
@@ -183,7 +186,7 @@ class DeltaChangesReader(SplitReader):
             return
         deleted, inserted = self._rewritten(version)
         for file in deleted:
-            missing = self._partition_by - file.constants.keys()
+            missing = {name for name in self._partition_by if self._mapping.fields[name].name not in file.constants}
             if missing:
                 raise DataError(
                     f"{self._where}: version {version.number} ({version.operation}) removes {file.path} and does not say which "
@@ -282,7 +285,7 @@ class DeltaChangesReader(SplitReader):
     def _batches(self, file: TableFile, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         path = self._located(file)
         deleted = partial(deleted_rows_of, self._filesystem, path, file)
-        reader = open_table_file(self._filesystem, path, file, columns, 0, deleted=deleted)
+        reader = self._mapping.open_file(self._filesystem, path, file, columns, 0, deleted)
         try:
             while (found := reader.read(_BATCH_ROWS)) is not None:
                 yield found[0]

@@ -23,16 +23,17 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.parquet
 
 from midstream.connectors.common.compaction import Compactor, LiveFile, check_target, files_to_compact, summary_text
 from midstream.connectors.common.filesystem import below, delete_if_there
 from midstream.connectors.common.table_columns import has_not_null, nan_columns, nullable
+from midstream.connectors.delta.column_mapping import as_in_files, mapping_of
 from midstream.connectors.delta.delta_files import partition_of
 from midstream.connectors.delta.delta_log import deleted_rows, digest_of, log_path
 from midstream.connectors.delta.delta_tables import check_features, delta_type, schema_of, statistics
+from midstream.connectors.files.field_ids import parquet_schema_of
 from midstream.connectors.files.rolling_files import OpenFile, RollingFiles, explained
-from midstream.connectors.files.table_files import TableFile, open_table_file
+from midstream.connectors.files.table_files import TableFile
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def check_compactable(sink: DeltaSink, table: DeltaTable) -> None:
     where = sink._where
     check_target(sink.roll_bytes, where)
     _check_columns(table, where)
-    for name in table.metadata().partition_columns:
+    for name in mapping_of(table, where).stored_names(table.metadata().partition_columns):
         if not _SURELY_NAMED.fullmatch(name) or "/" in name or "=" in name:
             raise ConfigError(
                 f"{where}: auto_compact cannot name files in folders of the partition column {name!r}; rename it, or leave "
@@ -159,13 +160,16 @@ def live_files(table: DeltaTable) -> list[LiveFile]:
     """Return those files of the table that can be removed from it."""
     actions = pa.table(table.get_add_actions())
     names = table.metadata().partition_columns
+    stored_names = mapping_of(table, table.table_uri).stored_names(names)
     columns: list[list[Any]] = [
         actions.column(name).to_pylist() for name in ("path", "size_bytes", "modification_time")
     ]
     partitions: list[Any] = actions.column("partition").to_pylist() if names else [{}] * actions.num_rows
     vectors = {path for path, _ in deleted_rows(table, set(columns[0]), table.table_uri)}
     return [
-        LiveFile(path, size, tuple(partition_of(names, tuple(map(values.get, names))).items()), (written_ms, path))
+        LiveFile(
+            path, size, tuple(partition_of(stored_names, tuple(map(values.get, names))).items()), (written_ms, path)
+        )
         for path, size, written_ms, values in zip(*columns, partitions, strict=True)
         if path not in vectors and _SURELY_NAMED.fullmatch(path) and not path.startswith("/")
     ]
@@ -180,7 +184,10 @@ class _CompactedFiles:
         self.old = frozenset(chosen)
         self._sink = sink
         self._partition: dict[str, str | None] = dict(chosen[0].partition)
-        self._columns = nullable(pa.schema([each for each in schema_of(table) if each.name not in self._partition]))
+        self._mapping = mapping_of(table, sink._where)
+        partition_by = table.metadata().partition_columns
+        self._columns = nullable(pa.schema([each for each in schema_of(table) if each.name not in partition_by]))
+        self._stored = self._mapping.stored(self._columns)
         self._unbounded: set[str] = set()
         folder = unquote(chosen[0].path).rpartition("/")[0]
         self.id = uuid4().hex
@@ -189,7 +196,7 @@ class _CompactedFiles:
         def next_file() -> OpenFile:
             name = f"compacted-{self.id}-{next(numbers):04d}.parquet"
             name = f"{folder}/{name}" if folder else name
-            return OpenFile(sink.filesystem, sink.directory, name, "parquet", self._columns)
+            return OpenFile(sink.filesystem, sink.directory, name, "parquet", self._stored)
 
         files = RollingFiles(next_file, sink.roll_bytes)
         with ExitStack() as unfinished, explained(sink._where):
@@ -203,21 +210,23 @@ class _CompactedFiles:
     def _copy(self, file: LiveFile, to: RollingFiles, check_stopped: Callable[[], None]) -> None:
         name = unquote(file.path)
         path = below(self._sink.filesystem, self._sink.directory, name)
-        there = pyarrow.parquet.read_schema(path, filesystem=self._sink.filesystem).names
+        there = parquet_schema_of(self._sink.filesystem, path).names
         unknown = set(there) - {*self._columns.names, *self._partition}
-        if unknown:
+        if unknown and not self._mapping.is_mapped:  # with column mapping, it was dropped
             raise SchemaError(f"{path} has the column {min(unknown)!r}, which the table does not have")
-        reader = open_table_file(self._sink.filesystem, path, TableFile(name, file.size, 0), self._columns, 0)
+        read = TableFile(name, file.size, 0)
+        reader = self._mapping.open_file(self._sink.filesystem, path, read, self._columns, 0)
         try:
             while (found := reader.read(_BATCH_ROWS)) is not None:
                 check_stopped()
                 self._unbounded |= nan_columns(found[0])
-                to.write(found[0])
+                to.write(as_in_files(found[0], self._stored))
         finally:
             reader.close()
 
     def _described(self, file: OpenFile) -> str:
-        return statistics(self._sink.filesystem, f"{self._sink.directory}/{file.name}", self._columns, self._unbounded)
+        unbounded = self._mapping.stored_names(self._unbounded)
+        return statistics(self._sink.filesystem, f"{self._sink.directory}/{file.name}", self._stored, unbounded)
 
     def actions(self) -> list[Any]:
         from deltalake.transaction import AddAction, RemoveAction

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from midstream.connectors.common.table_evolution import Change, TableSystem, evolution, missing
+from midstream.connectors.delta.column_mapping import mapping_of
 from midstream.connectors.delta.delta_tables import schema_of
 from midstream.engine.core.arrow_types import is_list_of_any_length
+from midstream.engine.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -47,6 +49,7 @@ def evolve(
     the sink cannot write to. Raises SchemaError for a column that the table cannot hold, CommitFailedError if another
     writer has changed the schema.
     """
+    _check_addable(table, where)
     there = schema_of(table)
     plan = evolution(stream, there, _DELTA, _fixed(table, key), where)
     check(plan.applied(there))
@@ -55,7 +58,30 @@ def evolve(
 
 def add_missing(table: DeltaTable, stream: pa.Schema, key: Sequence[str], where: str) -> None:
     """Add the columns of the stream that the table lacks, and compare no types. Raises as `evolve` does."""
-    _add(table, missing(stream, schema_of(table), _DELTA, _fixed(table, key), where))
+    changes = missing(stream, schema_of(table), _DELTA, _fixed(table, key), where)
+    if changes:
+        _check_addable(table, where)
+    _add(table, changes)
+
+
+def check_columns_restorable(table: DeltaTable, older: DeltaTable, where: str) -> None:
+    """Raise ConfigError if columns have changed since an older version, and those of today could not be had after it is
+    restored.
+    """
+    if mapping_of(table, where) != mapping_of(older, where) and mapping_of(table, where).is_mapped:
+        raise ConfigError(
+            f"{where}: columns of the table have changed since version {older.version()}, and deltalake does not add columns to "
+            "tables with column mapping, as it would have to after it had restored that version; restore the table in Spark, "
+            "and start with --fresh"
+        )
+
+
+def _check_addable(table: DeltaTable, where: str) -> None:
+    if mapping_of(table, where).is_mapped:
+        raise ConfigError(
+            f"{where}: deltalake does not add columns to tables with column mapping; add them in Spark (ALTER TABLE), and leave "
+            "evolve out"
+        )
 
 
 def restore_columns(table: DeltaTable, opened: Callable[[], DeltaTable], where: str) -> None:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from midstream.connectors.common.filesystem import make_durable
 from midstream.connectors.common.table_columns import nullable
+from midstream.connectors.delta.column_mapping import as_in_files
 from midstream.connectors.delta.delta_tables import (
     FOLDER_BYTES_MAX,
     NULL_FOLDER,
@@ -58,25 +59,27 @@ class AppendedPart(PartitionedPart):
         self._context = context
         self._next_name = next_name
         self._kept = nullable(pa.schema([field for field in schema if field.name not in sink.partition_by]))
+        self._stored = sink.mapping.stored(self._kept)
 
     def _parts(self, batch: pa.RecordBatch) -> list[tuple[Partition, pa.RecordBatch]]:
         """Group rows by the values of the partition columns, and drop these columns."""
         names = self._sink.partition_by
         if not names:
-            return [((), batch)]
+            return [((), as_in_files(batch, self._stored))]
         check_dates(batch, names, "partition column", self._rows, self._where)
         frames = to_polars(batch).partition_by(list(names), maintain_order=True, include_key=False, as_dict=True)
         for values in frames:
             if values not in self._partitions:
                 check_partition(batch, names, values, self._rows, self._where)
-        return [(values, from_polars(frame, self._kept, self._where)) for values, frame in frames.items()]
+        parts = ((values, from_polars(frame, self._kept, self._where)) for values, frame in frames.items())
+        return [(values, as_in_files(part, self._stored)) for values, part in parts]
 
     def _partition(self, values: Partition) -> dict[str, str | None]:
-        return partition_of(self._sink.partition_by, values)
+        return partition_of(self._sink.mapping.stored_names(self._sink.partition_by), values)
 
     def _new_file(self, values: Partition) -> OpenFile:
         sink, name = self._sink, f"{partition_folder(self._partition(values))}{self._next_name()}"
-        return OpenFile(sink.filesystem, sink.directory, name, "parquet", self._kept)
+        return OpenFile(sink.filesystem, sink.directory, name, "parquet", self._stored)
 
     def _committables(self, ended: Sequence[tuple[Partition, OpenFile]], checkpoint_id: int) -> list[bytes]:
         for folder in {above for _, file in ended for above in _folders_above(file.name)}:
@@ -86,7 +89,8 @@ class AppendedPart(PartitionedPart):
     def _committable(self, values: Partition, file: OpenFile) -> WrittenFile:
         context, sink = self._context, self._sink
         assert sink._described is not None, "set together with the schema, without which there is no writer"
-        described = statistics(sink.filesystem, f"{sink.directory}/{file.name}", sink._described, self._unbounded)
+        unbounded = sink.mapping.stored_names(self._unbounded)
+        described = statistics(sink.filesystem, f"{sink.directory}/{file.name}", sink._described, unbounded)
         return WrittenFile(
             context.job_id,
             context.uid,

@@ -151,7 +151,9 @@ def log_path(directory: str, version: int) -> str:
 def read_version(
     filesystem: pyarrow.fs.FileSystem, directory: str, version: int, event_time: str | None = None
 ) -> TableVersion:
-    """Read a version's commit. Raises StorageError if it cannot be read. `event_time`: as in `DiscoveryContext`."""
+    """Read a version's commit. Raises StorageError if it cannot be read. `event_time`: that in `DiscoveryContext`, as files
+    have it (`ColumnMapping`), like all names in what is returned.
+    """
     path = log_path(directory, version)
     added: dict[str, TableFile] = {}
     removed: list[TableFile] = []
@@ -307,7 +309,7 @@ def deleted_rows(table: DeltaTable, paths: Set[str], where: str) -> Iterator[tup
 
 
 def table_columns(schema: str, names: Sequence[str]) -> pa.Schema:
-    """Return columns of the JSON of a table's schema."""
+    """Return columns of the JSON of a table's schema, in canonical types."""
     from deltalake import Schema
 
     wanted = [field for field in json.loads(schema)["fields"] if field["name"] in names]
@@ -317,10 +319,7 @@ def table_columns(schema: str, names: Sequence[str]) -> pa.Schema:
 
 
 def unsupported_in(metadata: Metadata, names: frozenset[str]) -> str | None:
-    """Return what a table has that its rows cannot be read with: in these columns, or at all."""
-    mode = metadata.configuration.get("delta.columnMapping.mode") or "none"
-    if mode != "none":
-        return f"column mapping ({mode})"
+    """Return what a table has in these columns that cannot be read."""
     for field in metadata.fields:
         if field["name"] in names and _has_variant(field["type"]):
             return f"column {field['name']!r}, which is a variant"

@@ -46,6 +46,7 @@ from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import check_columns, checked_key, written_columns
 from midstream.connectors.common.table_columns import fitted
 from midstream.connectors.delta import delta_evolution, delta_merges
+from midstream.connectors.delta.column_mapping import ColumnMapping, mapping_of
 from midstream.connectors.delta.delta_compaction import DeltaCompactor, NewestTable, changes_no_rows, check_compactable
 from midstream.connectors.delta.delta_files import AppendedPart, WrittenFile
 from midstream.connectors.delta.delta_merges import MergedPart
@@ -135,7 +136,9 @@ class DeltaSink(Sink):
         self._schema: pa.Schema | None = None
         """The stream's columns in the table's types. Set by `validate`."""
         self._described: pa.Schema | None = None
-        """The table's columns that statistics describe: all but partition columns. Set by `validate`."""
+        """The table's columns that statistics describe, as files have them: all but partition columns. Set by `validate`."""
+        self.mapping = ColumnMapping("none", {})
+        """That of the table. Set by `validate`."""
         self._where = f"DeltaSink on {self.directory}"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -167,6 +170,7 @@ class DeltaSink(Sink):
         except (DeltaError, OSError) as error:
             raise StorageError(f"{self._where}: cannot be opened or made: {error}") from error
         check_features(table, self._where)
+        self.mapping = mapping_of(table, self._where)
         partition_by = tuple(table.metadata().partition_columns)
         if self.partition_by and self.partition_by != partition_by:
             raise ConfigError(
@@ -188,9 +192,10 @@ class DeltaSink(Sink):
 
         if self.evolve:
             self._evolve(table, made, fit)
+            self.mapping = mapping_of(table, self._where)
         there = schema_of(table)
         self._schema = fit(there)
-        self._described = pa.schema([field for field in there if field.name not in partition_by])
+        self._described = self.mapping.stored(pa.schema([field for field in there if field.name not in partition_by]))
         self.partition_by = partition_by
         self.table_id = str(table.metadata().id)
         if self.key:
@@ -274,6 +279,7 @@ class DeltaSink(Sink):
             try:
                 older.load_as_version(version)
                 delta_merges.check_restorable(self, table, older)
+                delta_evolution.check_columns_restorable(table, older, self._where)
             except (DeltaError, OSError) as error:
                 raise StorageError(f"{self._where}: version {version} cannot be read: {error}") from error
 
@@ -523,14 +529,16 @@ class _DeltaCommitter(Committer):
 
         actions, wrong = [], None
         if files:
-            partition_by = tuple(table.metadata().partition_columns)
-            if not files[0].key and any(tuple(file.partition) != partition_by for file in files):
+            now, partition_by = mapping_of(table, where), table.metadata().partition_columns
+            stored_names = now.stored_names(partition_by)
+            if not files[0].key and any([*file.partition] != stored_names for file in files):
                 raise ConfigError(f"{where}: the table is now partitioned by ({', '.join(partition_by)})")
             actions = self._actions(files, where)
             _check_same(table, files, where)
             check_features(table, where)
+            there, names = schema_of(table), self._sink.mapping.names
             for schema in self._schemas(files, superseding):
-                check_unchanged(schema, schema_of(table), where)
+                check_unchanged(schema, there if files[0].key else now.stored(there), names | now.names, where)
         if files and files[0].key:
             before = table.version()
             # a merge is of one version of the table: deltalake must not repeat its commit after that of another writer
@@ -543,11 +551,13 @@ class _DeltaCommitter(Committer):
         return wrong
 
     def _schemas(self, files: Sequence[WrittenFile], superseding: bool) -> list[pa.Schema]:
-        """Return the table's schema when these files were written, by this job or by the one before."""
+        """Return the table's schema when these files were written, by this job or by the one before: without a key, as files
+        have it.
+        """
         sink = self._sink
         if not superseding:
             assert sink._schema is not None, "commits on the driver, where it has been validated"
-            return [sink._schema]
+            return [sink._schema if files[0].key else sink.mapping.stored(sink._schema)]
         paths = [below(sink.filesystem, sink.directory, file.name) for file in files]
         return [*{merged_columns(parquet_schema(sink.filesystem, path)) for path in paths}]
 

@@ -18,6 +18,7 @@ from midstream.connectors.common.dataset_uris import file_uri
 from midstream.connectors.common.filesystem import below, is_local, resolve
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.row_operations import OP, check_columns, check_key_types, checked_key
+from midstream.connectors.delta.column_mapping import ColumnMapping, mapping_of
 from midstream.connectors.delta.delta_changes import DeltaChangesReader, DeltaChangesSplit, packed_files
 from midstream.connectors.delta.delta_log import (
     Metadata,
@@ -37,7 +38,6 @@ from midstream.connectors.files.table_files import (
     checked_time_us,
     constant_text,
     deleted_rows_of,
-    open_table_file,
     packed,
 )
 from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
@@ -134,6 +134,7 @@ class DeltaSource(TableSource):
         first = opened.version() + 1 if start is None else self._first_version(opened)
         if first <= opened.version():
             has_version(self.filesystem, self.directory, first - 1, self._where)
+            self._check_names_at(first)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_storage_options": None}  # only the driver uses them
@@ -165,7 +166,7 @@ class DeltaSource(TableSource):
             raise ConfigError(f"{self._where}: {_REPLACED}")
         self._check_columns(metadata, f"{self._where}: version {newest}")
         with self._delta_errors():
-            files = [*self._snapshot(opened, event_time)] if self._start is None else []
+            files = [*self._snapshot(opened, self._stored_name(event_time))] if self._start is None else []
         read = newest if self._start is None else self._first_version(opened) - 1
         return files, self._position(metadata.id, read)
 
@@ -179,6 +180,7 @@ class DeltaSource(TableSource):
                 f"{self._where}: the checkpoint is of a job with changes={known.changes}; resume with that, or start over "
                 "with --fresh"
             )
+        self._check_names_at(known.version)
 
     def _after(self, position: bytes, event_time: str | None) -> Iterator[tuple[Sequence[TableFile], bytes]]:
         known = decoded(position, _DeltaPosition, "DeltaSource")
@@ -186,10 +188,14 @@ class DeltaSource(TableSource):
         while has_version(self.filesystem, self.directory, number, self._where):
             if number == known.version:
                 self._check_same(known)
-            version = read_version(self.filesystem, self.directory, number + 1, event_time)
+            version = read_version(self.filesystem, self.directory, number + 1, self._stored_name(event_time))
             added = self._added_by(version, known.table_id)
             number = version.number
             yield added, self._position(known.table_id, number)
+
+    def _stored_name(self, event_time: str | None) -> str | None:
+        found = None if event_time is None else self._mapping.fields.get(event_time)
+        return None if found is None else found.name
 
     def _position(self, table_id: str, version: int) -> bytes:
         digest = digest_of(self.filesystem, self.directory, version) if version >= 0 else None
@@ -206,17 +212,23 @@ class DeltaSource(TableSource):
             raise ConfigError(f"{self._where}: version {known.version} was read, and {_REPLACED}")
 
     def _snapshot(self, table: DeltaTable, event_time: str | None) -> Iterator[TableFile]:
-        """Yield the table's files, the oldest first."""
+        """Yield the table's files, the oldest first. `event_time`: as its statistics have it."""
         actions = pa.table(table.get_add_actions()).sort_by([("modification_time", "ascending"), ("path", "ascending")])
         has_partitions = "partition" in actions.column_names
         partitions = actions.column("partition").combine_chunks() if has_partitions else None
         names = [] if partitions is None else [field.name for field in partitions.type]
+        mapping = mapping_of(table, self._where)
+        stored_names = dict(zip(names, mapping.stored_names(names), strict=True))
         paths = list(map(str, actions.column("path").to_pylist()))
         sizes = map(int, actions.column("size_bytes").to_numpy())
         deleted = {path: packed(rows) for path, rows in deleted_rows(table, set(paths), self._where)}
         times = _min_times_us(actions, event_time)
         for row, (path, size, time_us) in enumerate(zip(paths, sizes, times, strict=True)):
-            values = {name: partitions[row][name] for name in names} if partitions is not None else {}
+            values = (
+                {stored: partitions[row][name] for name, stored in stored_names.items()}
+                if partitions is not None
+                else {}
+            )
             constants = constants_of({name: constant_text(value) for name, value in values.items()})
             yield TableFile(
                 unquote(path), size, table.version(), constants, deleted.get(path, b""), min_time_us=time_us
@@ -240,26 +252,46 @@ class DeltaSource(TableSource):
             if version.number > self._made_at:
                 self._check_columns(version.metadata, where)
             else:
-                self._check_supported(version.metadata, (), where)
+                self._check_names_in_files(version.metadata, where)
 
     def _check_columns(self, metadata: Metadata, where: str) -> None:
-        """Raise SchemaError if the columns have changed since the source was made."""
-        self._check_supported(metadata, self._read.names, where)
-        names = [field["name"] for field in metadata.fields]
-        found = table_columns(metadata.schema_string, self._read.names)
-        for field in self._read:
-            if field.name not in names:
+        """Raise SchemaError if the columns have changed since the source was made. With column mapping, they may have been
+        renamed.
+        """
+        now = ColumnMapping.of(metadata.schema_string, metadata.configuration, where)
+        names = now.names
+        read = self._mapping.stored(self._read)
+        self._check_supported(metadata, [names[field.name] for field in read if field.name in names], where)
+        for field, stored in zip(self._read, read, strict=True):
+            if stored.name not in names:
                 raise SchemaError(
                     f"{where}: column {field.name!r} was dropped; start again to read the table without it"
                 )
-            if found.field(field.name).type != field.type:
+            kind = now.fields[names[stored.name]].type
+            if kind != stored.type:
                 raise SchemaError(
-                    f"{where}: column {field.name!r} was {field.type} and is now {found.field(field.name).type}; start "
-                    "again to read it as it is now"
+                    f"{where}: column {field.name!r} was {stored.type} and is now {kind}; start again to read it as it is now"
                 )
-        new = [name for name in names if name not in self._read.names]
+        new = [name for stored, name in names.items() if stored not in read.names]
         if new and self._columns is None:
             raise self._added(new[0], where)
+
+    def _check_names_at(self, version: int) -> None:
+        if not self._mapping.is_mapped and 0 <= version < self._made_at:
+            self._check_names_in_files(metadata_of(self._opened(version)), f"{self._where}: version {version}")
+
+    def _check_names_in_files(self, metadata: Metadata, where: str) -> None:
+        """Raise ConfigError for an older version whose files have other names of columns than those of the table as it is now:
+        when column mapping is removed, all files are written again.
+        """
+        then = ColumnMapping.of(metadata.schema_string, metadata.configuration, where)
+        if then.is_mapped and not self._mapping.is_mapped:
+            for name in self._read.names:
+                if name in then.fields and then.fields[name].name != name:
+                    raise ConfigError(
+                        f"{where}: column {name!r} is {then.fields[name].name!r} in files of that version, and no longer since "
+                        "column mapping was removed from the table; to read the table as it is now, start with --fresh"
+                    )
 
     def _check_supported(self, metadata: Metadata, names: Sequence[str], where: str) -> None:
         unsupported = unsupported_in(metadata, frozenset(names))
@@ -273,6 +305,7 @@ class DeltaSource(TableSource):
         metadata = metadata_of(table)
         chosen = self._columns_to_read([field["name"] for field in metadata.fields])
         self._check_supported(metadata, chosen, self._where)
+        self._mapping = mapping_of(table, self._where)
         found = table_columns(metadata.schema_string, chosen)
         self._partition_by = frozenset(metadata.partition_columns) & frozenset(chosen)
         for name in metadata.partition_columns:
@@ -303,11 +336,12 @@ class DeltaSource(TableSource):
             )
         return next((version for version, at_ms in commits if at_ms >= start_ms), newest + 1)
 
-    def _opened(self) -> DeltaTable:
+    def _opened(self, version: int | None = None) -> DeltaTable:
+        """Return the table, as it is now or as it was at a version."""
         from deltalake import DeltaTable
 
         with self._delta_errors():
-            return DeltaTable(self._uri, storage_options=self._storage_options)
+            return DeltaTable(self._uri, version=version, storage_options=self._storage_options)
 
     @contextmanager
     def _delta_errors(self) -> Iterator[None]:
@@ -348,13 +382,14 @@ class DeltaSource(TableSource):
                 where=self._where,
                 check=lambda version: self._check_version(version, part.table_id),
                 located=lambda file: self._located(file)[1],
+                mapping=self._mapping,
                 partition_by=self._partition_by,
                 interval_s=min(self.discovery_interval_s, _CHECK_S_MAX),
             )
         file = decoded(split.payload, TableFile, "DeltaSource")
         _, path = self._located(file)
         deleted = partial(deleted_rows_of, self.filesystem, path, file)
-        return open_table_file(self.filesystem, path, file, self.schema, split.offset, deleted=deleted)
+        return self._mapping.open_file(self.filesystem, path, file, self.schema, split.offset, deleted)
 
     def place(self, split: Split, first: int, last: int) -> str:
         if not self._reads_changes:

@@ -72,21 +72,24 @@ def parquet_schema(filesystem: pyarrow.fs.FileSystem, path: str) -> pa.Schema:
     return pa.schema([pa.field(field.name, canonical_type(field.type), nullable=False) for field in found])
 
 
-def check_unchanged(files: pa.Schema, table: pa.Schema, where: str) -> None:
-    """Raise SchemaError if `table` has changed and could no longer be read with files of the schema `files` in it."""
+def check_unchanged(files: pa.Schema, table: pa.Schema, names: Mapping[str, str], where: str) -> None:
+    """Raise SchemaError if `table` has changed and could no longer be read with files of the schema `files` in it.
+
+    `names`: those of columns by their names in files, if they differ.
+    """
     for field in files:
         index = table.get_field_index(field.name)
         now = table.field(index) if index >= 0 else None
         if now is None or not _is_read_as(field.type, now.type) or (field.nullable and not now.nullable):
             kind = "no longer exists" if now is None else f"is now {now.type}{'' if now.nullable else ' NOT NULL'}"
             raise SchemaError(
-                f"{where}: column {field.name!r} was {field.type} in the table when files for it were written, and "
+                f"{where}: column {names.get(field.name, field.name)!r} was {field.type} in the table when files for it were written, and "
                 f"{kind}; change it back until they are committed"
             )
     for there in table:
         if not there.nullable and there.name not in files.names:
             raise SchemaError(
-                f"{where}: column {there.name!r} of the table must have a value now, and files written for it have none"
+                f"{where}: column {names.get(there.name, there.name)!r} of the table must have a value now, and files written for it have none"
             )
 
 
@@ -132,8 +135,6 @@ def check_features(table: DeltaTable, where: str) -> None:
 def _in_use(table: DeltaTable) -> set[str]:
     configuration = table.metadata().configuration
     found = {"check constraints" for name in configuration if name.startswith("delta.constraints.")}
-    if configuration.get("delta.columnMapping.mode", "none") != "none":
-        found.add("column mapping")
     if configuration.get("delta.enableRowTracking") == "true":
         found.add("row tracking")
     if configuration.get("delta.enableInCommitTimestamps") == "true":

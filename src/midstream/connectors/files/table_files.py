@@ -206,22 +206,22 @@ def _as_in_table(
             if value is not None:
                 columns.append(pa.repeat(value, batch.num_rows))
             else:
-                columns.append(_renamed(batch.column(stored[field.name].name), field.type))
+                columns.append(renamed(batch.column(stored[field.name].name), field.type))
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _renamed(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
+def renamed(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
     """Return a column with the names of fields of `kind`, which is of the same form."""
     if column.type == kind:
         return column
     if is_list_array(column) and is_list_of_any_length(kind):
-        return large_lists(column, _renamed(column.flatten(), kind.value_type))
+        return large_lists(column, renamed(column.flatten(), kind.value_type))
     mask = column.is_null() if column.null_count else None
     if is_map_array(column) and pa.types.is_map(kind):
         offsets, keys, items = map_entries(column)
-        return maps(offsets, _renamed(keys, kind.key_type), _renamed(items, kind.item_type), kind, mask)
+        return maps(offsets, renamed(keys, kind.key_type), renamed(items, kind.item_type), kind, mask)
     assert is_struct_array(column) and pa.types.is_struct(kind), (column.type, kind)
-    parts = [_renamed(part, field.type) for part, field in zip(column.flatten(), kind, strict=True)]
+    parts = [renamed(part, field.type) for part, field in zip(column.flatten(), kind, strict=True)]
     return pa.StructArray.from_arrays(parts, names=[field.name for field in kind], mask=mask)
 
 

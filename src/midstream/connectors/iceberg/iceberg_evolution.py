@@ -24,10 +24,11 @@ from pyiceberg.types import IcebergType
 
 from midstream.connectors.common.table_columns import as_stored, nullable
 from midstream.connectors.common.table_evolution import Change, TableSystem, evolution, missing
+from midstream.connectors.files.field_ids import id_of, parquet_schema_of
 from midstream.connectors.files.rolling_files import explained
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
 from midstream.connectors.iceberg.iceberg_commits import SnapshotCommit, change_schema
-from midstream.connectors.iceberg.iceberg_files import column_names, id_of, parquet_schema_of
+from midstream.connectors.iceberg.iceberg_files import column_names
 from midstream.connectors.iceberg.iceberg_parts import IcebergPart, target_of
 from midstream.connectors.iceberg.iceberg_rewrites import RewrittenFiles
 from midstream.connectors.iceberg.iceberg_tables import columns_of, new_schema

@@ -17,19 +17,13 @@ from pyiceberg.table import Table
 from pyiceberg.table.name_mapping import MappedField
 from pyiceberg.transforms import IdentityTransform
 
+from midstream.connectors.files.field_ids import FIELD_ID, columns_by_id, id_of
 from midstream.connectors.files.file_formats import explained
 from midstream.connectors.files.table_files import checked_time_us, constant_text, row_count_of
 from midstream.engine.core.arrow_types import is_list_of_any_length
-from midstream.engine.core.batches import canonical_type
 from midstream.engine.core.errors import ConfigError, DataError
 
-_ID: Final = b"PARQUET:field_id"
 _TIME_BYTES: Final = 8
-
-
-def parquet_schema_of(filesystem: pyarrow.fs.FileSystem, path: str) -> pa.Schema:
-    with explained(path, "parquet"):
-        return pyarrow.parquet.read_schema(path, filesystem=filesystem)
 
 
 def stored_columns(
@@ -48,18 +42,7 @@ def stored_columns(
                 "which columns they are"
             )
         fields = _mapped(fields, mapping)
-    there = {found: field for field in fields if (found := id_of(field)) is not None}
-    return {
-        field.name: pa.field(there[found].name, _stored_type(there[found].type, field.type))
-        for field in columns
-        if (found := id_of(field)) in there
-    }
-
-
-def id_of(field: pa.Field[Any]) -> int | None:
-    """Return the id of a field of a file, or of a schema with ids; None if it has none."""
-    found = (field.metadata or {}).get(_ID)
-    return None if found is None else int(found)
+    return columns_by_id(fields, columns)
 
 
 def column_names(file: pa.Schema, table: Schema, by_name: Collection[str]) -> list[str | None]:
@@ -79,7 +62,7 @@ def _mapped(fields: Iterable[pa.Field[Any]], mapping: Sequence[MappedField]) -> 
         mapped = by_name.get(field.name)
         if mapped is not None and mapped.field_id is not None:
             kind = _mapped_type(field.type, mapped.fields)
-            found.append(pa.field(field.name, kind, metadata={_ID: str(mapped.field_id).encode()}))
+            found.append(pa.field(field.name, kind, metadata={FIELD_ID: str(mapped.field_id).encode()}))
     return found
 
 
@@ -95,30 +78,6 @@ def _mapped_type(kind: pa.DataType, mapping: Sequence[MappedField]) -> pa.DataTy
         keys, items = within.get("key", ()), within.get("value", ())
         return pa.map_(_mapped_type(kind.key_type, keys), _mapped_type(kind.item_type, items))
     return kind
-
-
-def _stored_type(file: pa.DataType, table: pa.DataType) -> pa.DataType:
-    """Return the canonical type of `table` with the names that the fields of structs have in the file.
-
-    A field that the file lacks gets a name that the file does not have either: it is read as null.
-    """
-    if pa.types.is_struct(table) and pa.types.is_struct(file):
-        there = {id_of(field): field for field in file}
-        if set(there) == {None}:
-            there = {id_of(field): file.field(field.name) for field in table if field.name in file.names}
-        fields = []
-        for field in table:
-            found = there.get(id_of(field))
-            if found is None:
-                fields.append(pa.field(f"\x01{id_of(field)}", canonical_type(field.type)))
-            else:
-                fields.append(pa.field(found.name, _stored_type(found.type, field.type)))
-        return pa.struct(fields)
-    if is_list_of_any_length(table) and is_list_of_any_length(file):
-        return pa.large_list(_stored_type(file.value_type, table.value_type))
-    if pa.types.is_map(table) and pa.types.is_map(file):
-        return pa.map_(_stored_type(file.key_type, table.key_type), _stored_type(file.item_type, table.item_type))
-    return canonical_type(table)
 
 
 def partition_constants(

@@ -19,6 +19,7 @@ from pyiceberg.table import Table
 
 from midstream.connectors.common.filesystem import delete_if_there
 from midstream.connectors.common.table_columns import nullable
+from midstream.connectors.files.field_ids import id_of, parquet_schema_of
 from midstream.connectors.files.rolling_files import explained
 from midstream.connectors.files.table_files import TableFile, open_table_file
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
@@ -26,8 +27,6 @@ from midstream.connectors.iceberg.iceberg_commits import FoundFiles, SnapshotCom
 from midstream.connectors.iceberg.iceberg_files import (
     delete_files_of,
     deleted_rows,
-    id_of,
-    parquet_schema_of,
     partition_constants,
     stored_columns,
 )

@@ -19,6 +19,7 @@ from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from midstream.connectors.common.dataset_uris import location_uri
+from midstream.connectors.files.field_ids import id_of, parquet_schema_of
 from midstream.connectors.files.table_files import TableFile, open_table_file
 from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, checked_catalog, checked_identifier
@@ -26,9 +27,7 @@ from midstream.connectors.iceberg.iceberg_commits import catalog_errors, data_en
 from midstream.connectors.iceberg.iceberg_files import (
     delete_files_of,
     deleted_rows,
-    id_of,
     min_time_us,
-    parquet_schema_of,
     partition_constants,
     stored_columns,
 )

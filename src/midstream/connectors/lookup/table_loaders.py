@@ -10,14 +10,13 @@ from typing import Any, Final, Protocol, runtime_checkable
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.connectors.common.dataset_uris import file_uri
 from midstream.connectors.common.filesystem import file_info, resolve
-from midstream.connectors.common.optional_packages import require
+from midstream.connectors.delta.delta_source import DeltaSource
 from midstream.connectors.files.file_source import FileSource
-from midstream.engine.core.errors import ConfigError, JobError, StorageError, text_of
+from midstream.engine.core.errors import ConfigError, JobError, text_of
 from midstream.engine.operators.failed_rows import function_name
 from midstream.engine.operators.lookup_table import as_table
-from midstream.engine.operators.source_api import DiscoveryContext
+from midstream.engine.operators.source_api import DiscoveryContext, Source
 from midstream.engine.operators.table_join import TableLoader
 
 _READ_ROWS: Final = 131_072
@@ -50,16 +49,7 @@ class Files:
         return FileSource(self.paths, schema=self.declared).schema
 
     def load(self) -> pa.Table:
-        source = FileSource(self.paths, schema=self.declared)
-        batches: list[pa.RecordBatch] = []
-        for split in source.discover(None, DiscoveryContext("table", 1, None)).splits:
-            reader = source.open_split(split)
-            try:
-                while (read := reader.read(_READ_ROWS)) is not None:
-                    batches.append(read[0])
-            finally:
-                reader.close()
-        return pa.Table.from_batches(batches, source.schema)
+        return _all_rows(FileSource(self.paths, schema=self.declared))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +62,26 @@ class DeltaVersion:
     def text(self) -> str:
         return self.uri
 
-    def load(self) -> pa.Table:
-        table: pa.Table = self._opened().to_pyarrow_table()
-        return table
-
     def datasets(self) -> Sequence[str]:
-        return [file_uri(self.uri, *resolve(self.uri, None, "join_table"))]
+        return DeltaSource(self.uri).datasets()
 
     def schema(self) -> pa.Schema:
-        return pa.schema(self._opened().schema().to_arrow())
+        return DeltaSource(self.uri).schema
 
-    def _opened(self) -> Any:
-        require("deltalake", "delta", "join_table of a Delta table")
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
+    def load(self) -> pa.Table:
+        return _all_rows(DeltaSource(self.uri))
 
+
+def _all_rows(source: Source) -> pa.Table:
+    batches: list[pa.RecordBatch] = []
+    for split in source.discover(None, DiscoveryContext("table", 1, None)).splits:
+        reader = source.open_split(split)
         try:
-            return DeltaTable(self.uri)
-        except (DeltaError, OSError) as error:
-            raise StorageError(f"{self.uri}: the Delta table cannot be read: {error}") from error
+            while (read := reader.read(_READ_ROWS)) is not None:
+                batches.append(read[0])
+        finally:
+            reader.close()
+    return pa.Table.from_batches(batches, source.schema)
 
 
 @dataclass(frozen=True, slots=True)
