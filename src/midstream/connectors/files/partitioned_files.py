@@ -46,6 +46,10 @@ class PartitionedPart(AsyncPart):
     def _parts(self, batch: pa.RecordBatch) -> Iterable[tuple[Partition, pa.RecordBatch]]:
         """Group rows by partition, with the columns that its files have. Raises SchemaError for a row without one."""
 
+    def _arranged(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a row group in the order in which they are written."""
+        return rows
+
     @abstractmethod
     def _new_file(self, values: Partition) -> OpenFile: ...
 
@@ -58,7 +62,8 @@ class PartitionedPart(AsyncPart):
         with explained(f"{self._where}: cannot write"):
             for values, rows in self._parts(batch):
                 if values not in self._partitions:
-                    self._partitions[values] = RollingFiles(partial(self._new_file, values), self._roll_bytes)
+                    new_file = partial(self._new_file, values)
+                    self._partitions[values] = RollingFiles(new_file, self._roll_bytes, self._arranged)
                 self._partitions[values].write(rows)
             if sum(files.held_bytes for files in self._partitions.values()) >= HELD_BYTES:
                 self._flush()

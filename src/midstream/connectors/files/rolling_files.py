@@ -37,6 +37,8 @@ class OpenFile:
         self.name = name
         self.rows = 0
         self.size = 0
+        self.writes = 0
+        """How often rows were written, each time as a row group."""
         self._filesystem = filesystem
         self._path = f"{directory}/{name}"
         make_directory(filesystem, self._path.rpartition("/")[0])
@@ -45,6 +47,7 @@ class OpenFile:
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._encoder.write(batch)
+        self.writes += 1
         self.rows += batch.num_rows
         self.size = self._stream.tell()
 
@@ -68,11 +71,19 @@ class OpenFile:
 
 
 class RollingFiles:
-    """Writes one file after the other, each up to about `roll_bytes`."""
+    """Writes one file after the other, each up to about `roll_bytes`. `arranged`: returns rows that are written together in
+    another order.
+    """
 
-    def __init__(self, next_file: Callable[[], OpenFile], roll_bytes: int) -> None:
+    def __init__(
+        self,
+        next_file: Callable[[], OpenFile],
+        roll_bytes: int,
+        arranged: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
+    ) -> None:
         self._next_file = next_file
         self._roll_bytes = roll_bytes
+        self._arranged = arranged
         self._held: list[pa.RecordBatch] = []
         self._held_rows = 0
         self.held_bytes = 0
@@ -92,7 +103,7 @@ class RollingFiles:
         batch, self._held, self.held_bytes, self._held_rows = concat(self._held), [], 0, 0
         if self._file is None:
             self._file = self._next_file()
-        self._file.write(batch)
+        self._file.write(batch if self._arranged is None else self._arranged(batch))
         if self._file.size >= self._roll_bytes:
             self._end_file()
 

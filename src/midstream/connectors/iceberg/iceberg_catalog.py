@@ -66,6 +66,7 @@ class IcebergFile(msgspec.Struct, frozen=True, array_like=True):
     `partition`: the values of the partition fields of the spec, each in the form that Iceberg gives to single values.
     `filled`: the columns, by the ids of their fields, that have a value in each row.
     `key`: the columns by which its rows are merged into the table; without them the file is added as it is.
+    `sort_order_id`: the sort order of the table that its rows have; 0 for none.
     """
 
     job_id: str
@@ -81,6 +82,7 @@ class IcebergFile(msgspec.Struct, frozen=True, array_like=True):
     metrics: ColumnMetrics
     filled: list[int]
     key: tuple[str, ...] = ()
+    sort_order_id: int = 0
 
 
 class Mark(NamedTuple):
@@ -245,7 +247,8 @@ class CatalogTable:
                 raise StorageError(
                     f"{where}: {path} has a partition that the table does not have; the checkpoint is corrupt or forged"
                 )
-            found.append(_data_file(file, values))
+            is_known = metadata.sort_order_by_id(file.sort_order_id) is not None
+            found.append(_data_file(file, values, file.sort_order_id or None if is_known else None))
         return found
 
     def marks(self, table: Table, output: CommittedOutput) -> dict[str, Mark]:
@@ -407,7 +410,7 @@ def _partition_values(metadata: TableMetadata, file: IcebergFile) -> list[Any] |
         return None
 
 
-def _data_file(file: IcebergFile, partition: Sequence[Any]) -> DataFile:
+def _data_file(file: IcebergFile, partition: Sequence[Any], sort_order_id: int | None) -> DataFile:
     metrics = file.metrics
     found = DataFile.from_args(
         content=DataFileContent.DATA,
@@ -425,7 +428,7 @@ def _data_file(file: IcebergFile, partition: Sequence[Any]) -> DataFile:
         key_metadata=None,
         split_offsets=metrics.offsets,
         equality_ids=None,
-        sort_order_id=None,
+        sort_order_id=sort_order_id,
     )
     found.spec_id = file.spec_id
     return found

@@ -190,9 +190,9 @@ def _plan(table: Table, target_bytes: int, where: str) -> tuple[list[DataFile], 
 
 
 def _is_plain(table: Table, file: DataFile) -> bool:
-    """Whether the rows of a file can be in any other file of the same partition."""
-    is_sorted = file.sort_order_id not in (None, 0)
-    return file.spec_id == table.metadata.default_spec_id and file.file_format == FileFormat.PARQUET and not is_sorted
+    """Whether the rows of a file can be in any other file of the same partition, which is sorted as new files are."""
+    is_as_new = file.sort_order_id in (None, 0, table.metadata.default_sort_order_id)
+    return file.spec_id == table.metadata.default_spec_id and file.file_format == FileFormat.PARQUET and is_as_new
 
 
 def _live_file(table: Table, entry: ManifestEntry) -> LiveFile:

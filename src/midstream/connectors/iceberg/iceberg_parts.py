@@ -15,6 +15,7 @@ from midstream.connectors.files.keyed_files import FOLDER, KeyedPart
 from midstream.connectors.files.partitioned_files import Partition, PartitionedPart
 from midstream.connectors.files.rolling_files import OpenFile
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile, data_location
+from midstream.connectors.iceberg.iceberg_sorting import Sorter
 from midstream.connectors.iceberg.iceberg_tables import ColumnMetrics, Partitioner, column_metrics, parquet_columns
 from midstream.engine.core.batches import from_polars, to_polars
 from midstream.engine.core.errors import SchemaError
@@ -39,6 +40,8 @@ class TableTarget:
     """The table's schema, as JSON."""
     spec: str
     """The table's partitioning, as JSON."""
+    sort_order: str
+    """The order of rows in the table's files, as JSON."""
     properties: Mapping[str, str]
 
 
@@ -55,6 +58,7 @@ def target_of(there: CatalogTable, table: Table, columns: pa.Schema) -> TableTar
         parquet_columns(found, columns.names),
         found.model_dump_json(),
         table.metadata.spec().model_dump_json(),
+        table.sort_order().model_dump_json(),
         dict(table.metadata.properties),
     )
 
@@ -71,6 +75,7 @@ class IcebergPart(PartitionedPart):
         self._uid = uid
         self._next_name = next_name
         self._partitioner: Partitioner | None = None
+        self._sorter: Sorter | None = None
         self._with_nulls: set[str] = set()
         """Columns with a null."""
 
@@ -90,6 +95,12 @@ class IcebergPart(PartitionedPart):
         frames = frame.hstack(by).partition_by(by.columns, maintain_order=True, include_key=False, as_dict=True)
         columns = nullable(self._schema)
         return [(key, from_polars(rows, columns, self._where)) for key, rows in frames.items()]
+
+    def _arranged(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Sort the rows of a row group, as the table asks for. A file of one row group is sorted as a whole."""
+        if self._sorter is None:
+            self._sorter = Sorter.of(self._target.sort_order, self._target.schema)
+        return self._sorter.sorted(rows)
 
     def _new_file(self, values: Partition) -> OpenFile:
         target = self._target
@@ -120,6 +131,7 @@ class IcebergPart(PartitionedPart):
                         self._unbounded,
                     ),
                     filled,
+                    sort_order_id=self._sorter.order_id if self._sorter is not None and file.writes == 1 else 0,
                 )
             )
             for values, file in ended

@@ -256,7 +256,7 @@ class Partitioner:
             if source is None or index < 0:  # what the stream lacks is null
                 found.append(pa.nulls(batch.num_rows))
                 continue
-            made = _transformed(field.transform, source.field_type, batch.column(index))
+            made = transformed(field.transform, source.field_type, batch.column(index))
             self._check_truncated(source.name, str(field.transform), batch.column(index), made)
             found.append(made.view(_TICKS[made.type.id]) if made.type.id in _TICKS else made)
         return found
@@ -284,7 +284,7 @@ class Partitioner:
         return [None if value is None else to_bytes(kind, value) for kind, value in zip(kinds, values, strict=True)]
 
 
-def _transformed(transform: Transform[Any, Any], kind: IcebergType, column: pa.Array[Any]) -> pa.Array[Any]:
+def transformed(transform: Transform[Any, Any], kind: IcebergType, column: pa.Array[Any]) -> pa.Array[Any]:
     if isinstance(transform, TruncateTransform) and pa.types.is_large_binary(column.type):
         return pc.binary_slice(column, 0, transform.width)  # pyiceberg truncates small binaries only
     return transform.pyarrow_transform(kind)(column)
