@@ -116,6 +116,8 @@ def test_an_expression_that_depends_on_other_rows_is_refused(expr: pl.Expr) -> N
         [pl.when(pl.col("n") > 1).then(pl.col("s")).alias("t")],
         [pl.lit(1).alias("one")],
         [pl.last().alias("z"), pl.nth(0) + 1],
+        [pl.col("n"), cs.float().round(2)],
+        [cs.float().round(2), pl.lit(1).alias("one")],
         [pl.col("n").map_elements({1: 11, 2: 12, 4: 14}.get, pl.Int64).alias("by_function")],
     ],
 )
