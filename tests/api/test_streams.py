@@ -423,6 +423,7 @@ def test_the_condition_of_an_aggregate_is_an_expression_of_a_row():
         wrong = [
             ("v > 0", SchemaError, "where='v > 0' is not a polars expression"),
             (pl.col("v"), SchemaError, "is int64; it must be one condition of a row"),
+            (pl.selectors.boolean(), SchemaError, "is no column; it must be one condition of a row"),
             (pl.col("w") > 0, SchemaError, "'w' is not in the stream's schema"),
             (pl.col("v") > pl.col("v").mean(), JobError, "does not compute each row on its own"),
         ]

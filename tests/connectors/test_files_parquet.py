@@ -216,7 +216,12 @@ def test_a_declared_schema_picks_columns_and_widens_them(tmp_path):
 
 
 def test_a_value_too_large_for_the_declared_type_is_an_error_and_not_wrapped(tmp_path):
+    pq.write_table(pa.table({"n": pa.array([1], pa.int32())}), tmp_path / "0.parquet")
     pq.write_table(pa.table({"n": pa.array([2**40], pa.int64())}), tmp_path / "1.parquet")
+    with pytest.raises(
+        SchemaError, match=r"1\.parquet: column 'n' is int64, in other files as int32: .*; declare schema="
+    ):
+        read_all(FileSource(tmp_path))
     with pytest.raises(SchemaError, match="column 'n' is int64, declared as int32"):
         read_all(FileSource(tmp_path, schema=pa.schema([("n", pa.int32())])))
 

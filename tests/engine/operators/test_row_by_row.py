@@ -265,6 +265,17 @@ def test_a_column_may_have_any_name(name: str) -> None:
     assert "among others" in fault.reason
 
 
+@pytest.mark.parametrize("name", ["*", "^.*$", "^b$"])
+def test_a_name_that_polars_reads_as_a_pattern_hides_no_fault(name: str) -> None:
+    """Columns of files may have such names."""
+    schema = {name: pl.Float64(), "b": pl.Float64()}
+    for expr in (cs.float() * 2, pl.col("b").alias(name), pl.col("b") + 1, pl.all()):
+        assert not faults_of([expr], schema)
+    for expr in (cs.float() - cs.float().sum(), pl.col("b").sum().alias(name)):
+        [(_, fault)] = faults_of([expr], schema)
+        assert "among others" in fault.reason
+
+
 def test_nulls_of_no_type_become_nulls_of_the_declared_type() -> None:
     schema = schema_of([("n", pa.large_list(pa.int64()))])
     world = World(ProjectOperator("p", [pl.col("n").list.diff().alias("d")], schema, keep=False))

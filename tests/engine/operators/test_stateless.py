@@ -116,6 +116,7 @@ def test_an_expression_that_depends_on_other_rows_is_refused(expr: pl.Expr) -> N
         [pl.when(pl.col("n") > 1).then(pl.col("s")).alias("t")],
         [pl.lit(1).alias("one")],
         [pl.last().alias("z"), pl.nth(0) + 1],
+        [pl.col("n"), cs.float().round(2)],
         [pl.col("n").map_elements({1: 11, 2: 12, 4: 14}.get, pl.Int64).alias("by_function")],
     ],
 )
@@ -129,6 +130,55 @@ def test_reading_only_what_expressions_need_changes_nothing(exprs: list[pl.Expr]
     assert run(ProjectOperator("p", exprs, SCHEMA, keep=keep), batch) == expected.to_dicts()
     sliced = run(ProjectOperator("p", exprs, SCHEMA, keep=keep), batch.slice(1, 2))
     assert sliced == expected.slice(1, 2).to_dicts()
+
+
+SELECTORS = [
+    *(cs.numeric(), cs.integer(), cs.float(), cs.string(), cs.boolean(), cs.temporal(), cs.nested(), cs.binary()),
+    *(
+        cs.first(),
+        cs.last(),
+        cs.by_index(1),
+        cs.by_index(-2),
+        cs.by_index(0, 2),
+        pl.nth(2),
+        pl.nth(-1),
+        pl.first(),
+        pl.last(),
+    ),
+    *(
+        cs.all(),
+        cs.by_name("a", "e"),
+        cs.by_name("nope", require_all=False),
+        cs.matches("[ab]"),
+        pl.col("^[bc]$"),
+        pl.col("^z$"),
+    ),
+    *(
+        ~cs.numeric(),
+        cs.all() - cs.by_name("b"),
+        cs.numeric() & cs.first(),
+        cs.exclude("a"),
+        pl.exclude("e"),
+        pl.col(pl.Int64),
+    ),
+]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_selector_gives_the_columns_that_polars_gives_also_if_it_matches_none(keep: bool) -> None:
+    frame = pl.DataFrame(
+        {"a": [1, None], "b": ["x", None], "c": [1.5, None], "d": [True, None], "e": [None, 2]},
+        schema_overrides={"e": pl.Int64},
+    )
+    batch = frame.to_arrow().combine_chunks().to_batches()[0]
+    for selector in SELECTORS:
+        for expr in (selector, selector.is_null().name.suffix("_is_null")):
+            exprs = [expr, pl.col("c").alias("c again"), pl.col("a").is_null().alias("a is null")]
+            expected = frame.with_columns(exprs) if keep else frame.select(exprs)
+            assert run(ProjectOperator("p", exprs, batch.schema, keep=keep), batch) == expected.to_dicts(), str(expr)
+            if keep:
+                made = run(ProjectOperator("p", [expr], batch.schema, keep=True), batch)
+                assert made == frame.with_columns(expr).to_dicts(), str(expr)
 
 
 def test_a_filter_reads_what_its_expression_needs() -> None:

@@ -211,10 +211,20 @@ def _parquet_batches(
             rows_before += batch.num_rows
             if ready is not None:
                 yield ready
-            ready = conform(_filled(batch, wanted), wanted.schema, path)
+            ready = _conforming(_filled(batch, wanted), wanted, path)
     check()
     if ready is not None:
         yield ready
+
+
+def _conforming(batch: pa.RecordBatch, wanted: WantedColumns, path: str) -> pa.RecordBatch:
+    try:
+        return conform(batch, wanted.schema, path)
+    except SchemaError as error:
+        if wanted.declared:
+            raise
+        message = str(error).replace(", declared as ", ", in other files as ")
+        raise SchemaError(f"{message}; declare schema= with a type that holds all values") from error
 
 
 def _filled(batch: pa.RecordBatch, wanted: WantedColumns) -> pa.RecordBatch:

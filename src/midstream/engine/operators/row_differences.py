@@ -10,7 +10,7 @@ from typing import Final
 
 import polars as pl
 
-from midstream.engine.core.batches import frame_schema, from_polars
+from midstream.engine.core.batches import frame_schema, from_polars, selected
 from midstream.engine.core.errors import SchemaError
 from midstream.engine.operators.expressions import EXPRESSION_ERRORS, Evaluation
 from midstream.engine.operators.probe_values import ROW, ROWS, map_leaves, probe_frame
@@ -222,7 +222,7 @@ def _planned_otherwise(
         for name, kind in planned.schema.items():
             if kind != computed.schema[name]:
                 try:
-                    from_polars(computed.select(name), frame_schema(planned.select(name)), "")
+                    from_polars(selected(computed, [name]), frame_schema(selected(planned, [name])), "")
                 except SchemaError:
                     return ExpressionFault(
                         f"has the planned type {kind}, but values of {computed.schema[name]}",
@@ -233,7 +233,10 @@ def _planned_otherwise(
 
 
 def _cast(frame: pl.DataFrame, kinds: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    return frame if frame.schema == kinds else frame.cast(pl.Schema(kinds))
+    """Return the columns with these types. `DataFrame.cast` would read the name of a column such as `*` as a pattern."""
+    if frame.schema == kinds:
+        return frame
+    return pl.DataFrame([column.cast(kinds[column.name]) for column in frame.iter_columns()])
 
 
 def _is_of(kind: pl.DataType, other: pl.DataType) -> bool:
@@ -261,9 +264,11 @@ def _with_signs(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _values(rows: pl.DataFrame, alone: pl.DataFrame, together: pl.DataFrame) -> ExpressionFault:
-    name = next(name for name in alone.columns if not are_same(alone.select(name), together.select(name)))
+    name = next(name for name in alone.columns if not are_same(selected(alone, [name]), selected(together, [name])))
     row = next(
-        row for row in range(rows.height) if not are_same(*(f.select(name)[row : row + 1] for f in (alone, together)))
+        row
+        for row in range(rows.height)
+        if not are_same(*(selected(frame, [name])[row : row + 1] for frame in (alone, together)))
     )
     one, other = alone.get_column(name), together.get_column(name)
     values = ", ".join(_text(column, row) for column in rows.drop(ROW).iter_columns())

@@ -109,7 +109,7 @@ class ProjectOperator(Stateless):
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         made = batch
-        if self._exprs:
+        if self._made.names:  # there are none of a selector that matches no column
             try:
                 frame = self._evaluation.of(to_polars(batch.select(self._reads)), self._computed)
             except EXPRESSION_ERRORS as error:

@@ -523,7 +523,8 @@ class _ExtremeRow(_Picked):
 class ArgMin(_ExtremeRow):
     """The value, possibly null, of the row with the smallest value of another column; of equals, the first that arrived.
 
-    Rows in which the other column is null or NaN do not count; null if there are no others.
+    In sliding windows and with `every=`, it is the first that arrived of those in the earliest interval. Rows in which
+    the other column is null or NaN do not count; null if there are no others.
 
     `value`: the name of the column of the result, of any type.
     `by`: the name of a column whose values have an order; lists and structs raise SchemaError.
@@ -539,7 +540,8 @@ class ArgMin(_ExtremeRow):
 class ArgMax(_ExtremeRow):
     """The value, possibly null, of the row with the largest value of another column; of equals, the first that arrived.
 
-    Rows in which the other column is null or NaN do not count; null if there are no others.
+    In sliding windows and with `every=`, it is the first that arrived of those in the earliest interval. Rows in which
+    the other column is null or NaN do not count; null if there are no others.
 
     `value`: the name of the column of the result, of any type.
     `by`: the name of a column whose values have an order; lists and structs raise SchemaError.

@@ -187,7 +187,8 @@ class WindowAggregation:
             kinds = infer_schema(self.input_schema, [some.where], what, keep=False).types
             if kinds != [pa.bool_()]:
                 raise SchemaError(
-                    f"where={some.where} is {', '.join(map(str, kinds))}; it must be one condition of a row"
+                    f"where={some.where} is {', '.join(map(str, kinds)) or 'no column'}; it must be one condition "
+                    "of a row"
                 )
             aggregate.bind(self.input_schema)  # an error names the column as the user does
             self._wheres[output] = some.where
