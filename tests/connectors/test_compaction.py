@@ -32,9 +32,11 @@ from table_worlds import WORLDS, DeltaWorld, IcebergWorld, Job, TableWorld
 
 from committers import committer_of
 from effort import examples
+from jobs import check_gapless
 from machine import limit_s
+from midstream import Environment
 from midstream.connectors.common import compaction
-from midstream.connectors.common.compaction import LiveFile, files_to_compact
+from midstream.connectors.common.compaction import Compacted, LiveFile, files_to_compact
 from midstream.connectors.delta import delta_compaction
 from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.files.rolling_files import OpenFile
@@ -43,7 +45,10 @@ from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
+from midstream.engine.operators.user_metrics import UserMetrics
+from midstream.runtime.process.process_slots import ProcessSlots
 from permissions import unprivileged
+from waiting import until
 
 FEW = 4
 OUTPUT = CommittedOutput("out", frozenset(["job-a"]))
@@ -93,8 +98,9 @@ class Driver:
         for value in values:
             self.commit(batch(value))
 
-    def compact(self) -> str | None:
-        return self.compactor.compact_once()
+    def compact(self) -> Compacted | None:
+        found: Compacted | None = self.compactor.compact_once()
+        return found
 
 
 def kind_of(keyed: bool) -> tuple[pa.Schema, dict[str, Any]]:
@@ -157,7 +163,7 @@ def test_small_files_become_one_with_the_same_rows_and_their_bounds(world: Table
     before = world.version()
     done = driver.compact()
     assert done is not None
-    assert done.startswith("compacted 4 files into 1 of ")
+    assert done.text().startswith("compacted 4 files into 1 of ")
     assert world.version() != before
     assert live(world) == on_disk(world)
     assert len(live(world)) == 1
@@ -410,6 +416,30 @@ def test_a_compaction_of_which_no_answer_comes_keeps_the_files_that_it_may_have_
         assert set(on_disk(world)) <= history, "a try that has not succeeded has left nothing"
 
 
+def test_what_a_table_got_of_which_no_answer_came_stays_when_another_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = IcebergWorld(tmp_path)
+    driver = Driver(new_sink(world))
+    driver.commit_numbers(1, 2, 3, 4)
+    real = SqlCatalog.commit_table
+
+    def unanswered(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(SqlCatalog, "commit_table", real)
+        real(*arguments, **named)
+        raise CommitStateUnknownException("lost")
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", unanswered)
+    with pytest.raises(StorageError, match="lost"):
+        driver.compact()
+    world.catalog.rename_table("lake.t", "lake.before")
+    world.create()
+    world.append(100)
+    assert driver.compact() is None
+    assert sorted(to_list(world.catalog.load_table("lake.before").scan().to_arrow()["n"])) == [1, 2, 3, 4]
+    assert world.numbers() == [100]
+
+
 def to_paths(world: IcebergWorld) -> list[str]:
     table = world.table
     return [
@@ -440,6 +470,24 @@ def test_compactions_of_two_drivers_and_others_at_once_lose_and_double_nothing(w
             compaction_of_driver.result(limit_s(60))
     assert world.numbers() == [*range(12), 100, 101]
     assert len(live(world)) < 14
+
+
+@pytest.mark.systems
+def test_the_status_of_a_job_counts_compacted_files(world: TableWorld, tmp_path: Path) -> None:
+    """And the page and the metrics show all counters of the status."""
+    env = Environment("compacting", parallelism=2, checkpoint_dir=tmp_path / "chk", checkpoint_interval="100 ms")
+    numbers = env.generate(lambda i: {"n": i}, rows_per_s=5000).uid("numbers")
+    numbers.sink(new_sink(world)).uid("out")
+    job = env.start(slots=ProcessSlots())
+
+    def compacted() -> float:
+        operators = [op for vertex in job.status().vertices for op in vertex.operators]
+        return next((op.counters.get("compacted_files", 0) for op in operators if op.uid == "out"), 0)
+
+    until("a compaction", compacted)
+    job.stop(drain=True, timeout_s=limit_s(60))
+    assert compacted() >= FEW
+    check_gapless(world.numbers())
 
 
 # ---- commits do not wait -----------------------------------------------------
@@ -485,8 +533,8 @@ def test_the_end_of_a_job_gives_up_a_compaction(world: TableWorld) -> None:
 def test_a_compaction_that_fails_is_logged_once_and_fails_no_job(
     world: TableWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = new_sink(world)
-    committer = committer_of(sink, "job-a")
+    sink, metrics = new_sink(world), UserMetrics()
+    committer = committer_of(sink, "job-a", metrics=metrics)
     committer._compactor._commits = -2
     for n in range(1, 5):
         committer.commit(n, written(sink, batch(n), n, attempt=n))
@@ -497,10 +545,16 @@ def test_a_compaction_that_fails_is_logged_once_and_fails_no_job(
             committer.commit(n, written(sink, batch(n), n, attempt=n))
             committer._compactor.wait()
     assert [record.message.count("small files could not be compacted") for record in caplog.records] == [1]
+    assert metrics.counters == {"compacted_files": 0, "failed_compactions": 2}
     assert len(live(world)) == 10
     assert on_disk(world) == []
     next(path for path in world.files() if path.read_bytes() == b"damaged").write_bytes(kept)
     assert world.numbers() == list(range(1, 11))
+    for n in range(11, 15):
+        committer.commit(n, written(sink, batch(n), n, attempt=n))
+        committer._compactor.wait()
+    assert len(live(world)) == 1
+    assert metrics.counters == {"compacted_files": 14, "failed_compactions": 2}
 
 
 # ---- killed ------------------------------------------------------------------

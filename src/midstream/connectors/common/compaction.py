@@ -13,12 +13,13 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from midstream.engine.core.errors import ConfigError, MidstreamError
+from midstream.engine.operators.user_metrics import UserMetrics
 
 FILES_MIN: Final = 16
 """The number of files of like size from which they are compacted, and of commits after which they are looked for again."""
@@ -77,6 +78,17 @@ def check_target(roll_bytes: int, where: str) -> None:
         )
 
 
+class Compacted(NamedTuple):
+    """How many files have become how many others, of which size together."""
+
+    old: int
+    new: int
+    size_bytes: int
+
+    def text(self) -> str:
+        return f"compacted {self.old} files into {self.new} of {self.size_bytes / 2**20:.1f} MiB together"
+
+
 class GivenUpError(MidstreamError):
     """The compaction is no longer needed, since the job ends."""
 
@@ -84,10 +96,11 @@ class GivenUpError(MidstreamError):
 class Compactor(ABC):
     """Compacts the small files of one table, a few at a time, as long as there are enough of them.
 
-    What fails is logged, and tried again later: it must not fail the job, whose output is complete without it.
+    What fails is logged, and tried again later: it must not fail the job, whose output is complete without it. Metrics
+    count the files that have been compacted, and the failures.
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, metrics: UserMetrics) -> None:
         self.turn = threading.Lock()
         """Held during a commit, of a checkpoint or of a compaction."""
         self._where = where
@@ -96,9 +109,11 @@ class Compactor(ABC):
         """The number of commits since it last began. The first commit is followed by one, for files that were there before."""
         self._thread: threading.Thread | None = None
         self._reported = ""
+        self._compacted = metrics.counter("compacted_files")
+        self._failed = metrics.counter("failed_compactions")
 
     @abstractmethod
-    def compact_once(self) -> str | None:
+    def compact_once(self) -> Compacted | None:
         """Compact some files, and return what was done; None if there are too few, or if others have changed them since."""
 
     def committed(self) -> None:
@@ -134,16 +149,14 @@ class Compactor(ABC):
     def _run(self) -> None:
         try:
             while (done := self.compact_once()) is not None:
-                _log.info("%s: %s", self._where, done)
+                self._compacted.inc(done.old)
+                _log.info("%s: %s", self._where, done.text())
                 self.check_stopped()
             self._reported = ""
         except GivenUpError:
             pass
         except (MidstreamError, OSError, pa.ArrowException) as error:
+            self._failed.inc()
             if str(error) != self._reported:  # it may fail each time
                 self._reported = str(error)
                 _log.warning("%s: small files could not be compacted: %s", self._where, error)
-
-
-def summary_text(old: Sized, new: Sized, size_bytes: int) -> str:
-    return f"compacted {len(old)} files into {len(new)} of {size_bytes / 2**20:.1f} MiB together"

@@ -25,7 +25,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet
 
-from midstream.connectors.common.compaction import Compactor, LiveFile, check_target, files_to_compact, summary_text
+from midstream.connectors.common.compaction import Compacted, Compactor, LiveFile, check_target, files_to_compact
 from midstream.connectors.common.filesystem import below, delete_if_there
 from midstream.connectors.common.table_columns import has_not_null, nan_columns, nullable
 from midstream.connectors.delta.delta_files import partition_of
@@ -34,6 +34,7 @@ from midstream.connectors.delta.delta_tables import check_features, delta_type, 
 from midstream.connectors.files.rolling_files import OpenFile, RollingFiles, explained
 from midstream.connectors.files.table_files import TableFile, open_table_file
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
+from midstream.engine.operators.user_metrics import UserMetrics
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -105,13 +106,15 @@ class NewestTable:
 
 
 class DeltaCompactor(Compactor):
-    def __init__(self, sink: DeltaSink, make_log_durable: Callable[[DeltaSink, DeltaTable, int], None]) -> None:
-        super().__init__(sink._where)
+    def __init__(
+        self, sink: DeltaSink, make_log_durable: Callable[[DeltaSink, DeltaTable, int], None], metrics: UserMetrics
+    ) -> None:
+        super().__init__(sink._where, metrics)
         self._sink = sink
         self._table = NewestTable(sink)
         self._make_log_durable = make_log_durable
 
-    def compact_once(self) -> str | None:
+    def compact_once(self) -> Compacted | None:
         from deltalake.exceptions import DeltaError
 
         try:
@@ -125,7 +128,7 @@ class DeltaCompactor(Compactor):
             done = self._commit(table.schema().to_json(), files)
         except DeltaError as error:
             raise StorageError(str(error)) from error
-        return summary_text(chosen, files.written, sum(file.size for file in files.written)) if done else None
+        return Compacted(len(chosen), len(files.written), sum(file.size for file in files.written)) if done else None
 
     def _commit(self, schema: str, files: _CompactedFiles) -> bool:
         from deltalake import CommitProperties

@@ -22,12 +22,12 @@ from pyiceberg.manifest import DataFile, FileFormat, ManifestEntry
 from pyiceberg.table import Table
 
 from midstream.connectors.common.compaction import (
+    Compacted,
     Compactor,
     LiveFile,
     check_target,
     files_to_compact,
     is_small,
-    summary_text,
 )
 from midstream.connectors.common.filesystem import make_directory
 from midstream.connectors.common.table_columns import nullable
@@ -45,6 +45,7 @@ from midstream.connectors.iceberg.iceberg_parts import IcebergPart, target_of
 from midstream.connectors.iceberg.iceberg_rewrites import ReplacedFile, RewrittenFiles, deletes_of, write_rows
 from midstream.connectors.iceberg.iceberg_tables import check_rewritable, check_supported, columns_of
 from midstream.engine.core.errors import StorageError
+from midstream.engine.operators.user_metrics import UserMetrics
 
 _OPTION: Final = "auto_compact"
 
@@ -66,8 +67,8 @@ def check_compactable(there: CatalogTable, table: Table, roll_bytes: int) -> Non
 
 
 class IcebergCompactor(Compactor):
-    def __init__(self, there: CatalogTable, job_id: str, uid: str, roll_bytes: int) -> None:
-        super().__init__(there.where)
+    def __init__(self, there: CatalogTable, job_id: str, uid: str, roll_bytes: int, metrics: UserMetrics) -> None:
+        super().__init__(there.where, metrics)
         self._there = there
         self._job_id = job_id
         self._uid = uid
@@ -75,7 +76,7 @@ class IcebergCompactor(Compactor):
         self._unknown: tuple[_CompactedDataFiles, int | None] | None = None
         """Files whose commit has an unknown outcome, and the snapshot for which it was made."""
 
-    def compact_once(self) -> str | None:
+    def compact_once(self) -> Compacted | None:
         with catalog_errors(self._where):
             table = self._opened()
             if not self._is_decided(table):
@@ -113,7 +114,7 @@ class IcebergCompactor(Compactor):
             self._unknown = None
         return True
 
-    def _commit(self, before: Table, old: FoundFiles, rewritten: _CompactedDataFiles) -> str | None:
+    def _commit(self, before: Table, old: FoundFiles, rewritten: _CompactedDataFiles) -> Compacted | None:
         with ExitStack() as unsent, self.turn:
             unsent.callback(rewritten.delete, before)
             self.check_stopped()
@@ -131,7 +132,7 @@ class IcebergCompactor(Compactor):
             except CommitUnknownError as error:
                 self._unknown = rewritten, now.current_snapshot_id
                 raise StorageError(str(error)) from error
-        return summary_text(old.locations, rewritten.files, sum(file.size for file in rewritten.files))
+        return Compacted(len(old.locations), len(rewritten.files), sum(file.size for file in rewritten.files))
 
 
 class _CompactedDataFiles(RewrittenFiles):
