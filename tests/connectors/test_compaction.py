@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -530,7 +531,7 @@ def test_the_end_of_a_job_gives_up_a_compaction(world: TableWorld) -> None:
     assert on_disk(world) == []
 
 
-def test_a_compaction_that_fails_is_logged_once_and_fails_no_job(
+def test_a_compaction_that_fails_is_logged_once_and_tried_less_and_less_often_and_fails_no_job(
     world: TableWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink, metrics = new_sink(world), UserMetrics()
@@ -541,20 +542,24 @@ def test_a_compaction_that_fails_is_logged_once_and_fails_no_job(
     kept = world.files()[0].read_bytes()
     world.files()[0].write_bytes(b"damaged")
     with caplog.at_level(logging.WARNING):
-        for n in range(5, 11):
+        for n in range(5, 15):
             committer.commit(n, written(sink, batch(n), n, attempt=n))
             committer._compactor.wait()
     assert [record.message.count("small files could not be compacted") for record in caplog.records] == [1]
-    assert metrics.counters == {"compacted_files": 0, "failed_compactions": 2}
-    assert len(live(world)) == 10
+    assert metrics.counters == {"compacted_files": 0, "failed_compactions": 2}, "after 6 and 8 more commits"
+    assert len(live(world)) == 14
     assert on_disk(world) == []
     next(path for path in world.files() if path.read_bytes() == b"damaged").write_bytes(kept)
-    assert world.numbers() == list(range(1, 11))
-    for n in range(11, 15):
+    assert world.numbers() == list(range(1, 15))
+    for n in range(15, 31):
+        assert len(live(world)) == n - 1
         committer.commit(n, written(sink, batch(n), n, attempt=n))
         committer._compactor.wait()
     assert len(live(world)) == 1
-    assert metrics.counters == {"compacted_files": 14, "failed_compactions": 2}
+    for n in range(31, 31 + FEW):
+        committer.commit(n, written(sink, batch(n), n, attempt=n))
+        committer._compactor.wait()
+    assert metrics.counters == {"compacted_files": 30 + 1 + FEW, "failed_compactions": 2}
 
 
 # ---- killed ------------------------------------------------------------------
@@ -774,6 +779,51 @@ def test_rows_are_as_without_compaction(kind: str, keyed: bool, steps: list[tupl
                 jobs.append(f"job-{len(jobs)}")
                 driver = Driver(sink, jobs[-1], first=after + 1)
             assert column_of(world, "id" if keyed else "n") == sorted(states[max(states)])
+
+
+@pytest.mark.parametrize("moment", ["write", "end"])
+def test_a_full_disk_leaves_the_table_as_it_was_and_no_files(
+    world: TableWorld, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(new_sink(world))
+    driver.commit_numbers(1, 2, 3, 4)
+    before = world.version()
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenFile, moment, full)
+        with pytest.raises(StorageError, match="No space left on device"):
+            driver.compact()
+    assert world.version() == before
+    assert on_disk(world) == []
+    assert driver.compact() is not None
+    assert world.numbers() == [1, 2, 3, 4]
+
+
+def test_a_file_that_an_iceberg_table_has_twice_stays_and_keeps_no_other_from_being_compacted(tmp_path: Path) -> None:
+    world = IcebergWorld(tmp_path)
+    world.create()
+    pl.DataFrame({"n": [1]}).write_parquet(tmp_path / "twice.parquet")
+    for _ in range(FEW + 2):
+        world.table.add_files([f"file://{tmp_path}/twice.parquet"], check_duplicate_files=False)
+    driver = Driver(new_sink(world, append=True))
+    driver.commit_numbers(*range(2, FEW + 2))
+    assert driver.compact() is not None
+    assert world.numbers() == (FEW + 2) * [1] + list(range(2, FEW + 2))
+    assert len(live(world)) == FEW + 2 + 1
+
+
+def test_an_append_only_delta_table_is_compacted_since_no_row_changes(tmp_path: Path) -> None:
+    world = DeltaWorld(tmp_path)
+    DeltaTable.create(tmp_path / "t", pa.schema([("n", pa.int64())]), configuration={"delta.appendOnly": "true"})
+    driver = Driver(new_sink(world))
+    driver.commit_numbers(1, 2, 3, 4)
+    assert driver.compact() is not None
+    assert len(live(world)) == 1
+    assert world.numbers() == [1, 2, 3, 4]
+    assert world.table.metadata().configuration == {"delta.appendOnly": "true"}
 
 
 # ---- bad input ---------------------------------------------------------------

@@ -25,6 +25,8 @@ FILES_MIN: Final = 16
 """The number of files of like size from which they are compacted, and of commits after which they are looked for again."""
 TARGET_BYTES_MIN: Final = 2**20
 _CLOSE_S_MAX: Final = 30.0
+_DOUBLED_MAX: Final = 10
+"""How often the number of commits until the next try is doubled."""
 _FILES_MAX: Final = 1000
 """The number of files that are compacted together."""
 
@@ -96,8 +98,9 @@ class GivenUpError(MidstreamError):
 class Compactor(ABC):
     """Compacts the small files of one table, a few at a time, as long as there are enough of them.
 
-    What fails is logged, and tried again later: it must not fail the job, whose output is complete without it. Metrics
-    count the files that have been compacted, and the failures.
+    What fails is logged, and tried again later: it must not fail the job, whose output is complete without it. Each
+    failure in a row doubles the number of commits until then, since it may leave files that are in no table. Metrics count
+    the files that have been compacted, and the failures.
     """
 
     def __init__(self, where: str, metrics: UserMetrics) -> None:
@@ -107,6 +110,8 @@ class Compactor(ABC):
         self._stopped = threading.Event()
         self._commits = FILES_MIN - 1
         """The number of commits since it last began. The first commit is followed by one, for files that were there before."""
+        self._failures = 0
+        """In a row."""
         self._thread: threading.Thread | None = None
         self._reported = ""
         self._compacted = metrics.counter("compacted_files")
@@ -119,7 +124,7 @@ class Compactor(ABC):
     def committed(self) -> None:
         """A checkpoint is committed. Called by one thread at a time."""
         self._commits += 1
-        if self._commits >= FILES_MIN and not self._is_running:
+        if self._commits >= FILES_MIN << min(self._failures, _DOUBLED_MAX) and not self._is_running:
             self._commits = 0
             self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
             self._thread.start()
@@ -152,10 +157,11 @@ class Compactor(ABC):
                 self._compacted.inc(done.old)
                 _log.info("%s: %s", self._where, done.text())
                 self.check_stopped()
-            self._reported = ""
+            self._failures, self._reported = 0, ""
         except GivenUpError:
             pass
         except (MidstreamError, OSError, pa.ArrowException) as error:
+            self._failures += 1
             self._failed.inc()
             if str(error) != self._reported:  # it may fail each time
                 self._reported = str(error)

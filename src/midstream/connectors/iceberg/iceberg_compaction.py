@@ -6,11 +6,12 @@ The files of one partition are read in batches, and written with the columns tha
 operation `replace` removes the old files and adds the new ones: to readers of what is new there is nothing in it. If
 another commit comes first, the new files are deleted, and the old ones are looked for again later.
 
-Files with deleted rows, of an older partitioning, or in an order of their own are left alone.
+Files with deleted rows, of an older partitioning, in an order of their own, or that the table has twice are left alone.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
@@ -170,11 +171,12 @@ class _CompactedDataFiles(RewrittenFiles):
 def _plan(table: Table, target_bytes: int, where: str) -> tuple[list[DataFile], FoundFiles] | None:
     """Return files that should become one, and where they were found; None if there are too few."""
     newest = table.metadata.current_snapshot()
-    deletes = deletes_of(table, where)
+    deletes, listed_times = deletes_of(table, where), Counter[str]()
     found: dict[LiveFile, DataFile] = {}
     entries: dict[str, list[ManifestEntry]] = {}
     for manifest in () if newest is None else newest.manifests(table.io):
         listed = data_entries(table, manifest)
+        listed_times.update(entry.data_file.file_path for entry in listed)
         small = {
             file: entry.data_file
             for entry in listed
@@ -183,7 +185,7 @@ def _plan(table: Table, target_bytes: int, where: str) -> tuple[list[DataFile], 
         }
         found |= small
         entries[manifest.manifest_path] = listed if small else []
-    chosen = files_to_compact(found, target_bytes)
+    chosen = files_to_compact((file for file in found if listed_times[file.path] == 1), target_bytes)
     if not chosen:
         return None
     old = FoundFiles(frozenset(file.path for file in chosen), entries, delete_manifests(table))
