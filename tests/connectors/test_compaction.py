@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -124,15 +125,20 @@ def file(name: str, size: int, partition: str = "", order: int = 0) -> LiveFile:
 
 
 def test_files_of_one_partition_and_of_like_size_are_compacted_the_oldest_first() -> None:
-    def chosen(*files: LiveFile) -> list[str]:
-        return [each.path for each in files_to_compact(files, 1000)]
+    def chosen(*files: LiveFile) -> list[list[str]]:
+        return [[each.path for each in group] for group in files_to_compact(files, 1000)]
 
     few = [file(str(n), 300, order=9 - n) for n in range(FEW)]
     assert chosen() == chosen(*few[1:]) == []
-    assert chosen(*few) == ["3", "2", "1"], "three have the target size"
+    assert chosen(*few) == [["3", "2", "1"]], "three have the target size"
     assert chosen(*few[1:], file("large", 500), file("other", 300, "p"), file("tiny", 1)) == []
-    tiny = [file(f"tiny {n}", n, "p", n) for n in range(FEW + 1)]
-    assert chosen(*few, *tiny) == [each.path for each in tiny], "where there are most"
+    tiny, tiny_others = ([file(f"{p}{n}", n + 1, p, n) for n in range(FEW + 1)] for p in ("", "p"))
+    assert chosen(*few, *tiny) == [[each.path for each in tiny]], "one group of a partition, where there are most"
+    of_both = [[each.path for each in tiny_others], ["3", "2", "1"]]
+    assert chosen(*few, *tiny_others) == of_both
+    assert chosen(*few, *tiny_others, *(file(f"q{n}", 300, "q") for n in range(FEW))) == of_both, (
+        "not more than one file"
+    )
 
 
 @given(st.lists(st.integers(1, 400), min_size=100, max_size=400))
@@ -140,7 +146,8 @@ def test_files_of_any_sizes_become_few_and_no_row_is_written_again_often(sizes: 
     target, now, rewritten = 1000, list[LiveFile](), 0
     for order, size in enumerate(sizes):
         now.append(file(f"{order}", size, order=order))
-        while chosen := files_to_compact(now, target):
+        while groups := files_to_compact(now, target):
+            [chosen] = groups
             assert len(chosen) > 1
             together = sum(each.size for each in chosen)
             assert together <= target
@@ -185,6 +192,47 @@ def test_small_files_become_one_with_the_same_rows_and_their_bounds(world: Table
     assert driver.compact() is None
     driver.commit_numbers(8)
     assert world.numbers() == [1, 2, 3, 7, 8]
+
+
+def partitioned(world: TableWorld) -> tuple[Driver, Callable[[], list[tuple[int, int]]]]:
+    """Return the driver of a table with some files in each of several partitions, and what reads it."""
+    columns = schema_of([("n", pa.int64()), ("p", pa.int64())])
+    driver = Driver(new_sink(world, columns, partition_by=["p"]))
+    for n in range(FEW):
+        driver.commit(rows_of(columns, *((n, p) for p in range(3))))
+
+    def rows() -> list[tuple[int, int]]:
+        found = pl.scan_iceberg(world.table).collect() if isinstance(world, IcebergWorld) else pl.read_delta(str(world.path / "t"))  # fmt: skip
+        return sorted(found.select("n", "p").rows())
+
+    return driver, rows
+
+
+def test_files_of_many_partitions_are_compacted_in_one_commit(world: TableWorld) -> None:
+    driver, rows = partitioned(world)
+    done = driver.compact()
+    assert done is not None
+    assert (done.old, done.new) == (3 * FEW, 3)
+    assert driver.compact() is None
+    assert len(live(world)) == 3
+    assert rows() == [(n, p) for n in range(FEW) for p in range(3)]
+
+
+def test_partitions_that_others_have_changed_meanwhile_are_left_out(world: TableWorld) -> None:
+    driver, rows = partitioned(world)
+
+    def delete() -> None:
+        if isinstance(world, IcebergWorld):
+            world.table.delete("p = 1")
+        else:
+            DeltaTable(world.path / "t").delete("p = 1")
+
+    before_the_commit(driver, delete)
+    done = driver.compact()
+    assert done is not None
+    assert (done.old, done.new) == (2 * FEW, 2)
+    assert live(world) == on_disk(world)
+    assert rows() == [(n, p) for n in range(FEW) for p in (0, 2)]
 
 
 def test_it_begins_by_itself_after_some_commits_and_with_the_first_of_a_driver(world: TableWorld) -> None:
@@ -785,12 +833,13 @@ def test_rows_are_as_without_compaction(kind: str, keyed: bool, steps: list[tupl
 def test_a_full_disk_leaves_the_table_as_it_was_and_no_files(
     world: TableWorld, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = Driver(new_sink(world))
-    driver.commit_numbers(1, 2, 3, 4)
-    before = world.version()
+    driver, rows = partitioned(world)
+    before, real, calls = world.version(), getattr(OpenFile, moment), count()
 
-    def full(*arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(*arguments: Any) -> Any:
+        if next(calls):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(OpenFile, moment, full)
@@ -799,7 +848,7 @@ def test_a_full_disk_leaves_the_table_as_it_was_and_no_files(
     assert world.version() == before
     assert on_disk(world) == []
     assert driver.compact() is not None
-    assert world.numbers() == [1, 2, 3, 4]
+    assert rows() == [(n, p) for n in range(FEW) for p in range(3)]
 
 
 def test_a_file_that_an_iceberg_table_has_twice_stays_and_keeps_no_other_from_being_compacted(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ A table gets a file for each subtask, partition and checkpoint. Compaction begin
 changes no row. Files are written while checkpoints are committed; only its commit takes turns with theirs.
 
 Files of one partition and of like size become one, as in a log-structured merge tree: a row is written again two or
-three times in its life, and no partition has more than some fifty small files for long.
+three times in its life, and no partition has more than some fifty small files for long. One commit is for many partitions,
+since its cost depends on the size of the table.
 """
 
 from __future__ import annotations
@@ -42,22 +43,34 @@ class LiveFile(NamedTuple):
     order: tuple[int, str]
 
 
-def files_to_compact(files: Iterable[LiveFile], target_bytes: int) -> list[LiveFile]:
-    """Return files that should become one, the oldest first: of one partition, in the order in which they were added, as
-    time is then the same in them; none if there are too few.
+def files_to_compact(files: Iterable[LiveFile], target_bytes: int) -> list[list[LiveFile]]:
+    """Return groups of files, at most one of a partition, each of which should become one file. None has too few.
+
+    A group has its oldest files, in the order in which they were added, as time is then the same in them. All groups
+    together are not larger than one may be: so much is written for nothing if another commit comes first.
     """
     alike: defaultdict[tuple[tuple[Any, ...], int], list[LiveFile]] = defaultdict(list)
     for file in files:
         if is_small(file.size, target_bytes):
             alike[file.partition, _tier(file.size, target_bytes)].append(file)
-    candidates = max(alike.values(), key=len, default=[])
-    if len(candidates) < FILES_MIN:
-        return []
+    found: dict[tuple[Any, ...], list[LiveFile]] = {}
+    left_bytes, left_files = target_bytes, _FILES_MAX
+    for (partition, _), candidates in sorted(alike.items(), key=lambda item: -len(item[1])):
+        if len(candidates) < FILES_MIN:
+            break
+        group = _oldest(candidates, target_bytes)
+        size = sum(file.size for file in group)
+        if partition not in found and size <= left_bytes and len(group) <= left_files:
+            found[partition] = group
+            left_bytes, left_files = left_bytes - size, left_files - len(group)
+    return list(found.values())
+
+
+def _oldest(files: Iterable[LiveFile], bytes_max: int) -> list[LiveFile]:
     found: list[LiveFile] = []
-    left = target_bytes
-    for file in sorted(candidates, key=lambda file: file.order)[:_FILES_MAX]:
-        left -= file.size
-        if left < 0:
+    for file in sorted(files, key=lambda file: file.order)[:_FILES_MAX]:
+        bytes_max -= file.size
+        if bytes_max < 0:
             break
         found.append(file)
     return found

@@ -2,11 +2,11 @@
 
     table/<partition>/compacted-<id>-<n>.parquet    invisible to readers until the log names it
 
-The files of one partition are read in batches, and written with the columns that the table has now. One version removes
+The files of a partition are read in batches, and written with the columns that the table has now. One version removes
 the old files and adds the new ones, without a change of data: readers of what is new see nothing in it, and a rollback
 passes over it. deltalake does not notice if another compaction has removed the same files, so the version must be the
-one after that in which the files were found. If another one comes first, the new files are deleted, and the old ones are
-looked for again later.
+one after that in which the files were found. If another one comes first, or has changed the files of a partition, the
+new files are deleted, and the old ones are looked for again later.
 
 Files with deletion vectors are left alone, as deltalake cannot remove them.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -121,41 +121,53 @@ class DeltaCompactor(Compactor):
             table = self._table.newest()
             check_features(table, self._where)
             _check_columns(table, self._where)
-            chosen = files_to_compact(live_files(table), self._sink.roll_bytes)
-            if not chosen:
+            groups = files_to_compact(live_files(table), self._sink.roll_bytes)
+            if not groups:
                 return None
-            files = _CompactedFiles(self._sink, table, chosen, self.check_stopped)
-            done = self._commit(table.schema().to_json(), files)
+            with ExitStack() as unsent:
+                id, numbers, rewritten = uuid4().hex, count(), list[_CompactedFiles]()
+                for group in groups:
+                    rewritten.append(_CompactedFiles(self._sink, table, group, id, numbers, self.check_stopped))
+                    unsent.callback(rewritten[-1].discard)
+                return self._commit(table.schema().to_json(), id, rewritten, unsent)
         except DeltaError as error:
             raise StorageError(str(error)) from error
-        return Compacted(len(chosen), len(files.written), sum(file.size for file in files.written)) if done else None
 
-    def _commit(self, schema: str, files: _CompactedFiles) -> bool:
+    def _commit(
+        self, schema: str, id: str, rewritten: Sequence[_CompactedFiles], unsent: ExitStack
+    ) -> Compacted | None:
+        """Commit those files whose old ones are still there. `unsent`: deletes them all."""
         from deltalake import CommitProperties
         from deltalake.exceptions import CommitFailedError
 
-        with ExitStack() as unsent, self.turn:
-            unsent.callback(files.discard)
+        with self.turn:
             self.check_stopped()
             table = self._table.newest()
-            if table.schema().to_json() != schema or not files.old <= set(live_files(table)):
-                return False
+            live = set(live_files(table))
+            current = [files for files in rewritten if files.old <= live]
+            if table.schema().to_json() != schema or not current:
+                return None
             version, partition_by = table.version(), table.metadata().partition_columns
-            properties = CommitProperties({"midstream": {"compaction": files.id}}, max_commit_retries=0)
+            properties = CommitProperties({"midstream": {"compaction": id}}, max_commit_retries=0)
+            actions = [action for files in current for action in files.actions()]
             sent = unsent.pop_all()
             try:
                 table.create_write_transaction(
-                    files.actions(), "append", table.schema(), partition_by, commit_properties=properties
+                    actions, "append", table.schema(), partition_by, commit_properties=properties
                 )
             except CommitFailedError:
                 # perhaps it has succeeded: if the answer is lost, deltalake tries again, and fails
                 path = log_path(self._sink.directory, version + 1)
                 with explained(self._where), self._sink.filesystem.open_input_stream(path) as log:
-                    if files.id.encode() not in log.read():
+                    if id.encode() not in log.read():
                         sent.close()
-                        return False
+                        return None
             self._make_log_durable(self._sink, table, version)
-        return True
+        for files in rewritten:
+            if files not in current:
+                files.discard()
+        new = [file for files in current for file in files.written]
+        return Compacted(sum(len(files.old) for files in current), len(new), sum(file.size for file in new))
 
 
 def live_files(table: DeltaTable) -> list[LiveFile]:
@@ -175,10 +187,16 @@ def live_files(table: DeltaTable) -> list[LiveFile]:
 
 
 class _CompactedFiles:
-    """Files that are written in place of others, which have the same rows."""
+    """Files of a partition that are written in place of others, which have the same rows."""
 
     def __init__(
-        self, sink: DeltaSink, table: DeltaTable, chosen: Sequence[LiveFile], check_stopped: Callable[[], None]
+        self,
+        sink: DeltaSink,
+        table: DeltaTable,
+        chosen: Sequence[LiveFile],
+        id: str,
+        numbers: Iterator[int],
+        check_stopped: Callable[[], None],
     ) -> None:
         self.old = frozenset(chosen)
         self._sink = sink
@@ -186,11 +204,9 @@ class _CompactedFiles:
         self._columns = nullable(pa.schema([each for each in schema_of(table) if each.name not in self._partition]))
         self._unbounded: set[str] = set()
         folder = unquote(chosen[0].path).rpartition("/")[0]
-        self.id = uuid4().hex
-        numbers = count()
 
         def next_file() -> OpenFile:
-            name = f"compacted-{self.id}-{next(numbers):04d}.parquet"
+            name = f"compacted-{id}-{next(numbers):04d}.parquet"
             name = f"{folder}/{name}" if folder else name
             return OpenFile(sink.filesystem, sink.directory, name, "parquet", self._columns)
 

@@ -2,9 +2,10 @@
 
     <table>/data/compacted-<id>-<n>.parquet    a data file that replaces others
 
-The files of one partition are read in batches, and written with the columns that the table has now. A snapshot of the
+The files of a partition are read in batches, and written with the columns that the table has now. A snapshot of the
 operation `replace` removes the old files and adds the new ones: to readers of what is new there is nothing in it. If
-another commit comes first, the new files are deleted, and the old ones are looked for again later.
+another commit comes first, or has changed the files of a partition, the new files are deleted, and the old ones are
+looked for again later.
 
 Files with deleted rows, of an older partitioning, in an order of their own, or that the table has twice are left alone.
 """
@@ -12,7 +13,7 @@ Files with deleted rows, of an older partitioning, in an order of their own, or 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from itertools import count
 from typing import Final
@@ -88,18 +89,18 @@ class IcebergCompactor(Compactor):
             if plan is None:
                 return None
             rewritten = _CompactedDataFiles(
-                self._there, table, plan[0], self._part(table), self.check_stopped, self._where
+                self._there, table, plan[0], self._new_part(table), self.check_stopped, self._where
             )
             return self._commit(table, plan[1], rewritten)
 
-    def _part(self, table: Table) -> IcebergPart:
+    def _new_part(self, table: Table) -> Callable[[], IcebergPart]:
         target = target_of(self._there, table, columns_of(table.metadata.schema()))
         numbers, id = count(), uuid4().hex
 
         def next_name() -> str:
             return f"compacted-{id}-{next(numbers):04d}.parquet"
 
-        return IcebergPart(target, self._job_id, self._uid, self._roll_bytes, next_name, self._where)
+        return lambda: IcebergPart(target, self._job_id, self._uid, self._roll_bytes, next_name, self._where)
 
     def _opened(self) -> Table:
         with self.turn:  # a client of a catalog need not be safe for several threads
@@ -115,7 +116,7 @@ class IcebergCompactor(Compactor):
             self._unknown = None
         return True
 
-    def _commit(self, before: Table, old: FoundFiles, rewritten: _CompactedDataFiles) -> Compacted | None:
+    def _commit(self, before: Table, found: FoundFiles, rewritten: _CompactedDataFiles) -> Compacted | None:
         with ExitStack() as unsent, self.turn:
             unsent.callback(rewritten.delete, before)
             self.check_stopped()
@@ -124,7 +125,15 @@ class IcebergCompactor(Compactor):
             same = (now.table_uuid, now.current_schema_id, now.default_spec_id)
             if same != (then.table_uuid, then.current_schema_id, then.default_spec_id):
                 return None
+            with catalog_errors(self._where):
+                entries = _entries_now(table, found)
+            rewritten.delete_changed(
+                table, {entry.data_file.file_path for listed in entries.values() for entry in listed}
+            )
+            if not rewritten.groups:
+                return None
             unsent.pop_all()
+            old = FoundFiles(rewritten.old, entries, found.deletes)
             try:
                 with catalog_errors(self._where):
                     rewritten.send(table, old, {JOB: self._job_id, SINK: self._uid})
@@ -133,7 +142,7 @@ class IcebergCompactor(Compactor):
             except CommitUnknownError as error:
                 self._unknown = rewritten, now.current_snapshot_id
                 raise StorageError(str(error)) from error
-        return Compacted(len(old.locations), len(rewritten.files), sum(file.size for file in rewritten.files))
+        return Compacted(len(rewritten.old), len(rewritten.new), sum(file.size for file in rewritten.new))
 
 
 class _CompactedDataFiles(RewrittenFiles):
@@ -143,33 +152,53 @@ class _CompactedDataFiles(RewrittenFiles):
         self,
         there: CatalogTable,
         table: Table,
-        old: Sequence[DataFile],
-        part: IcebergPart,
+        groups: Sequence[Sequence[DataFile]],
+        new_part: Callable[[], IcebergPart],
         check_stopped: Callable[[], None],
         where: str,
     ) -> None:
         super().__init__(there, where)
+        self.groups: list[tuple[frozenset[str], list[IcebergFile]]] = []
+        """By partition: the locations of the old files, and the new files."""
         columns = nullable(columns_of(table.metadata.schema()))
         with ExitStack() as unfinished:
-            unfinished.callback(part.discard)
-            for file in old:
-                for batch in ReplacedFile(there, table, file, (), where).read(columns):
-                    check_stopped()
-                    write_rows(part, batch)
-            self.files = [msgspec.msgpack.decode(each, type=IcebergFile) for each in part.finish(0)]
+            unfinished.callback(self.delete, table)
+            for group in groups:
+                part = new_part()
+                unfinished.callback(part.discard)
+                for file in group:
+                    for batch in ReplacedFile(there, table, file, (), where).read(columns):
+                        check_stopped()
+                        write_rows(part, batch)
+                new = [msgspec.msgpack.decode(each, type=IcebergFile) for each in part.finish(0)]
+                self.groups.append((frozenset(file.file_path for file in group), new))
             unfinished.pop_all()
+
+    @property
+    def old(self) -> frozenset[str]:
+        return frozenset(path for old, _ in self.groups for path in old)
+
+    @property
+    def new(self) -> list[IcebergFile]:
+        return [file for _, new in self.groups for file in new]
 
     def send(self, table: Table, old: FoundFiles, summary: Mapping[str, str]) -> None:
         """Commit. Raises what `SnapshotCommit` raises; the files are deleted if that has failed for certain."""
-        self._send(table, SnapshotCommit(table), self.files, frozenset(), {}, summary, found=old)
+        self._send(table, SnapshotCommit(table), self.new, frozenset(), {}, summary, found=old)
 
     def delete(self, table: Table) -> None:
+        self.delete_changed(table, frozenset())
+
+    def delete_changed(self, table: Table, live: Set[str]) -> None:
+        """Delete the new files of partitions whose old ones are not all `live`."""
         filesystem, directory = self._there.data_directory(table)
-        self._delete(filesystem, [f"{directory}/{file.name}" for file in self.files])
+        lost = [new for old, new in self.groups if not old <= live]
+        self.groups = [group for group in self.groups if group[0] <= live]
+        self._delete(filesystem, [f"{directory}/{file.name}" for new in lost for file in new])
 
 
-def _plan(table: Table, target_bytes: int, where: str) -> tuple[list[DataFile], FoundFiles] | None:
-    """Return files that should become one, and where they were found; None if there are too few."""
+def _plan(table: Table, target_bytes: int, where: str) -> tuple[list[list[DataFile]], FoundFiles] | None:
+    """Return groups of files that should become one, and where they were found; None if there are too few."""
     newest = table.metadata.current_snapshot()
     deletes, listed_times = deletes_of(table, where), Counter[str]()
     found: dict[LiveFile, DataFile] = {}
@@ -185,11 +214,20 @@ def _plan(table: Table, target_bytes: int, where: str) -> tuple[list[DataFile], 
         }
         found |= small
         entries[manifest.manifest_path] = listed if small else []
-    chosen = files_to_compact((file for file in found if listed_times[file.path] == 1), target_bytes)
-    if not chosen:
+    groups = files_to_compact((file for file in found if listed_times[file.path] == 1), target_bytes)
+    if not groups:
         return None
-    old = FoundFiles(frozenset(file.path for file in chosen), entries, delete_manifests(table))
-    return [found[file] for file in chosen], old
+    old = FoundFiles(frozenset(file.path for group in groups for file in group), entries, delete_manifests(table))
+    return [[found[file] for file in group] for group in groups], old
+
+
+def _entries_now(table: Table, found: FoundFiles) -> dict[str, Sequence[ManifestEntry]]:
+    """Return the entries of manifests as in `FoundFiles`, of those that the table has now."""
+    newest, entries = table.metadata.current_snapshot(), dict[str, Sequence[ManifestEntry]]()
+    for manifest in () if newest is None else newest.manifests(table.io):
+        known = found.entries.get(manifest.manifest_path)
+        entries[manifest.manifest_path] = data_entries(table, manifest) if known is None else known
+    return entries
 
 
 def _is_plain(table: Table, file: DataFile) -> bool:
