@@ -274,7 +274,6 @@ def test_files_that_lack_a_column_and_those_of_others_get_all_columns(world: Tab
     before = rows()
     assert len(before) == 8
     assert driver.compact() is not None
-    assert driver.compact() is not None
     assert rows() == before
     assert len(live(world)) == 2
     assert driver.compact() is None
