@@ -933,6 +933,19 @@ def test_paths_that_deltalake_would_write_in_another_way_are_left_alone(tmp_path
         assert not delta_compaction._SURELY_NAMED.fullmatch(name) or name.startswith("/")
 
 
+def test_compacted_files_are_in_the_folder_of_their_partition_whatever_other_writers_call_it(tmp_path: Path) -> None:
+    """Polars takes the values of partitions from the folders. To Delta, empty text is null."""
+    world, columns = DeltaWorld(tmp_path), schema_of([("n", pa.int64()), ("p", pa.large_string())])
+    world.create(columns, ["p"])
+    world.add(pa.table({"n": [0], "p": [""]}))
+    driver = Driver(new_sink(world, columns, append=True))
+    for n in range(1, FEW):
+        driver.commit(rows_of(columns, (n, None)))
+    assert driver.compact() is not None
+    assert len(live(world)) == 1
+    assert sorted(pl.read_delta(str(tmp_path / "t")).rows()) == [(n, None) for n in range(FEW)]
+
+
 def test_files_under_such_paths_stay(tmp_path: Path) -> None:
     world = DeltaWorld(tmp_path)
     world.create()

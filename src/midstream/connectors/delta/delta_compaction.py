@@ -28,9 +28,9 @@ import pyarrow.parquet
 from midstream.connectors.common.compaction import Compacted, Compactor, LiveFile, check_target, files_to_compact
 from midstream.connectors.common.filesystem import below, delete_if_there
 from midstream.connectors.common.table_columns import has_not_null, nan_columns, nullable
-from midstream.connectors.delta.delta_files import partition_of
+from midstream.connectors.delta.delta_files import make_folders_durable, partition_of
 from midstream.connectors.delta.delta_log import deleted_rows, digest_of, log_path
-from midstream.connectors.delta.delta_tables import check_features, delta_type, schema_of, statistics
+from midstream.connectors.delta.delta_tables import check_features, delta_type, partition_folder, schema_of, statistics
 from midstream.connectors.files.rolling_files import OpenFile, RollingFiles, explained
 from midstream.connectors.files.table_files import TableFile, open_table_file
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
@@ -203,11 +203,10 @@ class _CompactedFiles:
         self._partition: dict[str, str | None] = dict(chosen[0].partition)
         self._columns = nullable(pa.schema([each for each in schema_of(table) if each.name not in self._partition]))
         self._unbounded: set[str] = set()
-        folder = unquote(chosen[0].path).rpartition("/")[0]
+        folder = partition_folder(self._partition)  # those of other writers may say something else to some readers
 
         def next_file() -> OpenFile:
-            name = f"compacted-{id}-{next(numbers):04d}.parquet"
-            name = f"{folder}/{name}" if folder else name
+            name = f"{folder}compacted-{id}-{next(numbers):04d}.parquet"
             return OpenFile(sink.filesystem, sink.directory, name, "parquet", self._columns)
 
         files = RollingFiles(next_file, sink.roll_bytes)
@@ -216,6 +215,7 @@ class _CompactedFiles:
             for file in chosen:
                 self._copy(file, files, check_stopped)
             self.written = files.end()
+            make_folders_durable(sink, [file.name for file in self.written])
             self._statistics = [self._described(file) for file in self.written]
             unfinished.pop_all()
 
