@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,9 +34,11 @@ from table_worlds import WORLDS, DeltaWorld, IcebergWorld, Job, TableWorld
 
 from committers import committer_of
 from effort import examples
+from jobs import check_gapless
 from machine import limit_s
+from midstream import Environment
 from midstream.connectors.common import compaction
-from midstream.connectors.common.compaction import LiveFile, files_to_compact
+from midstream.connectors.common.compaction import Compacted, LiveFile, files_to_compact
 from midstream.connectors.delta import delta_compaction
 from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.files.rolling_files import OpenFile
@@ -43,7 +47,10 @@ from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
+from midstream.engine.operators.user_metrics import UserMetrics
+from midstream.runtime.process.process_slots import ProcessSlots
 from permissions import unprivileged
+from waiting import until
 
 FEW = 4
 OUTPUT = CommittedOutput("out", frozenset(["job-a"]))
@@ -93,8 +100,9 @@ class Driver:
         for value in values:
             self.commit(batch(value))
 
-    def compact(self) -> str | None:
-        return self.compactor.compact_once()
+    def compact(self) -> Compacted | None:
+        found: Compacted | None = self.compactor.compact_once()
+        return found
 
 
 def kind_of(keyed: bool) -> tuple[pa.Schema, dict[str, Any]]:
@@ -117,15 +125,20 @@ def file(name: str, size: int, partition: str = "", order: int = 0) -> LiveFile:
 
 
 def test_files_of_one_partition_and_of_like_size_are_compacted_the_oldest_first() -> None:
-    def chosen(*files: LiveFile) -> list[str]:
-        return [each.path for each in files_to_compact(files, 1000)]
+    def chosen(*files: LiveFile) -> list[list[str]]:
+        return [[each.path for each in group] for group in files_to_compact(files, 1000)]
 
     few = [file(str(n), 300, order=9 - n) for n in range(FEW)]
     assert chosen() == chosen(*few[1:]) == []
-    assert chosen(*few) == ["3", "2", "1"], "three have the target size"
+    assert chosen(*few) == [["3", "2", "1"]], "three have the target size"
     assert chosen(*few[1:], file("large", 500), file("other", 300, "p"), file("tiny", 1)) == []
-    tiny = [file(f"tiny {n}", n, "p", n) for n in range(FEW + 1)]
-    assert chosen(*few, *tiny) == [each.path for each in tiny], "where there are most"
+    tiny, tiny_others = ([file(f"{p}{n}", n + 1, p, n) for n in range(FEW + 1)] for p in ("", "p"))
+    assert chosen(*few, *tiny) == [[each.path for each in tiny]], "one group of a partition, where there are most"
+    of_both = [[each.path for each in tiny_others], ["3", "2", "1"]]
+    assert chosen(*few, *tiny_others) == of_both
+    assert chosen(*few, *tiny_others, *(file(f"q{n}", 300, "q") for n in range(FEW))) == of_both, (
+        "not more than one file"
+    )
 
 
 @given(st.lists(st.integers(1, 400), min_size=100, max_size=400))
@@ -133,7 +146,8 @@ def test_files_of_any_sizes_become_few_and_no_row_is_written_again_often(sizes: 
     target, now, rewritten = 1000, list[LiveFile](), 0
     for order, size in enumerate(sizes):
         now.append(file(f"{order}", size, order=order))
-        while chosen := files_to_compact(now, target):
+        while groups := files_to_compact(now, target):
+            [chosen] = groups
             assert len(chosen) > 1
             together = sum(each.size for each in chosen)
             assert together <= target
@@ -157,7 +171,7 @@ def test_small_files_become_one_with_the_same_rows_and_their_bounds(world: Table
     before = world.version()
     done = driver.compact()
     assert done is not None
-    assert done.startswith("compacted 4 files into 1 of ")
+    assert done.text().startswith("compacted 4 files into 1 of ")
     assert world.version() != before
     assert live(world) == on_disk(world)
     assert len(live(world)) == 1
@@ -178,6 +192,47 @@ def test_small_files_become_one_with_the_same_rows_and_their_bounds(world: Table
     assert driver.compact() is None
     driver.commit_numbers(8)
     assert world.numbers() == [1, 2, 3, 7, 8]
+
+
+def partitioned(world: TableWorld) -> tuple[Driver, Callable[[], list[tuple[int, int]]]]:
+    """Return the driver of a table with some files in each of several partitions, and what reads it."""
+    columns = schema_of([("n", pa.int64()), ("p", pa.int64())])
+    driver = Driver(new_sink(world, columns, partition_by=["p"]))
+    for n in range(FEW):
+        driver.commit(rows_of(columns, *((n, p) for p in range(3))))
+
+    def rows() -> list[tuple[int, int]]:
+        found = pl.scan_iceberg(world.table).collect() if isinstance(world, IcebergWorld) else pl.read_delta(str(world.path / "t"))  # fmt: skip
+        return sorted(found.select("n", "p").rows())
+
+    return driver, rows
+
+
+def test_files_of_many_partitions_are_compacted_in_one_commit(world: TableWorld) -> None:
+    driver, rows = partitioned(world)
+    done = driver.compact()
+    assert done is not None
+    assert (done.old, done.new) == (3 * FEW, 3)
+    assert driver.compact() is None
+    assert len(live(world)) == 3
+    assert rows() == [(n, p) for n in range(FEW) for p in range(3)]
+
+
+def test_partitions_that_others_have_changed_meanwhile_are_left_out(world: TableWorld) -> None:
+    driver, rows = partitioned(world)
+
+    def delete() -> None:
+        if isinstance(world, IcebergWorld):
+            world.table.delete("p = 1")
+        else:
+            DeltaTable(world.path / "t").delete("p = 1")
+
+    before_the_commit(driver, delete)
+    done = driver.compact()
+    assert done is not None
+    assert (done.old, done.new) == (2 * FEW, 2)
+    assert live(world) == on_disk(world)
+    assert rows() == [(n, p) for n in range(FEW) for p in (0, 2)]
 
 
 def test_it_begins_by_itself_after_some_commits_and_with_the_first_of_a_driver(world: TableWorld) -> None:
@@ -218,7 +273,6 @@ def test_files_that_lack_a_column_and_those_of_others_get_all_columns(world: Tab
 
     before = rows()
     assert len(before) == 8
-    assert driver.compact() is not None
     assert driver.compact() is not None
     assert rows() == before
     assert len(live(world)) == 2
@@ -410,6 +464,30 @@ def test_a_compaction_of_which_no_answer_comes_keeps_the_files_that_it_may_have_
         assert set(on_disk(world)) <= history, "a try that has not succeeded has left nothing"
 
 
+def test_what_a_table_got_of_which_no_answer_came_stays_when_another_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = IcebergWorld(tmp_path)
+    driver = Driver(new_sink(world))
+    driver.commit_numbers(1, 2, 3, 4)
+    real = SqlCatalog.commit_table
+
+    def unanswered(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(SqlCatalog, "commit_table", real)
+        real(*arguments, **named)
+        raise CommitStateUnknownException("lost")
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", unanswered)
+    with pytest.raises(StorageError, match="lost"):
+        driver.compact()
+    world.catalog.rename_table("lake.t", "lake.before")
+    world.create()
+    world.append(100)
+    assert driver.compact() is None
+    assert sorted(to_list(world.catalog.load_table("lake.before").scan().to_arrow()["n"])) == [1, 2, 3, 4]
+    assert world.numbers() == [100]
+
+
 def to_paths(world: IcebergWorld) -> list[str]:
     table = world.table
     return [
@@ -440,6 +518,24 @@ def test_compactions_of_two_drivers_and_others_at_once_lose_and_double_nothing(w
             compaction_of_driver.result(limit_s(60))
     assert world.numbers() == [*range(12), 100, 101]
     assert len(live(world)) < 14
+
+
+@pytest.mark.systems
+def test_the_status_of_a_job_counts_compacted_files(world: TableWorld, tmp_path: Path) -> None:
+    """And the page and the metrics show all counters of the status."""
+    env = Environment("compacting", parallelism=2, checkpoint_dir=tmp_path / "chk", checkpoint_interval="100 ms")
+    numbers = env.generate(lambda i: {"n": i}, rows_per_s=5000).uid("numbers")
+    numbers.sink(new_sink(world)).uid("out")
+    job = env.start(slots=ProcessSlots())
+
+    def compacted() -> float:
+        operators = [op for vertex in job.status().vertices for op in vertex.operators]
+        return next((op.counters.get("compacted_files", 0) for op in operators if op.uid == "out"), 0)
+
+    until("a compaction", compacted)
+    job.stop(drain=True, timeout_s=limit_s(60))
+    assert compacted() >= FEW
+    check_gapless(world.numbers())
 
 
 # ---- commits do not wait -----------------------------------------------------
@@ -482,25 +578,35 @@ def test_the_end_of_a_job_gives_up_a_compaction(world: TableWorld) -> None:
     assert on_disk(world) == []
 
 
-def test_a_compaction_that_fails_is_logged_once_and_fails_no_job(
+def test_a_compaction_that_fails_is_logged_once_and_tried_less_and_less_often_and_fails_no_job(
     world: TableWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = new_sink(world)
-    committer = committer_of(sink, "job-a")
+    sink, metrics = new_sink(world), UserMetrics()
+    committer = committer_of(sink, "job-a", metrics=metrics)
     committer._compactor._commits = -2
     for n in range(1, 5):
         committer.commit(n, written(sink, batch(n), n, attempt=n))
     kept = world.files()[0].read_bytes()
     world.files()[0].write_bytes(b"damaged")
     with caplog.at_level(logging.WARNING):
-        for n in range(5, 11):
+        for n in range(5, 15):
             committer.commit(n, written(sink, batch(n), n, attempt=n))
             committer._compactor.wait()
     assert [record.message.count("small files could not be compacted") for record in caplog.records] == [1]
-    assert len(live(world)) == 10
+    assert metrics.counters == {"compacted_files": 0, "failed_compactions": 2}, "after 6 and 8 more commits"
+    assert len(live(world)) == 14
     assert on_disk(world) == []
     next(path for path in world.files() if path.read_bytes() == b"damaged").write_bytes(kept)
-    assert world.numbers() == list(range(1, 11))
+    assert world.numbers() == list(range(1, 15))
+    for n in range(15, 31):
+        assert len(live(world)) == n - 1
+        committer.commit(n, written(sink, batch(n), n, attempt=n))
+        committer._compactor.wait()
+    assert len(live(world)) == 1
+    for n in range(31, 31 + FEW):
+        committer.commit(n, written(sink, batch(n), n, attempt=n))
+        committer._compactor.wait()
+    assert metrics.counters == {"compacted_files": 30 + 1 + FEW, "failed_compactions": 2}
 
 
 # ---- killed ------------------------------------------------------------------
@@ -722,6 +828,52 @@ def test_rows_are_as_without_compaction(kind: str, keyed: bool, steps: list[tupl
             assert column_of(world, "id" if keyed else "n") == sorted(states[max(states)])
 
 
+@pytest.mark.parametrize("moment", ["write", "end"])
+def test_a_full_disk_leaves_the_table_as_it_was_and_no_files(
+    world: TableWorld, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, rows = partitioned(world)
+    before, real, calls = world.version(), getattr(OpenFile, moment), count()
+
+    def full(*arguments: Any) -> Any:
+        if next(calls):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenFile, moment, full)
+        with pytest.raises(StorageError, match="No space left on device"):
+            driver.compact()
+    assert world.version() == before
+    assert on_disk(world) == []
+    assert driver.compact() is not None
+    assert rows() == [(n, p) for n in range(FEW) for p in range(3)]
+
+
+def test_a_file_that_an_iceberg_table_has_twice_stays_and_keeps_no_other_from_being_compacted(tmp_path: Path) -> None:
+    world = IcebergWorld(tmp_path)
+    world.create()
+    pl.DataFrame({"n": [1]}).write_parquet(tmp_path / "twice.parquet")
+    for _ in range(FEW + 2):
+        world.table.add_files([f"file://{tmp_path}/twice.parquet"], check_duplicate_files=False)
+    driver = Driver(new_sink(world, append=True))
+    driver.commit_numbers(*range(2, FEW + 2))
+    assert driver.compact() is not None
+    assert world.numbers() == (FEW + 2) * [1] + list(range(2, FEW + 2))
+    assert len(live(world)) == FEW + 2 + 1
+
+
+def test_an_append_only_delta_table_is_compacted_since_no_row_changes(tmp_path: Path) -> None:
+    world = DeltaWorld(tmp_path)
+    DeltaTable.create(tmp_path / "t", pa.schema([("n", pa.int64())]), configuration={"delta.appendOnly": "true"})
+    driver = Driver(new_sink(world))
+    driver.commit_numbers(1, 2, 3, 4)
+    assert driver.compact() is not None
+    assert len(live(world)) == 1
+    assert world.numbers() == [1, 2, 3, 4]
+    assert world.table.metadata().configuration == {"delta.appendOnly": "true"}
+
+
 # ---- bad input ---------------------------------------------------------------
 
 
@@ -779,6 +931,19 @@ def test_paths_that_deltalake_would_write_in_another_way_are_left_alone(tmp_path
             assert character == "%" or added == name
     for name in ("p=a b", "p=a%20b", "p=a+b", "/p", "p=é"):
         assert not delta_compaction._SURELY_NAMED.fullmatch(name) or name.startswith("/")
+
+
+def test_compacted_files_are_in_the_folder_of_their_partition_whatever_other_writers_call_it(tmp_path: Path) -> None:
+    """Polars takes the values of partitions from the folders. To Delta, empty text is null."""
+    world, columns = DeltaWorld(tmp_path), schema_of([("n", pa.int64()), ("p", pa.large_string())])
+    world.create(columns, ["p"])
+    world.add(pa.table({"n": [0], "p": [""]}))
+    driver = Driver(new_sink(world, columns, append=True))
+    for n in range(1, FEW):
+        driver.commit(rows_of(columns, (n, None)))
+    assert driver.compact() is not None
+    assert len(live(world)) == 1
+    assert sorted(pl.read_delta(str(tmp_path / "t")).rows()) == [(n, None) for n in range(FEW)]
 
 
 def test_files_under_such_paths_stay(tmp_path: Path) -> None:

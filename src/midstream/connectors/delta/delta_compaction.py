@@ -2,11 +2,11 @@
 
     table/<partition>/compacted-<id>-<n>.parquet    invisible to readers until the log names it
 
-The files of one partition are read in batches, and written with the columns that the table has now. One version removes
+The files of a partition are read in batches, and written with the columns that the table has now. One version removes
 the old files and adds the new ones, without a change of data: readers of what is new see nothing in it, and a rollback
 passes over it. deltalake does not notice if another compaction has removed the same files, so the version must be the
-one after that in which the files were found. If another one comes first, the new files are deleted, and the old ones are
-looked for again later.
+one after that in which the files were found. If another one comes first, or has changed the files of a partition, the
+new files are deleted, and the old ones are looked for again later.
 
 Files with deletion vectors are left alone, as deltalake cannot remove them.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -24,17 +24,18 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from midstream.connectors.common.compaction import Compactor, LiveFile, check_target, files_to_compact, summary_text
+from midstream.connectors.common.compaction import Compacted, Compactor, LiveFile, check_target, files_to_compact
 from midstream.connectors.common.filesystem import below, delete_if_there
 from midstream.connectors.common.table_columns import has_not_null, nan_columns, nullable
 from midstream.connectors.delta.column_mapping import as_in_files, mapping_of
-from midstream.connectors.delta.delta_files import partition_of
+from midstream.connectors.delta.delta_files import make_folders_durable, partition_of
 from midstream.connectors.delta.delta_log import deleted_rows, digest_of, log_path
-from midstream.connectors.delta.delta_tables import check_features, delta_type, schema_of, statistics
+from midstream.connectors.delta.delta_tables import check_features, delta_type, partition_folder, schema_of, statistics
 from midstream.connectors.files.field_ids import parquet_schema_of
 from midstream.connectors.files.rolling_files import OpenFile, RollingFiles, explained
 from midstream.connectors.files.table_files import TableFile
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
+from midstream.engine.operators.user_metrics import UserMetrics
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -106,54 +107,68 @@ class NewestTable:
 
 
 class DeltaCompactor(Compactor):
-    def __init__(self, sink: DeltaSink, make_log_durable: Callable[[DeltaSink, DeltaTable, int], None]) -> None:
-        super().__init__(sink._where)
+    def __init__(
+        self, sink: DeltaSink, make_log_durable: Callable[[DeltaSink, DeltaTable, int], None], metrics: UserMetrics
+    ) -> None:
+        super().__init__(sink._where, metrics)
         self._sink = sink
         self._table = NewestTable(sink)
         self._make_log_durable = make_log_durable
 
-    def compact_once(self) -> str | None:
+    def compact_once(self) -> Compacted | None:
         from deltalake.exceptions import DeltaError
 
         try:
             table = self._table.newest()
             check_features(table, self._where)
             _check_columns(table, self._where)
-            chosen = files_to_compact(live_files(table), self._sink.roll_bytes)
-            if not chosen:
+            groups = files_to_compact(live_files(table), self._sink.roll_bytes)
+            if not groups:
                 return None
-            files = _CompactedFiles(self._sink, table, chosen, self.check_stopped)
-            done = self._commit(table.schema().to_json(), files)
+            with ExitStack() as unsent:
+                id, numbers, rewritten = uuid4().hex, count(), list[_CompactedFiles]()
+                for group in groups:
+                    rewritten.append(_CompactedFiles(self._sink, table, group, id, numbers, self.check_stopped))
+                    unsent.callback(rewritten[-1].discard)
+                return self._commit(table.schema().to_json(), id, rewritten, unsent)
         except DeltaError as error:
             raise StorageError(str(error)) from error
-        return summary_text(chosen, files.written, sum(file.size for file in files.written)) if done else None
 
-    def _commit(self, schema: str, files: _CompactedFiles) -> bool:
+    def _commit(
+        self, schema: str, id: str, rewritten: Sequence[_CompactedFiles], unsent: ExitStack
+    ) -> Compacted | None:
+        """Commit those files whose old ones are still there. `unsent`: deletes them all."""
         from deltalake import CommitProperties
         from deltalake.exceptions import CommitFailedError
 
-        with ExitStack() as unsent, self.turn:
-            unsent.callback(files.discard)
+        with self.turn:
             self.check_stopped()
             table = self._table.newest()
-            if table.schema().to_json() != schema or not files.old <= set(live_files(table)):
-                return False
+            live = set(live_files(table))
+            current = [files for files in rewritten if files.old <= live]
+            if table.schema().to_json() != schema or not current:
+                return None
             version, partition_by = table.version(), table.metadata().partition_columns
-            properties = CommitProperties({"midstream": {"compaction": files.id}}, max_commit_retries=0)
+            properties = CommitProperties({"midstream": {"compaction": id}}, max_commit_retries=0)
+            actions = [action for files in current for action in files.actions()]
             sent = unsent.pop_all()
             try:
                 table.create_write_transaction(
-                    files.actions(), "append", table.schema(), partition_by, commit_properties=properties
+                    actions, "append", table.schema(), partition_by, commit_properties=properties
                 )
             except CommitFailedError:
                 # perhaps it has succeeded: if the answer is lost, deltalake tries again, and fails
                 path = log_path(self._sink.directory, version + 1)
                 with explained(self._where), self._sink.filesystem.open_input_stream(path) as log:
-                    if files.id.encode() not in log.read():
+                    if id.encode() not in log.read():
                         sent.close()
-                        return False
+                        return None
             self._make_log_durable(self._sink, table, version)
-        return True
+        for files in rewritten:
+            if files not in current:
+                files.discard()
+        new = [file for files in current for file in files.written]
+        return Compacted(sum(len(files.old) for files in current), len(new), sum(file.size for file in new))
 
 
 def live_files(table: DeltaTable) -> list[LiveFile]:
@@ -176,10 +191,16 @@ def live_files(table: DeltaTable) -> list[LiveFile]:
 
 
 class _CompactedFiles:
-    """Files that are written in place of others, which have the same rows."""
+    """Files of a partition that are written in place of others, which have the same rows."""
 
     def __init__(
-        self, sink: DeltaSink, table: DeltaTable, chosen: Sequence[LiveFile], check_stopped: Callable[[], None]
+        self,
+        sink: DeltaSink,
+        table: DeltaTable,
+        chosen: Sequence[LiveFile],
+        id: str,
+        numbers: Iterator[int],
+        check_stopped: Callable[[], None],
     ) -> None:
         self.old = frozenset(chosen)
         self._sink = sink
@@ -189,13 +210,10 @@ class _CompactedFiles:
         self._columns = nullable(pa.schema([each for each in schema_of(table) if each.name not in partition_by]))
         self._stored = self._mapping.stored(self._columns)
         self._unbounded: set[str] = set()
-        folder = unquote(chosen[0].path).rpartition("/")[0]
-        self.id = uuid4().hex
-        numbers = count()
+        folder = partition_folder(self._partition)  # those of other writers may say something else to some readers
 
         def next_file() -> OpenFile:
-            name = f"compacted-{self.id}-{next(numbers):04d}.parquet"
-            name = f"{folder}/{name}" if folder else name
+            name = f"{folder}compacted-{id}-{next(numbers):04d}.parquet"
             return OpenFile(sink.filesystem, sink.directory, name, "parquet", self._stored)
 
         files = RollingFiles(next_file, sink.roll_bytes)
@@ -204,6 +222,7 @@ class _CompactedFiles:
             for file in chosen:
                 self._copy(file, files, check_stopped)
             self.written = files.end()
+            make_folders_durable(sink, [file.name for file in self.written])
             self._statistics = [self._described(file) for file in self.written]
             unfinished.pop_all()
 

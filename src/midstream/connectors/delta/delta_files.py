@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -82,8 +82,7 @@ class AppendedPart(PartitionedPart):
         return OpenFile(sink.filesystem, sink.directory, name, "parquet", self._stored)
 
     def _committables(self, ended: Sequence[tuple[Partition, OpenFile]], checkpoint_id: int) -> list[bytes]:
-        for folder in {above for _, file in ended for above in _folders_above(file.name)}:
-            make_durable(self._sink.filesystem, f"{self._sink.directory}/{folder}")
+        make_folders_durable(self._sink, [file.name for _, file in ended])
         return [msgspec.msgpack.encode(self._committable(values, file)) for values, file in ended]
 
     def _committable(self, values: Partition, file: OpenFile) -> WrittenFile:
@@ -140,6 +139,12 @@ def check_partition(batch: pa.RecordBatch, names: Sequence[str], values: Partiti
         raise SchemaError(
             f"{where}: row {row} since the last checkpoint: partition column {name!r} has {shown(value)}, {why}"
         )
+
+
+def make_folders_durable(sink: DeltaSink, names: Iterable[str]) -> None:
+    """Sync the folders above those of files, in which theirs may be new."""
+    for folder in {above for name in names for above in _folders_above(name)}:
+        make_durable(sink.filesystem, f"{sink.directory}/{folder}")
 
 
 def _folders_above(name: str) -> Iterator[str]:

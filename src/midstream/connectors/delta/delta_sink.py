@@ -243,7 +243,8 @@ class DeltaSink(Sink):
         return AsyncWriter(context, lambda: part(self, context, schema, next_name))
 
     def committer(self, context: CommitterContext) -> _DeltaCommitter:
-        return _DeltaCommitter(self, context.job_id)
+        compactor = DeltaCompactor(self, _make_log_durable, context.metrics) if self.auto_compact else None
+        return _DeltaCommitter(self, context.job_id, compactor)
 
     def newest_committed(self, output: CommittedOutput) -> int:
         marks = self._marks(self._opened_to_read(), output)
@@ -429,14 +430,14 @@ def _checkpoint_of(mark: int) -> int:
 
 
 class _DeltaCommitter(Committer):
-    def __init__(self, sink: DeltaSink, job_id: str) -> None:
+    def __init__(self, sink: DeltaSink, job_id: str, compactor: DeltaCompactor | None = None) -> None:
         self._sink = sink
         self._job_id = job_id
         self._table = NewestTable(sink)
         self._elsewhere: dict[str, _DeltaCommitter] = {}
         """Committers by location, for what the sink wrote to other tables before this one."""
         self._merged = MergedFiles(job_id)
-        self._compactor = DeltaCompactor(sink, _make_log_durable) if sink.auto_compact else None
+        self._compactor = compactor
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         for (job_id, uid, location), files in _grouped(committables).items():

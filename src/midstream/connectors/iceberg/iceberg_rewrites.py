@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -41,8 +42,8 @@ class RewrittenFiles:
     def __init__(self, there: CatalogTable, where: str) -> None:
         self._there = there
         self._where = where
-        self._tries: list[tuple[int, list[str]]] = []
-        """Of tries with an unknown outcome: the snapshot, and the new files."""
+        self._tries: list[tuple[UUID, int, list[str]]] = []
+        """Of tries with an unknown outcome: the table, the snapshot, and the new files."""
 
     def _send(
         self,
@@ -60,7 +61,7 @@ class RewrittenFiles:
         """
         filesystem, directory = self._there.data_directory(table)
         paths = [f"{directory}/{file.name}" for file in new]
-        tried = [(snapshot.snapshot_id, paths)] if paths else []
+        tried = [(table.metadata.table_uuid, snapshot.snapshot_id, paths)] if paths else []
         self._tries += tried
         try:
             added = self._there.data_files(table, [*new, *others], self._where)
@@ -78,10 +79,15 @@ class RewrittenFiles:
 
     def delete_lost(self, table: Table) -> None:
         """Delete the files of tries that have not become part of the table, which is as it was loaded after the last one:
-        none of them can still succeed.
+        none of them can still succeed. Those of a table that was renamed or dropped since stay, as it may have them.
         """
         metadata = table.metadata
-        lost = [path for id, paths in self._tries if metadata.snapshot_by_id(id) is None for path in paths]
+        lost = [
+            path
+            for table_id, id, paths in self._tries
+            if table_id == metadata.table_uuid and metadata.snapshot_by_id(id) is None
+            for path in paths
+        ]
         if lost:  # a snapshot may have expired already
             live = {self._there.located(table, entry.data_file.file_path)[1] for entry in entries_of(table)}
             filesystem, _ = self._there.data_directory(table)

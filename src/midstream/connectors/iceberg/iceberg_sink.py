@@ -231,7 +231,7 @@ class IcebergSink(Sink):
     def committer(self, context: CommitterContext) -> _IcebergCommitter:
         there, compactor = self._on_driver(), None
         if self.auto_compact:
-            compactor = IcebergCompactor(there, context.job_id, context.uid, self.roll_bytes)
+            compactor = IcebergCompactor(there, context.job_id, context.uid, self.roll_bytes, context.metrics)
         return _IcebergCommitter(there, context.job_id, context, self.roll_bytes, self._evolving, compactor)
 
     def newest_committed(self, output: CommittedOutput) -> int:

@@ -50,7 +50,7 @@ class WriterContext:
 
 @dataclass(frozen=True, slots=True)
 class CommitterContext:
-    """What a committer is given: the job and sink, the storage, and a signal to stop.
+    """What a committer is given: the job and sink, the storage, a signal to stop, and metrics.
 
     For example:
 
@@ -68,6 +68,8 @@ class CommitterContext:
 
     A commit that waits for a server must also wait for this, with `stopped.wait(seconds)`, and raise once it is set.
     """
+    metrics: UserMetrics = field(default_factory=UserMetrics)
+    """Counters and gauges, for one thread at a time. Only those of committers on the driver are shown."""
 
 
 class SinkWriter(ABC):

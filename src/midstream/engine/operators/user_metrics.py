@@ -168,14 +168,15 @@ class UserMetrics:
     @property
     def counters(self) -> dict[str, float]:
         """The value of each counter, by name."""
-        return {name: found.value for name, found in self._found.items() if type(found) is Counter}
+        return {name: found.value for name, found in self._now() if type(found) is Counter}
 
     @property
     def gauges(self) -> dict[str, float]:
         """The value of each gauge that has been set, by name."""
-        return {
-            name: found.value for name, found in self._found.items() if type(found) is Gauge and found.value is not None
-        }
+        return {name: found.value for name, found in self._now() if type(found) is Gauge and found.value is not None}
+
+    def _now(self) -> list[tuple[str, Counter | Gauge]]:
+        return list(self._found.items())  # in one step: a committer adds others on its own thread
 
 
 def _number(value: Any, where: str) -> float:

@@ -11,7 +11,7 @@ another driver has taken over, commits nothing more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -36,6 +36,7 @@ from midstream.engine.core.errors import InvariantError, StorageError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.core.state_machine import Transition, TransitionHistory, TransitionTable, new_history
+from midstream.engine.operators.user_metrics import UserMetrics
 from midstream.engine.protocol import messages as m
 
 TRIES_MAX = 5
@@ -178,6 +179,11 @@ class CommitQueue:
         """The job has a checkpoint directory. This is called before anything is added."""
         self._committers.storage_opened(found)
         self._dispatcher.epoch = found.opened.epoch
+
+    @property
+    def metrics(self) -> Mapping[str, UserMetrics]:
+        """What the committers on the driver count, by uid."""
+        return self._committers.metrics
 
     @property
     def is_drained(self) -> bool:

@@ -12,6 +12,7 @@ from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.restore.open_directory import OpenedStorage
 from midstream.engine.core.interfaces import Signal, Storage
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink
+from midstream.engine.operators.user_metrics import UserMetrics
 
 
 class DriverCommitters:
@@ -28,6 +29,8 @@ class DriverCommitters:
         self._epoch = 0
         self._made: dict[tuple[str, int], Committer | None] = {}
         """The committers made so far, by uid and lane; None if the sink has none."""
+        self.metrics: dict[str, UserMetrics] = {uid: UserMetrics() for uid in self.sinks}
+        """What the committers of each sink count."""
 
     def storage_opened(self, found: OpenedStorage) -> None:
         self._storage, self._epoch = found.storage, found.opened.epoch
@@ -60,6 +63,6 @@ class DriverCommitters:
     def _committer(self, uid: str, lane: int) -> Committer | None:
         if (uid, lane) not in self._made:
             name, sink = self.sinks[uid]
-            context = CommitterContext(uid, name, self._job_id, self._storage, self._stopped)
+            context = CommitterContext(uid, name, self._job_id, self._storage, self._stopped, self.metrics[uid])
             self._made[uid, lane] = sink.committer(context)
         return self._made[uid, lane]

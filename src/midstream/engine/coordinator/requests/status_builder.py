@@ -136,7 +136,8 @@ def _vertex_status(
         Phase.DEPLOYING,
     )  # in these phases, the last reports are of tasks that do not run any more
     work = _work(rates) if works else {}
-    counters, gauges = user_counters(rates), user_gauges(rates)
+    committers = {spec.uid: job.commits.metrics[spec.uid] for spec in vertex.specs if spec.uid in job.commits.metrics}
+    counters, gauges = user_counters(rates, committers), user_gauges(rates, committers)
     watermark_us = min((rate.metrics.watermark_us for rate in rates), default=MIN_WATERMARK_US)
     return VertexStatus(
         id=vertex.id,
