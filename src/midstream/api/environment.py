@@ -211,7 +211,8 @@ class Environment(Hinted):
         """Read Parquet, CSV or JSON lines, once, or continuously as new files appear.
 
         `path`: a path, a glob, a directory (recursively), or a list of these; local ones or URLs that pyarrow knows (file,
-        s3, gs, hdfs …).
+        s3, gs, hdfs …). Of folders below it that are called `day=2026-11-30`, as Spark writes them, `day` is a column that the
+        files lack: text, unless `schema` has another type.
         `format`: "parquet", "csv" or "jsonl"; by default from the suffix (.parquet, .csv, .jsonl; the latter two also
         with .gz, .bz2, .zst or .zip).
         `schema`: the columns to read; other columns are then ignored. One that a file or a line lacks is null, unless

@@ -14,13 +14,13 @@ from midstream.connectors.common.table_columns import nullable
 from midstream.connectors.delta.column_mapping import as_in_files
 from midstream.connectors.delta.delta_tables import (
     FOLDER_BYTES_MAX,
-    NULL_FOLDER,
     first_beyond_years,
     first_too_long,
     partition_folder,
     partition_text,
     statistics,
 )
+from midstream.connectors.files.folder_columns import NULL_FOLDER
 from midstream.connectors.files.partitioned_files import Partition, PartitionedPart
 from midstream.connectors.files.rolling_files import OpenFile
 from midstream.engine.core.batches import from_polars, to_polars

@@ -18,6 +18,7 @@ import pyarrow.fs
 import pyarrow.parquet
 
 from midstream.connectors.common.table_columns import has_not_null, stored_leaf, stored_schema, stored_type
+from midstream.connectors.files.folder_columns import NULL_FOLDER
 from midstream.engine.core.arrow_types import outside_of_years
 from midstream.engine.core.batches import canonical_type
 from midstream.engine.core.errors import ConfigError, SchemaError
@@ -32,7 +33,6 @@ _HARMLESS: Final = frozenset(
     + ("changeDataFeed", "checkConstraints", "generatedColumns", "columnMapping", "identityColumns", "domainMetadata")
 )
 """Table features that require nothing of a writer that appends files, unless `_in_use` finds them in use."""
-NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 _UNFIT_FOR_FOLDERS: Final = re.compile(r"[/=\\\x00-\x1f\x7f]")
 _STATS_TEXT_MAX: Final = 32
 """The length of text in the log. Longer text is cut, so that the log does not grow."""

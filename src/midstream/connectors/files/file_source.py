@@ -32,6 +32,7 @@ from midstream.connectors.common.malformed_records import BadRecordsMax, OnBadRe
 from midstream.connectors.files.csv_jsonl import TextReader, block_and_rows, infer_schema, read_header
 from midstream.connectors.files.directory_watch import DirectoryWatch, Listing, decoded_position
 from midstream.connectors.files.file_formats import Format, WantedColumns, compression_of, explained, format_of
+from midstream.connectors.files.folder_columns import FolderColumnsReader, folder_values, parsed_values, without
 from midstream.connectors.files.parquet import open_parquet, parquet_row_groups, read_parquet
 from midstream.connectors.files.text_file import TextFile
 from midstream.connectors.files.text_parsers import CsvOptions, check_types
@@ -130,11 +131,19 @@ class FileSource(Source):
         ]
         self._csv = csv or CsvOptions()
         self._watch: DirectoryWatch | None = None
+        self._roots = [glob_base(path) for path in self._paths]
+        self._folders: tuple[str, ...] | None = None
+        """The columns that the folders of each file must have; None if columns are declared."""
+        self._own: frozenset[str] = frozenset()
+        """The columns that the first file has itself."""
         declared = schema is not None
         files = self._find()
         self._format: Format = format or self._infer_format(files)
         if schema is None:
             schema = self._infer_schema(files)
+            self._folders, self._own = self._folders_of(files), frozenset(schema.names)
+            more = [name for name in self._folders if name not in self._own]
+            schema = pa.schema([*schema, *(pa.field(name, pa.large_string()) for name in more)])
         check_schema(schema, "FileSource: the declared schema" if declared else "FileSource: the first file")
         self.schema = canonical_schema(schema)
         required = tuple(field.name for field in schema if declared and not field.nullable)
@@ -148,7 +157,11 @@ class FileSource(Source):
         if self._format != "parquet":
             check_types(self._wanted.in_text, self._format, self._csv)
         if declared:
+            self._own = self._own_columns(files)
             self._check_some_have(files)
+        if files:
+            first = self._first(files).path
+            parsed_values(self._values_in_folders(first), self._wanted, first)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_watch": None}  # only the driver uses it
@@ -232,12 +245,38 @@ class FileSource(Source):
             raise ConfigError(f"FileSource: {', '.join(self._paths)} is empty; give format= (and schema=) to watch it")
         return first
 
+    def _first(self, files: list[Any]) -> Any:
+        return next((info for info in files if info.size), files[0])
+
+    def _folders_of(self, files: list[Any]) -> tuple[str, ...]:
+        return tuple(folder_values(self._first(files).path, self._roots)) if files else ()
+
+    def _own_columns(self, files: list[Any]) -> frozenset[str]:
+        """Return the columns that the first file has, if its folders have values of declared ones."""
+        is_named = self._format != "csv" or self._csv.header
+        if not is_named or set(self._folders_of(files)).isdisjoint(self.schema.names):
+            return frozenset()
+        try:
+            return frozenset(self._names_in(self._first(files)))
+        except (StorageError, SchemaError):
+            return frozenset()  # its reader reports it
+
+    def _values_in_folders(self, path: str) -> dict[str, str | None]:
+        """Return the columns of the source that only the names of a file's folders have, and their values."""
+        found = folder_values(path, self._roots)
+        if self._folders is not None and set(found) != set(self._folders):
+            raise SchemaError(
+                f"{path}: its folders have values of the columns ({', '.join(sorted(found))}), and those of the first file of "
+                f"({', '.join(sorted(self._folders))}); declare schema="
+            )
+        return {name: value for name, value in found.items() if name in self.schema.names and name not in self._own}
+
     def _infer_schema(self, files: list[Any]) -> pa.Schema:
         if self._format == "csv" and not self._csv.header:
             raise ConfigError("FileSource: CSV without a header needs schema= to name its columns")
         if not files:
             raise ConfigError(f"FileSource: {', '.join(self._paths)} is empty; give schema= to watch it")
-        first = next((info for info in files if info.size), files[0])
+        first = self._first(files)
         if self._format != "parquet":
             schemas = (
                 infer_schema(self._filesystem, info.path, self._format, self._csv) for info in files if info.size
@@ -260,7 +299,7 @@ class FileSource(Source):
         names: list[str] = []
         try:
             for info in {id(info): info for info in (some[0], some[-1])}.values():
-                names += self._names_in(info)
+                names += [*self._names_in(info), *folder_values(info.path, self._roots)]
         except (StorageError, SchemaError):
             return  # its reader reports it
         if not names:
@@ -306,7 +345,8 @@ class FileSource(Source):
                 yield next(opened) if info.size >= _SPLIT_BYTES_MIN else [_whole(info)]
 
     def _parquet_parts(self, info: Any) -> list[FileSplit]:
-        groups = parquet_row_groups(self._filesystem, info.path, self._wanted)
+        wanted = without(self._wanted, self._values_in_folders(info.path), info.path)
+        groups = parquet_row_groups(self._filesystem, info.path, wanted)
         return [msgspec.structs.replace(_whole(info), first=run.start, last=run.stop) for run in row_group_runs(groups)]
 
     def _text_parts(self, info: Any) -> list[FileSplit]:
@@ -323,19 +363,27 @@ class FileSource(Source):
 
     def open_split(self, split: Split) -> SplitReader:
         part = decoded(split.payload, FileSplit, "FileSource")
-        check_unchanged(self._filesystem, part, split.offset)
+        values = self._values_in_folders(part.path)
+        if not values:
+            return self._opened(part, self._wanted, split.offset)
+        parsed = parsed_values(values, self._wanted, part.path)
+        reader = self._opened(part, without(self._wanted, values, part.path), split.offset)
+        return FolderColumnsReader(reader, self.schema, parsed)
+
+    def _opened(self, part: FileSplit, wanted: WantedColumns, offset: int) -> SplitReader:
+        check_unchanged(self._filesystem, part, offset)
         if self._format == "parquet":
-            return open_row_groups(self._filesystem, part, self._wanted, split.offset)
+            return open_row_groups(self._filesystem, part, wanted, offset)
         return TextReader(
             self._filesystem,
             part.path,
             self._format,
-            self._wanted,
+            wanted,
             csv=self._csv,
-            check=partial(check_unchanged, self._filesystem, part, split.offset),
+            check=partial(check_unchanged, self._filesystem, part, offset),
             first=part.first,
             last=part.last if part.last >= 0 else None,
-            offset=split.offset,
+            offset=offset,
             drops_bad_lines=self.drops_bad_records,
         )
 
