@@ -126,12 +126,11 @@ class FileSource(Source):
         self.rows_per_s = rows_per_s
         self._filesystem = resolved[0][0]
         self._paths = [inner for _, inner in resolved]
-        self._datasets = [
-            file_uri(each, found, glob_base(inner)) for each, (found, inner) in zip(given, resolved, strict=True)
-        ]
+        self._roots = [glob_base(path) for path in self._paths]
+        pairs = zip(given, self._roots, strict=True)
+        self._datasets = [file_uri(each, self._filesystem, root) for each, root in pairs]
         self._csv = csv or CsvOptions()
         self._watch: DirectoryWatch | None = None
-        self._roots = [glob_base(path) for path in self._paths]
         self._folders: tuple[str, ...] | None = None
         """The columns that the folders of each file must have; None if columns are declared."""
         self._own: frozenset[str] = frozenset()
@@ -140,10 +139,7 @@ class FileSource(Source):
         files = self._find()
         self._format: Format = format or self._infer_format(files)
         if schema is None:
-            schema = self._infer_schema(files)
-            self._folders, self._own = self._folders_of(files), frozenset(schema.names)
-            more = [name for name in self._folders if name not in self._own]
-            schema = pa.schema([*schema, *(pa.field(name, pa.large_string()) for name in more)])
+            schema = self._with_folders(self._infer_schema(files), files)
         check_schema(schema, "FileSource: the declared schema" if declared else "FileSource: the first file")
         self.schema = canonical_schema(schema)
         required = tuple(field.name for field in schema if declared and not field.nullable)
@@ -157,11 +153,7 @@ class FileSource(Source):
         if self._format != "parquet":
             check_types(self._wanted.in_text, self._format, self._csv)
         if declared:
-            self._own = self._own_columns(files)
-            self._check_some_have(files)
-        if files:
-            first = self._first(files).path
-            parsed_values(self._values_in_folders(first), self._wanted, first)
+            self._check_declared(files)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_watch": None}  # only the driver uses it
@@ -250,6 +242,19 @@ class FileSource(Source):
 
     def _folders_of(self, files: list[Any]) -> tuple[str, ...]:
         return tuple(folder_values(self._first(files).path, self._roots)) if files else ()
+
+    def _with_folders(self, schema: pa.Schema, files: list[Any]) -> pa.Schema:
+        """Return the columns of the first file, and those that only its folders have."""
+        self._folders, self._own = self._folders_of(files), frozenset(schema.names)
+        more = [name for name in self._folders if name not in self._own]
+        return pa.schema([*schema, *(pa.field(name, pa.large_string()) for name in more)])
+
+    def _check_declared(self, files: list[Any]) -> None:
+        """Raise SchemaError for declared columns that files lack, or whose values in the first file's folders are no such."""
+        self._own = self._own_columns(files)
+        self._check_some_have(files)
+        for first in files[:1]:
+            parsed_values(self._values_in_folders(first.path), self._wanted, first.path)
 
     def _own_columns(self, files: list[Any]) -> frozenset[str]:
         """Return the columns that the first file has, if its folders have values of declared ones."""
