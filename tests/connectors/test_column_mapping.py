@@ -385,3 +385,33 @@ def test_a_table_whose_columns_have_changed_since_is_not_rolled_back(mapped):
     ):
         sink.check_rollback(OUTPUT, 1)
     assert [row["n"] for row in mapped.rows()] == [1, 2]
+
+
+@pytest.mark.parametrize("superseded", [False, True])
+@pytest.mark.parametrize("key", [(), ("n",)])
+def test_rows_that_wait_stay_in_their_columns_when_these_swap_names(mapped, key, superseded):
+    """Also if one is the key, and within a struct: a merge looks for columns by name."""
+    mapped.add("m")
+    mapped.alter(lambda metadata: _add_inner(metadata, "y"))
+    schema = mapped.schema
+    row = {"n": 1, "part": "p", "at": None, "s": {"x": 7, "l": [{"z": "t"}], "y": 8}, "m": 10}
+    sink = mapped.sink(key=key)
+    waiting = written(sink, pa.RecordBatch.from_pylist([row], schema), 1)
+    for one, other in (("n", "m"), ("s.x", "y")):
+        outer = one.rpartition(".")[0]
+        mapped.rename(one, "tmp")
+        mapped.rename(f"{outer}.{other}".lstrip("."), one.rpartition(".")[2])
+        mapped.rename(f"{outer}.tmp".lstrip("."), other)
+    job = ("job-b", mapped.sink(key=("m",) if key else (), restoring=True)) if superseded else ("job-a", sink)
+    committer_of(job[1], job[0]).commit(1, waiting)
+    assert mapped.rows() == [{"m": 1, "part": "p", "at": None, "s": {"y": 7, "l": [{"z": "t"}], "x": 8}, "n": 10}]
+    assert Job(DeltaSource(mapped.path)).rows() == mapped.rows()
+
+
+def _add_inner(metadata: dict[str, Any], name: str) -> None:
+    configuration = metadata["configuration"]
+    highest = int(configuration["delta.columnMapping.maxColumnId"]) + 1
+    configuration["delta.columnMapping.maxColumnId"] = str(highest)
+    mapped = {"delta.columnMapping.id": highest, "delta.columnMapping.physicalName": f"col-{uuid.uuid4()}"}
+    inner = next(field for field in metadata["schema"]["fields"] if field["name"] == "s")["type"]["fields"]
+    inner.append({"name": name, "type": "long", "nullable": True, "metadata": mapped})
