@@ -134,15 +134,13 @@ class FileSource(Source):
         self._roots = [glob_base(path) for path in self._paths]
         self._folders: tuple[str, ...] | None = None
         """The columns that the folders of each file must have; None if columns are declared."""
-        self._own: frozenset[str] = frozenset()
-        """The columns that the first file has itself."""
         declared = schema is not None
         files = self._find()
         self._format: Format = format or self._infer_format(files)
         if schema is None:
             schema = self._infer_schema(files)
-            self._folders, self._own = self._folders_of(files), frozenset(schema.names)
-            more = [name for name in self._folders if name not in self._own]
+            self._folders = tuple(folder_values(self._first(files).path, self._roots))
+            more = [name for name in self._folders if name not in schema.names]
             schema = pa.schema([*schema, *(pa.field(name, pa.large_string()) for name in more)])
         check_schema(schema, "FileSource: the declared schema" if declared else "FileSource: the first file")
         self.schema = canonical_schema(schema)
@@ -157,7 +155,6 @@ class FileSource(Source):
         if self._format != "parquet":
             check_types(self._wanted.in_text, self._format, self._csv)
         if declared:
-            self._own = self._own_columns(files)
             self._check_some_have(files)
         if files:
             first = self._first(files).path
@@ -248,28 +245,23 @@ class FileSource(Source):
     def _first(self, files: list[Any]) -> Any:
         return next((info for info in files if info.size), files[0])
 
-    def _folders_of(self, files: list[Any]) -> tuple[str, ...]:
-        return tuple(folder_values(self._first(files).path, self._roots)) if files else ()
-
-    def _own_columns(self, files: list[Any]) -> frozenset[str]:
-        """Return the columns that the first file has, if its folders have values of declared ones."""
-        is_named = self._format != "csv" or self._csv.header
-        if not is_named or set(self._folders_of(files)).isdisjoint(self.schema.names):
-            return frozenset()
-        try:
-            return frozenset(self._names_in(self._first(files)))
-        except (StorageError, SchemaError):
-            return frozenset()  # its reader reports it
-
     def _values_in_folders(self, path: str) -> dict[str, str | None]:
-        """Return the columns of the source that only the names of a file's folders have, and their values."""
+        """Return the columns of the source that only the names of a file's folders have, and their values. Lines of JSON have
+        the columns that the first ones have.
+        """
         found = folder_values(path, self._roots)
         if self._folders is not None and set(found) != set(self._folders):
             raise SchemaError(
                 f"{path}: its folders have values of the columns ({', '.join(sorted(found))}), and those of the first file of "
                 f"({', '.join(sorted(self._folders))}); declare schema="
             )
-        return {name: value for name, value in found.items() if name in self.schema.names and name not in self._own}
+        read = {name: value for name, value in found.items() if name in self.schema.names}
+        is_named = self._format != "csv" or self._csv.header
+        try:
+            own = self._names_in(path) if read and is_named else []
+        except (DataError, SchemaError):
+            own = []  # its reader reports it, or drops bad lines
+        return {name: value for name, value in read.items() if name not in own}
 
     def _infer_schema(self, files: list[Any]) -> pa.Schema:
         if self._format == "csv" and not self._csv.header:
@@ -299,7 +291,7 @@ class FileSource(Source):
         names: list[str] = []
         try:
             for info in {id(info): info for info in (some[0], some[-1])}.values():
-                names += [*self._names_in(info), *folder_values(info.path, self._roots)]
+                names += [*self._names_in(info.path), *folder_values(info.path, self._roots)]
         except (StorageError, SchemaError):
             return  # its reader reports it
         if not names:
@@ -320,13 +312,13 @@ class FileSource(Source):
             f"first and the last file, which have {found}. Leave it out of schema= until files have it"
         )
 
-    def _names_in(self, info: Any) -> list[str]:
-        with explained(info.path, self._format), ExitStack() as stack:
+    def _names_in(self, path: str) -> list[str]:
+        with explained(path, self._format), ExitStack() as stack:
             if self._format == "parquet":
-                return list(open_parquet(self._filesystem, info.path, stack).schema_arrow.names)
+                return list(open_parquet(self._filesystem, path, stack).schema_arrow.names)
             if self._format == "jsonl":
-                return list(infer_schema(self._filesystem, info.path, self._format, self._csv).names)
-            return read_header(TextFile(self._filesystem, info.path), self._csv, self.schema)[0]
+                return list(infer_schema(self._filesystem, path, self._format, self._csv).names)
+            return read_header(TextFile(self._filesystem, path), self._csv, self.schema)[0]
 
     def _splits(self, files: list[Any], files_before: int) -> Iterator[Split]:
         for number, (info, parts) in enumerate(zip(files, self._parts_of(files), strict=True), files_before):
@@ -363,6 +355,8 @@ class FileSource(Source):
 
     def open_split(self, split: Split) -> SplitReader:
         part = decoded(split.payload, FileSplit, "FileSource")
+        if folder_values(part.path, self._roots):
+            check_unchanged(self._filesystem, part, split.offset)  # before its columns are looked for
         values = self._values_in_folders(part.path)
         if not values:
             return self._opened(part, self._wanted, split.offset)
