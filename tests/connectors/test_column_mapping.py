@@ -232,8 +232,9 @@ def test_ids_count_and_not_names_in_a_table_that_says_so(tmp_path):
         Job(DeltaSource(world.path, columns=["n"])).rows()
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_versions_before_column_mapping_was_removed_are_refused(tmp_path, mode):
+def test_versions_before_column_mapping_was_removed_are_refused(tmp_path, mode, again):
     mapped = Mapped(tmp_path, mode)
     mapped.append(1)
     watching = DeltaSource(mapped.path, watch=True)
@@ -246,17 +247,29 @@ def test_versions_before_column_mapping_was_removed_are_refused(tmp_path, mode):
         for field in metadata["schema"]["fields"]:
             field["metadata"] = {}
 
+    def map_again(metadata: dict[str, Any]) -> None:
+        metadata["configuration"] = {"delta.columnMapping.mode": mode, "delta.columnMapping.maxColumnId": "9"}
+        fields = metadata["schema"]["fields"]
+        fields.pop()  # the struct, whose fields would have names too
+        for number, field in enumerate(fields, 1):
+            names = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": field["name"]}
+            field["metadata"] = names
+
     mapped.alter(remove)
     said = (
         r"version \d.*: column 'n' is 'col-.*' in files of that version, and no longer since column mapping was removed"
     )
+    if again:
+        mapped.alter(map_again)
+        said = "column mapping was removed from the table in version 3, and all files were written again"
     for begin in (
         lambda: DeltaSource(mapped.path, start=1),
         lambda: Job(DeltaSource(mapped.path), job.position).rows(),
     ):
         with pytest.raises(ConfigError, match=said):
             begin()
-    assert DeltaSource(mapped.path, start=4, watch=True).discover(None, CONTEXT).splits == ()
+    newest = mapped.table.version()
+    assert DeltaSource(mapped.path, start=newest + 1, watch=True).discover(None, CONTEXT).splits == ()
 
 
 @pytest.mark.parametrize(
