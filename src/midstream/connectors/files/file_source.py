@@ -114,13 +114,7 @@ class FileSource(Source):
         check_on_bad_record(on_bad_record, bad_records_max, "FileSource")
         self.drops_bad_records, self.bad_records_max = on_bad_record == "drop", bad_records_max
         given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-        if not given:
-            raise ConfigError("FileSource: an empty list of paths")
-        resolved = [resolve(each, filesystem, "FileSource") for each in given]
-        if any(not found.equals(resolved[0][0]) for found, _ in resolved):
-            raise ConfigError(
-                "FileSource: the paths are on different filesystems; make one source for each and union() them"
-            )
+        resolved = _resolved(given, filesystem)
         self.bounded = not watch
         self._interval_s = self.discovery_interval_s = interval_s(interval, "interval")
         self.rows_per_s = rows_per_s
@@ -391,6 +385,20 @@ class FileSource(Source):
             headed = not start and self._format == "csv" and self._csv.header
             return f"{rows} byte {start} on, counted from 0{' after the header' if headed else ''}"
         return f"{rows} the first line that begins at byte {part.first} or later, counted from 0"
+
+
+def _resolved(
+    paths: Sequence[str | os.PathLike[str]], filesystem: pyarrow.fs.FileSystem | None
+) -> list[tuple[pyarrow.fs.FileSystem, str]]:
+    """Return the filesystem of each path, and the path in it. Raises ConfigError."""
+    if not paths:
+        raise ConfigError("FileSource: an empty list of paths")
+    found = [resolve(each, filesystem, "FileSource") for each in paths]
+    if any(not each.equals(found[0][0]) for each, _ in found):
+        raise ConfigError(
+            "FileSource: the paths are on different filesystems; make one source for each and union() them"
+        )
+    return found
 
 
 def row_group_place(part: FileSplit, offset_rows: int, first: int, last: int) -> str:
