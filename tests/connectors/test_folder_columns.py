@@ -33,7 +33,7 @@ def put(path: Path, folder: str, *numbers: int, format: str = "parquet", **more:
     (path / folder).mkdir(parents=True, exist_ok=True)
     frame = pl.DataFrame({"n": numbers, **{name: [value] * len(numbers) for name, value in more.items()}})
     file = path / folder / f"part-0.{format}"
-    write = {"parquet": frame.write_parquet, "csv": frame.write_csv, "jsonl": frame.write_ndjson}[format]
+    write: Any = {"parquet": frame.write_parquet, "csv": frame.write_csv, "jsonl": frame.write_ndjson}[format]
     write(file)
 
 
