@@ -232,8 +232,9 @@ def test_ids_count_and_not_names_in_a_table_that_says_so(tmp_path):
         Job(DeltaSource(world.path, columns=["n"])).rows()
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_versions_before_column_mapping_was_removed_are_refused(tmp_path, mode):
+def test_versions_before_column_mapping_was_removed_are_refused(tmp_path, mode, again):
     mapped = Mapped(tmp_path, mode)
     mapped.append(1)
     watching = DeltaSource(mapped.path, watch=True)
@@ -246,17 +247,29 @@ def test_versions_before_column_mapping_was_removed_are_refused(tmp_path, mode):
         for field in metadata["schema"]["fields"]:
             field["metadata"] = {}
 
+    def map_again(metadata: dict[str, Any]) -> None:
+        metadata["configuration"] = {"delta.columnMapping.mode": mode, "delta.columnMapping.maxColumnId": "9"}
+        fields = metadata["schema"]["fields"]
+        fields.pop()  # the struct, whose fields would have names too
+        for number, field in enumerate(fields, 1):
+            names = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": field["name"]}
+            field["metadata"] = names
+
     mapped.alter(remove)
     said = (
         r"version \d.*: column 'n' is 'col-.*' in files of that version, and no longer since column mapping was removed"
     )
+    if again:
+        mapped.alter(map_again)
+        said = "column mapping was removed from the table in version 3, and all files were written again"
     for begin in (
         lambda: DeltaSource(mapped.path, start=1),
         lambda: Job(DeltaSource(mapped.path), job.position).rows(),
     ):
         with pytest.raises(ConfigError, match=said):
             begin()
-    assert DeltaSource(mapped.path, start=4, watch=True).discover(None, CONTEXT).splits == ()
+    newest = mapped.table.version()
+    assert DeltaSource(mapped.path, start=newest + 1, watch=True).discover(None, CONTEXT).splits == ()
 
 
 @pytest.mark.parametrize(
@@ -385,3 +398,33 @@ def test_a_table_whose_columns_have_changed_since_is_not_rolled_back(mapped):
     ):
         sink.check_rollback(OUTPUT, 1)
     assert [row["n"] for row in mapped.rows()] == [1, 2]
+
+
+@pytest.mark.parametrize("superseded", [False, True])
+@pytest.mark.parametrize("key", [(), ("n",)])
+def test_rows_that_wait_stay_in_their_columns_when_these_swap_names(mapped, key, superseded):
+    """Also if one is the key, and within a struct: a merge looks for columns by name."""
+    mapped.add("m")
+    mapped.alter(lambda metadata: _add_inner(metadata, "y"))
+    schema = mapped.schema
+    row = {"n": 1, "part": "p", "at": None, "s": {"x": 7, "l": [{"z": "t"}], "y": 8}, "m": 10}
+    sink = mapped.sink(key=key)
+    waiting = written(sink, pa.RecordBatch.from_pylist([row], schema), 1)
+    for one, other in (("n", "m"), ("s.x", "y")):
+        outer = one.rpartition(".")[0]
+        mapped.rename(one, "tmp")
+        mapped.rename(f"{outer}.{other}".lstrip("."), one.rpartition(".")[2])
+        mapped.rename(f"{outer}.tmp".lstrip("."), other)
+    job = ("job-b", mapped.sink(key=("m",) if key else (), restoring=True)) if superseded else ("job-a", sink)
+    committer_of(job[1], job[0]).commit(1, waiting)
+    assert mapped.rows() == [{"m": 1, "part": "p", "at": None, "s": {"y": 7, "l": [{"z": "t"}], "x": 8}, "n": 10}]
+    assert Job(DeltaSource(mapped.path)).rows() == mapped.rows()
+
+
+def _add_inner(metadata: dict[str, Any], name: str) -> None:
+    configuration = metadata["configuration"]
+    highest = int(configuration["delta.columnMapping.maxColumnId"]) + 1
+    configuration["delta.columnMapping.maxColumnId"] = str(highest)
+    mapped = {"delta.columnMapping.id": highest, "delta.columnMapping.physicalName": f"col-{uuid.uuid4()}"}
+    inner = next(field for field in metadata["schema"]["fields"] if field["name"] == "s")["type"]["fields"]
+    inner.append({"name": name, "type": "long", "nullable": True, "metadata": mapped})

@@ -33,7 +33,7 @@ def put(path: Path, folder: str, *numbers: int, format: str = "parquet", **more:
     (path / folder).mkdir(parents=True, exist_ok=True)
     frame = pl.DataFrame({"n": numbers, **{name: [value] * len(numbers) for name, value in more.items()}})
     file = path / folder / f"part-0.{format}"
-    write = {"parquet": frame.write_parquet, "csv": frame.write_csv, "jsonl": frame.write_ndjson}[format]
+    write: Any = {"parquet": frame.write_parquet, "csv": frame.write_csv, "jsonl": frame.write_ndjson}[format]
     write(file)
 
 
@@ -87,6 +87,39 @@ def test_a_column_that_files_have_themselves_is_read_from_them(tmp_path, format)
     put(tmp_path, "k=2", 2, k=20, format=format)
     for schema in (None, schema_of([("n", pa.int64()), ("k", pa.int64())])):
         assert rows(FileSource(tmp_path, schema=schema)) == [{"n": 1, "k": 1}, {"n": 2, "k": 20}]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("watch", [False, True])
+def test_each_file_has_a_column_itself_or_in_its_folder(tmp_path, format, watch):
+    schema = schema_of([("n", pa.int64()), ("k", pa.int64())])
+    early = FileSource(tmp_path, schema=schema, watch=True, format=format)
+    put(tmp_path, "k=1", 1, k=10, format=format)
+    put(tmp_path, "k=2", 2, format=format)
+    put(tmp_path, "k=3", 3, k=30, format=format)
+    for file in tmp_path.rglob("*.*"):
+        os.utime(file, (1, 1))
+    expected = [{"n": 1, "k": 10}, {"n": 2, "k": 2}, {"n": 3, "k": 30}]
+    assert rows(early) == expected
+    assert rows(FileSource(tmp_path, schema=schema, watch=watch)) == expected
+    assert rows(FileSource(tmp_path, watch=watch)) == expected
+
+
+def test_what_is_requested_twice_has_the_columns_of_all_its_folders(tmp_path):
+    put(tmp_path, "a=1", 1)
+    put(tmp_path, "a=2", 2)
+    for paths in ([tmp_path / "a=1", tmp_path], [tmp_path, tmp_path / "a=1"], [f"{tmp_path}/a=1/*", tmp_path / "**"]):
+        assert rows(FileSource(paths)) == [{"n": 1, "a": "1"}, {"n": 2, "a": "2"}]
+
+
+@pytest.mark.parametrize("folder", ["a=%FF", "%E9=1"])
+def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path, folder):
+    """Two values would be one otherwise."""
+    put(tmp_path, folder, 1)
+    with pytest.raises(
+        DataError, match=f"{folder}/part-0.parquet: '.*' in the name of its folder is no percent-encoded"
+    ):
+        FileSource(tmp_path)
 
 
 def test_a_csv_without_a_header_has_the_other_declared_columns(tmp_path):

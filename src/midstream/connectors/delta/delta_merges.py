@@ -1,6 +1,7 @@
 """Rows that are merged into a Delta table by key: subtasks write them to files apart, and the committer merges them.
 
-The files have names that no reader and no VACUUM heeds (`keyed_files`). The committer has deltalake merge the last row of
+The files have names that no reader and no VACUUM heeds (`keyed_files`), and columns as the table's own files have them,
+which may be renamed before the merge (`column_mapping`). The committer has deltalake merge the last row of
 each key in one transaction.
 
 Keys are compared by `=`, from which deltalake derives which files of the table it need not read; or, where the log's
@@ -20,6 +21,7 @@ import pyarrow.fs
 
 from midstream.connectors.common.filesystem import is_local, make_durable
 from midstream.connectors.common.table_columns import as_stored, nullable
+from midstream.connectors.delta.column_mapping import as_in_files, mapping_of
 from midstream.connectors.delta.delta_files import WrittenFile, check_dates, check_partition
 from midstream.connectors.delta.delta_tables import is_fit_for_folders, schema_of
 from midstream.connectors.files.keyed_files import (
@@ -50,7 +52,8 @@ class MergedPart(KeyedPart):
         self, sink: DeltaSink, context: WriterContext, schema: pa.Schema, next_name: Callable[[], str]
     ) -> None:
         where = f"operator {context.name!r}: {sink._where}"
-        super().__init__(schema, nullable(schema), sink.key, sink.op, self._new_file, sink.roll_bytes, where)
+        stored = sink.mapping.stored(nullable(schema))
+        super().__init__(schema, stored, sink.key, sink.op, self._new_file, sink.roll_bytes, where)
         self._sink = sink
         self._context = context
         self._next_name = next_name
@@ -78,6 +81,9 @@ class MergedPart(KeyedPart):
                 check_partition(rows, [name], (value,), self._rows, self._where)
         return rows
 
+    def _as_in_files(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return as_in_files(rows, self._file_columns)
+
     def _new_file(self, columns: pa.Schema) -> OpenFile:
         sink = self._sink
         return OpenFile(sink.filesystem, sink.directory, f"{FOLDER}{self._next_name()}", "parquet", columns)
@@ -88,7 +94,8 @@ class MergedPart(KeyedPart):
     def _committable(self, file: OpenFile) -> bytes:
         sink, context = self._sink, self._context
         file_of = (context.job_id, context.uid, file.name)
-        written = WrittenFile(*file_of, file.size, file.rows, {}, "", sink.location, sink.key, sink.table_id)
+        key = tuple(sink.mapping.stored_names(sink.key))
+        written = WrittenFile(*file_of, file.size, file.rows, {}, "", sink.location, key, sink.table_id)
         return msgspec.msgpack.encode(written)
 
 
@@ -130,18 +137,20 @@ def merge_files(
 
     There is no new version if nothing has changed. `table` is at the new one afterwards.
     """
-    key = files[0].key
+    mapping, there = mapping_of(table, sink._where), schema_of(table)
     paths = [f"{sink.directory}/{name}" for name in in_order([file.name for file in files])]
     # not while deltalake merges, which has them all in memory anyway: an error would end it in a panic
-    schema, rows = last_rows_of(sink.filesystem, paths, key)
+    schema, rows = last_rows_of(sink.filesystem, paths, files[0].key)
     put = sum(batch.num_rows - (pc.sum(batch.column(DELETES)).as_py() or 0) for batch in rows)
     version = table.version()
-    columns = merged_columns(schema)
-    there = schema_of(table)
-    now = pa.schema([pa.field(name, there.field(name).type) for name in columns.names])
-    if not now.equals(columns):  # structs may have got fields since
-        schema = now.append(schema.field(DELETES))
-        rows, columns = [as_stored(batch, schema, sink._where) for batch in rows], now
+    key = [mapping.names[name] for name in files[0].key]
+    columns = pa.schema([there.field(mapping.names[name]) for name in merged_columns(schema).names])
+    now = nullable(mapping.stored(columns))
+    if not now.equals(merged_columns(schema)):  # structs may have got fields since
+        stored = now.append(schema.field(DELETES))
+        rows = [as_stored(batch, stored, sink._where) for batch in rows]
+    columns = nullable(columns)
+    rows = [as_in_files(batch, columns.append(schema.field(DELETES))) for batch in rows]
     metrics = _merge(table, rows, columns, key, properties)
     _make_files_durable(sink, version, table.version())
     again = metrics["num_target_rows_updated"] - (put - metrics["num_target_rows_inserted"])

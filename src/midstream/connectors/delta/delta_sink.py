@@ -539,7 +539,7 @@ class _DeltaCommitter(Committer):
             check_features(table, where)
             there, names = schema_of(table), self._sink.mapping.names
             for schema in self._schemas(files, superseding):
-                check_unchanged(schema, there if files[0].key else now.stored(there), names | now.names, where)
+                check_unchanged(schema, now.stored(there), names | now.names, where)
         if files and files[0].key:
             before = table.version()
             # a merge is of one version of the table: deltalake must not repeat its commit after that of another writer
@@ -552,13 +552,11 @@ class _DeltaCommitter(Committer):
         return wrong
 
     def _schemas(self, files: Sequence[WrittenFile], superseding: bool) -> list[pa.Schema]:
-        """Return the table's schema when these files were written, by this job or by the one before: without a key, as files
-        have it.
-        """
+        """Return the table's schema, as files have it, when these were written, by this job or by the one before."""
         sink = self._sink
         if not superseding:
             assert sink._schema is not None, "commits on the driver, where it has been validated"
-            return [sink._schema if files[0].key else sink.mapping.stored(sink._schema)]
+            return [sink.mapping.stored(sink._schema)]
         paths = [below(sink.filesystem, sink.directory, file.name) for file in files]
         return [*{merged_columns(parquet_schema(sink.filesystem, path)) for path in paths}]
 

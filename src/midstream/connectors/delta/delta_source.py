@@ -277,8 +277,26 @@ class DeltaSource(TableSource):
             raise self._added(new[0], where)
 
     def _check_names_at(self, version: int) -> None:
-        if not self._mapping.is_mapped and 0 <= version < self._made_at:
-            self._check_names_in_files(metadata_of(self._opened(version)), f"{self._where}: version {version}")
+        if not 0 <= version < self._made_at:
+            return
+        metadata, where = metadata_of(self._opened(version)), f"{self._where}: version {version}"
+        self._check_names_in_files(metadata, where)
+        then, now = ColumnMapping.of(metadata.schema_string, metadata.configuration, where), self._mapping
+        if now.is_mapped and any(
+            name not in then.fields or then.fields[name] != now.fields[name] for name in self._read.names
+        ):
+            was_mapped = then.is_mapped
+            for number in range(version + 1, self._made_at + 1):
+                found = read_version(self.filesystem, self.directory, number).metadata
+                if found is not None:
+                    is_mapped = ColumnMapping.of(found.schema_string, found.configuration, where).is_mapped
+                    if was_mapped and not is_mapped:
+                        raise ConfigError(
+                            f"{where}: column mapping was removed from the table in version {number}, and all files were "
+                            "written again: columns have other names in older ones; to read the table as it is now, start with "
+                            "--fresh"
+                        )
+                    was_mapped = is_mapped
 
     def _check_names_in_files(self, metadata: Metadata, where: str) -> None:
         """Raise ConfigError for an older version whose files have other names of columns than those of the table as it is now:

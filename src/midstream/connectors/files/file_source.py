@@ -114,32 +114,28 @@ class FileSource(Source):
         check_on_bad_record(on_bad_record, bad_records_max, "FileSource")
         self.drops_bad_records, self.bad_records_max = on_bad_record == "drop", bad_records_max
         given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-        if not given:
-            raise ConfigError("FileSource: an empty list of paths")
-        resolved = [resolve(each, filesystem, "FileSource") for each in given]
-        if any(not found.equals(resolved[0][0]) for found, _ in resolved):
-            raise ConfigError(
-                "FileSource: the paths are on different filesystems; make one source for each and union() them"
-            )
+        resolved = _resolved(given, filesystem)
         self.bounded = not watch
         self._interval_s = self.discovery_interval_s = interval_s(interval, "interval")
         self.rows_per_s = rows_per_s
         self._filesystem = resolved[0][0]
         self._paths = [inner for _, inner in resolved]
-        self._roots = [glob_base(path) for path in self._paths]
-        pairs = zip(given, self._roots, strict=True)
-        self._datasets = [file_uri(each, self._filesystem, root) for each, root in pairs]
+        self._datasets = [
+            file_uri(each, found, glob_base(inner)) for each, (found, inner) in zip(given, resolved, strict=True)
+        ]
         self._csv = csv or CsvOptions()
         self._watch: DirectoryWatch | None = None
+        self._roots = [glob_base(path) for path in self._paths]
         self._folders: tuple[str, ...] | None = None
         """The columns that the folders of each file must have; None if columns are declared."""
-        self._own: frozenset[str] = frozenset()
-        """The columns that the first file has itself."""
         declared = schema is not None
         files = self._find()
         self._format: Format = format or self._infer_format(files)
         if schema is None:
-            schema = self._with_folders(self._infer_schema(files), files)
+            schema = self._infer_schema(files)
+            self._folders = tuple(folder_values(self._first(files).path, self._roots))
+            more = [name for name in self._folders if name not in schema.names]
+            schema = pa.schema([*schema, *(pa.field(name, pa.large_string()) for name in more)])
         check_schema(schema, "FileSource: the declared schema" if declared else "FileSource: the first file")
         self.schema = canonical_schema(schema)
         required = tuple(field.name for field in schema if declared and not field.nullable)
@@ -153,7 +149,10 @@ class FileSource(Source):
         if self._format != "parquet":
             check_types(self._wanted.in_text, self._format, self._csv)
         if declared:
-            self._check_declared(files)
+            self._check_some_have(files)
+        if files:
+            first = self._first(files).path
+            parsed_values(self._values_in_folders(first), self._wanted, first)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_watch": None}  # only the driver uses it
@@ -240,41 +239,23 @@ class FileSource(Source):
     def _first(self, files: list[Any]) -> Any:
         return next((info for info in files if info.size), files[0])
 
-    def _folders_of(self, files: list[Any]) -> tuple[str, ...]:
-        return tuple(folder_values(self._first(files).path, self._roots)) if files else ()
-
-    def _with_folders(self, schema: pa.Schema, files: list[Any]) -> pa.Schema:
-        """Return the columns of the first file, and those that only its folders have."""
-        self._folders, self._own = self._folders_of(files), frozenset(schema.names)
-        more = [name for name in self._folders if name not in self._own]
-        return pa.schema([*schema, *(pa.field(name, pa.large_string()) for name in more)])
-
-    def _check_declared(self, files: list[Any]) -> None:
-        """Raise SchemaError for declared columns that files lack, or whose values in the first file's folders are no such."""
-        self._own = self._own_columns(files)
-        self._check_some_have(files)
-        for first in files[:1]:
-            parsed_values(self._values_in_folders(first.path), self._wanted, first.path)
-
-    def _own_columns(self, files: list[Any]) -> frozenset[str]:
-        """Return the columns that the first file has, if its folders have values of declared ones."""
-        is_named = self._format != "csv" or self._csv.header
-        if not is_named or set(self._folders_of(files)).isdisjoint(self.schema.names):
-            return frozenset()
-        try:
-            return frozenset(self._names_in(self._first(files)))
-        except (StorageError, SchemaError):
-            return frozenset()  # its reader reports it
-
     def _values_in_folders(self, path: str) -> dict[str, str | None]:
-        """Return the columns of the source that only the names of a file's folders have, and their values."""
+        """Return the columns of the source that only the names of a file's folders have, and their values. Lines of JSON have
+        the columns that the first ones have.
+        """
         found = folder_values(path, self._roots)
         if self._folders is not None and set(found) != set(self._folders):
             raise SchemaError(
                 f"{path}: its folders have values of the columns ({', '.join(sorted(found))}), and those of the first file of "
                 f"({', '.join(sorted(self._folders))}); declare schema="
             )
-        return {name: value for name, value in found.items() if name in self.schema.names and name not in self._own}
+        read = {name: value for name, value in found.items() if name in self.schema.names}
+        is_named = self._format != "csv" or self._csv.header
+        try:
+            own = self._names_in(path) if read and is_named else []
+        except (DataError, SchemaError):
+            own = []  # its reader reports it, or drops bad lines
+        return {name: value for name, value in read.items() if name not in own}
 
     def _infer_schema(self, files: list[Any]) -> pa.Schema:
         if self._format == "csv" and not self._csv.header:
@@ -304,7 +285,7 @@ class FileSource(Source):
         names: list[str] = []
         try:
             for info in {id(info): info for info in (some[0], some[-1])}.values():
-                names += [*self._names_in(info), *folder_values(info.path, self._roots)]
+                names += [*self._names_in(info.path), *folder_values(info.path, self._roots)]
         except (StorageError, SchemaError):
             return  # its reader reports it
         if not names:
@@ -325,13 +306,13 @@ class FileSource(Source):
             f"first and the last file, which have {found}. Leave it out of schema= until files have it"
         )
 
-    def _names_in(self, info: Any) -> list[str]:
-        with explained(info.path, self._format), ExitStack() as stack:
+    def _names_in(self, path: str) -> list[str]:
+        with explained(path, self._format), ExitStack() as stack:
             if self._format == "parquet":
-                return list(open_parquet(self._filesystem, info.path, stack).schema_arrow.names)
+                return list(open_parquet(self._filesystem, path, stack).schema_arrow.names)
             if self._format == "jsonl":
-                return list(infer_schema(self._filesystem, info.path, self._format, self._csv).names)
-            return read_header(TextFile(self._filesystem, info.path), self._csv, self.schema)[0]
+                return list(infer_schema(self._filesystem, path, self._format, self._csv).names)
+            return read_header(TextFile(self._filesystem, path), self._csv, self.schema)[0]
 
     def _splits(self, files: list[Any], files_before: int) -> Iterator[Split]:
         for number, (info, parts) in enumerate(zip(files, self._parts_of(files), strict=True), files_before):
@@ -368,6 +349,8 @@ class FileSource(Source):
 
     def open_split(self, split: Split) -> SplitReader:
         part = decoded(split.payload, FileSplit, "FileSource")
+        if folder_values(part.path, self._roots):
+            check_unchanged(self._filesystem, part, split.offset)  # before its columns are looked for
         values = self._values_in_folders(part.path)
         if not values:
             return self._opened(part, self._wanted, split.offset)
@@ -402,6 +385,20 @@ class FileSource(Source):
             headed = not start and self._format == "csv" and self._csv.header
             return f"{rows} byte {start} on, counted from 0{' after the header' if headed else ''}"
         return f"{rows} the first line that begins at byte {part.first} or later, counted from 0"
+
+
+def _resolved(
+    paths: Sequence[str | os.PathLike[str]], filesystem: pyarrow.fs.FileSystem | None
+) -> list[tuple[pyarrow.fs.FileSystem, str]]:
+    """Return the filesystem of each path, and the path in it. Raises ConfigError."""
+    if not paths:
+        raise ConfigError("FileSource: an empty list of paths")
+    found = [resolve(each, filesystem, "FileSource") for each in paths]
+    if any(not each.equals(found[0][0]) for each, _ in found):
+        raise ConfigError(
+            "FileSource: the paths are on different filesystems; make one source for each and union() them"
+        )
+    return found
 
 
 def row_group_place(part: FileSplit, offset_rows: int, first: int, last: int) -> str:

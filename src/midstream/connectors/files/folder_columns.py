@@ -19,21 +19,29 @@ NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
 def folder_values(path: str, roots: Sequence[str]) -> dict[str, str | None]:
-    """Return the columns and values in the names of the folders between the first of `roots` that is above a file, and the
-    file.
+    """Return the columns and values in the names of the folders between the outermost of `roots` that is above a file, and
+    the file.
     """
     below = path.lstrip("/")  # some filesystems leave out the first slash
     prefixes = (f"{root.strip('/')}/".lstrip("/") for root in roots)
-    folders = next((below[len(prefix) :] for prefix in prefixes if below.startswith(prefix)), "").split("/")[:-1]
+    rests = (below[len(prefix) :] for prefix in prefixes if below.startswith(prefix))
+    folders = max(rests, key=len, default="").split("/")[:-1]
     found: dict[str, str | None] = {}
     for folder in folders:
         name, equals, value = folder.partition("=")
         if equals and name:
-            name = unquote(name)
+            name = _decoded(name, path)
             if name in found:
                 raise DataError(f"{path}: two of its folders have a value of the column {name!r}")
-            found[name] = None if value == NULL_FOLDER else unquote(value)
+            found[name] = None if value == NULL_FOLDER else _decoded(value, path)
     return found
+
+
+def _decoded(text: str, path: str) -> str:
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: {text!r} in the name of its folder is no percent-encoded UTF-8: {error}") from error
 
 
 def without(wanted: WantedColumns, names: Collection[str], path: str) -> WantedColumns:

@@ -87,11 +87,16 @@ class KeyedPart(AsyncPart):
         check_put(rows, self._required, deletes, self._rows, self._where)
         rows = pa.RecordBatch.from_arrays([*rows.columns, deletes], schema=self._written)
         with explained(f"{self._where}: cannot write"):
-            self._files.write(rows.take(pa.array(_last_rows(to_polars(rows.select(list(self._key)))))))
+            last = pa.array(_last_rows(to_polars(rows.select(list(self._key)))))
+            self._files.write(self._as_in_files(rows.take(last)))
         self._rows += batch.num_rows
 
     def _checked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows as the table can have them. Raises SchemaError for one that it cannot have."""
+        return rows
+
+    def _as_in_files(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows under the names that files have."""
         return rows
 
     @abstractmethod
