@@ -186,6 +186,28 @@ def test_a_file_that_a_version_adds_twice_is_read_once(tmp_path):
     assert Job(world.source()).numbers() == Job(world.source(start=0)).numbers() == [-1, 1]
 
 
+def test_a_job_that_was_stopped_while_the_log_was_cleaned_up_goes_on_or_is_refused_with_the_way_out(tmp_path):
+    world = DeltaWorld(tmp_path)
+    world.create()
+    world.append(1)
+    job = Job(world.source(watch=True))
+    job.rows()
+    for number in (2, 3, 4):
+        world.append(number)
+    world.table.create_checkpoint()
+    log = sorted((tmp_path / "t/_delta_log").glob("0*.json"))
+    for path in log[:2]:
+        path.unlink()
+    assert Job(world.source(watch=True), job.position).numbers() == [2, 3, 4]
+    with pytest.raises(
+        ConfigError, match=r"start=2: how the table was at version 2 can no longer be found out .*; start with"
+    ):
+        world.source(start=2)
+    log[2].unlink()
+    with pytest.raises(ConfigError, match=r"version 2 is to be read next, and is no longer in the table's log"):
+        Job(world.source(watch=True), job.position).rows()
+
+
 def test_fields_that_were_added_within_columns_are_null_in_older_files(tmp_path):
     def struct(**fields: object) -> dict[str, object]:
         described = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields.items()]

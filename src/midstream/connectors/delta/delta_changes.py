@@ -49,7 +49,8 @@ _FILES_BYTES_MAX: Final = 2**30
 class DeltaChangesSplit(msgspec.Struct, frozen=True, array_like=True):
     """The payload of the split. `version`: that of the files; the changes of later ones follow, up to `stop`.
 
-    `digest`: that of `version`, see `digest_of`. `files`: the table's files, see `packed_files`.
+    `digest`: that of `version`, see `digest_of`. `files`: the table's files, see `packed_files`. `names`: those of the
+    columns that are read in files, if the table has column mapping.
     """
 
     table_id: str
@@ -58,6 +59,7 @@ class DeltaChangesSplit(msgspec.Struct, frozen=True, array_like=True):
     files: bytes
     stop: int | None
     key: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 def packed_files(files: Sequence[TableFile]) -> bytes:
@@ -139,6 +141,11 @@ class DeltaChangesReader(SplitReader):
                 f"{self._where}: a version changes {self._row} rows, and at most 2**{_ROW_BITS} can be read"
             )
         return self._unit << _ROW_BITS | self._row
+
+    @property
+    def version(self) -> int:
+        """The newest version of which something was read."""
+        return max(self._version - 1, self._part.version)
 
     @property
     def _version(self) -> int:

@@ -64,6 +64,8 @@ class _DeltaPosition(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     """That of the version, see `digest_of`."""
     changes: bool | None = None
     """Whether changes are read, which are one split; None: of a version that did not note it."""
+    names: tuple[str, ...] = ()
+    """Those of the columns that are read in the table's files, if it has column mapping."""
 
 
 class DeltaSource(TableSource):
@@ -134,7 +136,7 @@ class DeltaSource(TableSource):
         first = opened.version() + 1 if start is None else self._first_version(opened)
         if first <= opened.version():
             has_version(self.filesystem, self.directory, first - 1, self._where)
-            self._check_names_at(first)
+            self._check_names_from(first)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_storage_options": None}  # only the driver uses them
@@ -153,7 +155,8 @@ class DeltaSource(TableSource):
         files, position = self._begin(None)
         known = decoded(position, _DeltaPosition, "DeltaSource")
         stop = self._opened().version() if self.bounded else None
-        part = DeltaChangesSplit(known.table_id, known.version, known.digest, packed_files(files), stop, self._key)
+        at = known.table_id, known.version, known.digest
+        part = DeltaChangesSplit(*at, packed_files(files), stop, self._key, self._stored_names)
         return Discovery((Split("changes", msgspec.msgpack.encode(part)),), position, exhausted=self.bounded)
 
     def readers_max(self, parallelism: int) -> int:
@@ -180,7 +183,8 @@ class DeltaSource(TableSource):
                 f"{self._where}: the checkpoint is of a job with changes={known.changes}; resume with that, or start over "
                 "with --fresh"
             )
-        self._check_names_at(known.version)
+        if not self._reads_changes:  # their reader may be past this version
+            self._check_names(known.names, known.version)
 
     def _after(self, position: bytes, event_time: str | None) -> Iterator[tuple[Sequence[TableFile], bytes]]:
         known = decoded(position, _DeltaPosition, "DeltaSource")
@@ -199,7 +203,13 @@ class DeltaSource(TableSource):
 
     def _position(self, table_id: str, version: int) -> bytes:
         digest = digest_of(self.filesystem, self.directory, version) if version >= 0 else None
-        return msgspec.msgpack.encode(_DeltaPosition(table_id, version, digest, self._reads_changes))
+        return msgspec.msgpack.encode(
+            _DeltaPosition(table_id, version, digest, self._reads_changes, self._stored_names)
+        )
+
+    @property
+    def _stored_names(self) -> tuple[str, ...]:
+        return tuple(self._mapping.stored_names(self._read.names)) if self._mapping.is_mapped else ()
 
     def _check_same(self, known: _DeltaPosition) -> None:
         """Raise ConfigError if the table was replaced by another one since a version of it was read."""
@@ -252,7 +262,7 @@ class DeltaSource(TableSource):
             if version.number > self._made_at:
                 self._check_columns(version.metadata, where)
             else:
-                self._check_names_in_files(version.metadata, where)
+                self._check_names(self._names_in_files(version.metadata, where), version.number)
 
     def _check_columns(self, metadata: Metadata, where: str) -> None:
         """Raise SchemaError if the columns have changed since the source was made. With column mapping, they may have been
@@ -276,39 +286,37 @@ class DeltaSource(TableSource):
         if new and self._columns is None:
             raise self._added(new[0], where)
 
-    def _check_names_at(self, version: int) -> None:
-        if not 0 <= version < self._made_at:
-            return
-        metadata, where = metadata_of(self._opened(version)), f"{self._where}: version {version}"
-        self._check_names_in_files(metadata, where)
-        then, now = ColumnMapping.of(metadata.schema_string, metadata.configuration, where), self._mapping
-        if now.is_mapped and any(
-            name not in then.fields or then.fields[name] != now.fields[name] for name in self._read.names
-        ):
-            was_mapped = then.is_mapped
-            for number in range(version + 1, self._made_at + 1):
-                found = read_version(self.filesystem, self.directory, number).metadata
-                if found is not None:
-                    is_mapped = ColumnMapping.of(found.schema_string, found.configuration, where).is_mapped
-                    if was_mapped and not is_mapped:
-                        raise ConfigError(
-                            f"{where}: column mapping was removed from the table in version {number}, and all files were "
-                            "written again: columns have other names in older ones; to read the table as it is now, start with "
-                            "--fresh"
-                        )
-                    was_mapped = is_mapped
+    def _check_names_from(self, version: int) -> None:
+        """Check the names of columns in the files that a version and later ones added, as `_check_names` does."""
+        try:
+            then = metadata_of(self._opened(version))
+        except (ConfigError, StorageError) as error:
+            raise ConfigError(
+                f"{self._where}: start={self._start}: how the table was at version {version} can no longer be found out ({error}); "
+                "start with a later version"
+            ) from error
+        self._check_names(self._names_in_files(then, f"{self._where}: version {version}"), version)
 
-    def _check_names_in_files(self, metadata: Metadata, where: str) -> None:
-        """Raise ConfigError for an older version whose files have other names of columns than those of the table as it is now:
-        when column mapping is removed, all files are written again.
-        """
+    def _names_in_files(self, metadata: Metadata, where: str) -> Sequence[str]:
+        """Return the names that columns had in files, if the table had column mapping."""
         then = ColumnMapping.of(metadata.schema_string, metadata.configuration, where)
-        if then.is_mapped and not self._mapping.is_mapped:
-            for name in self._read.names:
-                if name in then.fields and then.fields[name].name != name:
+        return then.stored_names(set(self._read.names) & then.fields.keys()) if then.is_mapped else ()
+
+    def _check_names(self, then: Sequence[str], version: int) -> None:
+        """Raise ConfigError if column mapping was removed after a version, in whose files columns have the names `then`: all
+        files were written again, and older ones would be read as if they had none of the columns.
+        """
+        if self._mapping.names.keys() >= set(then) or not has_version(
+            self.filesystem, self.directory, version, self._where
+        ):
+            return
+        for number in range(version + 1, self._made_at + 1):
+            metadata, where = read_version(self.filesystem, self.directory, number).metadata, f"version {number}"
+            if metadata is not None:
+                if not ColumnMapping.of(metadata.schema_string, metadata.configuration, where).is_mapped:
                     raise ConfigError(
-                        f"{where}: column {name!r} is {then.fields[name].name!r} in files of that version, and no longer since "
-                        "column mapping was removed from the table; to read the table as it is now, start with --fresh"
+                        f"{self._where}: version {version} is to be read on from, and version {number} has removed column "
+                        "mapping, without which older files cannot be read; to read the table as it is now, start with --fresh"
                     )
 
     def _check_supported(self, metadata: Metadata, names: Sequence[str], where: str) -> None:
@@ -391,7 +399,7 @@ class DeltaSource(TableSource):
                 raise ConfigError(
                     f"{self._where}: the checkpoint was made with key={list(part.key)!r}; give that, or start with --fresh"
                 )
-            return DeltaChangesReader(
+            reader = DeltaChangesReader(
                 self.filesystem,
                 self.directory,
                 self._read,
@@ -404,6 +412,8 @@ class DeltaSource(TableSource):
                 partition_by=self._partition_by,
                 interval_s=min(self.discovery_interval_s, _CHECK_S_MAX),
             )
+            self._check_names(part.names, reader.version)
+            return reader
         file = decoded(split.payload, TableFile, "DeltaSource")
         _, path = self._located(file)
         deleted = partial(deleted_rows_of, self.filesystem, path, file)
