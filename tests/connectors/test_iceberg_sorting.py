@@ -98,7 +98,7 @@ def rows_of(rows: list[Any]) -> pa.RecordBatch:
 
 
 def files_of(catalog: Catalog) -> list[tuple[list[dict[str, Any]], int | None, int]]:
-    """The rows of each file, the sort order that it is said to have, and how many row groups it has."""
+    """Return for each file its rows, the sort order that the manifest records for it, and its number of row groups."""
     found = []
     for task in catalog.load_table("lake.t").scan().plan_files():
         file = pq.ParquetFile(task.file.file_path.removeprefix("file://"))

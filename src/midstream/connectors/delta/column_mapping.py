@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs
@@ -34,8 +35,10 @@ _NAME: Final = b"delta.columnMapping.physicalName"
 
 @dataclass(frozen=True, slots=True)
 class ColumnMapping:
-    """`mode`: "none", "name" or "id": of which the files' columns are found by ids. `fields`: for each column of the table
-    the one in its files.
+    """How the columns of a table are called in its files.
+
+    `mode`: "none", "name" or "id"; with "id", the ids in files count, and not the names. `fields`: by the names in the
+    table, the columns in the files.
     """
 
     mode: str
@@ -44,13 +47,10 @@ class ColumnMapping:
     @classmethod
     def of(cls, schema: str, configuration: Mapping[str, str | None], where: str) -> ColumnMapping:
         """Return the mapping of a table with this schema (as JSON). Raises ConfigError for one that is not known."""
-        from deltalake import Schema
-
         mode = configuration.get(_MODE) or "none"
         if mode not in ("none", "name", "id"):
             raise ConfigError(f"{where}: {_MODE} is {mode!r}; only 'name' and 'id' are supported")
-        columns = pa.schema(Schema.from_json(schema).to_arrow())  # type: ignore[arg-type]  # its stub knows no other library's schema
-        return cls(mode, {field.name: _stored(field, mode != "none", where) for field in columns})
+        return cls(mode, {field.name: _stored(field, mode != "none", where) for field in arrow_schema(schema)})
 
     @property
     def is_mapped(self) -> bool:
@@ -101,20 +101,29 @@ class ColumnMapping:
             return there | {name: field for name, field in found.items() if name not in self.fields}
 
         constants = {names.get(name, name): value for name, value in file.constants.items()}
-        at_table = TableFile(file.path, file.size, file.since, constants, file.deleted, (), file.first, file.last)
+        at_table = msgspec.structs.replace(file, constants=constants)
         return open_table_file(filesystem, path, at_table, schema, offset_rows, stored=stored, deleted=deleted)
 
 
+def arrow_schema(described: str) -> pa.Schema:
+    """Return the schema that a table's metadata has as JSON, with the metadata of its fields."""
+    from deltalake import Schema
+
+    return pa.schema(Schema.from_json(described).to_arrow())  # type: ignore[arg-type]  # by an interface that the stub lacks
+
+
 def mapping_of(table: DeltaTable, where: str) -> ColumnMapping:
-    """Return the mapping of a table. Raises ConfigError for one that is not known, or that readers are not told of."""
+    """Return the mapping of a table. Raises ConfigError for one that is not known, or that is not required of readers."""
     found = ColumnMapping.of(table.schema().to_json(), table.metadata().configuration, where)
     protocol = table.protocol()
     has_features = protocol.min_reader_version >= _READER_WITH_FEATURES
-    is_told = "columnMapping" in (protocol.reader_features or ()) if has_features else protocol.min_reader_version > 1
-    if found.is_mapped and not is_told:
+    is_required = (
+        "columnMapping" in (protocol.reader_features or ()) if has_features else protocol.min_reader_version > 1
+    )
+    if found.is_mapped and not is_required:
         raise ConfigError(
-            f"{where}: the table has {_MODE}, and its protocol does not require it of readers, so that they read it in different "
-            "ways; add the table feature columnMapping"
+            f"{where}: the table has {_MODE}, and its protocol does not require readers to know it, so they may read other "
+            "values; add the table feature columnMapping"
         )
     return found
 

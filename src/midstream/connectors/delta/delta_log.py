@@ -17,6 +17,7 @@ import pyarrow.fs
 import xxhash
 
 from midstream.connectors.common.filesystem import file_info
+from midstream.connectors.delta.column_mapping import arrow_schema
 from midstream.connectors.delta.deletion_vectors import VectorDescriptor
 from midstream.connectors.files.table_files import UNKNOWN_SIZE, TableFile, time_us_of
 from midstream.engine.core.batches import canonical_type
@@ -310,11 +311,8 @@ def deleted_rows(table: DeltaTable, paths: Set[str], where: str) -> Iterator[tup
 
 def table_columns(schema: str, names: Sequence[str]) -> pa.Schema:
     """Return columns of the JSON of a table's schema, in canonical types."""
-    from deltalake import Schema
-
     wanted = [field for field in json.loads(schema)["fields"] if field["name"] in names]
-    chosen = Schema.from_json(json.dumps({"type": "struct", "fields": wanted}))
-    found = pa.schema(chosen.to_arrow())  # type: ignore[arg-type]  # its stub knows no other library's schema
+    found = arrow_schema(json.dumps({"type": "struct", "fields": wanted}))
     return pa.schema([pa.field(name, canonical_type(found.field(name).type)) for name in names if name in found.names])
 
 

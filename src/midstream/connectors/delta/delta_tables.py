@@ -18,6 +18,7 @@ import pyarrow.fs
 import pyarrow.parquet
 
 from midstream.connectors.common.table_columns import has_not_null, stored_leaf, stored_schema, stored_type
+from midstream.connectors.delta.column_mapping import arrow_schema
 from midstream.connectors.files.folder_columns import NULL_FOLDER
 from midstream.engine.core.arrow_types import outside_of_years
 from midstream.engine.core.batches import canonical_type
@@ -58,9 +59,8 @@ def schema_of(table: DeltaTable) -> pa.Schema:
     A nested type with a NOT NULL field keeps that mark, so that no column of a stream has the same type: the sink does not
     check for nulls inside of a column.
     """
-    found = pa.schema(table.schema().to_arrow())  # type: ignore[arg-type]  # its stub knows no other library's schema
     fields = []
-    for field in found:
+    for field in arrow_schema(table.schema().to_json()):
         kind = field.type if has_not_null(field.type) else canonical_type(field.type)
         fields.append(pa.field(field.name, kind, field.nullable))
     return pa.schema(fields)
