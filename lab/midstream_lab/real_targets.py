@@ -26,6 +26,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
+from midstream.connectors.common import compaction
 from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.files.file_sink import FileSink
 from midstream.connectors.iceberg import iceberg_catalog, iceberg_commits, iceberg_sink
@@ -190,7 +191,12 @@ class Target(ABC):
 
     @contextmanager
     def under_way(self, calls: list[UnderWay], names: Iterable[str]) -> Iterator[UnderWay]:
-        """Note a call for the time that it takes, and what it has made visible, or removed, even if it fails."""
+        """Note a call for the time that it takes, and what it has made visible, or removed, even if it fails.
+
+        What calls that are frozen have changed is noted before: this call may hide it.
+        """
+        if self.key and (self.commits or self.rollbacks):
+            self.inspect()
         call = UnderWay(tuple(names), self.outside.world.writer)
         calls.append(call)
         try:
@@ -428,6 +434,10 @@ TARGETS: Final[Mapping[str, tuple[type[Target], Mapping[str, Any]]]] = {
     "iceberg keyed": (Iceberg, {"key": ["key"]}),
     "iceberg keyed evolving": (Iceberg, {"key": ["key"], "op": OP, "evolve": True}),
     "iceberg deleting": (Iceberg, {"key": ["key"], "op": OP}),
+    "delta compacting": (Delta, {"partition_by": ["key"], "append": True, "auto_compact": True}),
+    "delta keyed compacting": (Delta, {"key": ["key"], "op": OP, "auto_compact": True}),
+    "iceberg compacting": (Iceberg, {"partition_by": ["key"], "append": True, "auto_compact": True}),
+    "iceberg keyed compacting": (Iceberg, {"key": ["key"], "op": OP, "auto_compact": True}),
 }
 """The kinds of targets, by name, with the arguments of their sinks."""
 
@@ -451,13 +461,17 @@ class Targets:
 
     @contextmanager
     def used(self, seed: int) -> Iterator[None]:
-        """Use the targets, whose outcome depends on the seed alone, and delete them."""
+        """Use the targets, whose outcome depends on the seed alone, and delete them. Small files are compacted after each
+        commit, in place of the thread that would do it.
+        """
         with ExitStack() as stack:
             stack.enter_context(self._directory)
             for module in (iceberg_commits, iceberg_catalog):
                 stack.enter_context(patch.object(module, "answered", _call))
             stack.enter_context(patch.object(iceberg_sink, "random", Random(f"pauses {seed}")))
             stack.enter_context(patch.object(iceberg_commits, "_make_durable", lambda location: None))
+            stack.enter_context(patch.object(compaction, "FILES_MIN", 2))
+            stack.enter_context(patch.object(compaction.Compactor, "committed", compaction.Compactor._run))
             yield
 
 

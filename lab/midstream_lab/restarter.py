@@ -290,11 +290,7 @@ class Restarter:
         if is_refused and is_over:
             return StartedJob(fresh=True)
         if is_refused and start.restore == "latest":
-            with self._world.inspecting():
-                named = [str(entry.checkpoint_id) for entry in list_checkpoints(self.disk)[-1:]]
-            if begun is not None and begun.restore is not None and begun.copies is None:
-                named.append(begun.restore)
-            return StartedJob(random.choice(named), random.choice(("rollback", "keep"))) if named else self._origin
+            return self._named_start(begun, random)
         if is_refused:
             self._rewind_choice = 4 * self.launches  # the next start decides what happens to the newer output
         elif is_over and random.random() < 0.5:
@@ -321,6 +317,18 @@ class Restarter:
         restore, cut = random.choice(there)
         choices: tuple[NewerOutput | None, ...] = ("rollback", "rollback", "keep", None)
         return StartedJob(restore, random.choice(choices[:3] if is_refused else choices), copies=cut)
+
+    def _named_start(self, begun: StartedJob | None, random: Random) -> StartedJob | None:
+        """Return a start from a checkpoint by its name, after "latest" was refused: what the last one began with is newer."""
+        with self._world.inspecting():
+            named = [str(entry.checkpoint_id) for entry in list_checkpoints(self.disk)[-1:]]
+        if begun is not None and begun.restore is not None and begun.copies is None:
+            named.append(begun.restore)
+        if named:
+            return StartedJob(random.choice(named), random.choice(("rollback", "keep")))
+        if begun is not None and begun.copies is not None:  # it died before it had copied the whole savepoint
+            return replace(begun, newer_output=random.choice(("rollback", "keep")))
+        return self._origin
 
     def _begun(self, until: str | None = None) -> StartedJob | None:
         """Return the last start that took effect, if it has completed no checkpoint and did not begin at the newest.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from pyiceberg.exceptions import CommitStateUnknownException
+
 from midstream.connectors.common.filesystem import names_in
 from midstream.connectors.delta import delta_sink
+from midstream.connectors.delta.delta_compaction import _CompactedFiles
 from midstream.connectors.delta.delta_sink import DeltaSink
 from midstream.connectors.files import keyed_files
 from midstream.connectors.files.file_sink import _FileCommitter, _FilesPart, _OutputDirectory
 from midstream.connectors.files.rollback import CommittedFiles
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable
 from midstream.connectors.iceberg.iceberg_commits import SnapshotCommit
+from midstream.connectors.iceberg.iceberg_rewrites import RewrittenFiles
 from midstream_lab.fault_kinds import COMMIT_FROZEN, ROLLBACK_FROZEN
 from midstream_lab.mutations.mutation import Mutation, Replacements, named
 from midstream_lab.scenarios.targeted_targets import committing_to
@@ -142,6 +146,55 @@ def rollback_leaves_files() -> Replacements:
     return [(CommittedFiles, "_files", files)]
 
 
+class _AlwaysThere(frozenset[Any]):
+    """Files that seem to be in any set of files."""
+
+    def __le__(self, other: object) -> bool:
+        return True
+
+
+def files_that_changed_are_compacted() -> Replacements:
+    """A compaction of a Delta table does not look whether the files that it replaces are still in the table."""
+
+    def made(self: Any, *given: Any) -> None:
+        original(self, *given)
+        self.old = _AlwaysThere(self.old)
+
+    original = _CompactedFiles.__init__
+    return [(_CompactedFiles, "__init__", made)]
+
+
+def compaction_forgets_a_file() -> Replacements:
+    """A compaction of a Delta table writes the rows of all files but the newest."""
+
+    def made(self: Any, sink: Any, table: Any, chosen: Any, *given: Any) -> None:
+        original(self, sink, table, chosen[:-1], *given)
+        self.old = frozenset(chosen)
+
+    original = _CompactedFiles.__init__
+    return [(_CompactedFiles, "__init__", made)]
+
+
+def rollback_stops_at_compactions() -> Replacements:
+    """A rollback of a Delta table takes a compaction for a change by another writer."""
+    return [(delta_sink, "changes_no_rows", lambda actions: False)]
+
+
+def files_of_unanswered_commits_are_deleted() -> Replacements:
+    """The new files of a commit to an Iceberg table are deleted if no answer comes, though it may have succeeded."""
+
+    def send(self: Any, table: Any, snapshot: Any, new: Any, *given: Any, **named: Any) -> None:
+        try:
+            original(self, table, snapshot, new, *given, **named)
+        except CommitStateUnknownException:
+            filesystem, directory = self._there.data_directory(table)
+            self._delete(filesystem, [f"{directory}/{file.name}" for file in new])
+            raise
+
+    original = RewrittenFiles._send
+    return [(RewrittenFiles, "_send", send)]
+
+
 _DELTA: Final = committing_to("delta", "delta partitioned", "delta evolving")
 _ICEBERG: Final = committing_to("iceberg", "iceberg partitioned", "iceberg evolving")
 _FILES: Final = committing_to("parquet", "jsonl")
@@ -149,6 +202,7 @@ _STOPPED: Final = (COMMIT_FROZEN, COMMIT_FROZEN, "stop_driver")
 _FROZEN: Final = committing_to("parquet", "jsonl", strikes=_STOPPED)
 _DELTA_FROZEN: Final = committing_to("delta", "delta partitioned", "delta evolving", strikes=_STOPPED)
 _ROLLING_BACK: Final = committing_to("parquet", "jsonl", strikes=("go_back", "go_back", ROLLBACK_FROZEN))
+_COMPACTING: Final = committing_to("delta compacting", "delta keyed compacting")
 
 MUTATIONS: Final = named(
     Mutation("a Delta table gets a checkpoint's rows twice", delta_mark_is_not_read, _DELTA),
@@ -167,4 +221,12 @@ MUTATIONS: Final = named(
     Mutation("files of a later job are rolled back", files_of_later_jobs_are_rolled_back, _ROLLING_BACK),
     Mutation("a rollback leaves pending files", rollback_leaves_pending_files, _FROZEN),
     Mutation("a rollback leaves committed files", rollback_leaves_files, _FILES),
+    Mutation("a compaction brings rows back", files_that_changed_are_compacted, _COMPACTING),
+    Mutation("a compaction loses rows", compaction_forgets_a_file, _COMPACTING),
+    Mutation("a table that was compacted cannot be rolled back", rollback_stops_at_compactions, _COMPACTING),
+    Mutation(
+        "files of a commit without an answer are deleted",
+        files_of_unanswered_commits_are_deleted,
+        committing_to("iceberg keyed", "iceberg compacting", "iceberg keyed compacting", strikes=("commit_fails",)),
+    ),
 )

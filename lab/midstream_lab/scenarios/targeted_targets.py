@@ -16,7 +16,8 @@ KINDS: Final = (
     *("delta", "delta partitioned", "delta evolving", "delta keyed", "delta deleting", "delta keyed evolving"),
     *("iceberg", "iceberg partitioned", "iceberg evolving"),
     *("iceberg keyed", "iceberg deleting", "iceberg keyed evolving"),
-    *("delta mapped", "delta mapped deleting"),
+    *("delta mapped", "delta mapped deleting", "delta compacting", "delta keyed compacting"),
+    *("iceberg compacting", "iceberg keyed compacting"),
 )
 """The kinds of targets, see `real_targets.TARGETS`."""
 _STRIKES: Final = (
