@@ -69,6 +69,7 @@ class Result:
     launches: int
     rescaled_restores: int
     rescales: int
+    scalings: int
     in_flight_in_checkpoint: int
     checkpoints_during_recovery: int
     recovering_restores: int
@@ -104,6 +105,8 @@ class Summary:
     restarts_of_the_job: int = 0
     rescaled_restores: int = 0
     rescales_while_running: int = 0
+    changes_by_load: int = 0
+    """How often jobs have changed their parallelism by themselves."""
     savepoints_made: int = 0
     savepoints_restored: int = 0
     savepoints_failed: int = 0
@@ -137,6 +140,7 @@ class Summary:
         self.restarts_of_the_job += result.launches - 1
         self.rescaled_restores += result.rescaled_restores
         self.rescales_while_running += result.rescales
+        self.changes_by_load += result.scalings
         self.savepoints_made += result.savepoints
         self.savepoints_restored += result.savepoints_restored
         self.savepoints_failed += result.savepoints_failed
@@ -175,6 +179,7 @@ def _result(outcome: Outcome, pairs: Counter[Pair]) -> Result:
         launches=outcome.launches,
         rescaled_restores=outcome.rescaled_restores,
         rescales=outcome.rescales,
+        scalings=outcome.scalings,
         in_flight_in_checkpoint=outcome.in_flight_in_checkpoint,
         checkpoints_during_recovery=outcome.checkpoints_during_recovery,
         recovering_restores=outcome.recovering_restores,

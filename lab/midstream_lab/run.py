@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
+from unittest.mock import patch
 
 import msgspec
 
@@ -24,6 +25,7 @@ from midstream.simulation.cluster import MakeCoordinator, SimulatedCluster, Simu
 from midstream.simulation.network import Network
 from midstream.simulation.trace import Trace, following_elements
 from midstream.simulation.world import World
+from midstream_lab.autoscaling import bounds_of, quick_times, scales
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker
 from midstream_lab.checkers.directory_checker import DirectoryChecker
 from midstream_lab.checkers.drift_checker import DriftChecker, drift_is_checked
@@ -94,7 +96,9 @@ class Outcome:
     attempts: int = 0
     rescaled_restores: int = 0
     rescales: int = 0
-    """The number of rescales while the job ran."""
+    """The number of rescales while the job ran, at the request of clients."""
+    scalings: int = 0
+    """The number of times that the job has changed its parallelism by itself."""
     savepoints: int = 0
     """The number of savepoints that were reported to clients."""
     savepoints_failed: int = 0
@@ -130,6 +134,8 @@ def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeC
     )
     with ExitStack() as stack:
         stack.enter_context(sizes)
+        for module, name, value in quick_times(scenario.seed) if prepared.is_scaling else ():
+            stack.enter_context(patch.object(module, name, value))
         stack.enter_context(watermarks_are_checked(prepared.world, outdated_us_max(scenario)))
         if scenario.drift_us is not None:
             drift = DriftChecker(prepared.world, scenario.drift_us, held_us_max(scenario))
@@ -182,6 +188,7 @@ class Run:
         self.is_on_disk = scenario.on_disk or spills(scenario.seed)
         if self.is_on_disk:
             self.cluster.open_local_disk = partial(SimLocalDisk, self.world)
+        self.is_scaling = scenario.has_checkpoints and (scenario.is_scaling or scales(scenario.seed))
         self.cluster.deployed = self._deployed
         self.cluster.failed = self.recoveries.failed
         self.cluster.observe = self._checked
@@ -272,6 +279,7 @@ class Run:
         outcome.in_flight_in_checkpoint = self._checker.in_flight
         outcome.rows = sum(sum(source.rows) for source in self.sources.values())
         outcome.lost, outcome.doubled = self._checker.lost, self._checker.doubled
+        outcome.scalings = sum(checker_of(driver).scalings for driver in self.cluster.drivers)
         outcome.rescales = sum(checker_of(driver).rescales for driver in self.cluster.drivers)
         outcome.savepoints, outcome.savepoints_failed = self.savepoints.made, self.savepoints.failed
         outcome.checkpoints_during_recovery = self.recoveries.checkpoints
@@ -323,6 +331,7 @@ class Run:
         config = JobConfig(
             name=JOB,
             parallelism=graph.slots,
+            autoscale=bounds_of(s.seed, s.key_groups) if self.is_scaling else None,
             max_parallelism=s.key_groups,
             checkpoint_dir=root if s.has_checkpoints else None,
             checkpoint_interval_s=s.interval_s if s.has_checkpoints else None,

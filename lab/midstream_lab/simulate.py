@@ -81,7 +81,7 @@ def simulate(
     data["replay"] = None
     restarts = (
         f"{summary.restarts_of_the_job} restarts of the job, {summary.rescaled_restores} of them at another parallelism; "
-        f"rescaled {summary.rescales_while_running} times while running"
+        f"rescaled {summary.rescales_while_running} times while running, and {summary.changes_by_load} times by load"
     )
     checkpoints = (
         f"{summary.checkpoints_completed} checkpoints ({summary.checkpoints_with_rows_in_flight} with rows in flight, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from midstream.engine.coordinator.placement import autoscaler
 from midstream.engine.protocol import messages as m
 from midstream.simulation.cluster import DriverObserver, SimulatedDriver
 from midstream_lab.checkers.failure_causes import FailureCauses
@@ -20,6 +21,8 @@ class DriverChecker(DriverObserver):
         self._driver = driver
         self.rescales = 0
         """How often the running job has continued at another parallelism."""
+        self.scalings = 0
+        """How often the job has changed its parallelism by itself."""
         self.had_slots = False
         """Whether there were slots when the driver decided to run its last commit itself. Later ones come too late."""
         self.triggers: list[int] = []
@@ -32,6 +35,26 @@ class DriverChecker(DriverObserver):
     def check(self) -> None:
         """Check that nothing is owed for too long."""
         self._liveness.check()
+
+    def _check_scaling(self) -> None:
+        """Check that a job which scales itself is within its bounds, and reports the parallelism that it runs at."""
+        coordinator = self._driver.coordinator
+        bounds, now = coordinator.plan.config.autoscale, coordinator.plan.config.parallelism
+        if bounds is None:
+            return
+        if not bounds.least <= now <= bounds.most:
+            self._driver.bug(
+                f"the job runs at parallelism {now}, which is not between {bounds.least} and {bounds.most}"
+            )
+        changes = coordinator.autoscaler.changes
+        if bounds.is_advice and changes:
+            self._driver.bug(f"a job that only gives advice has changed its parallelism: {changes}")
+        if len(changes) > autoscaler.CHANGES_MAX:
+            self._driver.bug(f"{len(changes)} changes of the parallelism, of at most {autoscaler.CHANGES_MAX}")
+        if len(changes) > self.scalings:
+            self.scalings = len(changes)
+            if changes[0].after != now:
+                self._driver.bug(f"a change to parallelism {changes[0].after} is reported, and the job runs at {now}")
 
     def on_request(self, client: int, request: m.ClientRequest) -> None:
         self._liveness.on_request(client, request)
@@ -63,6 +86,7 @@ class DriverChecker(DriverObserver):
         self._causes.on_message(message, pending_id)
 
     def handled(self, message: m.FromSlot) -> None:
+        self._check_scaling()
         self._liveness.on_message(message, self._driver.coordinator.attempt)
 
     def cancelled(self) -> None:

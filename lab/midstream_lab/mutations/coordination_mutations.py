@@ -105,8 +105,9 @@ def rescale_is_not_answered() -> Replacements:
     original = Rescaling.give_up
 
     def give_up(self: Any, reason: str) -> Any:
-        with patch.object(self, "_refuse", lambda client, why: None):
-            return original(self, reason)
+        if self._current is not None and self._current.answer is not None:
+            self._current.answer = lambda reply: None
+        return original(self, reason)
 
     return [(Rescaling, "give_up", give_up)]
 

@@ -12,7 +12,7 @@ from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.coordinator.placement.attempt import Attempt, CheckpointPlan, TaskPhase
 from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
-from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
+from midstream.engine.coordinator.placement.rescale import Rescaling
 from midstream.engine.coordinator.requests.client_requests import ClientRequests
 from midstream.engine.coordinator.requests.savepoints import Savepoints
 from midstream.engine.coordinator.restore.distribute import StateDistribution
@@ -154,20 +154,11 @@ def rescaled_before_it_runs() -> Replacements:
 
     def switching(self: Any) -> None:
         original(self)
-        self._effects.reply(self._current.client, Reply(checkpoint=self._current.checkpoint))
-        self._current.client = -1
+        self._current.answer(Reply(checkpoint=self._current.checkpoint))
+        self._current.answer = lambda reply: None
 
-    def refuse(self: Any, client: int, reason: str) -> None:
-        if client != -1:
-            original_refuse(self, client, reason)
-
-    def running(self: Any) -> None:
-        if self._current is not None and self.stage is RescaleStage.SWITCHING:
-            self._current, self.stage = None, RescaleStage.NONE
-        self._is_rolled_back = False
-
-    original, original_refuse = Rescaling.switching, Rescaling._refuse
-    return [(Rescaling, "switching", switching), (Rescaling, "_refuse", refuse), (Rescaling, "running", running)]
+    original = Rescaling.switching
+    return [(Rescaling, "switching", switching)]
 
 
 def second_stop_replaces_the_first() -> Replacements:

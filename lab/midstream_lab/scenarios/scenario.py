@@ -104,6 +104,8 @@ class Scenario:
     """Whether chunks are small; a tenth of the other runs have small chunks by chance (`midstream.simulation.chunk_sizes`)."""
     on_disk: bool = False
     """Whether state lies on the slots' local disks; in a tenth of the other runs it does by chance (`local_disk`)."""
+    is_scaling: bool = False
+    """Whether the job scales itself; a tenth of the other runs do by chance (`autoscaling`)."""
     combined_rows_min: int = 0
     """The rows from which on every batch is combined; 0: that is drawn, and that more than a share of them must be saved."""
     on_slots: float = 0.0

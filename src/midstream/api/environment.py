@@ -28,6 +28,7 @@ from midstream.connectors.memory.generator_source import Generate, GeneratorSour
 from midstream.engine.core.batches import to_arrow
 from midstream.engine.core.config import (
     DEFAULT_RESTART,
+    AutoscaleBounds,
     Duration,
     JobConfig,
     RestartStrategy,
@@ -75,8 +76,11 @@ class Environment(Hinted):
 
     `name`: the name of the job in messages, displays and records.
     `parallelism`: the number of subtasks of operators that do not set it, and so, usually, the number of slots.
+    By default 1, or the lower bound of `autoscale`.
     `max_parallelism`: the number of key groups, up to 32768; it cannot change for a job that resumes from its
     checkpoints.
+    `autoscale`: `(2, 16)` lets the job choose its parallelism between these by its load, and change it while it runs.
+    "advise": it only reports, on its status and its page, which parallelism would be better. None: neither.
     `checkpoint_dir`: a directory or storage URL that all slots reach; without one a failure starts the job over.
     `checkpoint_interval`: the time from the start of one checkpoint to the next; None for no periodic checkpoints.
     `checkpoint_timeout`: a checkpoint that takes longer fails.
@@ -112,8 +116,9 @@ class Environment(Hinted):
         self,
         name: str = "job",
         *,
-        parallelism: int = 1,
+        parallelism: int | None = None,
         max_parallelism: int = 128,
+        autoscale: tuple[int, int] | Literal["advise"] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_interval: Duration | None = "10 s",
         checkpoint_timeout: Duration = "10 min",
@@ -137,10 +142,14 @@ class Environment(Hinted):
         if tuning is not None and not isinstance(tuning, Tuning):
             raise ConfigError(f"tuning: {tuning!r} is not a Tuning; use Tuning(pool_size='256 MiB')")
         tuned = tuning or Tuning()
+        bounds = _autoscale(autoscale, _whole(max_parallelism, "max_parallelism"))
+        if parallelism is None:
+            parallelism = 1 if bounds is None else bounds.least
         config = JobConfig(
             name=name,
             parallelism=parallelism,
-            max_parallelism=_whole(max_parallelism, "max_parallelism"),
+            max_parallelism=max_parallelism,
+            autoscale=bounds,
             checkpoint_dir=_directory(checkpoint_dir),
             checkpoint_interval_s=None
             if checkpoint_interval is None
@@ -836,6 +845,16 @@ def _state_memory(size: Size) -> int | Literal["auto", "unlimited"]:
         return size_bytes(size, "state_memory")
     except ConfigError as error:
         raise ConfigError(f"{error}, or 'auto' or 'unlimited'") from None
+
+
+def _autoscale(bounds: tuple[int, int] | Literal["advise"] | None, most: int) -> AutoscaleBounds | None:
+    if bounds is None:
+        return None
+    if bounds == "advise":
+        return AutoscaleBounds(1, max(2, most), is_advice=True)
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise ConfigError(f"autoscale: {bounds!r} is not a pair of bounds such as (2, 16), nor 'advise'")
+    return AutoscaleBounds(_whole(bounds[0], "autoscale"), _whole(bounds[1], "autoscale"))
 
 
 def _aligned_timeout_s(timeout: Duration | None) -> float | None:

@@ -92,8 +92,9 @@ class Submission:
                 undo.callback(served.end)
             slots = self.slots
             if slots is None:
-                slots = _spark_slots(self.master, self.plan.graph.slots)
+                slots = _spark_slots(self.master, plan.slots_most)
                 undo.callback(slots.close)
+            slots.check(plan.slots_most)
             for vertex in graph.vertices:
                 if vertex.source is not None:
                     undo.callback(vertex.source.source.close)
@@ -127,6 +128,10 @@ def submission(
     if options.resume:
         _check_resume(options)
         restore_from = "latest"
+    if config.autoscale is not None and not config.autoscale.is_advice and config.checkpoint_dir is None:
+        raise ConfigError(
+            "autoscale: a job changes its parallelism by a checkpoint: give checkpoint_dir= too, or autoscale='advise'"
+        )
     if restore_from is not None and config.checkpoint_dir is None:
         raise JobError(
             f"the job {config.name!r} has no checkpoint_dir, so there is nothing to resume from, and nowhere to copy a "

@@ -319,6 +319,9 @@ def facts(status: JobStatus, shows_failures: bool) -> list[Text]:
                 line.append(": ", style="yellow")
                 line.append(formatting.printable(last.summary), style="red")
         facts.append(line)
+    if status.autoscale is not None:
+        line = Text("autoscale: ", style="dim")
+        facts.append(line.append(formatting.printable(status.autoscale.sentence), style="not dim"))
     facts += _user_metrics(status)
     facts += _unevenness(status)
     facts += [Text(line, style="yellow") for line in held_back_lines(status)]

@@ -53,7 +53,7 @@ class VirtualLoop:
     def monotonic_s(self) -> float:
         return (self.now_us - self._began_us) / 1e6 + self._passed_s()
 
-    own_core_s = stopwatch_s = monotonic_s
+    own_core_s = stopwatch_s = processor_s = monotonic_s
     core_share = 1.0
 
     def new_id(self) -> str:

@@ -149,6 +149,9 @@ class EventLoop:
 
     stopwatch_s = monotonic_s
 
+    def processor_s(self) -> float:
+        return time.thread_time()
+
     def own_core_s(self) -> float:
         return self._share.own_core_s()
 

@@ -403,6 +403,7 @@ class Process:
         return self.world.now_us / 1e6
 
     own_core_s = monotonic_s
+    processor_s = stopwatch_s
     core_share = 1.0
 
     # ---- Ids

@@ -147,7 +147,7 @@ class Surroundings:
     def monotonic_s(self) -> float:
         return self.elapsed_ms / 1000
 
-    own_core_s = stopwatch_s = monotonic_s
+    own_core_s = stopwatch_s = processor_s = monotonic_s
     core_share = 1.0
 
     def post(self, mail: Mail) -> None:

@@ -45,7 +45,7 @@ class FakeClock:
         self._s += self.step_s
         return self._s + (self.ms - self.set_by_ms) / 1000
 
-    own_core_s = stopwatch_s = monotonic_s
+    own_core_s = stopwatch_s = processor_s = monotonic_s
     core_share = 1.0
 
     def set(self, by_ms: int) -> None:

@@ -41,7 +41,7 @@ class World:
     def monotonic_s(self) -> float:
         return self.time_s
 
-    own_core_s = stopwatch_s = monotonic_s
+    own_core_s = stopwatch_s = processor_s = monotonic_s
     core_share = 1.0
 
     def post(self, mail: Mail) -> None:

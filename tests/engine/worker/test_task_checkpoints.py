@@ -37,7 +37,7 @@ class FakeClock:
     def monotonic_s(self) -> float:
         return 0.0
 
-    own_core_s = stopwatch_s = monotonic_s
+    own_core_s = stopwatch_s = processor_s = monotonic_s
     core_share = 1.0
 
 

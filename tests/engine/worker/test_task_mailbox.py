@@ -30,7 +30,7 @@ class Clock:
     def monotonic_s(self) -> float:
         return 0.0
 
-    own_core_s = stopwatch_s = monotonic_s
+    own_core_s = stopwatch_s = processor_s = monotonic_s
     core_share = 1.0
 
 

@@ -33,6 +33,7 @@ from midstream.engine.coordinator.job_phase import PHASE_TABLE, DeploymentObstac
 from midstream.engine.coordinator.notifications import subscribe
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.attempt_deployer import AttemptDeployer
+from midstream.engine.coordinator.placement.autoscaler import Autoscaler
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
 from midstream.engine.coordinator.placement.slot_pool import PYTHON, SlotPool, other_python
 from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
@@ -96,6 +97,7 @@ class Coordinator:
         self.requests = ClientRequests(self._effects)
         self._distribution = StateDistribution(self._effects)
         self.rescaling = Rescaling(self._effects, self.slots, self.attempts, self._distribution)
+        self.autoscaler = Autoscaler(self._effects, plan.config.autoscale)
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage)
         self.cleanup = CheckpointCleanup(self._effects)
         self.sources = SplitAssignment(self._effects, plan.graph)
@@ -173,6 +175,7 @@ class Coordinator:
                 self._effects.timer_fired(token)
             case ev.TimePassed(seconds):
                 self.waits.poll(self, seconds)
+                self.autoscaler.poll(self)
             case ev.IoDone(token, outcome):
                 self._effects.io_done(token, outcome)
             case _:
@@ -493,8 +496,10 @@ class Coordinator:
                 self._effects.reply(client, m.Reply(status=self.status(self._effects.now_ms)))
             case _ if self.outcome is not None:
                 self.requests.refuse([client], f"the job has ended: {self.outcome[0]}")
+            case m.DoRescale(parallelism) if refusal := self.autoscaler.refusal(parallelism):
+                self.requests.refuse([client], refusal)
             case m.DoRescale(parallelism) if self.phase is Phase.RUNNING and self.requests.stop is None:
-                self.rescaling.request(client, parallelism, self.plan)
+                self.rescaling.request(partial(self._effects.reply, client), parallelism, self.plan)
             case m.DoRescale():
                 self.requests.refuse([client], f"the job is {state_of(self)}: it can be rescaled while it runs")
             case m.DoSavepoint() | m.DoStop(savepoint=str()):

@@ -55,6 +55,12 @@ class JobPlan:
     there is no such plan. None: the job cannot be rescaled while it runs.
     """
 
+    @property
+    def slots_most(self) -> int:
+        """The most slots that the job may need, at any parallelism that it chooses by itself."""
+        bounds = self.config.autoscale
+        return self.graph.slots if bounds is None or bounds.is_advice else max(self.graph.slots, bounds.most)
+
 
 # ---- events ----------------------------------------------------------------
 

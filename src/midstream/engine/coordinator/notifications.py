@@ -132,7 +132,8 @@ def subscribe(coordinator: Coordinator, notifications: Notifications) -> None:
         (coordinator.slots.running, "from now on a slot that does not start is requested again"),
         (coordinator.restarts.running, "the time for which the job runs is counted from now"),
         (coordinator.checkpoints.schedule.running, "the first one comes one interval after this"),
-        (coordinator.rescaling.running, "the client that requested a rescale is answered"),
+        (coordinator.autoscaler.restarted, "what was measured before is forgotten"),
+        (coordinator.rescaling.running, "whoever has requested a rescale is answered"),
     )
     notifications.attempt_over = Notification(
         (coordinator.requests.attempt_over, "a stop is cancelled before its checkpoint fails, which is not the reason"),

@@ -126,11 +126,20 @@ DEFAULT_RESTART: Final = RestartStrategy(same_failures=10)
 """The restart strategy of a job that does not set one."""
 
 
+class AutoscaleBounds(msgspec.Struct, frozen=True):
+    """Between which parallelisms a job scales itself; `is_advice`: it only reports what would be better."""
+
+    least: int
+    most: int
+    is_advice: bool = False
+
+
 class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a job; sizes are in bytes, times in seconds."""
 
     name: str = "job"
     parallelism: int = 1
+    autoscale: AutoscaleBounds | None = None
     max_parallelism: int = 128
     checkpoint_dir: str | None = None
     checkpoint_interval_s: float | None = 10.0
@@ -161,6 +170,20 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     trusted_packages: tuple[str, ...] = ()
     """Packages, in addition to the job's own, from which pickles in a checkpoint may call anything."""
 
+    def _check_autoscale(self, bounds: AutoscaleBounds) -> None:
+        least, most = bounds.least, bounds.most
+        check_parallelism(least, self.max_parallelism, "autoscale")
+        check_parallelism(most, self.max_parallelism, "autoscale")
+        if least >= most:
+            raise ConfigError(
+                f"autoscale: ({least}, {most}) are no bounds, the lower one first; a job that stays at one parallelism "
+                f"has parallelism={least}"
+            )
+        if not bounds.is_advice and not least <= self.parallelism <= most:
+            raise ConfigError(
+                f"parallelism: {self.parallelism} is not between the bounds of autoscale, {least} and {most}"
+            )
+
     def check(self) -> JobConfig:
         """Return the config itself. Raises ConfigError naming the first setting that is invalid."""
         if not self.name.strip():
@@ -168,6 +191,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not 1 <= self.max_parallelism <= MAX_PARALLELISM_MAX:
             raise ConfigError(f"max_parallelism: {self.max_parallelism} is not between 1 and {MAX_PARALLELISM_MAX}")
         check_parallelism(self.parallelism, self.max_parallelism, "the job")
+        if self.autoscale is not None:
+            self._check_autoscale(self.autoscale)
         if not self.tls.strip():
             raise ConfigError("tls: the value is empty; give 'auto', 'on', 'off', or a directory with a certificate")
         if self.buffer_bytes < BUFFER_BYTES_MIN:

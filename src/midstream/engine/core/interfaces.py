@@ -68,6 +68,10 @@ class Clock(Protocol):
         """
         ...
 
+    def processor_s(self) -> float:
+        """The processor time of the calling thread, which may be any thread; for figures that are displayed."""
+        ...
+
     @property
     def core_share(self) -> float:
         """The speed of `own_core_s`: 1 like the others, less while the loop's thread is kept off its core."""

@@ -349,6 +349,56 @@ class WaitStatus(msgspec.Struct, frozen=True):
         return f"waiting for {self.what}, {self.for_ms // 1000} s so far{limit}"
 
 
+class AutoscaleChange(msgspec.Struct, frozen=True):
+    """A change of the parallelism that the job has made by itself.
+
+    For example:
+
+        for change in status.autoscale.changes:
+            print(change.before, change.after, change.reason)
+    """
+
+    at_ms: int
+    """When the tasks ran at the new parallelism, in milliseconds since 1970."""
+    before: int
+    after: int
+    reason: str
+
+
+class AutoscaleStatus(msgspec.Struct, frozen=True):
+    """How a job with `autoscale=` judges its parallelism.
+
+    For example:
+
+        if status.autoscale is not None:
+            print(status.autoscale.wanted, status.autoscale.reason)
+    """
+
+    least: int
+    """The lowest parallelism that it may choose."""
+    most: int
+    """The highest parallelism that it may choose."""
+    is_advice: bool
+    """Whether it only reports what would be better, and changes nothing."""
+    parallelism: int
+    """The parallelism at which the job runs."""
+    wanted: int
+    """The parallelism that the last evaluation of the load has wanted; the job changes once several have agreed."""
+    reason: str
+    """Why, as a sentence without its end."""
+    changes: tuple[AutoscaleChange, ...] = ()
+    """The most recent changes, newest first."""
+
+    @property
+    def sentence(self) -> str:
+        """What the job does about its load, and why, as a sentence."""
+        if self.is_advice and self.wanted != self.parallelism:
+            return f"parallelism {self.wanted} would be better than {self.parallelism}: {self.reason}"
+        if self.is_advice:
+            return f"parallelism {self.parallelism} is right: {self.reason}"
+        return f"the job runs at parallelism {self.parallelism}, of {self.least} to {self.most}: {self.reason}"
+
+
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The complete status of a job.
 
@@ -420,6 +470,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Up to 65 completed checkpoints from the job's beginning to the newest one, oldest first."""
     flows: tuple[FlowStatus, ...] = ()
     """The flow on each of `edges`, in their order."""
+    autoscale: AutoscaleStatus | None = None
+    """How the job judges its parallelism; None without `autoscale=`."""
 
     @property
     def has_ended(self) -> bool:

@@ -192,6 +192,8 @@ class SourceReader(Splits):
         self._listeners: list[Callable[[], None]] = []
         self._changed = True
         """Whether the listeners have to be called before anything else is emitted."""
+        self.read_s = 0.0
+        """The processor time of all reads on the I/O pool so far."""
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if SPLITS in parts:
@@ -451,18 +453,20 @@ class SourceReader(Splits):
     def _prefetch(self, open_split: _OpenSplit) -> None:
         open_split.state, open_split.rest_timer = _UNDER_WAY, None
         source, split, reader, rows_max = self._source, open_split.split, open_split.reader, self._rate.rows_max
+        clock = self._services.clock
 
-        def work() -> tuple[SplitReader, _Prefetched | None]:
+        def work() -> tuple[SplitReader, _Prefetched | None, float]:
+            began_s = clock.processor_s()
             if reader is not None:
-                return reader, _read(source, split, reader, rows_max)
+                return reader, _read(source, split, reader, rows_max), clock.processor_s() - began_s
             with ExitStack() as stack:
                 opened = source.open_split(split)
                 stack.callback(opened.close)  # a reader whose first read fails is not returned, and must be closed
                 prefetched = _read(source, split, opened, rows_max)
                 stack.pop_all()
-            return opened, prefetched
+            return opened, prefetched, clock.processor_s() - began_s
 
-        def done(outcome: Done[tuple[SplitReader, _Prefetched | None]] | Failed) -> None:
+        def done(outcome: Done[tuple[SplitReader, _Prefetched | None, float]] | Failed) -> None:
             open_split.state = _IDLE
             if isinstance(outcome, Failed):
                 if self._request_state is _CLOSED:
@@ -470,7 +474,8 @@ class SourceReader(Splits):
                 else:
                     self._fail(outcome.error)
                 return
-            open_split.reader, prefetched = outcome.value
+            open_split.reader, prefetched, worked_s = outcome.value
+            self.read_s += worked_s
             if self._request_state is _CLOSED:
                 self._close_reader(open_split)
             elif prefetched is not None and prefetched.batch.num_rows == 0 and prefetched.bad is None:

@@ -24,16 +24,18 @@ def task_metrics(task: Task) -> TaskMetrics:
     outputs = chain.outputs
     rows = [(uid, chain.rows_in[index], outputs[index + 1].rows_out) for index, uid in enumerate(uids)]
     worked_us = [round(1e6 * worked_s) for worked_s in chain.worked_s[: len(uids)]]
-    if task.vertex.source is not None:
+    busy_s = task.busy_s
+    if source is not None and task.vertex.source is not None:
+        busy_s += source.read_s
         rows.insert(0, (task.vertex.source.uid, 0, outputs[0].rows_out))
-        # The source has worked in all steps of the task while no operator and no edge did.
-        worked_us.insert(0, max(0, round(1e6 * (task.busy_s - sum(chain.worked_s[:-1])))))
+        # The source has worked in its reads, and in all steps of the task while no operator and no edge did.
+        worked_us.insert(0, max(0, round(1e6 * (busy_s - sum(chain.worked_s[:-1])))))
     left_bytes = sum(gate.recovered.left_bytes() for gate in task.gates if isinstance(gate.recovered, GateRecovery))
     return TaskMetrics(
         task=task.ref,
         rows_in=task.input.rows_in,
         rows_out=outputs[-1].rows_out,
-        busy_ms=int(task.busy_s * 1000),
+        busy_ms=int(busy_s * 1000),
         backpressured_ms=int(task.backpressured_s * 1000),
         watermark_us=chain.watermark_us,
         operators=tuple(rows),

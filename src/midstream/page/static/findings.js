@@ -97,6 +97,7 @@ export function findings(status, eventTime, recovery) {
   // Before the bottleneck: operators may be busy, but this is why there are no results.
   if (status.state === "running") farBehind(status, standingStill(status, eventTime, say), say);
   bottleneck(status, say);
+  autoscale(status, say);
 
   const failedLast = status.checkpoints.find((one) => one.state !== "in_progress");
   if (failedLast?.state === "failed") {
@@ -114,6 +115,17 @@ export function findings(status, eventTime, recovery) {
   for (const warning of status.warnings.slice(-5)) say("warn", warning);
   if (!found.length) say("good", "Nothing: no operator holds up the others, nothing is waited for, nothing has failed.");
   return found;
+}
+
+function autoscale(status, say) {
+  const scale = status.autoscale;
+  if (scale === null || status.state !== "running") return;
+  if (scale.is_advice) {
+    if (scale.wanted !== scale.parallelism) say("info", `Parallelism ${scale.wanted} would be better than ${scale.parallelism}: ${scale.reason}.`);
+    return;
+  }
+  const last = scale.changes.length ? ` It was ${scale.changes[0].before} until ${clock(scale.changes[0].at_ms)}: ${scale.changes[0].reason}.` : "";
+  say("info", `Parallelism ${scale.parallelism}, of ${scale.least} to ${scale.most}: ${scale.reason}.${last}`);
 }
 
 function bottleneck(status, say) {

@@ -5,7 +5,7 @@ The stages, and what leads from one to the next, are in RESCALE_TABLE.
 
 Up to READY_TO_SWITCH the job continues to run, so giving up before then changes nothing. Its sources are paused after the
 checkpoint, so that no row is read twice. After a failure while SWITCHING, the job resumes with the plan before, from
-the same checkpoint. The client that requested the rescale receives the outcome in each case.
+the same checkpoint. Whoever has requested the rescale receives the outcome in each case.
 
 A move keeps the plan: it begins at REQUESTING_SLOTS, and a failure while SWITCHING is a failure of the job like any other. A
 rescale that is requested meanwhile replaces the move, since it also avoids slots that are leaving.
@@ -13,6 +13,7 @@ rescale that is requested meanwhile replaces the move, since it also avoids slot
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
@@ -105,13 +106,13 @@ RESCALE_TABLE: Final[TransitionTable[RescaleStage, RescaleEvent]] = TransitionTa
             for stage in (RescaleStage.REQUESTING_SLOTS, RescaleStage.REQUESTING_CHECKPOINT, RescaleStage.DISTRIBUTING)
         ),
         Transition(RescaleStage.READY_TO_SWITCH, _SWITCHES, (RescaleStage.SWITCHING,), "the old tasks are cancelled"),
-        Transition(RescaleStage.SWITCHING, _RUNS, (RescaleStage.NONE,), "the client is answered"),
+        Transition(RescaleStage.SWITCHING, _RUNS, (RescaleStage.NONE,), "whoever has requested it is answered"),
         *(
             Transition(
                 stage,
                 _GIVEN_UP,
                 (RescaleStage.NONE,),
-                "the client is answered; while SWITCHING, a rescale returns to its old plan",
+                "whoever has requested it is answered; while SWITCHING, a rescale returns to its old plan",
             )
             for stage in RescaleStage
             if stage is not RescaleStage.NONE
@@ -122,8 +123,8 @@ RESCALE_TABLE: Final[TransitionTable[RescaleStage, RescaleEvent]] = TransitionTa
 
 @dataclass(slots=True)
 class _Rescale:
-    client: int | None
-    """The client that has requested the rescale. None: it is a move."""
+    answer: Callable[[Reply], None] | None
+    """Called with the outcome of a rescale. None: it is a move."""
     parallelism: int
     before: JobPlan
     after: JobPlan | None = None
@@ -157,6 +158,10 @@ class Rescaling:
         self.stage = RESCALE_TABLE.next(self.stage, event)
 
     @property
+    def is_under_way(self) -> bool:
+        return self._current is not None
+
+    @property
     def needs_checkpoint(self) -> bool:
         return self.stage is RescaleStage.REQUESTING_CHECKPOINT
 
@@ -167,7 +172,7 @@ class Rescaling:
 
     @property
     def is_move(self) -> bool:
-        return self._current is not None and self._current.client is None
+        return self._current is not None and self._current.answer is None
 
     @property
     def abandons_tasks(self) -> bool:
@@ -186,20 +191,23 @@ class Rescaling:
         assert self._current is not None
         return loses_edges(self._current.before.graph, self.plan.graph)
 
-    def request(self, client: int, parallelism: int, plan: JobPlan) -> None:
+    def request(self, answer: Callable[[Reply], None], parallelism: int, plan: JobPlan) -> None:
+        """Rescale the job, and call `answer` with the outcome."""
         if self.is_move:
             self.give_up("a rescale was requested")
         if self._current is not None:
-            self._refuse(client, f"the job is being rescaled already, to parallelism {self._current.parallelism}")
+            text = f"the job is being rescaled already, to parallelism {self._current.parallelism}"
+            answer(Reply(error=text))
         elif plan.config.checkpoint_dir is None:
-            self._refuse(client, f"the {NO_STORAGE}")
+            answer(Reply(error=f"the {NO_STORAGE}"))
         elif parallelism == plan.config.parallelism:
-            self._effects.reply(client, Reply())
+            answer(Reply())
         elif plan.rescaled is None:
-            self._refuse(client, "this job cannot be rescaled while it runs; stop it and start it at that parallelism")
+            text = "this job cannot be rescaled while it runs; stop it and start it at that parallelism"
+            answer(Reply(error=text))
         else:
             self._transition(RescaleEvent.REQUESTED)
-            self._current = _Rescale(client, parallelism, plan)
+            self._current = _Rescale(answer, parallelism, plan)
             work = partial(plan.rescaled, parallelism)
             planned = partial(self._planned, self._current)
             what = f"the plan of the job at parallelism {parallelism}"
@@ -303,9 +311,9 @@ class Rescaling:
         self._is_rolled_back = False
         if self._current is not None and self.stage is RescaleStage.SWITCHING:
             self._transition(RescaleEvent.RUNS)
-            if self._current.client is not None:
-                self._effects.reply(self._current.client, Reply(checkpoint=self._current.checkpoint))
-            self._current = None
+            done, self._current = self._current, None
+            if done.answer is not None:
+                done.answer(Reply(checkpoint=done.checkpoint))
 
     def give_up(self, reason: str) -> JobPlan | None:
         """Give up the rescale or move: the job continues with the plan before, which is returned if it has been left."""
@@ -313,22 +321,21 @@ class Rescaling:
         stage, rescale = self.stage, self._remove()
         if rescale is None:
             return None
-        if rescale.client is not None:
+        if rescale.answer is not None:
             old, new = rescale.before.config.parallelism, rescale.parallelism
-            self._refuse(
-                rescale.client, f"could not rescale to parallelism {new}; the job continues at {old}: {reason}"
-            )
+            text = f"could not rescale to parallelism {new}; the job continues at {old}: {reason}"
+            rescale.answer(Reply(error=text))
         if stage is not RescaleStage.SWITCHING:
             self._slots.resize(rescale.before.graph.slots)
-        elif rescale.client is not None:
+        elif rescale.answer is not None:
             self._is_rolled_back = True
             return rescale.before
         return None
 
     def job_ended(self, why: str, _: bool) -> None:
         rescale = self._remove()
-        if rescale is not None and rescale.client is not None:
-            self._refuse(rescale.client, why)
+        if rescale is not None and rescale.answer is not None:
+            rescale.answer(Reply(error=why))
 
     def _remove(self) -> _Rescale | None:
         """Remove and return the current rescale or move, which is over."""
@@ -348,6 +355,3 @@ class Rescaling:
         numbers = ", ".join(map(str, leaving))
         self._effects.notifications.warned(f"the tasks stay on {which} {numbers} until {until}: {why}")
         self._slots.keep_leaving()
-
-    def _refuse(self, client: int, reason: str) -> None:
-        self._effects.reply(client, Reply(error=reason))

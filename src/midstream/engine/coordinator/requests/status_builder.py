@@ -86,6 +86,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
             FlowStatus(*passed.get(edge.id, (0, 0, 0)), watermark_us=edge_watermark_us(graph, edge, metrics))
             for edge in graph.edges
         ),
+        autoscale=job.autoscaler.status(config.parallelism),
     )
 
 

@@ -1,0 +1,290 @@
+"""Changes the parallelism of a running job by its load, within the bounds that the program gives.
+
+Every `EVALUATE_S`, while all tasks run, it estimates how many times as many rows the job should process:
+
+- 1 if the job keeps up: no slot is full, and no source waits for the tasks after it.
+- Otherwise, from event time, if it is of the present: the job is to be up to date within `CATCH_UP_S`. Event time that
+  advances by 0.8 s in a second and lags by 60 s asks for (1 + 60 / 300) / 0.8 = 1.5 times as many rows.
+- Without event time, from the sources: one that works for a tenth of the time and waits for four tenths could emit five
+  times as many rows. If that is unknown, too, twice as many.
+
+The parallelism that is wanted is the lowest at which the busiest slot would then work for `TARGET` of the time, as the
+load model predicts it. The job grows if all evaluations of `GROW_AFTER_S` want more than it has; it shrinks if all
+evaluations of the last `SHRINK_AFTER_S` want less. Of what they want, the least change is made. After each change, and
+after each restart, these times begin anew once what was in flight has been processed and `SETTLE_S` have passed.
+
+A job that has to grow within `SHRINK_AFTER_S` after it has shrunk shrinks only after twice the time next, up to an hour.
+There are at most `CHANGES_MAX` changes in an hour. A change that fails, such as for want of slots, leaves the job as it
+runs, and is tried again after a pause that doubles each time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from midstream.engine.coordinator.effects import Effects
+from midstream.engine.coordinator.job_phase import Phase
+from midstream.engine.coordinator.placement.attempt import TaskPhase
+from midstream.engine.coordinator.placement.load_model import FULL, Load, TaskLoad
+from midstream.engine.coordinator.placement.slot_pool import Rate
+from midstream.engine.core.config import AutoscaleBounds
+from midstream.engine.core.ids import TaskId
+from midstream.engine.protocol.bottleneck import BACKPRESSURED, MEASURABLE
+from midstream.engine.protocol.job_status import AutoscaleChange, AutoscaleStatus, event_time_lag_s
+from midstream.engine.protocol.messages import Reply
+
+if TYPE_CHECKING:
+    from midstream.engine.coordinator.coordinator import Coordinator
+
+EVALUATE_S: Final = 5.0
+SETTLE_S: Final = 15.0
+"""The time for which nothing is concluded from a new attempt: caches are cold, and shares are averages over seconds."""
+GROW_AFTER_S: Final = 15.0
+SHRINK_AFTER_S: Final = 300.0
+CATCH_UP_S: Final = 300.0
+STEP_MAX: Final = 3
+"""How many times as many rows are aimed at with one change: at more, the estimate is worth little."""
+CHOICES_MAX: Final = 5
+"""How many times the present parallelism is the highest that is considered: enough for that many rows."""
+HOUR_S: Final = 3600.0
+CHANGES_MAX: Final = 12
+RETRY_S: Final = 60.0
+SLOWEST: Final = 0.1
+"""Event time that advances by less than this in a second says only that the job falls behind."""
+
+
+class Autoscaler:
+    """Nothing happens in it without `bounds`."""
+
+    def __init__(self, effects: Effects, bounds: AutoscaleBounds | None) -> None:
+        self.changes: deque[AutoscaleChange] = deque(maxlen=20)
+        """The most recent changes, newest first."""
+        self._effects = effects
+        self._bounds = bounds
+        self._next_s = 0.0
+        """When the load is evaluated next, on the clock of `Effects.elapsed_s`, like all times here."""
+        self._settles_s = 0.0
+        """Since when nothing has been evaluated, or `SETTLE_S` before the first evaluation."""
+        self._wanted: deque[tuple[float, int]] = deque()
+        """When, and which parallelism, each evaluation since then has wanted."""
+        self._lags: deque[tuple[float, float]] = deque()
+        """When, and how far, event time has lagged in each of the evaluations of `GROW_AFTER_S`."""
+        self._usual_lag_s: float | None = None
+        """How far event time lags while the job keeps up: rows may be old when they arrive."""
+        self._shrink_after_s = SHRINK_AFTER_S
+        self._shrank_s: float | None = None
+        self._changed_s: deque[float] = deque(maxlen=CHANGES_MAX)
+        self._retry_s = 0.0
+        """When the next change may be tried, after one has failed."""
+        self._failures = 0
+        self._advised: int | None = None
+        self._reason = "no load has been measured yet"
+        self._failed = ""
+        """Why the last change has failed; empty once one has been made."""
+
+    # ---- interface ----
+
+    def restarted(self, *_: object) -> None:
+        """An attempt begins or ends: what was measured before says nothing about the next one."""
+        self._settles_s = self._effects.elapsed_s
+        self._wanted.clear()
+        self._lags.clear()
+
+    def poll(self, job: Coordinator) -> None:
+        """Evaluate the load if it is time to, and change the parallelism if the last evaluations agree."""
+        now_s = self._effects.elapsed_s
+        if self._bounds is None or job.phase is not Phase.RUNNING or now_s < self._next_s:
+            return
+        self._next_s = now_s + EVALUATE_S
+        why = self._cannot_evaluate(job)
+        if why:
+            self.restarted()
+            self._reason = why
+        elif now_s >= self._settles_s + SETTLE_S:
+            load = _load(job)
+            wanted = self._evaluate(job, load)
+            self._wanted.append((now_s, wanted))
+            self._decide(job, load)
+
+    def status(self, parallelism: int) -> AutoscaleStatus | None:
+        if self._bounds is None:
+            return None
+        wanted = self._wanted[-1][1] if self._wanted else parallelism
+        reason = f"{self._reason}; {self._failed}" if self._failed else self._reason
+        bounds = self._bounds
+        return AutoscaleStatus(
+            bounds.least, bounds.most, bounds.is_advice, parallelism, wanted, reason, tuple(self.changes)
+        )
+
+    def refusal(self, parallelism: int) -> str:
+        """Return why a client may not rescale the job to this parallelism; empty if it may."""
+        bounds = self._bounds
+        if bounds is None or bounds.is_advice or bounds.least <= parallelism <= bounds.most:
+            return ""
+        return f"the job scales itself between {bounds.least} and {bounds.most} (autoscale=): {parallelism} is outside"
+
+    # ---- the evaluation ----
+
+    def _cannot_evaluate(self, job: Coordinator) -> str:
+        """Return why the present load says nothing about the next minutes; empty if it does."""
+        assert job.attempt is not None
+        if job.requests.stop is not None:
+            return "the job stops"
+        if job.rescaling.is_under_way:
+            return "the job is being rescaled, or moves to other slots"
+        running = set(_running(job))
+        sources = [vertex for vertex in job.plan.graph.vertices if vertex.source is not None]
+        if all(any(TaskId(each.id, i) not in running for i in range(each.parallelism)) for each in sources):
+            return "the input ends: the parallelism stays"
+        rates = job.slots.rates
+        if any(ref not in rates or not rates[ref].recent_ms for ref in running):
+            return "no load has been measured yet"
+        if any(rate.metrics.recovered_bytes < rate.metrics.to_recover_bytes for rate in rates.values()):
+            return "the job processes what was in flight at its checkpoint"
+        return ""
+
+    def _evaluate(self, job: Coordinator, load: Load) -> int:
+        """Return the parallelism that is wanted, and set the reason."""
+        bounds = self._bounds
+        assert bounds is not None
+        has, now = load.parallelism, load.busiest
+        choices = range(bounds.least, min(bounds.most, CHOICES_MAX * has) + 1)
+        sources = [task.vertex.id for task in load.tasks if task.vertex.source is not None]
+        waiting = [rate for ref, rate in job.slots.rates.items() if ref.vertex in sources and _waits(rate)]
+        lag_s = self._lag_s(job, sources)
+        state = f"the busiest slot works {min(1.0, now):.0%} of the time"
+        if now < FULL and not waiting:
+            self._usual_lag_s = lag_s
+            wanted = min(has, load.least_parallelism(choices, 1.0))
+        elif now < FULL / 2:
+            self._reason = f"{state}, and sources wait: for something that more slots do not relieve"
+            return has
+        else:
+            factor, found = self._behind(lag_s, waiting)
+            state += found
+            wanted = max(has, load.least_parallelism(choices, factor))
+            if wanted == has and factor > 1.0 and has < bounds.most:
+                state += load.limit()
+        if wanted != has:
+            state += f"; at parallelism {wanted} it would work {min(1.0, load.busiest_at(wanted)):.0%}"
+        self._reason = state
+        return wanted
+
+    def _behind(self, lag_s: float | None, waiting: Sequence[Rate]) -> tuple[float, str]:
+        """Return how many times as many rows a job should process that does not keep up, and from what it is known."""
+        if lag_s is not None and self._lags[-1][0] - self._lags[0][0] >= GROW_AFTER_S / 2:
+            (then_s, then_lag_s), (now_s, _) = self._lags[0], self._lags[-1]
+            advance = 1.0 - (lag_s - then_lag_s) / (now_s - then_s)
+            late_s = max(0.0, lag_s - (self._usual_lag_s or 0.0))
+            factor = (1.0 + late_s / CATCH_UP_S) / max(advance, SLOWEST)
+            found = f", and event time, {late_s:.0f} s late, advances by {advance:.2g} s in a second"
+        elif could_emit := [
+            (rate.busy + rate.backpressured) / rate.busy for rate in waiting if rate.busy >= MEASURABLE
+        ]:
+            factor = max(could_emit)
+            found = f", and sources could emit {factor:.1f} times as many rows"
+        else:
+            factor, found = 2.0, ", and how far the job falls behind is unknown"
+        return min(factor, STEP_MAX), found
+
+    def _lag_s(self, job: Coordinator, sources: Sequence[int]) -> float | None:
+        """Return how far the slowest source's event time lags now, and record it."""
+        found = [rate.metrics.watermark_us for ref, rate in job.slots.rates.items() if ref.vertex in sources]
+        lag_s = event_time_lag_s(min(found), self._effects.now_ms) if found else None
+        now_s = self._effects.elapsed_s
+        if lag_s is None:
+            self._lags.clear()
+        else:
+            self._lags.append((now_s, lag_s))
+            while self._lags[0][0] < now_s - GROW_AFTER_S:
+                self._lags.popleft()
+        return lag_s
+
+    # ---- the decision ----
+
+    def _decide(self, job: Coordinator, load: Load) -> None:
+        """Change the parallelism if all evaluations of the time that counts agree that it is too low, or too high."""
+        now_s, has = self._effects.elapsed_s, load.parallelism
+        keeps_s = max(GROW_AFTER_S, self._shrink_after_s)
+        while self._wanted[0][0] < now_s - keeps_s:
+            self._wanted.popleft()
+        recent = [wanted for at_s, wanted in self._wanted if at_s > now_s - GROW_AFTER_S]
+        if min(recent) > has and self._is_measured_for(GROW_AFTER_S):
+            self._change(job, min(recent))
+        elif max(wanted for _, wanted in self._wanted) < has and self._is_measured_for(self._shrink_after_s):
+            # What is wanted for less than GROW_AFTER_S would not make the job grow, so it does not keep it large either.
+            highest = sorted((wanted for _, wanted in self._wanted), reverse=True)
+            self._change(job, highest[min(int(GROW_AFTER_S / EVALUATE_S), len(highest) - 1)])
+        else:
+            self._advised = None
+
+    def _is_measured_for(self, seconds: float) -> bool:
+        """Whether evaluations have been made for this time, up to the interval between two of them."""
+        return self._wanted[-1][0] - self._wanted[0][0] >= seconds - EVALUATE_S
+
+    def _change(self, job: Coordinator, wanted: int) -> None:
+        now_s, has = self._effects.elapsed_s, job.plan.config.parallelism
+        bounds = self._bounds
+        assert bounds is not None
+        if bounds.is_advice:
+            if self._advised != wanted:
+                self._advised = wanted
+                self._effects.notify_user(
+                    f"autoscale: parallelism {wanted} would be better than {has}: {self._reason}."
+                )
+            return
+        in_an_hour = len(self._changed_s) == CHANGES_MAX and now_s - self._changed_s[0] < HOUR_S
+        if in_an_hour:
+            self._failed = f"{CHANGES_MAX} changes in the last hour are the most there may be, so the parallelism stays"
+        elif now_s >= self._retry_s:
+            job.rescaling.request(partial(self._answered, has, wanted, self._reason), wanted, job.plan)
+
+    def _answered(self, before: int, after: int, reason: str, reply: Reply) -> None:
+        """The change has been made, or has failed."""
+        now_s = self._effects.elapsed_s
+        self.restarted()
+        if reply.error:
+            self._failures += 1
+            pause_s = min(RETRY_S * 2.0 ** (self._failures - 1), HOUR_S)
+            self._retry_s = now_s + pause_s
+            self._failed = f"{reply.error}; the next change is tried in {pause_s / 60:.0f} min"
+            return
+        self._failures, self._retry_s, self._failed = 0, 0.0, ""
+        self._changed_s.append(now_s)
+        self._learn(after > before, now_s)
+        self.changes.appendleft(AutoscaleChange(self._effects.now_ms, before, after, reason))
+        self._effects.notify_user(f"autoscale: the parallelism was {before} and is {after}: {reason}.")
+
+    def _learn(self, grew: bool, now_s: float) -> None:
+        """Shrink later next time if the job had to grow again soon after it had shrunk."""
+        if not grew:
+            if self._shrank_s is not None and now_s - self._shrank_s > HOUR_S:
+                self._shrink_after_s = SHRINK_AFTER_S
+            self._shrank_s = now_s
+        elif self._shrank_s is not None and now_s - self._shrank_s < self._shrink_after_s:
+            self._shrink_after_s = min(2 * self._shrink_after_s, HOUR_S)
+
+
+def _waits(rate: Rate) -> bool:
+    return rate.backpressured >= BACKPRESSURED
+
+
+def _running(job: Coordinator) -> list[TaskId]:
+    """Return the tasks that still have input."""
+    assert job.attempt is not None
+    return [ref for ref, phase in job.attempt.phases.items() if phase is TaskPhase.RUNNING]
+
+
+def _load(job: Coordinator) -> Load:
+    """Return the load of all tasks; those that have finished have none."""
+    plan, running = job.plan, set(_running(job))
+    parallelism = plan.config.parallelism
+    tasks = []
+    for vertex in plan.graph.vertices:
+        refs = [TaskId(vertex.id, index) for index in range(vertex.parallelism)]
+        busy = [job.slots.rates[ref].busy if ref in running else 0.0 for ref in refs]
+        tasks.append(TaskLoad(vertex, busy, is_fixed=vertex.parallelism != parallelism))
+    return Load(tasks, parallelism)

@@ -1,0 +1,180 @@
+"""A job that chooses its parallelism by its load."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from coordinator_world import Ledger, ScriptedSource, two_vertices
+from load_world import LoadedJob, on
+
+from midstream.engine.coordinator.placement import autoscaler
+from midstream.engine.core.config import AutoscaleBounds
+from midstream.engine.core.ids import TaskId
+from midstream.engine.protocol import messages as m
+
+GROWS_WITHIN_S = autoscaler.SETTLE_S + autoscaler.GROW_AFTER_S + 15
+
+
+def test_a_job_that_falls_behind_grows_to_what_catches_up() -> None:
+    job = LoadedJob(lambda _: 3000.0, on(1, 8)).run(GROWS_WITHIN_S)
+    assert job.parallelism > 1
+    job.run(600)
+    assert job.lag_s < 1
+    assert 3000 / (job.parallelism * 1000) <= autoscaler.FULL
+    assert job.parallelism == 5
+    status = job.bench.status.autoscale
+    assert status is not None
+    assert [(change.before, change.after) for change in status.changes][-1][0] == 1
+    assert "event time" in status.changes[-1].reason
+
+
+def test_a_job_without_event_time_grows_by_what_its_sources_could_emit() -> None:
+    job = LoadedJob(lambda _: 3000.0, on(1, 8), has_time=False).run(1200)
+    assert job.parallelism == 5
+    assert job.lag_s < 1
+    status = job.bench.status.autoscale
+    assert status is not None
+    assert "sources could emit" in status.changes[-1].reason
+
+
+def test_a_job_that_keeps_up_stays_as_it_is() -> None:
+    job = LoadedJob(lambda _: 1300.0, on(1, 8), parallelism=2).run(3600)
+    assert set(job.parallelisms) == {2}
+    assert "the busiest slot works 65% of the time" in job.reason
+
+
+def test_a_job_shrinks_after_five_minutes_with_little_to_do() -> None:
+    job = LoadedJob(lambda s: 3000.0 if s < 120 else 600.0, on(1, 8), parallelism=5)
+    job.run(120 + autoscaler.SHRINK_AFTER_S - 20)
+    assert job.parallelism == 5
+    job.run(60)
+    assert job.parallelism == 1
+    assert max(job.lags[-30:]) < 3
+    status = job.bench.status.autoscale
+    assert status is not None
+    assert "at parallelism 1 it would work 60%" in status.changes[0].reason
+
+
+def test_a_peak_in_the_five_minutes_keeps_the_slots() -> None:
+    job = LoadedJob(lambda s: 3000.0 if s % 240 < 60 else 300.0, on(1, 8), parallelism=5).run(3600)
+    assert set(job.parallelisms) == {5}
+
+
+def test_it_stays_within_its_bounds() -> None:
+    busy = LoadedJob(lambda _: 50_000.0, on(2, 4), parallelism=2).run(600)
+    assert set(busy.parallelisms) == {2, 4}
+    idle = LoadedJob(lambda _: 1.0, on(2, 4), parallelism=4).run(600)
+    assert set(idle.parallelisms) == {4, 2}
+
+
+def test_slots_that_do_not_come_leave_the_job_as_it_runs_and_are_asked_for_ever_less_often() -> None:
+    job = LoadedJob(lambda _: 3000.0, on(1, 8), cores=2).run(3600)
+    assert job.parallelism == 1
+    assert job.bench.state == "running"
+    assert job.bench.status.restarts == 0
+    assert "slots" in job.reason
+    assert "the next change is tried in" in job.reason
+    requests = len(job.bench.requests)
+    assert 3 < requests < 80
+    job.cores = 8
+    job.run(3600)
+    assert job.parallelism == 5
+
+
+def test_a_hot_key_is_named_instead_of_more_slots() -> None:
+    job = LoadedJob(lambda _: 1100.0, on(1, 8), parallelism=4, hot=0.9).run(900)
+    assert set(job.parallelisms) == {4}
+    assert "subtask 0 of 'write' works" in job.reason
+    assert "more subtasks do not relieve it" in job.reason
+
+
+def test_a_task_with_a_parallelism_of_its_own_is_named() -> None:
+    source, sink = ScriptedSource(("a",)), Ledger()
+    job = LoadedJob(lambda _: 3000.0, on(2, 8), parallelism=2, graph=lambda n: two_vertices(source, sink, n, n)).run(
+        600
+    )
+    assert job.parallelism == 5
+
+
+def test_advice_changes_nothing_and_is_given_once() -> None:
+    job = LoadedJob(lambda _: 3000.0, AutoscaleBounds(1, 8, is_advice=True)).run(1200)
+    assert set(job.parallelisms) == {1}
+    status = job.bench.status.autoscale
+    assert status is not None
+    assert status.is_advice
+    assert status.wanted > 1
+    assert not status.changes
+    advice = [text for text in job.bench.notified if "would be better than 1" in text]
+    assert 1 <= len(advice) <= 3
+
+
+def test_a_load_that_swings_at_the_worst_pace_changes_ever_less_often() -> None:
+    """It shrinks just before the load comes back, again and again."""
+    period_s = autoscaler.SHRINK_AFTER_S + 90
+    job = LoadedJob(lambda s: 3000.0 if s % period_s < 60 else 500.0, on(1, 8), parallelism=5).run(6 * 3600)
+    changed_s = [s for s, (a, b) in enumerate(zip(job.parallelisms, job.parallelisms[1:], strict=False)) if a != b]
+    in_first_hour = sum(s < 3600 for s in changed_s)
+    in_last_hour = sum(s >= 5 * 3600 for s in changed_s)
+    assert in_first_hour <= autoscaler.CHANGES_MAX
+    assert in_last_hour <= 3 < in_first_hour
+
+
+def test_no_more_than_so_many_changes_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscaler, "SHRINK_AFTER_S", 20.0)
+    monkeypatch.setattr(autoscaler.Autoscaler, "_learn", lambda *_: None)
+    job = LoadedJob(lambda s: 3000.0 if s % 200 < 100 else 500.0, on(1, 8), parallelism=1).run(3000)
+    changes = sum(a != b for a, b in zip(job.parallelisms, job.parallelisms[1:], strict=False))
+    assert changes == autoscaler.CHANGES_MAX
+    assert f"{autoscaler.CHANGES_MAX} changes in the last hour" in job.reason
+
+
+def test_nothing_changes_at_the_end_of_the_input() -> None:
+    job = LoadedJob(lambda _: 3000.0, on(1, 8), parallelism=2)
+    job.bench.end_of_data(TaskId(0, 1))
+    job.run(300)
+    assert set(job.parallelisms) == {2}
+    assert "the input ends" in job.reason
+
+
+def test_a_client_may_rescale_within_the_bounds_only() -> None:
+    job = LoadedJob(lambda _: 1300.0, on(2, 4), parallelism=2).run(30)
+    client = job.bench.ask(m.DoRescale(5))
+    assert "scales itself between 2 and 4" in job.bench.replies[client].error
+    client = job.bench.ask(m.DoRescale(4))
+    job.run(10)
+    assert job.bench.replies[client].checkpoint is not None
+    assert job.parallelism == 4
+
+
+def test_a_job_that_is_stopped_while_it_grows_stops() -> None:
+    job = LoadedJob(lambda _: 3000.0, on(1, 8), cores=1)
+    while not job.bench.job.rescaling.is_under_way:
+        job.run(1)
+        assert job.now_s < 300
+    client = job.bench.ask(m.DoStop())
+    job.run(10)
+    assert job.bench.ended is not None and job.bench.ended.state == "stopped", job.bench.ended
+    assert job.bench.replies[client].checkpoint is not None
+
+
+def test_a_day_costs_less_than_the_best_fixed_parallelism_and_lags_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load of a day, and all times, at twelve times the speed: a night, two peaks, and noise."""
+    for name in ("EVALUATE_S", "SETTLE_S", "GROW_AFTER_S", "SHRINK_AFTER_S", "CATCH_UP_S", "HOUR_S"):
+        monkeypatch.setattr(autoscaler, name, getattr(autoscaler, name) / 12)
+
+    def load(s: float) -> float:
+        hour = s / 300 % 24
+        base = 500 + 3000 * max(0.0, math.sin((hour - 6) / 12 * math.pi)) + (1500 if 18 <= hour < 20 else 0)
+        return base * (1 + 0.1 * math.sin(s / 8) + 0.05 * math.sin(s))
+
+    day_s = 24 * 300
+    scaled = LoadedJob(load, on(1, 8), pause_s=1.0).run(day_s)
+    fixed = {n: LoadedJob(load, None, parallelism=n).run(day_s) for n in (3, 4)}
+    assert max(fixed[4].lags) < 10
+    assert max(fixed[3].lags) > 30  # a slot less, and there is a backlog for hours
+    assert scaled.slot_seconds < 0.75 * fixed[4].slot_seconds
+    assert sorted(scaled.lags)[round(0.99 * day_s)] < 5
+    assert max(scaled.lags) < 15
+    changes = sum(a != b for a, b in zip(scaled.parallelisms, scaled.parallelisms[1:], strict=False))
+    assert changes <= 30
