@@ -1,12 +1,15 @@
-"""Jobs of the laboratory that scale themselves: their bounds, and the times after which they change."""
+"""Jobs of the laboratory that scale themselves: their bounds, their loads, and the times after which they change."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
 from midstream.engine.coordinator import shell
-from midstream.engine.coordinator.placement import autoscaler, load_model
+from midstream.engine.coordinator.coordinator import Coordinator
+from midstream.engine.coordinator.placement import autoscaler
+from midstream.engine.coordinator.placement.load_model import Load, TaskLoad
 from midstream.engine.core.config import AutoscaleBounds
 
 SHARE: Final = 0.1
@@ -26,19 +29,38 @@ def bounds_of(seed: int, key_groups: int) -> AutoscaleBounds | None:
     return AutoscaleBounds(1, most, is_advice=Random(f"bounds {seed}").random() < 0.1) if most > 1 else None
 
 
-def quick_times(seed: int) -> list[tuple[Any, str, Any]]:
-    """Return times that fit a run of seconds, and shares at which a simulated job, hardly busy, has reasons to change."""
+def drawn_load(seed: int) -> Callable[[Coordinator], Load]:
+    """Return a measurement whose loads are drawn: simulated jobs are hardly busy, and end before they could change."""
+    random = Random(f"load {seed}")
+
+    def load(job: Coordinator) -> Load:
+        parallelism, mean = job.plan.config.parallelism, random.choice((0.01, 0.2, 0.5, 0.9))
+        tasks = [
+            TaskLoad(
+                vertex,
+                [min(1.0, mean * random.choice((0.5, 1.0, 1.0, 1.2))) for _ in range(vertex.parallelism)],
+                is_fixed=vertex.parallelism != parallelism,
+            )
+            for vertex in job.plan.graph.vertices
+        ]
+        return Load(tasks, parallelism)
+
+    return load
+
+
+def quick_changes(seed: int) -> list[tuple[Any, str, Any]]:
+    """Return times that fit a run of seconds, and loads that change as quickly."""
     random = Random(f"scaling {seed}")
     every_s = random.choice((0.01, 0.05))
-    settle_s = random.choice((0.0, every_s, 5 * every_s))
     return [
         (shell, "TIME_INTERVAL_S", every_s),
         (autoscaler, "EVALUATE_S", every_s),
-        (autoscaler, "SETTLE_S", settle_s),
+        (autoscaler, "SETTLE_S", random.choice((0.0, every_s, 5 * every_s))),
         (autoscaler, "GROW_AFTER_S", every_s * random.choice((1, 3))),
         (autoscaler, "SHRINK_AFTER_S", every_s * random.choice((1, 4))),
         (autoscaler, "RETRY_S", random.choice((0.0, 0.1))),
         (autoscaler, "CHANGES_MAX", random.choice((1, 3, 12))),
-        (load_model, "TARGET", random.choice((0.001, 0.05, 0.7))),
-        (autoscaler, "FULL", random.choice((0.001, 0.1, 0.85))),
+        (autoscaler, "_load", drawn_load(seed)),
+        (autoscaler, "_is_measured", lambda job: True),
+        (autoscaler, "_input_ends", lambda job: False),
     ]

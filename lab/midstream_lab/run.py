@@ -25,7 +25,7 @@ from midstream.simulation.cluster import MakeCoordinator, SimulatedCluster, Simu
 from midstream.simulation.network import Network
 from midstream.simulation.trace import Trace, following_elements
 from midstream.simulation.world import World
-from midstream_lab.autoscaling import bounds_of, quick_times, scales
+from midstream_lab.autoscaling import bounds_of, quick_changes, scales
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker
 from midstream_lab.checkers.directory_checker import DirectoryChecker
 from midstream_lab.checkers.drift_checker import DriftChecker, drift_is_checked
@@ -134,7 +134,7 @@ def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeC
     )
     with ExitStack() as stack:
         stack.enter_context(sizes)
-        for module, name, value in quick_times(scenario.seed) if prepared.is_scaling else ():
+        for module, name, value in quick_changes(scenario.seed) if prepared.is_scaling else ():
             stack.enter_context(patch.object(module, name, value))
         stack.enter_context(watermarks_are_checked(prepared.world, outdated_us_max(scenario)))
         if scenario.drift_us is not None:

@@ -36,6 +36,7 @@ class MessageChecker:
         self._is_for_savepoint = is_for_savepoint
         self._root = config.checkpoint_dir
         self._pause_us = int(config.min_pause_s * 1000) * 1000
+        self._scales_itself = config.autoscale is not None and not config.autoscale.is_advice
         self._is_open = is_open
         self._now_us = now_us
         self._bug = bug
@@ -130,6 +131,7 @@ class MessageChecker:
         is_requested = (
             self._is_ending
             or self._moves
+            or self._scales_itself  # the request is its own then, and not a message
             or any(not isinstance(request, m.GetStatus) for request, _ in self._requests.values())
         )
         if self._ended_us is not None and not is_requested:

@@ -135,12 +135,10 @@ class Autoscaler:
             return "the job stops"
         if job.rescaling.is_under_way:
             return "the job is being rescaled, or moves to other slots"
-        running = set(_running(job))
-        sources = [vertex for vertex in job.plan.graph.vertices if vertex.source is not None]
-        if all(any(TaskId(each.id, i) not in running for i in range(each.parallelism)) for each in sources):
+        if _input_ends(job):
             return "the input ends: the parallelism stays"
         rates = job.slots.rates
-        if any(ref not in rates or not rates[ref].recent_ms for ref in running):
+        if not _is_measured(job):
             return "no load has been measured yet"
         if any(rate.metrics.recovered_bytes < rate.metrics.to_recover_bytes for rate in rates.values()):
             return "the job processes what was in flight at its checkpoint"
@@ -276,6 +274,19 @@ def _running(job: Coordinator) -> list[TaskId]:
     """Return the tasks that still have input."""
     assert job.attempt is not None
     return [ref for ref, phase in job.attempt.phases.items() if phase is TaskPhase.RUNNING]
+
+
+def _input_ends(job: Coordinator) -> bool:
+    """Whether a part of every source has ended: the rest would take less time than a change."""
+    running = set(_running(job))
+    sources = [vertex for vertex in job.plan.graph.vertices if vertex.source is not None]
+    return all(any(TaskId(each.id, i) not in running for i in range(each.parallelism)) for each in sources)
+
+
+def _is_measured(job: Coordinator) -> bool:
+    """Whether each task has reported twice: a share is of the time between two reports."""
+    rates = job.slots.rates
+    return all(ref in rates and rates[ref].recent_ms for ref in _running(job))
 
 
 def _load(job: Coordinator) -> Load:
