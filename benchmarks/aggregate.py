@@ -36,7 +36,7 @@ class _Clock:
     def monotonic_s(self) -> float:
         return time.monotonic()
 
-    own_core_s = stopwatch_s = monotonic_s
+    own_core_s = stopwatch_s = processor_s = monotonic_s
     core_share = 1.0
 
 

@@ -130,7 +130,7 @@ class Peers:
     def monotonic_s(self) -> float:
         return time.monotonic()
 
-    own_core_s = stopwatch_s = monotonic_s
+    own_core_s = stopwatch_s = processor_s = monotonic_s
 
     def post(self, mail: Mail) -> None:
         self.mails.append(mail)

@@ -105,7 +105,7 @@ class World:
     def monotonic_s(self) -> float:
         return self._elapsed_s
 
-    own_core_s = stopwatch_s = monotonic_s
+    own_core_s = stopwatch_s = processor_s = monotonic_s
 
     def post(self, mail: Mail) -> None:
         self._mails.append(mail)

@@ -24,6 +24,7 @@ from midstream.cli.status_tables import (
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.protocol.bottleneck import uneven
 from midstream.engine.protocol.job_status import (
+    AutoscaleStatus,
     CheckpointStatus,
     FlowStatus,
     GaugeStatus,
@@ -99,6 +100,17 @@ def test_a_source_whose_splits_wait_for_slower_ones_is_named(status):
     ahead = msgspec.structs.replace(status, vertices=(msgspec.structs.replace(read, splits_ahead=3), write))
     assert "read → parse: 3 of its splits wait, ahead by more than drift" in render(job_view(ahead))
     assert "ahead by more than drift" not in render(job_view(status))
+
+
+def test_a_job_that_scales_itself_says_why_it_runs_as_it_does(status):
+    reason = "the busiest slot works 99% of the time"
+    scaled = msgspec.structs.replace(status, autoscale=AutoscaleStatus(1, 8, False, 2, 5, reason))
+    assert f"autoscale: the job runs at parallelism 2, of 1 to 8: {reason}" in render(job_view(scaled), width=200)
+    advised = msgspec.structs.replace(status, autoscale=AutoscaleStatus(1, 8, True, 2, 5, reason))
+    assert f"autoscale: parallelism 5 would be better than 2: {reason}" in render(job_view(advised), width=200)
+    content = msgspec.structs.replace(status, autoscale=AutoscaleStatus(1, 8, True, 2, 2, reason))
+    assert f"autoscale: parallelism 2 is right: {reason}" in render(job_view(content), width=200)
+    assert "autoscale" not in render(job_view(status))
 
 
 def test_a_name_in_a_job_is_printed_as_it_is_and_cannot_steer_the_terminal(status):

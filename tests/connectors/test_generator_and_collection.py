@@ -161,7 +161,7 @@ class FakeTime:
     def monotonic_s(self) -> float:
         return self.now_s
 
-    own_core_s = stopwatch_s = monotonic_s
+    own_core_s = stopwatch_s = processor_s = monotonic_s
     core_share = 1.0
 
     def call_later(self, delay_s: float, mail: Callable[[], None]) -> Any:

@@ -27,6 +27,8 @@ from machine import limit_s
 from midstream import Environment
 from midstream.cli.main import main
 from midstream.engine.protocol.job_status import (
+    AutoscaleChange,
+    AutoscaleStatus,
     CheckpointStatus,
     FlowStatus,
     GaugeStatus,
@@ -180,6 +182,22 @@ def test_state_that_only_grows_is_named_with_its_operator(
     level = (*growth[:30], *(msgspec.structs.replace(each, bytes=30 * 2**20) for each in growth[30:]))
     for fine in (young, msgspec.structs.replace(status, state_growth=level)):
         assert "growing" not in shown(fine).page.locator("#findings").inner_text()
+
+
+def test_a_job_that_scales_itself_says_why_it_runs_as_it_does(
+    browser: Browser, pages: list[PageServer], tabs: list[Tab]
+) -> None:
+    status = sample()
+    reason = "the busiest slot works 40% of the time"
+    change = AutoscaleChange(status.now_ms - 60_000, 1, 2, "the busiest slot worked 99% of the time")
+    scaled = msgspec.structs.replace(status, autoscale=AutoscaleStatus(1, 8, False, 2, 2, reason, (change,)))
+    tab = of_fake(browser, pages, tabs, FakeJob(scaled))
+    tab.shows(
+        "#findings", r"Parallelism 2, of 1 to 8: the busiest slot works 40% of the time\. It was 1 until .*worked 99%"
+    )
+    advised = msgspec.structs.replace(status, autoscale=AutoscaleStatus(1, 8, True, 2, 5, reason))
+    tab = of_fake(browser, pages, tabs, FakeJob(advised))
+    tab.shows("#findings", "Parallelism 5 would be better than 2: the busiest slot works 40% of the time")
 
 
 class MovingJob(FakeJob):

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.protocol.job_status import (
+    AutoscaleStatus,
     BottleneckStatus,
     CheckpointStatus,
     FlowStatus,
@@ -60,6 +61,7 @@ def full() -> JobStatus:
         waiting=(WaitStatus("a slot", 7_500),),
         checkpoints=(CheckpointStatus(4, "in_progress", NOW_MS - 1_500, 1_500, 0), *status.checkpoints),
         warnings=("late",),
+        autoscale=AutoscaleStatus(1, 8, False, 2, 5, "the busiest slot works 99% of the time"),
     )
 
 
@@ -122,6 +124,12 @@ def test_what_passes_an_edge_is_told_apart_by_edge_even_between_the_same_tasks()
     assert values(full(), "midstream_edge_watermark_timestamp_seconds", "edge") == {"0": 1_357_023_600}
     assert values(full(), "midstream_task_watermark_held_back_seconds", "task") == {"write": 840}
     assert values(full(), "midstream_task_splits_ahead", "task") == {"read": 3, "write": 0}
+
+
+def test_the_parallelism_of_a_job_that_scales_itself_is_there_beside_what_it_wants():
+    assert values(full(), "midstream_job_parallelism") == {"": 2}
+    assert values(full(), "midstream_job_parallelism_wanted") == {"": 5}
+    assert not [name for name in parsed(sample()) if name.startswith("midstream_job_parallelism")]
 
 
 def test_metrics_of_functions_are_told_apart_by_a_label_and_need_no_family_each():

@@ -69,7 +69,7 @@ class Rows:
     def monotonic_s(self) -> float:
         return self.now_s
 
-    own_core_s = stopwatch_s = monotonic_s
+    own_core_s = stopwatch_s = processor_s = monotonic_s
     core_share = 1.0
 
 

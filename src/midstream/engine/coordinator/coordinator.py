@@ -233,12 +233,11 @@ class Coordinator:
             self._effects.notifications.slots_failed(other_python(slot, register))
 
     def _slot_lost(self, event: ev.SlotLost) -> None:
-        slot = event.slot
-        is_harmless = self._loss_is_harmless(slot)
-        lost = self.slots.lost(slot)
+        is_harmless = self._loss_is_harmless(event.slot)
+        lost = self.slots.lost(event.slot)
         if lost is None:
             return
-        self.attempts.slot_lost(slot)
+        self.attempts.slot_lost(event.slot)
         text = f"{lost} is lost: {event.reason}"
         if is_harmless:
             self.warnings.append(text)
@@ -496,8 +495,6 @@ class Coordinator:
                 self._effects.reply(client, m.Reply(status=self.status(self._effects.now_ms)))
             case _ if self.outcome is not None:
                 self.requests.refuse([client], f"the job has ended: {self.outcome[0]}")
-            case m.DoRescale(parallelism) if refusal := self.autoscaler.refusal(parallelism):
-                self.requests.refuse([client], refusal)
             case m.DoRescale(parallelism) if self.phase is Phase.RUNNING and self.requests.stop is None:
                 self.rescaling.request(partial(self._effects.reply, client), parallelism, self.plan)
             case m.DoRescale():
@@ -560,8 +557,9 @@ class Coordinator:
                 self._end("failed", self.restarts.final_error(failure), failure.summary)
                 return
         self._effects.notify_user(self.restarts.describe(failure, follows))
-        reason = f"{failure.summary}; the job continues; the stop is cancelled"
-        self.requests.attempt_failed(reason, self.commits.is_stalled)
+        self.requests.attempt_failed(
+            f"{failure.summary}; the job continues; the stop is cancelled", self.commits.is_stalled
+        )
         self.sources.pause()
         if self.phase is Phase.WAITING_TO_DEPLOY:
             self.slots.gather()

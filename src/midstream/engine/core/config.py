@@ -190,9 +190,9 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("name: a job needs a name that is not empty")
         if not 1 <= self.max_parallelism <= MAX_PARALLELISM_MAX:
             raise ConfigError(f"max_parallelism: {self.max_parallelism} is not between 1 and {MAX_PARALLELISM_MAX}")
-        check_parallelism(self.parallelism, self.max_parallelism, "the job")
         if self.autoscale is not None:
             self._check_autoscale(self.autoscale)
+        check_parallelism(self.parallelism, self.max_parallelism, "the job")
         if not self.tls.strip():
             raise ConfigError("tls: the value is empty; give 'auto', 'on', 'off', or a directory with a certificate")
         if self.buffer_bytes < BUFFER_BYTES_MIN:

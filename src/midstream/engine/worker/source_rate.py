@@ -53,6 +53,8 @@ class SourceRate:
         """The batches after which the source has paused, since the last bound, and their rows."""
         self._paused_s = 0.0
         """The time between those batches and the next ones."""
+        self.read_s = 0.0
+        """The processor time of all reads on the I/O pool so far."""
         self._rows_per_s = rows_per_s or 0.0
         self.has_rate = bool(rows_per_s)
         self._limit = self._batch_rows = rows_max

@@ -192,8 +192,6 @@ class SourceReader(Splits):
         self._listeners: list[Callable[[], None]] = []
         self._changed = True
         """Whether the listeners have to be called before anything else is emitted."""
-        self.read_s = 0.0
-        """The processor time of all reads on the I/O pool so far."""
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if SPLITS in parts:
@@ -381,6 +379,10 @@ class SourceReader(Splits):
         return self._limit.holds(open_split.number) and open_split.state is not _AT_END
 
     @property
+    def read_s(self) -> float:
+        return self._rate.read_s
+
+    @property
     def splits_ahead(self) -> int:
         """How many splits are not read at present because they are too far ahead."""
         return sum(map(self._is_held_back, self._splits))
@@ -475,7 +477,7 @@ class SourceReader(Splits):
                     self._fail(outcome.error)
                 return
             open_split.reader, prefetched, worked_s = outcome.value
-            self.read_s += worked_s
+            self._rate.read_s += worked_s
             if self._request_state is _CLOSED:
                 self._close_reader(open_split)
             elif prefetched is not None and prefetched.batch.num_rows == 0 and prefetched.bad is None:

@@ -54,6 +54,7 @@ CHANGES_MAX: Final = 12
 RETRY_S: Final = 60.0
 SLOWEST: Final = 0.1
 """Event time that advances by less than this in a second says only that the job falls behind."""
+_NOT_MEASURED: Final = "its load is being measured"
 
 
 class Autoscaler:
@@ -81,7 +82,7 @@ class Autoscaler:
         """When the next change may be tried, after one has failed."""
         self._failures = 0
         self._advised: int | None = None
-        self._reason = "no load has been measured yet"
+        self._reason = _NOT_MEASURED
         self._failed = ""
         """Why the last change has failed; empty once one has been made."""
 
@@ -89,7 +90,7 @@ class Autoscaler:
 
     def restarted(self, *_: object) -> None:
         """An attempt begins or ends: what was measured before says nothing about the next one."""
-        self._settles_s = self._effects.elapsed_s
+        self._settles_s, self._reason = self._effects.elapsed_s, _NOT_MEASURED
         self._wanted.clear()
         self._lags.clear()
 
@@ -119,13 +120,6 @@ class Autoscaler:
             bounds.least, bounds.most, bounds.is_advice, parallelism, wanted, reason, tuple(self.changes)
         )
 
-    def refusal(self, parallelism: int) -> str:
-        """Return why a client may not rescale the job to this parallelism; empty if it may."""
-        bounds = self._bounds
-        if bounds is None or bounds.is_advice or bounds.least <= parallelism <= bounds.most:
-            return ""
-        return f"the job scales itself between {bounds.least} and {bounds.most} (autoscale=): {parallelism} is outside"
-
     # ---- the evaluation ----
 
     def _cannot_evaluate(self, job: Coordinator) -> str:
@@ -139,7 +133,7 @@ class Autoscaler:
             return "the input ends: the parallelism stays"
         rates = job.slots.rates
         if not _is_measured(job):
-            return "no load has been measured yet"
+            return _NOT_MEASURED
         if any(rate.metrics.recovered_bytes < rate.metrics.to_recover_bytes for rate in rates.values()):
             return "the job processes what was in flight at its checkpoint"
         return ""
