@@ -557,9 +557,7 @@ class Coordinator:
                 self._end("failed", self.restarts.final_error(failure), failure.summary)
                 return
         self._effects.notify_user(self.restarts.describe(failure, follows))
-        self.requests.attempt_failed(
-            f"{failure.summary}; the job continues; the stop is cancelled", self.commits.is_stalled
-        )
+        self.requests.attempt_failed(failure.summary, self.commits.is_stalled)
         self.sources.pause()
         if self.phase is Phase.WAITING_TO_DEPLOY:
             self.slots.gather()

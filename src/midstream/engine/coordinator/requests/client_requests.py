@@ -78,13 +78,13 @@ class ClientRequests:
         assert self.stop is not None and self.can_stop_without_tasks
         self.stop.is_stored, self.stop.checkpoint = True, path
 
-    def attempt_failed(self, reason: str, commits_stalled: bool) -> None:
+    def attempt_failed(self, why: str, commits_stalled: bool) -> None:
         """Cancel a stop whose savepoint the failures of the job prevent, or that cannot commit what was written."""
         if self.stop is None or self.stop.drain:
             return
         self.stop.failures += 1
         if commits_stalled or (self.stop.with_savepoint and self.stop.failures > 1):
-            self.stop_failed(reason)
+            self.stop_failed(f"{why}; the job continues; the stop is cancelled")
 
     def stop_with_savepoint(self, client: int) -> Stop:
         assert self.stop is None
