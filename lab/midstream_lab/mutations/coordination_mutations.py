@@ -85,14 +85,14 @@ def savepoints_count() -> Replacements:
 
 def rescale_keeps_splits() -> Replacements:
     """The splits that are left are those of now, not those of the checkpoint."""
-    original = machine.Coordinator._switch_to
+    original = machine.Coordinator.switch_to
 
     def go_on_with(self: Any, plan: Any) -> None:
         original(self, plan)
         if self.sources.storage is not None and self.sources._discovers:
             self.sources.are_reset = True
 
-    return [(machine.Coordinator, "_switch_to", go_on_with)]
+    return [(machine.Coordinator, "switch_to", go_on_with)]
 
 
 def rescale_keeps_layout() -> Replacements:

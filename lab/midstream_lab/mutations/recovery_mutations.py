@@ -324,7 +324,7 @@ def dealt_state_by_state() -> Replacements:
 
 def rescaled_from_the_one_before() -> Replacements:
     """A rescale resumes from the checkpoint before the one that was made for it."""
-    published, go_on_with = CheckpointCoordinator._published, machine.Coordinator._switch_to
+    published, go_on_with = CheckpointCoordinator._published, machine.Coordinator.switch_to
 
     def keep(self: Any, *arguments: Any) -> None:
         before = self.newest
@@ -338,7 +338,7 @@ def rescaled_from_the_one_before() -> Replacements:
         if before is not None:
             self.checkpoints.newest = before
 
-    return [(CheckpointCoordinator, "_published", keep), (machine.Coordinator, "_switch_to", switch)]
+    return [(CheckpointCoordinator, "_published", keep), (machine.Coordinator, "switch_to", switch)]
 
 
 def state_of_the_restore_before() -> Replacements:

@@ -9,7 +9,7 @@ from coordinator_world import Ledger, ScriptedSource, two_vertices
 from load_world import LoadedJob, on
 
 from midstream.engine.coordinator.placement import autoscaler
-from midstream.engine.core.config import AutoscaleBounds
+from midstream.engine.core.config import AutoscaleBounds, RestartStrategy
 from midstream.engine.core.ids import TaskId
 from midstream.engine.protocol import messages as m
 
@@ -80,6 +80,53 @@ def test_slots_that_do_not_come_leave_the_job_as_it_runs_and_are_asked_for_ever_
     job.cores = 8
     job.run(3600)
     assert job.parallelism == 5
+
+
+def test_a_job_that_loses_slots_for_good_continues_on_those_that_are_left() -> None:
+    job = LoadedJob(lambda _: 1500.0, on(2, 8), parallelism=4).run(30)
+    job.cores = 3
+    job.bench.lose(job.bench.slots[1])
+    job.run(15)
+    assert job.bench.state == "restarting"
+    job.run(20)
+    assert (job.bench.state, job.parallelism, job.bench.status.slots_needed) == ("running", 3, 3)
+    assert job.bench.status.restarts == 1
+    status = job.bench.status.autoscale
+    assert status is not None
+    assert (status.changes[0].before, status.changes[0].after) == (4, 3)
+    assert "3 came within 20 s" in status.changes[0].reason
+    assert any("the parallelism was 4 and is 3" in text for text in job.bench.notified)
+    job.run(60)
+    assert job.lag_s < 1
+
+
+def test_too_few_slots_are_waited_for_as_in_any_job() -> None:
+    restart = RestartStrategy(kind="fixed", attempts=100, delay_s=0.5)
+    job = LoadedJob(lambda _: 1500.0, on(3, 8), parallelism=4, restart=restart).run(30)
+    job.cores = 2
+    job.bench.lose(job.bench.slots[1])
+    job.bench.lose(job.bench.slots[2])
+    job.run(60)
+    assert job.bench.state == "restarting"
+    assert job.parallelism == 4
+    job.cores = 4
+    job.run(30)
+    assert job.bench.state == "running"
+
+
+def test_slots_that_come_while_the_smaller_plan_is_made_are_used() -> None:
+    job = LoadedJob(lambda _: 1500.0, on(2, 8), parallelism=4, held=("rescale",)).run(30)
+    job.cores = 3
+    job.bench.lose(job.bench.slots[1])
+    while not job.bench.waiting:
+        job.run(1)
+        assert job.now_s < 120
+    job.bench.lose(job.bench.slots[2])  # it asks for slots again
+    job.cores = 4
+    job.run(5)
+    assert (job.bench.state, job.parallelism) == ("running", 4)
+    job.bench.release("rescale")
+    assert (job.bench.state, job.parallelism) == ("running", 4)
 
 
 def test_a_hot_key_is_named_instead_of_more_slots() -> None:

@@ -97,7 +97,7 @@ class Coordinator:
         self.requests = ClientRequests(self._effects)
         self._distribution = StateDistribution(self._effects)
         self.rescaling = Rescaling(self._effects, self.slots, self.attempts, self._distribution)
-        self.autoscaler = Autoscaler(self._effects, plan.config.autoscale)
+        self.autoscaler = Autoscaler(self._effects, plan.config.autoscale, self._distribution)
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage)
         self.cleanup = CheckpointCleanup(self._effects)
         self.sources = SplitAssignment(self._effects, plan.graph)
@@ -283,7 +283,7 @@ class Coordinator:
         """Slots did not come. While the job runs, only a rescale or a move needs slots that are missing."""
         if self.phase is Phase.RUNNING:
             self.rescaling.slots_failed(failure.summary)
-        else:
+        elif not self.autoscaler.shrinks(self, failure):
             self.fail_attempt(failure)
 
     def _slots_gone(self, reason: str) -> None:
@@ -541,7 +541,7 @@ class Coordinator:
         before = self.rescaling.give_up(failure.summary)
         if before is not None:
             self.sources.pause()
-            self._switch_to(before)
+            self.switch_to(before)
         # without checkpoints, a job that has committed some of its output must not restart: it would be duplicated
         would_duplicate = self.commits.is_stalled and self.checkpoints.storage is None
         match failures.after_failure(self.phase, failure, before is not None, would_duplicate):
@@ -564,7 +564,7 @@ class Coordinator:
             return
         self._cancel_attempt(f"the job failed: {failure.summary}")
 
-    def _switch_to(self, plan: ev.JobPlan) -> None:
+    def switch_to(self, plan: ev.JobPlan) -> None:
         """Run the same job at another parallelism from the next attempt on."""
         self.plan = plan
         self.slots.resize(plan.graph.slots)
@@ -582,7 +582,7 @@ class Coordinator:
         self.attempts.cancelled()
         self._transition(PhaseEvent.CANCELLED)
         if self.rescaling.stage is RescaleStage.SWITCHING:
-            self._switch_to(self.rescaling.plan)
+            self.switch_to(self.rescaling.plan)
             self.slots.gather()
         return True
 

@@ -16,22 +16,31 @@ after each restart, these times begin anew once what was in flight has been proc
 A job that has to grow within `SHRINK_AFTER_S` after it has shrunk shrinks only after twice the time next, up to an hour.
 There are at most `CHANGES_MAX` changes in an hour. A change that fails, such as for want of slots, leaves the job as it
 runs, and is tried again after a pause that doubles each time.
+
+If slots are lost and others do not come, the job continues on those that it has, if the lower bound allows it.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from midstream.engine.coordinator.effects import Effects
+import msgspec
+
+from midstream.engine.coordinator.effects import Effects, IoKind
+from midstream.engine.coordinator.events import JobPlan
+from midstream.engine.coordinator.failures import Failure
 from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.coordinator.placement.attempt import TaskPhase
 from midstream.engine.coordinator.placement.load_model import FULL, Load, TaskLoad
 from midstream.engine.coordinator.placement.slot_pool import Rate
+from midstream.engine.coordinator.restore.distribute import StateDistribution
 from midstream.engine.core.config import AutoscaleBounds
 from midstream.engine.core.ids import TaskId
+from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.protocol.bottleneck import BACKPRESSURED, MEASURABLE
 from midstream.engine.protocol.job_status import AutoscaleChange, AutoscaleStatus, event_time_lag_s
 from midstream.engine.protocol.messages import Reply
@@ -60,11 +69,12 @@ _NOT_MEASURED: Final = "its load is being measured"
 class Autoscaler:
     """Nothing happens in it without `bounds`."""
 
-    def __init__(self, effects: Effects, bounds: AutoscaleBounds | None) -> None:
+    def __init__(self, effects: Effects, bounds: AutoscaleBounds | None, distribution: StateDistribution) -> None:
         self.changes: deque[AutoscaleChange] = deque(maxlen=20)
         """The most recent changes, newest first."""
         self._effects = effects
         self._bounds = bounds
+        self._distribution = distribution
         self._next_s = 0.0
         """When the load is evaluated next, on the clock of `Effects.elapsed_s`, like all times here."""
         self._settles_s = 0.0
@@ -119,6 +129,51 @@ class Autoscaler:
         return AutoscaleStatus(
             bounds.least, bounds.most, bounds.is_advice, parallelism, wanted, reason, tuple(self.changes)
         )
+
+    # ---- fewer slots than the job had ----
+
+    def shrinks(self, job: Coordinator, failure: Failure) -> bool:
+        """Return whether the job will continue on the slots that are there, after others were lost and do not come back.
+
+        Then `failure` is the failure of the attempt only if that turns out to be impossible.
+        """
+        bounds, plan, there = self._bounds, job.plan, job.slots.staying
+        if bounds is None or bounds.is_advice or failure.fatal or plan.rescaled is None or job.rescaling.is_under_way:
+            return False
+        waits = job.phase is Phase.WAITING_TO_DEPLOY and job.checkpoints.outcome_is_known
+        if not waits or not bounds.least <= there < plan.config.parallelism:
+            return False
+        planned = partial(self._replanned, job, failure)
+        what = f"the plan of the job at parallelism {there}"
+        self._effects.run_io(IoKind.RESCALE, partial(plan.rescaled, there), planned, about=there, waits_for=what)
+        return True
+
+    def _replanned(self, job: Coordinator, failure: Failure, outcome: Done[JobPlan] | Failed) -> None:
+        newest = job.checkpoints.newest
+        if isinstance(outcome, Failed):
+            self._shrink(job, failure, None)
+        elif newest is None:
+            self._shrink(job, failure, outcome.value)
+        else:
+
+            def distributed(failed: Failed | None) -> bool:
+                self._shrink(job, failure, None if failed is not None else outcome.value)
+                return failed is None
+
+            self._distribution.distribute(newest, outcome.value, distributed)
+
+    def _shrink(self, job: Coordinator, failure: Failure, plan: JobPlan | None) -> None:
+        """Continue with this plan, whose tasks can resume from the newest checkpoint. None: there is no such plan."""
+        if job.phase is not Phase.WAITING_TO_DEPLOY or job.slots.complete:
+            return
+        if plan is None:
+            job.fail_attempt(failure)
+            return
+        before, after = job.plan.config.parallelism, plan.config.parallelism
+        job.sources.pause()
+        job.switch_to(replace(plan, config=msgspec.structs.replace(plan.config, tls=job.plan.config.tls)))
+        job.slots.gather()
+        self._note(before, after, failure.summary)
 
     # ---- the evaluation ----
 
@@ -247,6 +302,9 @@ class Autoscaler:
         self._failures, self._retry_s, self._failed = 0, 0.0, ""
         self._changed_s.append(now_s)
         self._learn(after > before, now_s)
+        self._note(before, after, reason)
+
+    def _note(self, before: int, after: int, reason: str) -> None:
         self.changes.appendleft(AutoscaleChange(self._effects.now_ms, before, after, reason))
         self._effects.notify_user(f"autoscale: the parallelism was {before} and is {after}: {reason}.")
 
