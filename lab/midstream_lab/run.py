@@ -317,7 +317,7 @@ class Run:
         random = Random(f"rescale {self.scenario.seed} {parallelism}")
         shape = with_parallelism(shape, parallelism, random, same=random.random() < 0.5)
         then = self._plan(job_id, root, shape, version, start)
-        if random.random() < 0.1:
+        if random.random() < 0.1 and self.driver.state == "running":  # what has no slots cannot return to a plan before
             too_small = msgspec.structs.replace(then.config, pool_bytes=2 * then.config.buffer_bytes)
             return replace(then, config=too_small)
         return then

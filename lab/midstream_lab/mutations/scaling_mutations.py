@@ -20,6 +20,24 @@ def scaling(seed: int) -> Scenario:
     return replace(drawn, key_groups=16, is_scaling=True, row_us=200)
 
 
+def losing(seed: int) -> Scenario:
+    """A job that scales itself and loses slots, in whose place others come too late."""
+    drawn = draw(seed, topology="keyed", parallelism=3, faults=("slots_late", "kill_slot", "slots_late"), rows=300)
+    return replace(drawn, key_groups=16, is_scaling=True, row_us=200, interval_s=0.01)
+
+
+def shrinks_on_advice() -> Replacements:
+    original = Autoscaler.shrinks
+
+    def shrinks(self: Any, job: Any, failure: Any) -> bool:
+        bounds, self._bounds = self._bounds, msgspec.structs.replace(self._bounds, least=1, is_advice=False)
+        is_shrinking = original(self, job, failure)
+        self._bounds = bounds
+        return is_shrinking
+
+    return [(Autoscaler, "shrinks", shrinks)]
+
+
 def scales_on_advice() -> Replacements:
     original = Autoscaler._change
 
@@ -56,4 +74,5 @@ MUTATIONS: Final = named(
     Mutation("a job that only gives advice scales itself", scales_on_advice, scaling),
     Mutation("a change of the parallelism counts when it is requested", scaling_counts_when_requested, scaling),
     Mutation("the changes in an hour have no limit", scales_without_limit, scaling),
+    Mutation("a job shrinks although it only gives advice", shrinks_on_advice, losing),
 )

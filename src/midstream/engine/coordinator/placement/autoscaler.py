@@ -170,7 +170,6 @@ class Autoscaler:
             job.fail_attempt(failure)
             return
         before, after = job.plan.config.parallelism, plan.config.parallelism
-        job.sources.pause()
         job.switch_to(replace(plan, config=msgspec.structs.replace(plan.config, tls=job.plan.config.tls)))
         job.slots.gather()
         self._note(before, after, failure.summary)
