@@ -9,6 +9,7 @@ from typing import Any, Final
 from midstream.engine.coordinator import shell
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.coordinator.placement import autoscaler
+from midstream.engine.coordinator.placement.attempt import TaskPhase
 from midstream.engine.coordinator.placement.load_model import Load, TaskLoad
 from midstream.engine.core.config import AutoscaleBounds
 
@@ -62,5 +63,10 @@ def quick_changes(seed: int) -> list[tuple[Any, str, Any]]:
         (autoscaler, "CHANGES_MAX", random.choice((1, 3, 12))),
         (autoscaler, "_load", drawn_load(seed)),
         (autoscaler, "_is_measured", lambda job: True),
-        (autoscaler, "_input_ends", lambda job: False),
+        (autoscaler, "_input_ends", _has_ended),
     ]
+
+
+def _has_ended(job: Coordinator) -> bool:
+    """Whether all input has ended, which is later than what the engine takes as the end."""
+    return job.attempt is None or TaskPhase.RUNNING not in job.attempt.phases.values()
