@@ -75,5 +75,5 @@ def test_a_job_without_a_checkpoint_directory_cannot_scale_itself() -> None:
 def test_more_than_the_slots_that_there_can_be_are_refused_at_the_start(tmp_path: Path) -> None:
     env = Environment("job", autoscale=(1, 4), checkpoint_dir=tmp_path)
     env.from_collection([{"n": 1}]).collect()
-    with pytest.raises(ClusterError, match="needs 4 slots, but there are 2"):
+    with pytest.raises(ClusterError, match="autoscale goes up to parallelism 4: the job needs 4 slots, but there are 2"):
         env.execute(slots=ProcessSlots(slots_max=2))

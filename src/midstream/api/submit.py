@@ -94,7 +94,7 @@ class Submission:
             if slots is None:
                 slots = _spark_slots(self.master, plan.slots_most)
                 undo.callback(slots.close)
-            slots.check(plan.slots_most)
+            _check_bounds(plan, slots)
             for vertex in graph.vertices:
                 if vertex.source is not None:
                     undo.callback(vertex.source.source.close)
@@ -206,6 +206,15 @@ def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallel
         for vertex in graph.vertices
     )
     return replace(plan, graph=graph, graph_bytes=pickled(replace(graph, vertices=vertices)), config=config)
+
+
+def _check_bounds(plan: JobPlan, slots: SlotProvider) -> None:
+    """Check that there can be as many slots as the job may choose to have. Raises ClusterError."""
+    if plan.slots_most > plan.graph.slots:
+        try:
+            slots.check(plan.slots_most)
+        except ClusterError as error:
+            raise ClusterError(f"autoscale goes up to parallelism {plan.slots_most}: {error}") from error
 
 
 def _spark_slots(master: str | None, slots: int) -> SlotProvider:
