@@ -426,3 +426,11 @@ def test_an_extreme_of_times_is_null_as_long_as_they_are(kind: pa.DataType, cut:
     none, three, _, one = batch.column("v").to_pylist()
     found = [(row["low"], row["high"]) for row in world.out.rows()]
     assert found == [(none, none), (three, three), (three, three), (one, three)]
+
+
+def test_an_interval_that_is_finer_than_event_time_is_refused_by_its_name() -> None:
+    schema = pa.schema([("k", pa.int64()), ("t", pa.timestamp("ms"))])
+    with pytest.raises(ConfigError, match="operator 'totals': every: 2500 µs is finer than the event time 't'"):
+        periodic_aggregate_operator(
+            "totals", keys=["k"], event_time=TimeColumn("t"), aggregates={"n": Count()}, schema=schema, every_us=2500
+        )

@@ -24,6 +24,7 @@ from midstream.engine.operators.windows.aggregates import AnyAggregate
 from midstream.engine.operators.windows.pane_windows import PaneWindowOperator
 from midstream.engine.operators.windows.top_rows import TopAggregation
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
+from midstream.engine.operators.windows.window_operator import native_units
 from midstream.engine.operators.windows.window_specs import END, Sliding
 from midstream.engine.state.columnar import FrameRun
 from midstream.engine.state.state_parts import Redistribute, StatePart
@@ -91,6 +92,7 @@ class PeriodicAggregateOperator(PaneWindowOperator):
     """Tumbling windows that are merged into the totals of their keys when they fire."""
 
     def __init__(self, aggregation: WindowAggregation, every_us: int, ttl_us: int | None) -> None:
+        native_units(every_us, aggregation.time, f"{aggregation.where}: every")
         super().__init__(aggregation, Sliding(every_us, every_us), 0)
         self._ttl = ttl_of(ttl_us, aggregation)
         added = [] if ttl_us is None else [pa.field(UNTIL, aggregation.time.kind)]
