@@ -20,6 +20,7 @@ from operator_world import World, restored
 
 from effort import examples
 from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.key_groups import key_groups, subtask_of
 from midstream.engine.operators.event_time_column import TimeColumn
 from midstream.engine.operators.functions.periodic_aggregate import periodic_aggregate_operator
