@@ -437,7 +437,9 @@ class Run:
             len(self._faults_left),
             self.polls,  # a fault that waits to strike takes steps in which the job need not make progress
         )
-        self._still = self._still + 1 if progress == self._last_progress else 0
+        # a slot that is stopped, or in a long call, continues by itself, and all others may wait for it
+        is_awaited = any(slot.process.paused for slot in self.cluster.live_slots)
+        self._still = self._still + 1 if progress == self._last_progress and not is_awaited else 0
         self._is_held_up = self.world.is_held_up
         self._last_progress = progress
         made = self._checker.checkpoints, self.savepoints.made, self.savepoints.failed

@@ -116,3 +116,8 @@ def test_each_setting_is_far_from_the_usual_in_some_seeds_and_most_seeds_are_as_
     assert 0.5 * SHARE < sum(scenario != usual for scenario in drawn) / len(drawn) < 1.5 * SHARE
     for name, values in EXTREMES.items():
         assert {getattr(scenario, name) for scenario in drawn} >= {*values}, name
+
+
+def test_a_slot_in_a_call_for_which_all_others_wait_is_no_stuck_job() -> None:
+    """Their looking after state on disk takes tens of thousands of steps meanwhile."""
+    assert run(random_scenario(810_000_474)).failures == []
