@@ -13,6 +13,7 @@ from midstream_lab.checkers.failure_causes import LASTS_US
 from midstream_lab.checkers.liveness_checker import COMMIT_S_MAX, JOB_ENDS, LivenessChecker
 from midstream_lab.run import run
 from midstream_lab.scenarios.extremes import EXTREMES, SHARE, with_extremes
+from midstream_lab.scenarios.random_scenarios import random_scenario
 from midstream_lab.scenarios.scenario import draw
 from midstream_lab.scenarios.targeted_ends import ending_in_good_time, ending_without_another
 from midstream_lab.scenarios.time_bounds import bound_s
