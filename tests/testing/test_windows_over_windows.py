@@ -139,12 +139,14 @@ def test_after_a_function_the_event_time_of_windows_is_declared_again() -> None:
     assert ends.event_time is None and made.map(lambda row: row).event_time is None
     assert either.process(Both(), made.schema).event_time is None
     assert made.filter(pl.col("n") > 0).drop("window_start").event_time == "window_end"
+    expected = made.expect(pl.col("n") > 0).window_all(tumbling(30)).aggregate(n=Sum("n"))
     with pytest.raises(JobError, match="the stream has no event time; call with_watermarks"):
         ends.window_all(tumbling(10))
     again = ends.with_watermarks("window_end", WatermarkStrategy.monotonous()).window_all(tumbling(10))
     rows = [{"k": 1, "at": START + timedelta(seconds=10 * second)} for second in range(6)]
     for cut in (1, 3, "whole"):
         assert [row["n"] for row in testing.run(again.aggregate(n=Count()), rows, cut=cut).rows] == [1] * 6
+        assert [row["n"] for row in testing.run(expected, rows, cut=cut).rows] == [3, 3]
 
 
 class Both(CoProcessFunction):

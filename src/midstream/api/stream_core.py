@@ -16,7 +16,7 @@ from midstream.engine.operators.event_time_column import TimeColumn
 
 _KEEPS_ROWS: Final = frozenset(
     (
-        *("filter", "select", "with_columns", "drop", "rename", "window", "window_all", "aggregate", "top"),
+        *("filter", "expect", "select", "with_columns", "drop", "rename", "window", "window_all", "aggregate", "top"),
         *("row_keys", "drop_duplicates", "sort_by_time", "join", "join_asof", "join_table"),
     )
 )

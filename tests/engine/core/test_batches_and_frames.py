@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+from random import Random
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.lib import concat_batches
 
-from midstream.engine.core.batches import from_polars, invalid_value, single_batch, to_polars
+from midstream.engine.core.batches import from_polars, invalid_value, single_batch, to_arrow, to_polars
 
 COLUMNS: dict[str, pa.Array[Any]] = {
     "small integers": pa.array([-1, None, 3], pa.int8()),
@@ -207,3 +208,24 @@ def test_batches_of_empty_lists_can_be_put_together(shortened: str, nesting: str
             twice = concat_batches([batch, batch])
             assert to_polars(twice).equals(pl.concat([made, made]))
             assert batch.take(pa.array([0])).to_pylist() == batch.to_pylist()[:1]
+
+
+def test_lists_of_structs_that_are_all_empty_can_be_written_and_read() -> None:
+    """polars may begin the fields of their values past the end of a buffer without bytes, for instance in a join."""
+    kind = pl.List(pl.Struct({"x": pl.Int64, "y": pl.Int64}))
+    random = Random(0)
+
+    def rows(count: int, share: float) -> pl.DataFrame:
+        values = [[{"x": 1, "y": 2}] if random.random() < share else random.choice([None, []]) for _ in range(count)]
+        return pl.DataFrame({"i": range(count), "v": values}, {"i": pl.Int64, "v": kind})
+
+    for _ in range(2000):
+        share = random.random() / 2
+        parts = pl.concat([rows(random.randrange(9), share) for _ in range(random.randrange(1, 5))])
+        asked = pl.DataFrame({"i": [random.randrange(12) for _ in range(5)]})
+        found = asked.join(parts, on="i", how="left").rechunk()
+        for batch in to_arrow(found).to_batches():
+            read = pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+            read.validate(full=True)
+            assert read.equals(batch)
+            assert pa.concat_arrays([batch.column("v")] * 2).to_pylist() == found["v"].to_list() * 2

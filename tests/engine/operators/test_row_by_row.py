@@ -402,6 +402,22 @@ def test_a_call_costs_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_what_a_check_costs_grows_with_the_columns_not_with_their_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame makes its schema, of all columns, for each call that asks for it."""
+    calls = []
+    schema_property = pl.DataFrame.schema.fget
+    monkeypatch.setattr(pl.DataFrame, "schema", property(lambda frame: [calls.append(0), schema_property(frame)][1]))
+
+    def schemas_made(columns: int) -> int:
+        schema = schema_of([(f"c{number}", pa.int64()) for number in range(columns)])
+        calls.clear()
+        check_row_by_row([pl.all() % 1_000_003], schema, "here")
+        return len(calls)
+
+    schemas_made(1)  # parts are remembered
+    assert 0 < schemas_made(2) == schemas_made(70)
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -260,10 +260,13 @@ def to_arrow(frame: pl.DataFrame) -> pa.Table:
 def _with_sound_values(array: Any) -> Any:
     """Return an array whose lists Arrow can concatenate.
 
-    If all lists are empty, polars may hand over values of length 0 that begin past the end of a buffer without bytes.
-    Arrow takes the array as valid, and fails later, where it slices that buffer.
+    If all lists are empty, polars may hand over values of length 0 that begin past the end of a buffer without bytes,
+    or structs of length 0 whose fields do. Arrow takes the array as valid, and fails later, where it slices that
+    buffer, or writes bytes that cannot be read.
     """
     kind = array.type
+    if not len(array):
+        return pa.nulls(0, kind) if array.offset or kind.num_fields else array
     if pa.types.is_struct(kind):
         fields = [array.field(number) for number in range(kind.num_fields)]
         sound = [_with_sound_values(field) for field in fields]
@@ -273,13 +276,8 @@ def _with_sound_values(array: Any) -> Any:
     if not kind.num_fields:
         return array
     values = array.values
-    if len(values):
-        new = _with_sound_values(values)
-        if new is values:
-            return array
-    elif values.offset:
-        new = pa.nulls(0, values.type)
-    else:
+    new = _with_sound_values(values)
+    if new is values:
         return array
     own = 1 if pa.types.is_fixed_size_list(kind) else 2  # validity, and offsets
     return pa.Array.from_buffers(kind, len(array), array.buffers()[:own], array.null_count, array.offset, [new])

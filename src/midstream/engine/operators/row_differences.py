@@ -219,13 +219,14 @@ def _planned_otherwise(
 ) -> ExpressionFault | None:
     """Return a fault if values do not fit the type that polars plans for their column, which is the one declared."""
     if isinstance(planned, pl.DataFrame):
+        kinds = computed.schema  # polars builds it anew for each call
         for name, kind in planned.schema.items():
-            if kind != computed.schema[name]:
+            if kind != kinds[name]:
                 try:
                     from_polars(selected(computed, [name]), frame_schema(selected(planned, [name])), "")
                 except SchemaError:
                     return ExpressionFault(
-                        f"has the planned type {kind}, but values of {computed.schema[name]}",
+                        f"has the planned type {kind}, but values of {kinds[name]}",
                         _ONE_TYPE,
                         is_of_types=True,
                     )
