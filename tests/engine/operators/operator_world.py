@@ -64,6 +64,8 @@ class Collected:
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         batch.validate(full=True)
+        # what is valid in memory may still be written as bytes that cannot be read
+        assert pa.ipc.read_record_batch(batch.serialize(), batch.schema).num_rows == batch.num_rows
         self.batches.append((tag, batch))
 
     def watermark(self, watermark_us: int) -> None:
