@@ -61,6 +61,6 @@ def quick_changes(seed: int) -> list[tuple[Any, str, Any]]:
         (autoscaler, "RETRY_S", random.choice((0.0, 0.1))),
         (autoscaler, "CHANGES_MAX", random.choice((1, 3, 12))),
         (autoscaler, "_load", drawn_load(seed)),
-        (autoscaler, "_is_measured", lambda job: True),
+        (autoscaler, "_is_measured", lambda job, now_ms: True),
         (autoscaler, "_input_ends", lambda job: False),
     ]
