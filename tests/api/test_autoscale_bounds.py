@@ -58,6 +58,7 @@ def test_a_parallelism_outside_of_the_bounds_is_refused(tmp_path: Path) -> None:
 def test_advice_needs_no_bounds_and_no_directory() -> None:
     env = Environment("job", autoscale="advise", parallelism=2)
     assert env.program.config.autoscale == AutoscaleBounds(1, 128, is_advice=True)
+    assert Environment("job", autoscale="advise", max_parallelism=1).program.config.autoscale is not None
     env.from_collection([{"n": 1}]).collect()
     status = env.execute(slots=ProcessSlots())
     assert status.autoscale is not None and status.autoscale.is_advice
