@@ -11,9 +11,10 @@ Every `EVALUATE_S`, while all tasks run, it estimates how many times as many row
 
 The parallelism that is wanted is the lowest at which the busiest slot would then work for `TARGET` of the time, as the
 load model predicts it. The job grows if all evaluations of `GROW_AFTER_S` want more than it has; it shrinks if all
-evaluations of the last `SHRINK_AFTER_S` want less. Of what they want, the least change is made. After each change, and
-after each restart, these times begin anew once what was in flight has been processed and `SETTLE_S` have passed; after a
-change also three times as long as it took, since what has arrived meanwhile says nothing about the new parallelism.
+evaluations of the last `SHRINK_AFTER_S` want less. It grows to the median of what they want, and shrinks by the least.
+After each change, and after each restart, these times begin anew once what was in flight has been processed and
+`SETTLE_S` have passed; after a change also three times as long as it took, and as the job had been behind before it grew,
+since what has arrived meanwhile says nothing about the new parallelism.
 
 A job that has to grow within `SHRINK_AFTER_S` after it has shrunk shrinks only after twice the time next, up to an hour.
 There are at most `CHANGES_MAX` changes in an hour, and it does not shrink after the half of them. A change that fails,
@@ -27,6 +28,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from midstream.engine.coordinator.effects import Effects
@@ -110,9 +112,13 @@ class Autoscaler:
         if why:
             self.restarted()
             self._reason = why
-        elif now_s >= self._settled_s:
+            return
+        sources = {vertex.id for vertex in job.plan.graph.vertices if vertex.source is not None}
+        rates = [rate for ref, rate in job.slots.rates.items() if ref.vertex in sources]
+        lag_s = self._lag_s(rates)
+        if now_s >= self._settled_s:
             load = _load(job)
-            wanted = self._evaluate(job, load)
+            wanted = self._evaluate(load, lag_s, [rate for rate in rates if rate.backpressured >= BACKPRESSURED])
             self._wanted.append((now_s, wanted))
             self._decide(job, load)
 
@@ -147,15 +153,12 @@ class Autoscaler:
             return "the job processes what was in flight at its checkpoint"
         return ""
 
-    def _evaluate(self, job: Coordinator, load: Load) -> int:
-        """Return the parallelism that is wanted, and set the reason."""
+    def _evaluate(self, load: Load, lag_s: float | None, waiting: Sequence[Rate]) -> int:
+        """Return the parallelism that is wanted, and set the reason. `waiting`: the source subtasks that wait."""
         bounds = self._bounds
         assert bounds is not None
         has, now = load.parallelism, load.busiest
         choices = range(bounds.least, min(bounds.most, CHOICES_MAX * has) + 1)
-        sources = [task.vertex.id for task in load.tasks if task.vertex.source is not None]
-        waiting = [rate for ref, rate in job.slots.rates.items() if ref.vertex in sources and _waits(rate)]
-        lag_s = self._lag_s(job, sources)
         state = f"the busiest slot works {min(1.0, now):.0%} of the time"
         if now < FULL and not waiting:
             self._usual_lag_s = self._usual_lag_s if lag_s is None else lag_s
@@ -191,9 +194,9 @@ class Autoscaler:
             factor, found = 2.0, ", and how far the job falls behind is unknown"
         return min(factor, STEP_MAX), found
 
-    def _lag_s(self, job: Coordinator, sources: Sequence[int]) -> float | None:
+    def _lag_s(self, sources: Sequence[Rate]) -> float | None:
         """Return how far the slowest source's event time lags now, and record it."""
-        found = {rate.metrics.watermark_us for ref, rate in job.slots.rates.items() if ref.vertex in sources}
+        found = {rate.metrics.watermark_us for rate in sources}
         lag_s = event_time_lag_s(min(found - {MIN_WATERMARK_US}, default=None), self._effects.now_ms)
         now_s = self._effects.elapsed_s
         if lag_s is None:
@@ -216,7 +219,7 @@ class Autoscaler:
             self._failed = ""
         recent = [wanted for at_s, wanted in self._wanted if at_s > now_s - GROW_AFTER_S]
         if min(recent) > has and self._is_measured_for(GROW_AFTER_S):
-            self._change(job, min(recent))
+            self._change(job, int(median(recent)))
         elif max(wanted for _, wanted in self._wanted) < has and self._is_measured_for(self._shrink_after_s):
             # What is wanted for less than GROW_AFTER_S would not make the job grow, so it does not keep it large either.
             highest = sorted((wanted for _, wanted in self._wanted), reverse=True)
@@ -245,7 +248,8 @@ class Autoscaler:
         elif now_s >= self._retry_s:
             if wanted > has:
                 wanted = has + max(1, (wanted - has) >> self._failures)
-            job.rescaling.request(partial(self._answered, now_s, has, wanted, self._reason), wanted, job.plan)
+            began_s = now_s - GROW_AFTER_S if wanted > has else now_s
+            job.rescaling.request(partial(self._answered, began_s, has, wanted, self._reason), wanted, job.plan)
 
     def _answered(self, began_s: float, before: int, after: int, reason: str, reply: Reply) -> None:
         """The change has been made, or has failed."""
@@ -271,10 +275,6 @@ class Autoscaler:
             is_too_soon = now_s - self._shrank_s < self._shrink_after_s
             self._shrink_after_s = min(2 * self._shrink_after_s, HOUR_S) if is_too_soon else SHRINK_AFTER_S
             self._shrank_s = None
-
-
-def _waits(rate: Rate) -> bool:
-    return rate.backpressured >= BACKPRESSURED
 
 
 def _running(job: Coordinator) -> list[TaskId]:
