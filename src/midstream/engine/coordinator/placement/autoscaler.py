@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 EVALUATE_S: Final = 5.0
 SETTLE_S: Final = 15.0
 """The time for which nothing is concluded from a new attempt: caches are cold, and shares are averages over seconds."""
+SETTLE_FACTOR: Final = 3
+"""For how many times as long as a change took: at `TARGET`, slots catch up in 2.3 times the time that they have missed."""
 GROW_AFTER_S: Final = 15.0
 SHRINK_AFTER_S: Final = 300.0
 CATCH_UP_S: Final = 300.0
@@ -261,7 +263,7 @@ class Autoscaler:
             self._failed = reply.error
             return
         self._failures, self._retry_s, self._failed = 0, 0.0, ""
-        self._settled_s = max(self._settled_s, now_s + 3 * (now_s - began_s))
+        self._settled_s = max(self._settled_s, now_s + SETTLE_FACTOR * (now_s - began_s))
         self._changed_s.append(now_s)
         self._learn(after > before, now_s)
         self.changes.appendleft(AutoscaleChange(self._effects.now_ms, before, after, reason))
