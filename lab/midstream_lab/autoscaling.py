@@ -57,12 +57,13 @@ def quick_changes(seed: int) -> list[tuple[Any, str, Any]]:
         (shell, "TIME_INTERVAL_S", every_s),
         (autoscaler, "EVALUATE_S", every_s),
         (autoscaler, "SETTLE_S", random.choice((0.0, every_s, 5 * every_s))),
+        (autoscaler, "SETTLE_FACTOR", random.choice((0, 3))),
         (autoscaler, "GROW_AFTER_S", every_s * random.choice((1, 3))),
         (autoscaler, "SHRINK_AFTER_S", every_s * random.choice((1, 4))),
         (autoscaler, "RETRY_S", random.choice((0.0, 0.1))),
-        (autoscaler, "CHANGES_MAX", random.choice((1, 3, 12))),
+        (autoscaler, "CHANGES_MAX", random.choice((2, 3, 12))),
         (autoscaler, "_load", drawn_load(seed)),
-        (autoscaler, "_is_measured", lambda job: True),
+        (autoscaler, "_is_measured", lambda job, now_ms: True),
         (autoscaler, "_input_ends", _has_ended),
     ]
 

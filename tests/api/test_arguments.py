@@ -206,7 +206,9 @@ def test_output_into_the_directory_of_the_checkpoints_is_refused(
     monkeypatch.chdir(tmp_path)
     env = Environment("job", checkpoint_dir="ck")
     env.from_collection([{"n": 1}]).write_parquet(spelled)
-    with pytest.raises(ConfigError, match=r"sink 'parquet.*ck is the directory of the job's checkpoints; give the output"):
+    with pytest.raises(
+        ConfigError, match=r"sink 'parquet.*ck is the directory of the job's checkpoints; give the output"
+    ):
         env.execute(slots=ProcessSlots())
     assert not list(tmp_path.glob("ck/*"))
     beside = Environment("job", checkpoint_dir="ck")

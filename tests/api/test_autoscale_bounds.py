@@ -58,6 +58,7 @@ def test_a_parallelism_outside_of_the_bounds_is_refused(tmp_path: Path) -> None:
 def test_advice_needs_no_bounds_and_no_directory() -> None:
     env = Environment("job", autoscale="advise", parallelism=2)
     assert env.program.config.autoscale == AutoscaleBounds(1, 128, is_advice=True)
+    assert Environment("job", autoscale="advise", max_parallelism=1).program.config.autoscale is not None
     env.from_collection([{"n": 1}]).collect()
     status = env.execute(slots=ProcessSlots())
     assert status.autoscale is not None and status.autoscale.is_advice
@@ -75,5 +76,7 @@ def test_a_job_without_a_checkpoint_directory_cannot_scale_itself() -> None:
 def test_more_than_the_slots_that_there_can_be_are_refused_at_the_start(tmp_path: Path) -> None:
     env = Environment("job", autoscale=(1, 4), checkpoint_dir=tmp_path)
     env.from_collection([{"n": 1}]).collect()
-    with pytest.raises(ClusterError, match="autoscale goes up to parallelism 4: the job needs 4 slots, but there are 2"):
+    with pytest.raises(
+        ClusterError, match="autoscale goes up to parallelism 4: the job needs 4 slots, but there are 2"
+    ):
         env.execute(slots=ProcessSlots(slots_max=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -663,3 +664,15 @@ def test_a_text_that_is_not_utf8_is_refused_from_every_source_and_function():
         JobError, match=r"row 1 of the result of .*: column 's' has the text b'caf\\xe9', which is not UTF-8"
     ):
         testing.run(made)
+
+
+def test_a_file_is_decoded_on_the_thread_that_reads_it(tmp_path):
+    """The processor time of that thread is what the source reports as its work."""
+    source = FileSource(parquet_file(tmp_path / "a.parquet", 0, 500_000, 500_000))
+    (split,) = all_splits(source)
+    reader = source.open_split(split)
+    process_s, thread_s = time.process_time(), time.thread_time()
+    while reader.read(100_000) is not None:
+        pass
+    assert time.thread_time() - thread_s > 0.4 * (time.process_time() - process_s)
+    reader.close()

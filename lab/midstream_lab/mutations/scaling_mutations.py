@@ -54,7 +54,7 @@ def scaling_counts_when_requested() -> Replacements:
 
     def change(self: Any, job: Any, wanted: int) -> None:
         if not self._bounds.is_advice and not job.rescaling.is_under_way:
-            answered(self, job.plan.config.parallelism, wanted, "", Reply(checkpoint=""))
+            answered(self, 0.0, job.plan.config.parallelism, wanted, "", Reply(checkpoint=""))
         original(self, job, wanted)
 
     return [(Autoscaler, "_change", change), (Autoscaler, "_answered", lambda *_: None)]

@@ -851,7 +851,7 @@ def _autoscale(bounds: tuple[int, int] | Literal["advise"] | None, most: int) ->
     if bounds is None:
         return None
     if bounds == "advise":
-        return AutoscaleBounds(1, max(2, most), is_advice=True)
+        return AutoscaleBounds(1, most, is_advice=True)
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise ConfigError(f"autoscale: {bounds!r} is not a pair of bounds such as (2, 16), nor 'advise'")
     return AutoscaleBounds(_whole(bounds[0], "autoscale"), _whole(bounds[1], "autoscale"))

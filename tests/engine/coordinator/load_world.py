@@ -7,6 +7,7 @@ from typing import Any
 
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
+from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.core.config import AutoscaleBounds
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.ids import TaskId
@@ -21,7 +22,7 @@ SOURCE_SHARE = 0.2
 class LoadedJob:
     """`arrivals`: rows per second at a time. `rows_per_s`: what one slot processes. `cores`: the slots there can be.
 
-    `pause_s`: for how long a rescale stops everything. `has_time`: rows have event times, those of their arrival.
+    `pause_s`: for how long tasks restore their state. `has_time`: rows have event times, those of their arrival.
     `hot`: the share of all rows that subtask 0 has to process.
     """
 
@@ -56,13 +57,14 @@ class LoadedJob:
             checkpoint_interval_s=None,
             **config,
         ).run()
+        self.bench.answers[m.Start] = False  # tasks of later attempts run after `pause_s`
         self.now_s = 0.0
         self.backlog = 0.0
         self.slot_seconds = 0.0
         self.lag_s = 0.0
         self.lags: list[float] = []
         self.parallelisms: list[int] = []
-        self._stands_until_s = 0.0
+        self._runs_at_s = 0.0
         self._attempt = self.bench.attempt
         self._busy: dict[TaskId, float] = {}
         self._waited: dict[TaskId, float] = {}
@@ -94,14 +96,17 @@ class LoadedJob:
         if pending is not None:
             bench.ack(pending.checkpoint_id, *sorted(pending.missing))
         if bench.attempt != self._attempt:
-            self._attempt, self._stands_until_s = bench.attempt, self.now_s + self.pause_s
+            self._attempt, self._runs_at_s = bench.attempt, self.now_s + self.pause_s
             self._busy.clear()
             self._waited.clear()
+        if bench.job.phase is Phase.STARTING and self.now_s >= self._runs_at_s:
+            for ref in bench.tasks:
+                bench.say(ref, m.TaskRunning(bench.attempt, ref))
         self.slot_seconds += len(bench.job.slots.live)
         self.parallelisms.append(self.parallelism)
         arrived = self.arrivals(self.now_s)
         self.backlog += arrived
-        if self.now_s <= self._stands_until_s or bench.state != "running":
+        if bench.state != "running":
             self._measure(arrived)
             return
         each = [
@@ -121,6 +126,11 @@ class LoadedJob:
             metrics = [
                 TaskMetrics(ref, 0, 0, round(1000 * self._busy[ref]), round(1000 * self._waited[ref]), watermark_us)
                 for ref in (source, write)
+            ]
+            metrics += [
+                TaskMetrics(ref, 0, 0, 0, 0, MIN_WATERMARK_US)
+                for ref in bench.tasks
+                if ref.vertex > 1 and ref.subtask == subtask
             ]
             bench.say(source, m.SlotStatus(bench.attempt, tuple(metrics)))
 

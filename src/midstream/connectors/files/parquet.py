@@ -174,12 +174,14 @@ def _checked_times(
     `stored`: the file's schema.
     """
     there = [name for name in wanted.schema.names if name in file.schema_arrow.names]
-    batches = file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=there)
+    batches = file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=there, use_threads=False)
     if exact is None:
         yield from (batch.select(there) for batch in batches)  # for "a.b", pyarrow returns the struct "a" too
         return
     for batch, fine in zip(
-        batches, exact.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=times), strict=True
+        batches,
+        exact.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=times, use_threads=False),
+        strict=True,
     ):
         for name in times:
             for in_us, in_ns in zip(leaves(batch.column(name)), leaves(fine.column(name)), strict=True):

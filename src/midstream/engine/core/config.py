@@ -174,7 +174,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         least, most = bounds.least, bounds.most
         check_parallelism(least, self.max_parallelism, "autoscale")
         check_parallelism(most, self.max_parallelism, "autoscale")
-        if least >= most:
+        if least >= most and not bounds.is_advice:
             raise ConfigError(
                 f"autoscale: ({least}, {most}) are no bounds, the lower one first; a job that stays at one parallelism "
                 f"has parallelism={least}"

@@ -3,29 +3,35 @@
 Every `EVALUATE_S`, while all tasks run, it estimates how many times as many rows the job should process:
 
 - 1 if the job keeps up: no slot is full, and no source waits for the tasks after it.
-- Otherwise, from event time, if it is of the present: the job is to be up to date within `CATCH_UP_S`. Event time that
-  advances by 0.8 s in a second and lags by 60 s asks for (1 + 60 / 300) / 0.8 = 1.5 times as many rows.
+- Otherwise, from event time, if it is of the present: if it advances by 0.8 s in a second, 1 / 0.8 = 1.25 times as many
+  rows arrive. The job is also to be up to date within `CATCH_UP_S`, for which slots may work all of the time: a lag of
+  300 s asks for `TARGET` * (1 + 300 / 300) / 0.8 = 1.75 times as many rows.
 - Without event time, from the sources: one that works for a tenth of the time and waits for four tenths could emit five
   times as many rows. If that is unknown, too, twice as many.
 
 The parallelism that is wanted is the lowest at which the busiest slot would then work for `TARGET` of the time, as the
 load model predicts it. The job grows if all evaluations of `GROW_AFTER_S` want more than it has; it shrinks if all
-evaluations of the last `SHRINK_AFTER_S` want less. Of what they want, the least change is made. After each change, and
-after each restart, these times begin anew once what was in flight has been processed and `SETTLE_S` have passed.
+evaluations of the last `SHRINK_AFTER_S` want less. It grows to the median of what they want, and shrinks by the least.
+After each change, and after each restart, these times begin anew once what was in flight has been processed and
+`SETTLE_S` have passed; after a change also three times as long as it took, and as the job had been behind before it grew,
+since what has arrived meanwhile says nothing about the new parallelism.
 
 A job that has to grow within `SHRINK_AFTER_S` after it has shrunk shrinks only after twice the time next, up to an hour.
-There are at most `CHANGES_MAX` changes in an hour. A change that fails, such as for want of slots, leaves the job as it
-runs, and is tried again after a pause that doubles each time.
+There are at most `CHANGES_MAX` changes in an hour, and it does not shrink after the half of them. A change that fails,
+such as for want of slots, leaves the job as it runs, and is tried again, by half as much, after a pause that doubles
+each time.
 
 If slots are lost and others do not come, the job continues on those that it has, if the lower bound allows it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -35,10 +41,11 @@ from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.failures import Failure
 from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.coordinator.placement.attempt import TaskPhase
-from midstream.engine.coordinator.placement.load_model import FULL, Load, TaskLoad
+from midstream.engine.coordinator.placement.load_model import FULL, TARGET, Load, TaskLoad
 from midstream.engine.coordinator.placement.slot_pool import Rate
 from midstream.engine.coordinator.restore.distribute import StateDistribution
 from midstream.engine.core.config import AutoscaleBounds
+from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.protocol.bottleneck import BACKPRESSURED, MEASURABLE
@@ -51,6 +58,8 @@ if TYPE_CHECKING:
 EVALUATE_S: Final = 5.0
 SETTLE_S: Final = 15.0
 """The time for which nothing is concluded from a new attempt: caches are cold, and shares are averages over seconds."""
+SETTLE_FACTOR: Final = 3
+"""For how many times as long as a change took: at `TARGET`, slots catch up in 2.3 times the time that they have missed."""
 GROW_AFTER_S: Final = 15.0
 SHRINK_AFTER_S: Final = 300.0
 CATCH_UP_S: Final = 300.0
@@ -77,8 +86,8 @@ class Autoscaler:
         self._distribution = distribution
         self._next_s = 0.0
         """When the load is evaluated next, on the clock of `Effects.elapsed_s`, like all times here."""
-        self._settles_s = 0.0
-        """Since when nothing has been evaluated, or `SETTLE_S` before the first evaluation."""
+        self._settled_s = 0.0
+        """When the first evaluation may be made."""
         self._wanted: deque[tuple[float, int]] = deque()
         """When, and which parallelism, each evaluation since then has wanted."""
         self._lags: deque[tuple[float, float]] = deque()
@@ -87,6 +96,7 @@ class Autoscaler:
         """How far event time lags while the job keeps up: rows may be old when they arrive."""
         self._shrink_after_s = SHRINK_AFTER_S
         self._shrank_s: float | None = None
+        """When the job has shrunk, if it has not grown since."""
         self._changed_s: deque[float] = deque(maxlen=CHANGES_MAX)
         self._retry_s = 0.0
         """When the next change may be tried, after one has failed."""
@@ -100,7 +110,7 @@ class Autoscaler:
 
     def restarted(self, *_: object) -> None:
         """An attempt begins or ends: what was measured before says nothing about the next one."""
-        self._settles_s, self._reason = self._effects.elapsed_s, _NOT_MEASURED
+        self._settled_s, self._reason = max(self._settled_s, self._effects.elapsed_s + SETTLE_S), _NOT_MEASURED
         self._wanted.clear()
         self._lags.clear()
 
@@ -114,9 +124,13 @@ class Autoscaler:
         if why:
             self.restarted()
             self._reason = why
-        elif now_s >= self._settles_s + SETTLE_S:
+            return
+        sources = {vertex.id for vertex in job.plan.graph.vertices if vertex.source is not None}
+        rates = [rate for ref, rate in job.slots.rates.items() if ref.vertex in sources]
+        lag_s = self._lag_s(rates)
+        if now_s >= self._settled_s:
             load = _load(job)
-            wanted = self._evaluate(job, load)
+            wanted = self._evaluate(load, lag_s, [rate for rate in rates if rate.backpressured >= BACKPRESSURED])
             self._wanted.append((now_s, wanted))
             self._decide(job, load)
 
@@ -124,7 +138,10 @@ class Autoscaler:
         if self._bounds is None:
             return None
         wanted = self._wanted[-1][1] if self._wanted else parallelism
-        reason = f"{self._reason}; {self._failed}" if self._failed else self._reason
+        reason, pause_s = self._reason, self._retry_s - self._effects.elapsed_s
+        if self._failed:
+            reason += f"; {self._failed}"
+            reason += f"; the next change is tried in {math.ceil(pause_s / 60)} min" if pause_s > 0 else ""
         bounds = self._bounds
         return AutoscaleStatus(
             bounds.least, bounds.most, bounds.is_advice, parallelism, wanted, reason, tuple(self.changes)
@@ -186,24 +203,21 @@ class Autoscaler:
         if _input_ends(job):
             return "the input ends: the parallelism stays"
         rates = job.slots.rates
-        if not _is_measured(job):
+        if not _is_measured(job, self._effects.now_ms):
             return _NOT_MEASURED
         if any(rate.metrics.recovered_bytes < rate.metrics.to_recover_bytes for rate in rates.values()):
             return "the job processes what was in flight at its checkpoint"
         return ""
 
-    def _evaluate(self, job: Coordinator, load: Load) -> int:
-        """Return the parallelism that is wanted, and set the reason."""
+    def _evaluate(self, load: Load, lag_s: float | None, waiting: Sequence[Rate]) -> int:
+        """Return the parallelism that is wanted, and set the reason. `waiting`: the source subtasks that wait."""
         bounds = self._bounds
         assert bounds is not None
         has, now = load.parallelism, load.busiest
         choices = range(bounds.least, min(bounds.most, CHOICES_MAX * has) + 1)
-        sources = [task.vertex.id for task in load.tasks if task.vertex.source is not None]
-        waiting = [rate for ref, rate in job.slots.rates.items() if ref.vertex in sources and _waits(rate)]
-        lag_s = self._lag_s(job, sources)
         state = f"the busiest slot works {min(1.0, now):.0%} of the time"
         if now < FULL and not waiting:
-            self._usual_lag_s = lag_s
+            self._usual_lag_s = self._usual_lag_s if lag_s is None else lag_s
             wanted = min(has, load.least_parallelism(choices, 1.0))
         elif now < FULL / 2:
             self._reason = f"{state}, and sources wait: for something that more slots do not relieve"
@@ -225,7 +239,7 @@ class Autoscaler:
             (then_s, then_lag_s), (now_s, _) = self._lags[0], self._lags[-1]
             advance = 1.0 - (lag_s - then_lag_s) / (now_s - then_s)
             late_s = max(0.0, lag_s - (self._usual_lag_s or 0.0))
-            factor = (1.0 + late_s / CATCH_UP_S) / max(advance, SLOWEST)
+            factor = max(1.0, TARGET * (1.0 + late_s / CATCH_UP_S)) / max(advance, SLOWEST)
             found = f", and event time, {late_s:.0f} s late, advances by {advance:.2g} s in a second"
         elif could_emit := [
             (rate.busy + rate.backpressured) / rate.busy for rate in waiting if rate.busy >= MEASURABLE
@@ -236,10 +250,10 @@ class Autoscaler:
             factor, found = 2.0, ", and how far the job falls behind is unknown"
         return min(factor, STEP_MAX), found
 
-    def _lag_s(self, job: Coordinator, sources: Sequence[int]) -> float | None:
+    def _lag_s(self, sources: Sequence[Rate]) -> float | None:
         """Return how far the slowest source's event time lags now, and record it."""
-        found = [rate.metrics.watermark_us for ref, rate in job.slots.rates.items() if ref.vertex in sources]
-        lag_s = event_time_lag_s(min(found), self._effects.now_ms) if found else None
+        found = {rate.metrics.watermark_us for rate in sources}
+        lag_s = event_time_lag_s(min(found - {MIN_WATERMARK_US}, default=None), self._effects.now_ms)
         now_s = self._effects.elapsed_s
         if lag_s is None:
             self._lags.clear()
@@ -255,11 +269,13 @@ class Autoscaler:
         """Change the parallelism if all evaluations of the time that counts agree that it is too low, or too high."""
         now_s, has = self._effects.elapsed_s, load.parallelism
         keeps_s = max(GROW_AFTER_S, self._shrink_after_s)
-        while self._wanted[0][0] < now_s - keeps_s:
+        while len(self._wanted) > 1 and self._wanted[1][0] <= now_s - keeps_s:
             self._wanted.popleft()
+        if self._wanted[-1][1] == has:
+            self._failed = ""
         recent = [wanted for at_s, wanted in self._wanted if at_s > now_s - GROW_AFTER_S]
         if min(recent) > has and self._is_measured_for(GROW_AFTER_S):
-            self._change(job, min(recent))
+            self._change(job, int(median(recent)))
         elif max(wanted for _, wanted in self._wanted) < has and self._is_measured_for(self._shrink_after_s):
             # What is wanted for less than GROW_AFTER_S would not make the job grow, so it does not keep it large either.
             highest = sorted((wanted for _, wanted in self._wanted), reverse=True)
@@ -282,23 +298,26 @@ class Autoscaler:
                     f"autoscale: parallelism {wanted} would be better than {has}: {self._reason}."
                 )
             return
-        in_an_hour = len(self._changed_s) == CHANGES_MAX and now_s - self._changed_s[0] < HOUR_S
-        if in_an_hour:
-            self._failed = f"{CHANGES_MAX} changes in the last hour are the most there may be, so the parallelism stays"
+        in_an_hour = sum(now_s - at_s < HOUR_S for at_s in self._changed_s)
+        if in_an_hour >= (CHANGES_MAX if wanted > has else CHANGES_MAX // 2):
+            self._failed = f"after {in_an_hour} changes in the last hour, the parallelism stays"
         elif now_s >= self._retry_s:
-            job.rescaling.request(partial(self._answered, has, wanted, self._reason), wanted, job.plan)
+            if wanted > has:
+                wanted = has + max(1, (wanted - has) >> self._failures)
+            began_s = now_s - GROW_AFTER_S if wanted > has else now_s
+            job.rescaling.request(partial(self._answered, began_s, has, wanted, self._reason), wanted, job.plan)
 
-    def _answered(self, before: int, after: int, reason: str, reply: Reply) -> None:
+    def _answered(self, began_s: float, before: int, after: int, reason: str, reply: Reply) -> None:
         """The change has been made, or has failed."""
         now_s = self._effects.elapsed_s
         self.restarted()
         if reply.error:
+            self._retry_s = now_s + min(RETRY_S * 2.0 ** min(self._failures, 20), HOUR_S)
             self._failures += 1
-            pause_s = min(RETRY_S * 2.0 ** (self._failures - 1), HOUR_S)
-            self._retry_s = now_s + pause_s
-            self._failed = f"{reply.error}; the next change is tried in {pause_s / 60:.0f} min"
+            self._failed = reply.error
             return
         self._failures, self._retry_s, self._failed = 0, 0.0, ""
+        self._settled_s = max(self._settled_s, now_s + SETTLE_FACTOR * (now_s - began_s))
         self._changed_s.append(now_s)
         self._learn(after > before, now_s)
         self._note(before, after, reason)
@@ -310,15 +329,11 @@ class Autoscaler:
     def _learn(self, grew: bool, now_s: float) -> None:
         """Shrink later next time if the job had to grow again soon after it had shrunk."""
         if not grew:
-            if self._shrank_s is not None and now_s - self._shrank_s > HOUR_S:
-                self._shrink_after_s = SHRINK_AFTER_S
             self._shrank_s = now_s
-        elif self._shrank_s is not None and now_s - self._shrank_s < self._shrink_after_s:
-            self._shrink_after_s = min(2 * self._shrink_after_s, HOUR_S)
-
-
-def _waits(rate: Rate) -> bool:
-    return rate.backpressured >= BACKPRESSURED
+        elif self._shrank_s is not None:
+            is_too_soon = now_s - self._shrank_s < self._shrink_after_s
+            self._shrink_after_s = min(2 * self._shrink_after_s, HOUR_S) if is_too_soon else SHRINK_AFTER_S
+            self._shrank_s = None
 
 
 def _running(job: Coordinator) -> list[TaskId]:
@@ -334,10 +349,12 @@ def _input_ends(job: Coordinator) -> bool:
     return all(any(TaskId(each.id, i) not in running for i in range(each.parallelism)) for each in sources)
 
 
-def _is_measured(job: Coordinator) -> bool:
-    """Whether each task has reported twice: a share is of the time between two reports."""
-    rates = job.slots.rates
-    return all(ref in rates and rates[ref].recent_ms for ref in _running(job))
+def _is_measured(job: Coordinator, now_ms: int) -> bool:
+    """Whether each task has reported twice, since a share is of the time between two reports, and recently: tasks on a
+    slot whose function does not return report nothing.
+    """
+    rates, since_ms = job.slots.rates, now_ms - 1000 * GROW_AFTER_S
+    return all(ref in rates and rates[ref].recent_ms and rates[ref].at_ms >= since_ms for ref in _running(job))
 
 
 def _load(job: Coordinator) -> Load:

@@ -1,14 +1,16 @@
 """Predicts the load of the slots at another parallelism, from the busy shares of the tasks.
 
-Subtask i of every task runs on slot i, which has one core. A task that follows the job's parallelism shares its work
-evenly among more subtasks, unless one of them is much busier than the others: a hot key, or fewer splits than subtasks,
-which more subtasks do not relieve. A task with a parallelism of its own works as before.
+Subtask i of every task runs on slot i, which has one core. What the busiest slot has to do more than a usual one is
+assumed to stay together: a hot key, or a split, which more subtasks do not relieve. All other work is shared evenly. A
+task with a parallelism of its own works as before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
 from typing import Final
 
 from midstream.engine.graph.job_graph import Vertex
@@ -18,7 +20,7 @@ TARGET: Final = 0.7
 FULL: Final = 0.85
 """The busy share from which a slot counts as having no time left."""
 UNEVEN: Final = 1.5
-"""How many times as busy as the mean the busiest subtask must be for more subtasks not to relieve it."""
+"""How many times as busy as the mean the busiest subtask must be to be named as one that more subtasks do not relieve."""
 NOTICED: Final = 0.05
 """The busy share below which that is noise."""
 
@@ -44,37 +46,33 @@ class TaskLoad:
     def is_uneven(self) -> bool:
         return max(self.busy) >= max(NOTICED, UNEVEN * self.mean) and len(self.busy) > 1
 
-    def share_at(self, parallelism: int) -> float:
-        """Return the busy share of each subtask, or of the busiest one, at another parallelism of the job."""
-        even = sum(self.busy) / parallelism
-        return max(even, *self.busy) if self.is_uneven else even
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Load:
     """The load of all tasks of a job at its parallelism."""
 
     tasks: Sequence[TaskLoad]
     parallelism: int
 
-    @property
+    @cached_property
     def busiest(self) -> float:
         """The busy share of the busiest slot."""
-        slots = [0.0] * max(len(task.busy) for task in self.tasks)
-        for task in self.tasks:
-            for index, busy in enumerate(task.busy):
-                slots[index] += busy
-        return max(slots)
+        return max(_by_slot(self.tasks))
+
+    @cached_property
+    def _parts(self) -> tuple[float, float]:
+        """The busy share of the busiest slot that stays at any parallelism, and that of all slots that is divided."""
+        stays = max(_by_slot([task for task in self.tasks if task.is_fixed]), default=0.0)
+        first, *others = sorted(_by_slot([task for task in self.tasks if not task.is_fixed]), reverse=True) or [0.0]
+        hot = first - median(others) if others else 0.0
+        return stays + hot, first - hot + sum(others)
 
     def busiest_at(self, parallelism: int) -> float:
         """Return the busy share that the busiest slot would have: more than 1 if it could not keep up."""
         if parallelism == self.parallelism:
             return self.busiest
-        fixed = [0.0] * max(len(task.busy) for task in self.tasks)
-        for task in self.tasks:
-            for index, busy in enumerate(task.busy if task.is_fixed else ()):
-                fixed[index] += busy
-        return max(fixed) + sum(task.share_at(parallelism) for task in self.tasks if not task.is_fixed)
+        stays, divided = self._parts
+        return stays + divided / parallelism
 
     def least_parallelism(self, parallelisms: Iterable[int], factor: float) -> int:
         """Return the lowest of these, in ascending order, at which the busiest slot would have `TARGET` at `factor` times
@@ -99,3 +97,12 @@ class Load:
             f"; {task.vertex.name!r} works {max(task.busy):.0%} of the time, and its own parallelism, "
             f"{task.vertex.parallelism}, stays"
         )
+
+
+def _by_slot(tasks: Sequence[TaskLoad]) -> list[float]:
+    """Return the busy share of each slot that these tasks take."""
+    slots = [0.0] * max((len(task.busy) for task in tasks), default=0)
+    for task in tasks:
+        for index, busy in enumerate(task.busy):
+            slots[index] += busy
+    return slots
