@@ -239,8 +239,8 @@ def _check_sinks(graph: JobGraph, logical: LogicalGraph, checkpoint_dir: str | N
             if spec.sink is None:
                 continue
             try:
-                _check_apart(spec.sink, checkpoint_dir)
                 spec.sink.validate(spec.operator.schema, restoring)  # type: ignore[attr-defined]
+                _check_apart(spec.sink, checkpoint_dir)  # a table of a catalog may not have existed before
             except MidstreamError as error:
                 place = next((node.location for node in logical.nodes if node.sink is spec.sink), "")
                 sink = f"{f'{place}: ' if place else ''}sink {spec.name!r}"
