@@ -31,6 +31,7 @@ from pyiceberg.transforms import BucketTransform, DayTransform
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from committers import committer_of
+from midstream import Environment
 from midstream.connectors.files import rolling_files
 from midstream.connectors.iceberg import iceberg_commits, iceberg_sink, iceberg_tables
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, IcebergFile
@@ -38,6 +39,7 @@ from midstream.connectors.iceberg.iceberg_sink import IcebergSink
 from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import CommittedOutput
+from midstream.runtime.process.process_slots import ProcessSlots
 
 NAME = "lake.numbers"
 
@@ -860,3 +862,11 @@ def test_committers_that_race_add_each_file_once(catalog):
     assert failures == []
     assert numbers(catalog) == [1, 2, 3, 4, 101, 102, 103, 104]
     assert snapshots(catalog) == 8
+
+
+def test_a_job_with_checkpoints_makes_the_table_before_anything_asks_for_it(tmp_path: Path) -> None:
+    env = Environment("job", checkpoint_dir=tmp_path / "ck")
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
+    env.from_collection([{"n": 1}]).write_iceberg("lake.rows", catalog=properties)
+    env.execute(slots=ProcessSlots())
+    assert load_catalog("midstream", **properties).load_table("lake.rows").scan().to_arrow().to_pylist() == [{"n": 1}]
