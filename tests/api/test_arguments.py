@@ -197,21 +197,3 @@ def test_where_a_job_begins_is_checked_immediately_and_starting_over_is_explicit
     with pytest.raises(JobError, match="has no checkpoint_dir, so there is nothing to resume from"):
         without.start(resume=True, slots=ProcessSlots())
     assert len(started) == 1
-
-
-@pytest.mark.parametrize("spelled", ["ck", "ck/", "./ck"])
-def test_output_into_the_directory_of_the_checkpoints_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelled: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    env = Environment("job", checkpoint_dir="ck")
-    env.from_collection([{"n": 1}]).write_parquet(spelled)
-    with pytest.raises(
-        ConfigError, match=r"sink 'parquet.*ck is the directory of the job's checkpoints; give the output"
-    ):
-        env.execute(slots=ProcessSlots())
-    assert not list(tmp_path.glob("ck/[!_]*"))
-    beside = Environment("job", checkpoint_dir="ck")
-    beside.from_collection([{"n": 1}]).write_parquet("ck-out")
-    beside.execute(slots=ProcessSlots())
-    assert list(tmp_path.glob("ck-out/*.parquet"))

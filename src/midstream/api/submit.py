@@ -24,7 +24,6 @@ from midstream.engine.graph.graph_builder import build_job_graph, warnings_of
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.graph.logical_graph import LogicalGraph, Node
 from midstream.engine.operators.base import Operator
-from midstream.engine.operators.sink_api import Sink
 from midstream.engine.protocol.messages import JobModules
 from midstream.engine.state.job_code import own_code
 from midstream.page import PageAddress, open_page
@@ -160,7 +159,7 @@ def submission(
     )
     check_plan(plan)
     start = find_start(plan, FileStorage)
-    _check_sinks(graph, logical, config.checkpoint_dir, restoring=start.metadata is not None)
+    _check_sinks(graph, logical, restoring=start.metadata is not None)
     for warning in check_start(plan, start, FileStorage):
         _log.warning("job %s: %s", config.name, warning)  # the status, which has it too, is read later
     # an error in the modules is reported before Spark starts
@@ -232,7 +231,7 @@ def _spark_slots(master: str | None, slots: int) -> SlotProvider:
     return SparkSlots(get_session(master, slots=slots))
 
 
-def _check_sinks(graph: JobGraph, logical: LogicalGraph, checkpoint_dir: str | None, restoring: bool) -> None:
+def _check_sinks(graph: JobGraph, logical: LogicalGraph, restoring: bool) -> None:
     """Raises what a sink raises that cannot be used, with its name and its line in the program."""
     for vertex in graph.vertices:
         for spec in vertex.operators:
@@ -240,21 +239,11 @@ def _check_sinks(graph: JobGraph, logical: LogicalGraph, checkpoint_dir: str | N
                 continue
             try:
                 spec.sink.validate(spec.operator.schema, restoring)  # type: ignore[attr-defined]
-                _check_apart(spec.sink, checkpoint_dir)  # a table of a catalog may not have existed before
             except MidstreamError as error:
                 place = next((node.location for node in logical.nodes if node.sink is spec.sink), "")
                 sink = f"{f'{place}: ' if place else ''}sink {spec.name!r}"
                 raise type(error)(f"{sink}: {error}").with_traceback(error.__traceback__) from error.__cause__
     _check_parallelism(graph)
-
-
-def _check_apart(sink: Sink, checkpoint_dir: str | None) -> None:
-    """Raise ConfigError if the sink writes to the directory of the checkpoints, whose files it would take for output."""
-    if checkpoint_dir is None:
-        return
-    uri = checkpoint_dir if "://" in checkpoint_dir else f"file://{checkpoint_dir}"
-    if uri.rstrip("/") in [each.rstrip("/") for each in sink.datasets()]:
-        raise ConfigError(f"{checkpoint_dir} is the directory of the job's checkpoints; give the output one of its own")
 
 
 def _check_parallelism(graph: JobGraph) -> None:
