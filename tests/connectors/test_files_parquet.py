@@ -670,9 +670,14 @@ def test_a_file_is_decoded_on_the_thread_that_reads_it(tmp_path):
     """The processor time of that thread is what the source reports as its work."""
     source = FileSource(parquet_file(tmp_path / "a.parquet", 0, 500_000, 500_000))
     (split,) = all_splits(source)
-    reader = source.open_split(split)
-    process_s, thread_s = time.process_time(), time.thread_time()
-    while reader.read(100_000) is not None:
-        pass
-    assert time.thread_time() - thread_s > 0.4 * (time.process_time() - process_s)
-    reader.close()
+
+    def share() -> float:
+        reader = source.open_split(split)
+        process_s, thread_s = time.process_time(), time.thread_time()
+        while reader.read(100_000) is not None:
+            pass
+        found = (time.thread_time() - thread_s) / (time.process_time() - process_s)
+        reader.close()
+        return found
+
+    assert max(share() for _ in range(5)) > 0.4, "threads of other tests may work meanwhile, but not each time"
