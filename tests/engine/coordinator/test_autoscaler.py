@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
-from coordinator_world import SCHEMA, Ledger, ScriptedSource, two_vertices
+from coordinator_world import SCHEMA, Bench, Ledger, ScriptedSource, two_vertices
 from load_world import LoadedJob, on
 
 from midstream.engine.coordinator import shell
@@ -120,6 +121,22 @@ def test_too_few_slots_are_waited_for_as_in_any_job() -> None:
     job.cores = 4
     job.run(30)
     assert job.bench.state == "running"
+
+
+def test_an_operator_that_needs_more_slots_than_are_left_keeps_the_job_as_it_is() -> None:
+    source, sink = ScriptedSource(("a",)), Ledger()
+    restart = RestartStrategy(kind="fixed", attempts=100, delay_s=0.5)
+    graph = partial(two_vertices, source, sink, sinks=4)
+    bench = Bench(graph(2), graphs=graph, parallelism=2, autoscale=on(1, 4), slot_timeout_s=20.0, restart=restart).run()
+    for slot in bench.slots[1:]:
+        bench.lose(slot)
+    bench.wait(50)
+    assert bench.state == "restarting"
+    assert bench.job.plan.config.parallelism == 2
+    bench.connect()
+    bench.wait(2)
+    bench.connect()
+    assert bench.state == "running"
 
 
 def test_slots_that_come_while_the_smaller_plan_is_made_are_used() -> None:

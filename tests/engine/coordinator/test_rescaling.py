@@ -8,7 +8,7 @@ from coordinator_world import SCHEMA, Bench, Ledger, ScriptedSource, restored, t
 from in_memory import NeverRun
 from midstream.engine.checkpoint.metadata import decode_metadata
 from midstream.engine.coordinator.placement.rescale import RescaleStage
-from midstream.engine.core.config import RestartStrategy
+from midstream.engine.core.config import AutoscaleBounds, RestartStrategy
 from midstream.engine.core.ids import TaskId
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.engine.operators.source_api import Source
@@ -267,6 +267,26 @@ def test_a_stop_leaves_what_the_program_can_go_on_from_at_its_own_parallelism(ow
     assert bench.messages(m.TriggerCheckpoint)[-1].timeout_ms == 250, "in any other one barriers may overtake"
     acknowledged_by_all(bench)
     bench.ask(m.DoStop())
+    bench.wait(0.2)
+    assert bench.messages(m.TriggerCheckpoint)[-1].timeout_ms == timeout_ms
+
+
+@pytest.mark.parametrize(("own", "timeout_ms"), [(1, None), (2, 250)])
+def test_a_job_that_scales_itself_can_always_be_started_at_its_own_parallelism(
+    own: int, timeout_ms: int | None
+) -> None:
+    """Its driver may die, and be started again by a supervisor."""
+    source = ScriptedSource(("a", "b"))
+    bench = Bench(
+        with_one_sink(source, own),
+        graphs=lambda n: with_one_sink(source, n),
+        aligned_timeout_s=0.25,
+        autoscale=AutoscaleBounds(1, 4),
+    ).run()
+    rescale(bench, 3)
+    bench.connect()
+    acknowledged_by_all(bench)
+    bench.ask(m.DoCheckpoint())
     bench.wait(0.2)
     assert bench.messages(m.TriggerCheckpoint)[-1].timeout_ms == timeout_ms
 

@@ -109,7 +109,7 @@ def arrow_schema(described: str) -> pa.Schema:
     """Return the schema that a table's metadata has as JSON, with the metadata of its fields."""
     from deltalake import Schema
 
-    return pa.schema(Schema.from_json(described).to_arrow())  # type: ignore[arg-type]  # by an interface that the stub lacks
+    return pa.schema(Schema.from_json(described).to_arrow())  # type: ignore[arg-type]  # its stub lacks Arrow's C interface
 
 
 def mapping_of(table: DeltaTable, where: str) -> ColumnMapping:

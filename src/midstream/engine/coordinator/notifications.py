@@ -133,7 +133,7 @@ def subscribe(coordinator: Coordinator, notifications: Notifications) -> None:
         (coordinator.restarts.running, "the time for which the job runs is counted from now"),
         (coordinator.checkpoints.schedule.running, "the first one comes one interval after this"),
         (coordinator.autoscaler.restarted, "what was measured before is forgotten"),
-        (coordinator.rescaling.running, "whoever has requested a rescale is answered"),
+        (coordinator.rescaling.running, "the requester of a rescale is answered"),
     )
     notifications.attempt_over = Notification(
         (coordinator.requests.attempt_over, "a stop is cancelled before its checkpoint fails, which is not the reason"),

@@ -219,7 +219,7 @@ def _planned_otherwise(
 ) -> ExpressionFault | None:
     """Return a fault if values do not fit the type that polars plans for their column, which is the one declared."""
     if isinstance(planned, pl.DataFrame):
-        kinds = computed.schema  # polars builds it anew for each call
+        kinds = computed.schema  # polars builds the schema at each access
         for name, kind in planned.schema.items():
             if kind != kinds[name]:
                 try:

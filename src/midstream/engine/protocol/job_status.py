@@ -15,8 +15,7 @@ LAG_MAX_S: Final = 365 * 86_400
 
 
 def event_time_lag_s(watermark_us: int | None, now_ms: int) -> float | None:
-    """Return how many seconds the watermark is behind the wall clock; None if there is no watermark, or if the two differ
-    by a year or more."""
+    """Return the lag of the watermark behind the wall clock; None without a watermark, or if it is a year or more."""
     if watermark_us is None or watermark_us in (MIN_WATERMARK_US, MAX_WATERMARK_US):
         return None
     lag_s = now_ms / 1e3 - watermark_us / 1e6

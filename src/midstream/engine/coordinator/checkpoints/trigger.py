@@ -35,7 +35,10 @@ def trigger_when_due(coordinator: Coordinator, sources: SplitAssignment, program
         return
     clients, is_stop = requests.take_checkpoint_clients(), requests.needs_stop_checkpoint
     must_align = is_savepoint or (is_rescale and rescaling.must_align)
-    if is_stop:  # the job resumes when the program is started again, at the program's own parallelism
+    bounds = coordinator.plan.config.autoscale
+    if is_stop or (bounds is not None and not bounds.is_advice):
+        # The program is started again at its own parallelism: after a stop; and, without a person who knows that the job
+        # has changed it, after its driver has died.
         must_align = must_align or loses_edges(coordinator.plan.graph, program)
     request = CheckpointRequest(
         clients=clients, is_stop=is_stop, is_rescale=is_rescale, is_savepoint=is_savepoint, must_align=must_align

@@ -12,9 +12,10 @@ Every `EVALUATE_S`, while all tasks run, it estimates how many times as many row
 The parallelism that is wanted is the lowest at which the busiest slot would then work for `TARGET` of the time, as the
 load model predicts it. The job grows if all evaluations of `GROW_AFTER_S` want more than it has; it shrinks if all
 evaluations of the last `SHRINK_AFTER_S` want less. It grows to the median of what they want, and shrinks by the least.
-After each change, and after each restart, these times begin anew once what was in flight has been processed and
-`SETTLE_S` have passed; after a change also three times as long as it took, and as the job had been behind before it grew,
-since what has arrived meanwhile says nothing about the new parallelism.
+
+After each change and each restart, the job is not evaluated until it has processed what was in flight and `SETTLE_S`
+have passed. After a change it also waits for three times as long as the change took and, if it grew, as it had fallen
+behind before: the rows that arrived meanwhile say nothing about the new parallelism.
 
 A job that has to grow within `SHRINK_AFTER_S` after it has shrunk shrinks only after twice the time next, up to an hour.
 There are at most `CHANGES_MAX` changes in an hour, and it does not shrink after the half of them. A change that fails,
@@ -180,10 +181,13 @@ class Autoscaler:
             self._distribution.distribute(newest, outcome.value, distributed)
 
     def _shrink(self, job: Coordinator, failure: Failure, plan: JobPlan | None) -> None:
-        """Continue with this plan, whose tasks can resume from the newest checkpoint. None: there is no such plan."""
+        """Continue with this plan, whose tasks can resume from the newest checkpoint. None: there is no such plan.
+
+        An operator with a parallelism of its own may need more slots than there are at any parallelism of the job.
+        """
         if job.phase is not Phase.WAITING_TO_DEPLOY or job.slots.complete:
             return
-        if plan is None:
+        if plan is None or plan.graph.slots > job.slots.staying:
             job.fail_attempt(failure)
             return
         before, after = job.plan.config.parallelism, plan.config.parallelism

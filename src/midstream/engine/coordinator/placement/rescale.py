@@ -5,7 +5,7 @@ The stages, and what leads from one to the next, are in RESCALE_TABLE.
 
 Up to READY_TO_SWITCH the job continues to run, so giving up before then changes nothing. Its sources are paused after the
 checkpoint, so that no row is read twice. After a failure while SWITCHING, the job resumes with the plan before, from
-the same checkpoint. Whoever has requested the rescale receives the outcome in each case.
+the same checkpoint. The requester of a rescale receives the outcome in each case.
 
 A move keeps the plan: it begins at REQUESTING_SLOTS, and a failure while SWITCHING is a failure of the job like any other. A
 rescale that is requested meanwhile replaces the move, since it also avoids slots that are leaving.
@@ -106,13 +106,13 @@ RESCALE_TABLE: Final[TransitionTable[RescaleStage, RescaleEvent]] = TransitionTa
             for stage in (RescaleStage.REQUESTING_SLOTS, RescaleStage.REQUESTING_CHECKPOINT, RescaleStage.DISTRIBUTING)
         ),
         Transition(RescaleStage.READY_TO_SWITCH, _SWITCHES, (RescaleStage.SWITCHING,), "the old tasks are cancelled"),
-        Transition(RescaleStage.SWITCHING, _RUNS, (RescaleStage.NONE,), "whoever has requested it is answered"),
+        Transition(RescaleStage.SWITCHING, _RUNS, (RescaleStage.NONE,), "its requester is answered"),
         *(
             Transition(
                 stage,
                 _GIVEN_UP,
                 (RescaleStage.NONE,),
-                "whoever has requested it is answered; while SWITCHING, a rescale returns to its old plan",
+                "its requester is answered; while SWITCHING, a rescale returns to its old plan",
             )
             for stage in RescaleStage
             if stage is not RescaleStage.NONE
