@@ -128,7 +128,7 @@ def test_what_passes_an_edge_is_told_apart_by_edge_even_between_the_same_tasks()
 
 def test_the_parallelism_of_a_job_that_scales_itself_is_there_beside_what_it_wants():
     assert values(full(), "midstream_job_parallelism") == {"": 2}
-    assert values(full(), "midstream_job_parallelism_wanted") == {"": 5}
+    assert values(full(), "midstream_job_parallelism_desired") == {"": 5}
     assert not [name for name in parsed(sample()) if name.startswith("midstream_job_parallelism")]
 
 

@@ -42,10 +42,8 @@ class DriverChecker(DriverObserver):
         bounds, now = coordinator.plan.config.autoscale, coordinator.plan.config.parallelism
         if bounds is None:
             return
-        if not bounds.least <= now <= bounds.most:
-            self._driver.bug(
-                f"the job runs at parallelism {now}, which is not between {bounds.least} and {bounds.most}"
-            )
+        if not bounds.min <= now <= bounds.max:
+            self._driver.bug(f"the job runs at parallelism {now}, which is not between {bounds.min} and {bounds.max}")
         changes = coordinator.autoscaler.changes
         if bounds.is_advice and changes:
             self._driver.bug(f"a job that only gives advice has changed its parallelism: {changes}")

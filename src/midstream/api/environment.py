@@ -144,7 +144,7 @@ class Environment(Hinted):
         tuned = tuning or Tuning()
         bounds = _autoscale(autoscale, _whole(max_parallelism, "max_parallelism"))
         if parallelism is None:
-            parallelism = 1 if bounds is None else bounds.least
+            parallelism = 1 if bounds is None else bounds.min
         config = JobConfig(
             name=name,
             parallelism=parallelism,

@@ -92,7 +92,7 @@ class Submission:
                 undo.callback(served.end)
             slots = self.slots
             if slots is None:
-                slots = _spark_slots(self.master, plan.slots_most)
+                slots = _spark_slots(self.master, plan.slots_max)
                 undo.callback(slots.close)
             _check_bounds(plan, slots)
             for vertex in graph.vertices:
@@ -210,11 +210,11 @@ def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallel
 
 def _check_bounds(plan: JobPlan, slots: SlotProvider) -> None:
     """Check that there can be as many slots as the job may choose to have. Raises ClusterError."""
-    if plan.slots_most > plan.graph.slots:
+    if plan.slots_max > plan.graph.slots:
         try:
-            slots.check(plan.slots_most)
+            slots.check(plan.slots_max)
         except ClusterError as error:
-            raise ClusterError(f"autoscale goes up to parallelism {plan.slots_most}: {error}") from error
+            raise ClusterError(f"autoscale goes up to parallelism {plan.slots_max}: {error}") from error
 
 
 def _spark_slots(master: str | None, slots: int) -> SlotProvider:

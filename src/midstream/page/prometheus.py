@@ -77,7 +77,7 @@ def _of_job(status: JobStatus) -> Iterator[Family]:
     yield _gauge("job_warnings", "Warnings in the job's status.", _single(len(status.warnings)))
     scale = [] if status.autoscale is None else [status.autoscale]
     yield _gauge("job_parallelism", "Its parallelism, with autoscale=.", [((), each.parallelism) for each in scale])
-    yield _gauge("job_parallelism_wanted", "What its load asks for.", [((), each.wanted) for each in scale])
+    yield _gauge("job_parallelism_desired", "What its load asks for.", [((), each.desired) for each in scale])
     memory, limits = _by_slot(status.slot_memory_bytes), _by_slot(status.slot_memory_limit_bytes)
     yield _gauge("slot_memory_bytes", "Resident memory of a slot's process, by its place among the slots.", memory)
     yield _gauge("slot_memory_limit_bytes", "Memory limit of that process; a container's limit is shared.", limits)

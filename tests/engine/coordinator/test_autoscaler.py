@@ -175,7 +175,7 @@ def test_advice_changes_nothing_and_is_given_once() -> None:
     status = job.bench.status.autoscale
     assert status is not None
     assert status.is_advice
-    assert status.wanted > 1
+    assert status.desired > 1
     assert not status.changes
     advice = [text for text in job.bench.notified if "would be better than 1" in text]
     assert 1 <= len(advice) <= 3

@@ -56,10 +56,10 @@ class JobPlan:
     """
 
     @property
-    def slots_most(self) -> int:
+    def slots_max(self) -> int:
         """The most slots that the job may need, at any parallelism that it chooses by itself."""
         bounds = self.config.autoscale
-        return self.graph.slots if bounds is None or bounds.is_advice else max(self.graph.slots, bounds.most)
+        return self.graph.slots if bounds is None or bounds.is_advice else max(self.graph.slots, bounds.max)
 
 
 # ---- events ----------------------------------------------------------------

@@ -129,8 +129,8 @@ DEFAULT_RESTART: Final = RestartStrategy(same_failures=10)
 class AutoscaleBounds(msgspec.Struct, frozen=True):
     """Between which parallelisms a job scales itself; `is_advice`: it only reports what would be better."""
 
-    least: int
-    most: int
+    min: int
+    max: int
     is_advice: bool = False
 
 
@@ -171,7 +171,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Packages, in addition to the job's own, from which pickles in a checkpoint may call anything."""
 
     def _check_autoscale(self, bounds: AutoscaleBounds) -> None:
-        least, most = bounds.least, bounds.most
+        least, most = bounds.min, bounds.max
         check_parallelism(least, self.max_parallelism, "autoscale")
         check_parallelism(most, self.max_parallelism, "autoscale")
         if least >= most and not bounds.is_advice:

@@ -370,19 +370,19 @@ class AutoscaleStatus(msgspec.Struct, frozen=True):
     For example:
 
         if status.autoscale is not None:
-            print(status.autoscale.wanted, status.autoscale.reason)
+            print(status.autoscale.desired, status.autoscale.reason)
     """
 
-    least: int
+    min: int
     """The lowest parallelism that it may choose."""
-    most: int
+    max: int
     """The highest parallelism that it may choose."""
     is_advice: bool
     """Whether it only reports what would be better, and changes nothing."""
     parallelism: int
     """The parallelism at which the job runs."""
-    wanted: int
-    """The parallelism that the last evaluation of the load has wanted; the job changes once several have agreed."""
+    desired: int
+    """The parallelism that the last evaluation of the load asks for; the job changes once several have agreed."""
     reason: str
     """Why, as a sentence without its end."""
     changes: tuple[AutoscaleChange, ...] = ()
@@ -391,11 +391,11 @@ class AutoscaleStatus(msgspec.Struct, frozen=True):
     @property
     def sentence(self) -> str:
         """What the job does about its load, and why, as a sentence."""
-        if self.is_advice and self.wanted != self.parallelism:
-            return f"parallelism {self.wanted} would be better than {self.parallelism}: {self.reason}"
+        if self.is_advice and self.desired != self.parallelism:
+            return f"parallelism {self.desired} would be better than {self.parallelism}: {self.reason}"
         if self.is_advice:
             return f"parallelism {self.parallelism} is right: {self.reason}"
-        return f"the job runs at parallelism {self.parallelism}, of {self.least} to {self.most}: {self.reason}"
+        return f"the job runs at parallelism {self.parallelism}, of {self.min} to {self.max}: {self.reason}"
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):

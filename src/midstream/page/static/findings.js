@@ -121,11 +121,11 @@ function autoscale(status, say) {
   const scale = status.autoscale;
   if (scale === null || status.state !== "running") return;
   if (scale.is_advice) {
-    if (scale.wanted !== scale.parallelism) say("info", `Parallelism ${scale.wanted} would be better than ${scale.parallelism}: ${scale.reason}.`);
+    if (scale.desired !== scale.parallelism) say("info", `Parallelism ${scale.desired} would be better than ${scale.parallelism}: ${scale.reason}.`);
     return;
   }
   const last = scale.changes.length ? ` It was ${scale.changes[0].before} until ${clock(scale.changes[0].at_ms)}: ${scale.changes[0].reason}.` : "";
-  say("info", `Parallelism ${scale.parallelism}, of ${scale.least} to ${scale.most}: ${scale.reason}.${last}`);
+  say("info", `Parallelism ${scale.parallelism}, of ${scale.min} to ${scale.max}: ${scale.reason}.${last}`);
 }
 
 function bottleneck(status, say) {

@@ -145,7 +145,7 @@ class Autoscaler:
             reason += f"; the next change is tried in {math.ceil(pause_s / 60)} min" if pause_s > 0 else ""
         bounds = self._bounds
         return AutoscaleStatus(
-            bounds.least, bounds.most, bounds.is_advice, parallelism, wanted, reason, tuple(self.changes)
+            bounds.min, bounds.max, bounds.is_advice, parallelism, wanted, reason, tuple(self.changes)
         )
 
     # ---- fewer slots than the job had ----
@@ -159,7 +159,7 @@ class Autoscaler:
         if bounds is None or bounds.is_advice or failure.fatal or plan.rescaled is None or job.rescaling.is_under_way:
             return False
         waits = job.phase is Phase.WAITING_TO_DEPLOY and job.checkpoints.outcome_is_known
-        if not waits or not bounds.least <= there < plan.config.parallelism:
+        if not waits or not bounds.min <= there < plan.config.parallelism:
             return False
         planned = partial(self._replanned, job, failure)
         what = f"the plan of the job at parallelism {there}"
@@ -218,7 +218,7 @@ class Autoscaler:
         bounds = self._bounds
         assert bounds is not None
         has, now = load.parallelism, load.busiest
-        choices = range(bounds.least, min(bounds.most, CHOICES_MAX * has) + 1)
+        choices = range(bounds.min, min(bounds.max, CHOICES_MAX * has) + 1)
         state = f"the busiest slot works {min(1.0, now):.0%} of the time"
         if now < FULL and not waiting:
             self._usual_lag_s = self._usual_lag_s if lag_s is None else lag_s
@@ -230,7 +230,7 @@ class Autoscaler:
             factor, found = self._behind(lag_s, waiting)
             state += found
             wanted = max(has, load.least_parallelism(choices, factor))
-            if wanted == has and factor > 1.0 and has < bounds.most:
+            if wanted == has and factor > 1.0 and has < bounds.max:
                 state += load.limit()
         if wanted != has:
             state += f"; at parallelism {wanted} it would work {min(1.0, load.busiest_at(wanted)):.0%}"

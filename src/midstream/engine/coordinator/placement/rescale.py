@@ -194,8 +194,10 @@ class Rescaling:
     def request(self, answer: Callable[[Reply], None], parallelism: int, plan: JobPlan) -> None:
         """Rescale the job, and call `answer` with the outcome."""
         bounds = plan.config.autoscale
-        if bounds is not None and not bounds.is_advice and not bounds.least <= parallelism <= bounds.most:
-            text = f"the job scales itself between {bounds.least} and {bounds.most}: {parallelism} is outside of autoscale="
+        if bounds is not None and not bounds.is_advice and not bounds.min <= parallelism <= bounds.max:
+            text = (
+                f"the job scales itself between {bounds.min} and {bounds.max}: {parallelism} is outside of autoscale="
+            )
             answer(Reply(error=text))
             return
         if self.is_move:
