@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from midstream import Environment
+from midstream.api.submit import StartOptions
 from midstream.engine.core.config import AutoscaleBounds
 from midstream.engine.core.errors import ClusterError, ConfigError
 from midstream.runtime.process.process_slots import ProcessSlots
@@ -80,3 +81,11 @@ def test_more_than_the_slots_that_there_can_be_are_refused_at_the_start(tmp_path
         ClusterError, match="autoscale goes up to parallelism 4: the job needs 4 slots, but there are 2"
     ):
         env.execute(slots=ProcessSlots(slots_max=2))
+
+
+def test_what_checks_for_room_before_the_start_asks_for_as_many_slots_as_the_job_may_want(tmp_path: Path) -> None:
+    """`midstream doctor` does, and the embedded Spark is made as large."""
+    for bounds, slots in (((1, 4), 4), ("advise", 1), (None, 1)):
+        env = Environment("job", autoscale=bounds, checkpoint_dir=tmp_path)  # type: ignore[arg-type]  # a literal in a tuple
+        env.from_collection([{"n": 1}]).collect()
+        assert env.submission(StartOptions()).plan.slots_max == slots

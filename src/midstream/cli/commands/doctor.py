@@ -214,7 +214,7 @@ def _check_spark(checks: _Checks, submission: Submission | None, overrides: Over
         checks.fail("PySpark", f"{sys.executable} has no module {error.name!r}", "pip install 'pyspark>=4.0'")
         _check_storage(checks, storage, lambda url, probe, token: None)
         return
-    slots = submission.plan.graph.slots if submission is not None else overrides.start.parallelism or 1
+    slots = submission.plan.slots_max if submission is not None else overrides.start.parallelism or 1
     timeout_s = submission.plan.config.slot_timeout_s if submission is not None else 60.0
     with checks.of("Spark"):
         session = get_session(overrides.start.master, slots=slots)
