@@ -30,7 +30,7 @@ def shrinks_on_advice() -> Replacements:
     original = Autoscaler.shrinks
 
     def shrinks(self: Any, job: Any, failure: Any) -> bool:
-        bounds, self._bounds = self._bounds, msgspec.structs.replace(self._bounds, least=1, is_advice=False)
+        bounds, self._bounds = self._bounds, msgspec.structs.replace(self._bounds, min=1, is_advice=False)
         is_shrinking = original(self, job, failure)
         self._bounds = bounds
         return is_shrinking
