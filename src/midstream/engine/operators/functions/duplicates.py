@@ -11,11 +11,13 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.elements import MIN_WATERMARK_US
+from midstream.engine.operators.base import KEY
 from midstream.engine.operators.event_time_column import EventTime, Int64s
 from midstream.engine.operators.functions.batch_functions import BatchContext, BatchFunctionOperator, KeyedBatchFunction
-from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.function_operator import FunctionOperator, Port
 from midstream.engine.operators.functions.on_time_functions import OnTimeFunctionOperator
 from midstream.engine.operators.functions.process_context import TimeContext
+from midstream.engine.operators.row_conversion import fields_text
 from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.ordered_tables import OrderedTable
 
@@ -29,6 +31,21 @@ _FURTHEST: Final = 2**64 - 1
 
 class _FirstOfKeyOperator(BatchFunctionOperator):
     runs_users_function = False
+
+
+class _OfWholeRows(FunctionOperator):
+    """The keys are bytes of whole rows, which are those of other rows if the rows have other columns."""
+
+    def _key_settings(self) -> dict[str, str]:
+        return {KEY: f"whole rows of {fields_text(self.schema)}"}
+
+
+class _FirstOfRowsOperator(_OfWholeRows, _FirstOfKeyOperator):
+    pass
+
+
+class _FirstOfRowsWithinOperator(_OfWholeRows, OnTimeFunctionOperator):
+    pass
 
 
 def drop_duplicates_operator(
@@ -45,11 +62,13 @@ def drop_duplicates_operator(
     schema = pa.schema([field for field in port.schema if field.name not in hidden])
     key_fields = [port.schema.field(key) for key in keys]
     if within_us is None:
-        return _FirstOfKeyOperator(name, _first_of_key(keys, pa.schema(key_fields), schema.names), [port], schema)
+        of_key = _FirstOfRowsOperator if hides_keys else _FirstOfKeyOperator
+        return of_key(name, _first_of_key(keys, pa.schema(key_fields), schema.names), [port], schema)
     assert port.event_time is not None
     time = EventTime(port.event_time, port.schema, f"operator {name!r}")
     function = _first_within(keys, key_fields, time, min(within_us, _FURTHEST_US), schema.names)
-    return OnTimeFunctionOperator(name, function, [port], schema, hidden=hidden)
+    within = _FirstOfRowsWithinOperator if hides_keys else OnTimeFunctionOperator
+    return within(name, function, [port], schema, hidden=hidden)
 
 
 def _first_of_key(keys: list[str], schema: pa.Schema, emitted: list[str]) -> KeyedBatchFunction:

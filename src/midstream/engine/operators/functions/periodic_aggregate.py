@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.batches import from_polars
+from midstream.engine.core.config import duration_text
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.event_time_column import TimeColumn
@@ -94,6 +95,7 @@ class PeriodicAggregateOperator(PaneWindowOperator):
     def __init__(self, aggregation: WindowAggregation, every_us: int, ttl_us: int | None) -> None:
         native_units(every_us, aggregation.time, f"{aggregation.where}: every")
         super().__init__(aggregation, Sliding(every_us, every_us), 0)
+        self._every = duration_text(every_us)
         self._ttl = ttl_of(ttl_us, aggregation)
         added = [] if ttl_us is None else [pa.field(UNTIL, aggregation.time.kind)]
         self._declared = TableState(pa.schema([*aggregation.part_schema, *added]))
@@ -104,7 +106,8 @@ class PeriodicAggregateOperator(PaneWindowOperator):
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         declared = self._declared
         totals = {f"{declared.kind} state {_TOTALS!r}": declared.type_text()}
-        return {**super().state_settings(), f"{declared.kind}:{_TOTALS}": totals}
+        every = {"the window": f"all rows so far, every {self._every}"}
+        return {"": {**super().state_settings()[""], **every}, f"{declared.kind}:{_TOTALS}": totals}
 
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, out)
