@@ -42,11 +42,16 @@ _INFINITE: Final = 2**30
 class _Sketch(Conditional):
     """Base of aggregates whose parts are bytes that are made and merged group by group."""
 
+    _part: str = "sketch"
+    """The name of the part. State with another one is not restored."""
+
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"sketch": pl.map_groups([self._values()], self._sketch_of, return_dtype=pl.Binary, returns_scalar=True)}
+        sketch = pl.map_groups([self._values()], self._sketch_of, return_dtype=pl.Binary, returns_scalar=True)
+        return {self._part: sketch}
 
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {"sketch": pl.map_groups([part("sketch")], self._merged, return_dtype=pl.Binary, returns_scalar=True)}
+        parts = [part(self._part)]
+        return {self._part: pl.map_groups(parts, self._merged, return_dtype=pl.Binary, returns_scalar=True)}
 
     def _sketch_of(self, columns: Sequence[pl.Series]) -> bytes:
         return self._add(columns[0].drop_nulls())
@@ -134,7 +139,7 @@ class Quantile(_Sketch):
         return _histogram(lowest.min(), highest.max(), merged, sums)
 
     def finish(self, part: Columns) -> pl.Expr:
-        return part("sketch").map_batches(self._results, return_dtype=pl.Float64)
+        return part(self._part).map_batches(self._results, return_dtype=pl.Float64)
 
     def _results(self, column: pl.Series) -> pl.Series:
         return pl.Series(column.name, [self._result(each) if each else None for each in column.to_list()], pl.Float64)
@@ -210,6 +215,9 @@ class ApproxCountDistinct(_Sketch):
             )
         bound = copy(self)
         bound._kind = kind
+        # a value has another hash in a column of another type, except among integers, and among floats
+        is_integer, is_float = pa.types.is_integer(kind), pa.types.is_floating(kind)
+        bound._part = f"hashes of {'integers' if is_integer else 'floats' if is_float else kind}"
         return bound
 
     def _values(self) -> pl.Expr:
@@ -232,7 +240,7 @@ class ApproxCountDistinct(_Sketch):
         return np.unique(hashes)[: 2**self._precision + 1].astype(_HASH).tobytes()
 
     def finish(self, part: Columns) -> pl.Expr:
-        return part("sketch").map_batches(self._results, return_dtype=pl.Int64)
+        return part(self._part).map_batches(self._results, return_dtype=pl.Int64)
 
     def _results(self, column: pl.Series) -> pl.Series:
         return pl.Series(column.name, [self._estimate(part) for part in column.to_list()], pl.Int64)
