@@ -264,17 +264,19 @@ class _DecimalSum(Aggregate):
     def __init__(self, column: str, scale: int) -> None:
         self.columns = (column,)
         self._scale = scale
+        # named by the scale: state with digits of another one is not restored
+        self._high, self._low = f"high at scale {scale}", f"low at scale {scale}"
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         whole = pl.col(self.columns[0]).cast(pl.Decimal(_DIGITS, self._scale)).to_physical()
-        halves = {"high": whole // _HALF, "low": whole % _HALF}
+        halves = {self._high: whole // _HALF, self._low: whole % _HALF}
         return {name: half.cast(_HALVES).sum() for name, half in halves.items()}
 
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {name: part(name).sum() for name in ("high", "low")}
+        return {name: part(name).sum() for name in (self._high, self._low)}
 
     def finish(self, part: Columns) -> pl.Expr:
-        high, low = _carried(part)
+        high, low = self._carried(part)
         kind = pl.Decimal(_DIGITS, self._scale)
         return (high * _HALF + low).cast(_HALVES).map_batches(self._with_point, return_dtype=kind)
 
@@ -284,20 +286,19 @@ class _DecimalSum(Aggregate):
         return pl.Series(sums.name, digits.view(pa.decimal128(_DIGITS, self._scale)))
 
     def overflow(self, part: Columns) -> pl.Expr | None:
-        high, low = _carried(part)
+        high, low = self._carried(part)
         return (high >= _HALF) | (high < -_HALF) | ((high == -_HALF) & (low == 0))
+
+    def _carried(self, part: Columns) -> tuple[pl.Expr, pl.Expr]:
+        """Return both halves as integers; the lower one is not negative and has at most 19 digits."""
+        high, low = part(self._high).to_physical(), part(self._low).to_physical()
+        return high + low // _HALF, low % _HALF
 
 
 _DIGITS: Final = 38
 """The number of digits that a decimal has."""
 _HALVES: Final = pl.Decimal(_DIGITS, 0)
 _HALF: Final = pl.lit(10 ** (_DIGITS // 2), pl.Int128)
-
-
-def _carried(part: Columns) -> tuple[pl.Expr, pl.Expr]:
-    """Return both halves as integers; the lower one is not negative and has at most 19 digits."""
-    high, low = part("high").to_physical(), part("low").to_physical()
-    return high + low // _HALF, low % _HALF
 
 
 class _OfColumn(Conditional):
