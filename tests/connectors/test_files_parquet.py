@@ -100,6 +100,15 @@ def test_paths_lists_directories_and_globs_find_their_files(tmp_path):
     assert values(read_all(FileSource("a", filesystem=inner))) == [0, 1, 10, 11]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_set_of_characters_may_have_brackets_and_signs(tmp_path):
+    for number, name in enumerate(("[1]", "&&", "||", "a")):
+        parquet_file(tmp_path / name / "1.parquet", number, number + 1)
+    assert values(read_all(FileSource(f"{tmp_path}/[[]1]/*.parquet"))) == [0]
+    assert sorted(values(read_all(FileSource(f"{tmp_path}/[&|~][&&||]/*.parquet")))) == [1, 2]
+    assert values(read_all(FileSource(f"{tmp_path}/[!&|[]/*.parquet"))) == [3]
+
+
 def test_files_named_twice_are_read_once(tmp_path):
     path = parquet_file(tmp_path / "1.parquet", 0, 2)
     assert values(read_all(FileSource([path, tmp_path, path]))) == [0, 1]

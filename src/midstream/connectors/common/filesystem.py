@@ -214,7 +214,8 @@ def _glob_regex(pattern: str) -> re.Pattern[str]:
         elif piece == "?":
             pieces.append("[^/]")
         elif piece.startswith("[") and piece.endswith("]"):
-            pieces.append("[" + ("^" + piece[2:-1] if piece[1] == "!" else piece[1:-1]).replace("\\", r"\\") + "]")
+            characters = "^" + piece[2:-1] if piece[1] == "!" else piece[1:-1]
+            pieces.append("[" + re.sub(r"[\\\[&|~]", r"\\\g<0>", characters) + "]")
         else:
             pieces.append(re.escape(piece))
     try:
