@@ -197,9 +197,10 @@ def filtered_rows_are_no_evidence() -> Replacements:
     """Rows that a filter removes do not show that a split has no others."""
     original = SourceReader._emit_timed
 
-    def emit_timed(self: Any, current: Any, batch: Any) -> None:
-        current.quiet_until_s = float("-inf")
-        original(self, current, batch)
+    def emit_timed(self: Any, open_splits: Any, batches: Any) -> None:
+        for current in open_splits:
+            current.quiet_until_s = float("-inf")
+        original(self, open_splits, batches)
 
     return [(SourceReader, "_emit_timed", emit_timed)]
 
