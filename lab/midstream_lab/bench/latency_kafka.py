@@ -1,10 +1,10 @@
 """Measures how soon a record of one Kafka topic shows in another, at a fixed rate, in three queries: stateless, a count
 per key, and a join with a static table.
 
-The queries are those of the public latency suite for Spark's real-time mode: 10,000 records/s of 1.2 KB in 40 partitions.
-The broker is that of KAFKA_BOOTSTRAP, as in the benchmark `kafka`. A record's key is its number and the time at which
-it was handed to the producer, and each query passes the key on: its latency is the time until a reader has the record,
-which reads committed records only.
+The queries are those of the public latency suite for Spark's real-time mode: 10,000 records/s of 1.2 KB in 40 partitions,
+without keys, so a producer sends those of a moment to one partition. The broker is that of KAFKA_BOOTSTRAP, as in the
+benchmark `kafka`. A record's text begins with its number and the time at which it was handed to the producer, and so does
+the text that a query makes of it: the latency is the time until a reader of committed records has it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -36,21 +37,22 @@ QUERIES: Final[tuple[Query, ...]] = ("stateless", "count", "join")
 PARTITIONS: Final = 40
 RATE_PER_S: Final = 10_000
 RECORD_BYTES: Final = 1_200
+STAMP_BYTES: Final = 28
+"""A number of 10 digits, a time in µs of 16, and a space after each."""
 USERS: Final = 10_000
-SECONDS: Final = 15.0
-WARM_UP_S: Final = 5.0
+SECONDS: Final = 20.0
+WARM_UP_S: Final = 8.0
 """The first rows, which are not counted."""
 PARALLELISM: Final = 2
-EXACTLY_ONCE_INTERVAL: Final = "100 ms"
-"""Records appear with their checkpoint, so it is their latency."""
-AT_LEAST_ONCE_INTERVAL: Final = "1 s"
+INTERVALS_MS: Final[Mapping[Guarantee, int]] = {"at_least_once": 1_000, "exactly_once": 100}
+"""The checkpoint interval. With "exactly_once", records appear with their checkpoint."""
 
 
 class LatencyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The latencies of the records after the warm-up."""
 
     records: int
-    checkpoint_interval: str
+    checkpoint_interval_ms: int
     checkpoints_per_s: float
     p50_ms: float
     p99_ms: float
@@ -84,12 +86,12 @@ def run(slots: Slots, *, query: str = "stateless", rate: int = RATE_PER_S) -> Ka
         query=query,
         slots=slots,
         rate_per_s=rate,
-        at_least_once=_run(slots, servers, query, rate, "at_least_once", AT_LEAST_ONCE_INTERVAL),
-        exactly_once=_run(slots, servers, query, rate, "exactly_once", EXACTLY_ONCE_INTERVAL),
+        at_least_once=_run(slots, servers, query, rate, "at_least_once"),
+        exactly_once=_run(slots, servers, query, rate, "exactly_once"),
     )
 
 
-def _run(slots: Slots, servers: str, query: str, rate: int, guarantee: Guarantee, interval: str) -> LatencyFigures:
+def _run(slots: Slots, servers: str, query: str, rate: int, guarantee: Guarantee) -> LatencyFigures:
     with (
         kafka.topics(servers, "in", "out", partitions=PARTITIONS) as (source, sink),
         tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory,
@@ -98,11 +100,11 @@ def _run(slots: Slots, servers: str, query: str, rate: int, guarantee: Guarantee
             "bench-latency-kafka",
             parallelism=PARALLELISM,
             checkpoint_dir=directory,
-            checkpoint_interval=interval,
+            checkpoint_interval=INTERVALS_MS[guarantee] / 1000,
             restart=no_restart(),
         )
-        rows = env.read_kafka(servers, source, format="text", metadata=["key"])
-        built(rows, query).write_kafka(servers, sink, format="text", key="key", guarantee=guarantee)
+        rows = env.read_kafka(servers, source, format="text")
+        built(rows, query).write_kafka(servers, sink, format="text", guarantee=guarantee)
         job = start_on(slots, env, PARALLELISM)
         try:
             while job.status().state in ("created", "deploying"):
@@ -113,21 +115,22 @@ def _run(slots: Slots, servers: str, query: str, rate: int, guarantee: Guarantee
         finally:
             job.cancel("the benchmark is over")
     return LatencyFigures(
-        checkpoint_interval=interval, checkpoints_per_s=round(completed / took_s, 1), **figures(latencies_ms)
+        checkpoint_interval_ms=INTERVALS_MS[guarantee],
+        checkpoints_per_s=round(completed / took_s, 1),
+        **figures(latencies_ms),
     )
 
 
 def built(rows: DataStream, query: str) -> DataStream:
-    """Build a query of rows of `key` and `value`; the result has both, and the value as the query makes it."""
+    """Build a query of rows with the column `value`, which the result has as well."""
     if query == "stateless":
-        return rows.with_columns(value=pl.col("value").str.encode("base64"))
-    users = rows.select("key", "value", user=pl.col("value").str.head(8))
+        return rows.select(value=pl.col("value").str.encode("base64"))
+    users = rows.select(stamp=pl.col("value").str.head(STAMP_BYTES), user=pl.col("value").str.slice(STAMP_BYTES, 8))
     if query == "count":
-        counted = users.key_by("user").aggregate(n=Count(), key=Last("key"))
-        return counted.select("key", value=pl.format("{} {}", "user", "n"))
+        counted = users.key_by("user").aggregate(n=Count(), stamp=Last("stamp"))
+        return counted.select(value=pl.format("{}{} {}", "stamp", "user", "n"))
     table = pl.DataFrame({"user": [f"{n:08d}" for n in range(USERS)], "twice": [2 * n for n in range(USERS)]})
-    joined = users.join_table(table, on="user")
-    return joined.select("key", value=pl.format("{} {}", "user", "twice"))
+    return users.join_table(table, on="user").select(value=pl.format("{}{} {}", "stamp", "user", "twice"))
 
 
 def figures(latencies_ms: npt.NDArray[np.float64]) -> dict[str, Any]:
@@ -160,15 +163,15 @@ def send(servers: str, topic: str, rate: int) -> int:
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 0, "acks": 1})
-    rest = "x" * (RECORD_BYTES - 8)
-    values = [f"{user:08d}{rest}" for user in range(USERS)]
+    rest = b"x" * (RECORD_BYTES - STAMP_BYTES - 8)
+    ends = [b"%08d" % user + rest for user in range(USERS)]
     began_s = time.monotonic()
-    sent = 0
+    sent = turn = 0
     while (passed_s := time.monotonic() - began_s) < SECONDS:
-        now = b" %d" % (time.time_ns() // 1000)
+        now_us = time.time_ns() // 1000
         for i in range(sent, int(passed_s * rate)):
-            producer.produce(topic, values[i % USERS], b"%d" % i + now, partition=i % PARTITIONS)
-        sent = max(sent, int(passed_s * rate))
+            producer.produce(topic, b"%010d %016d " % (i, now_us) + ends[i % USERS], partition=turn % PARTITIONS)
+        sent, turn = max(sent, int(passed_s * rate)), turn + 1
         producer.poll(0.001)
     if producer.flush(kafka.ANSWER_S):
         raise InvariantError(f"the broker has not taken the records within {kafka.ANSWER_S:g} s")
@@ -203,10 +206,12 @@ class Reader:
         values: dict[int, bytes] = {}
         for taken_us, messages in self._taken:
             for message in messages:
-                number, made_us = map(int, message.key().split())
+                text = message.value()
+                text = b64decode(text) if query == "stateless" else text
+                number, made_us = map(int, text[:STAMP_BYTES].split())
                 if number in values:
                     raise InvariantError(f"record {number} has arrived twice")
-                values[number] = message.value()
+                values[number] = text[STAMP_BYTES:]
                 found[number] = (taken_us - made_us) / 1000
         require("the number of records that arrived", sent, len(values))
         wrong = [n for n, value in values.items() if not _is_right(query, n, value)]
@@ -227,5 +232,5 @@ class Reader:
 def _is_right(query: str, number: int, value: bytes) -> bool:
     user = number % USERS
     if query == "stateless":
-        return len(value) == -(-RECORD_BYTES // 3) * 4
+        return len(value) == RECORD_BYTES - STAMP_BYTES and value.startswith(b"%08d" % user)
     return value == b"%08d %d" % (user, number // USERS + 1 if query == "count" else 2 * user)

@@ -101,6 +101,9 @@ _POLL_INTERVAL_S: Final = 5.0
 """The interval at which the broker of a silent partition is polled."""
 _ANSWER_WAIT_S: Final = 0.5
 """The time for which a reading thread waits for that answer."""
+_FIRST_S: Final = 5.0
+"""The time for which the first discovery is repeated at once; later ones, and it too, come back after the interval."""
+_FIRST_PAUSE_S: Final = 0.2
 _CHECK_S: Final = 5.0
 """The time for which a reading thread waits for the id of its topic."""
 _log = logging.getLogger(__name__)
@@ -274,7 +277,7 @@ class KafkaSource(Source):
                 topics, found = self._newly_found(known.topics)
             else:
                 # Remembered: a second query, after a restart, must give the same, and "latest" does not.
-                topics, found = self._first = self._first or self._first_found()
+                topics, found = self._first = self._first or self._first_found_soon()
         except StorageError as error:
             # Readers wait for brokers that are gone, and so does this.
             _log.warning("%s: cannot discover partitions at present, and will try again: %s", self._where, error)
@@ -311,6 +314,17 @@ class KafkaSource(Source):
         if self._its_cluster is None:
             self._its_cluster = KafkaCluster(self._connection, self._where)
         return self._its_cluster
+
+    def _first_found_soon(self) -> tuple[dict[str, Topic], list[_Partition]]:
+        """Try again for a while: the partitions of a topic that was just created have leaders a moment later."""
+        deadline_s = time.monotonic() + _FIRST_S
+        while True:
+            try:
+                return self._first_found()
+            except StorageError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(_FIRST_PAUSE_S)
 
     def _first_found(self) -> tuple[dict[str, Topic], list[_Partition]]:
         topics = self._cluster.topics(self._topics)

@@ -3,9 +3,9 @@
 The state of a source is its splits, each with the offset after the last batch that was emitted, and the tally of bad
 records. A batch that has been read ahead but not emitted is read again after a restore.
 
-Splits take turns, batch by batch, so their event times differ by a few batches at most. If an operator of the chain
-distinguishes splits (`Splits`), every batch has rows of one split. Otherwise small batches of several splits are emitted as
-one: each costs the chain as much as a larger one.
+Splits take turns, batch by batch, so their event times differ by a few batches at most. Each operator of the chain can
+determine the splits of its rows (`Splits`). Small batches of several splits are emitted as one, which costs the chain hardly
+more than each of them would; unless rows are removed before an operator that distinguishes splits.
 """
 
 from __future__ import annotations
@@ -204,7 +204,10 @@ class SourceReader(Splits):
         """Fires when the rate allows the next batch."""
         self._splits: deque[_OpenSplit] = deque()
         self._opened = 0
-        self._current = -1
+        self.every_row_passes = True
+        """Whether every row reaches the operator that is being opened."""
+        self._joins_splits = True
+        """Whether batches of several splits may be emitted as one."""
         self._request_state = _MAY_REQUEST
         self._assignment = _Assignment()
         self._emitting: tuple[tuple[_OpenSplit, int], ...] = ()
@@ -345,8 +348,8 @@ class SourceReader(Splits):
     # ---- the view of the operators ----
 
     @property
-    def current(self) -> int:
-        return self._current
+    def current(self) -> Sequence[tuple[int, int]]:
+        return [(open_split.number, rows) for open_split, rows in self._emitting]
 
     @property
     def open(self) -> Iterator[int]:
@@ -379,6 +382,7 @@ class SourceReader(Splits):
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
+        self._joins_splits = self._joins_splits and self.every_row_passes
 
     def limit_drift(self, times: SplitTimes, drift_us: int) -> None:
         self._limit.begin(times, drift_us)
@@ -444,7 +448,7 @@ class SourceReader(Splits):
         """Emit this batch of the split; if it is small, together with those of the splits that are next."""
         now_s = self._services.clock.monotonic_s()
         taken = [(open_split, prefetched)]
-        if prefetched.is_small and not self._listeners:
+        if prefetched.is_small and self._joins_splits:
             taken += self._small_ones(self._rate.rows_max - prefetched.batch.num_rows)
         for each, batch in taken:
             each.quiet_until_s = now_s
@@ -482,7 +486,6 @@ class SourceReader(Splits):
         """
         batch = concat(batches)
         started_s = self._services.clock.own_core_s()
-        self._current = open_splits[0].number
         self._emitting = tuple((each, part.num_rows) for each, part in zip(open_splits, batches, strict=True))
         self._emit(batch)
         self._emitting = ()
