@@ -153,6 +153,43 @@ LAKEHOUSE_FIGURES = (
 )
 
 
+def latency_kafka() -> Workload:
+    """Each query and guarantee of midstream and Flink, and Spark's two modes at least once, is a row."""
+    rows: list[Contender] = []
+    bases: list[tuple[str, str]] = []
+    for query in ("stateless", "count", "join"):
+        for guarantee in ("at_least_once", "exactly_once"):
+            what = f"{query}, {guarantee.replace('_', ' ')}"
+            rows.append(ours("latency_kafka", "--query", query, engine=f"midstream, {what}", part=(guarantee,)))
+            rows.append(
+                replace(
+                    flink("latency_kafka", "--variant", query, engine=f"Flink Java, {what}"),
+                    part=(guarantee,),
+                    rounds_max=1,
+                )
+            )
+            bases.append((f"Flink Java, {what}", f"midstream, {what}"))
+    for query in ("stateless", "join"):
+        for variant, mode in ((query, "micro-batches"), (f"{query}-real-time", "real-time mode")):
+            engine = f"Structured Streaming, {mode}, {query}, at least once"
+            rows.append(
+                replace(
+                    spark("latency_kafka", "--variant", variant, engine=engine, needs=(".peers/spark/jars",)),
+                    part=("at_least_once",),
+                    rounds_max=1,
+                )
+            )
+            bases.append((engine, f"midstream, {query}, at least once"))
+    return Workload(
+        "10,000 records/s of 1.2 KB from 40 partitions of Kafka into others, one broker on the same two cores: from when a "
+        "record is handed to the producer until a reader of committed records has it. Checkpoints every second at least "
+        "once, every 100 ms exactly once; real-time mode's batches take 5 s, its documented minimum.",
+        (replace(P50, is_compared=False), P99),
+        tuple(map(beside_a_broker, rows)),
+        tuple(bases),
+    )
+
+
 def lakehouse(query: str) -> tuple[Contender, ...]:
     streaming = Contender(
         "Structured Streaming",
@@ -293,6 +330,7 @@ PLAN: dict[str, Workload] = {
             ),
         ),
     ),
+    "latency_kafka": latency_kafka(),
     "checkpoint": Workload(
         "Checkpoints one after the other in front of a sink that takes 1 ms per row; parallelism 4, buffers of 4 KiB.",
         (Figure("checkpoints_per_s", "checkpoints/s"), replace(P50, is_compared=False), P99),

@@ -147,7 +147,7 @@ def bench(
     ----------
     name
             window, udf, lookup, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, operators,
-        kafka, lakehouse, or simulate.
+        kafka, latency_kafka, lakehouse, or simulate.
         events
         The number of events; with fewer than the default the result is not comparable.
     parallelism
@@ -157,11 +157,11 @@ def bench(
     columns
         The number of columns that are summed, for window (1).
     rate
-        Rows per second, for latency (20,000), kafka (5,000) and lakehouse (50,000).
+        Rows per second, for latency (20,000), kafka (5,000), latency_kafka (10,000) and lakehouse (50,000).
     query
         The query, for nexmark: q0 to q5, q7 to q9, q11, q12, q14 to q18, q20, q21 or q22; by default all, one after the
         other. For operators: running_aggregate (default), drop_duplicates, interval_join or asof_join. For lakehouse:
-        delta (default), iceberg, delta_changes or iceberg_changes.
+        delta (default), iceberg, delta_changes or iceberg_changes. For latency_kafka: stateless (default), count or join.
     backlog
         MiB in flight when the job fails, for recovery (256).
     slots

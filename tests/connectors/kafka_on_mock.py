@@ -23,6 +23,7 @@ from midstream.connectors.kafka import fetch_probe, fetched_records
 from midstream.connectors.kafka.cluster import _NO_ID, KafkaCluster
 from midstream.connectors.kafka.kafka_source import KafkaSource, _KafkaPartitionReader, _Partition
 from midstream.connectors.kafka.schema_registry import RegistrySilent
+from midstream.connectors.kafka.shared_consumer import SharedConsumers
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.operators.source_api import Split
@@ -413,15 +414,15 @@ def heard_raises(mock: Mock) -> None:
     def heard(error: KafkaError) -> None:
         raise StorageError(f"heard: {error.str()}")
 
-    config = {"bootstrap.servers": mock.servers, "group.id": "g", "error_cb": heard, **OPTIONS}
-    consumer = Consumer(config)
-    fetcher = fetch_probe.new_fetcher(consumer, TOPIC, 1, (), heard)
+    def new_consumer(on_error: Any) -> Consumer:
+        return Consumer({"bootstrap.servers": mock.servers, "group.id": "g", "error_cb": on_error, **OPTIONS})
+
+    fetcher = fetch_probe.new_fetcher(SharedConsumers(), new_consumer, TOPIC, 1, (), heard)
     fetcher.assign(0)
     mock.delete()
     with pytest.raises(StorageError, match="topic does not exist"):
         until("it raises", lambda: fetcher.take(10) is None)
     fetcher.close()
-    consumer.close()
 
 
 CASES = {

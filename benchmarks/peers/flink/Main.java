@@ -29,6 +29,7 @@ public final class Main {
             case "interval_join" -> OperatorJobs.intervalJoin(options);
             case "asof_join" -> OperatorJobs.asofJoin(options);
             case "kafka" -> KafkaJob.run(options);
+            case "latency_kafka" -> LatencyKafkaJob.run(options);
             case "lakehouse" -> LakehouseJob.run(options);
             case "latency" -> LatencyJob.run(options);
             case "checkpoint" -> SlowSinkJobs.checkpoint(options);

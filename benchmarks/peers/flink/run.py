@@ -57,6 +57,8 @@ def main() -> int:
                 environment = dict(os.environ)
             if options.workload == "kafka":
                 figures = _kafka_figures(options, command, environment, children)
+            elif options.workload == "latency_kafka":
+                figures = _latency_kafka_figures(options, command, environment, children, directory)
             elif options.workload == "lakehouse":
                 figures = _lakehouse_figures(options, command, environment, children, directory)
             else:
@@ -249,6 +251,55 @@ def _kafka_figures(
             raise BenchmarkError(str(error)) from error
 
 
+def _latency_kafka_figures(
+    options: argparse.Namespace,
+    command: Sequence[str],
+    environment: dict[str, str],
+    children: _Children,
+    directory: str,
+) -> dict[str, Any]:
+    """With the topics, the records and the measurement of midstream's own benchmark; a job for each guarantee."""
+    from midstream.engine.core.errors import InvariantError
+    from midstream_lab.bench import kafka, latency_kafka
+
+    servers = environment.get("KAFKA_BOOTSTRAP")
+    if not servers:
+        raise BenchmarkError("it needs brokers: tools/kafka_server.py starts one, or KAFKA_BOOTSTRAP=host:9092")
+    found: dict[str, Any] = {}
+    for guarantee, every_ms in latency_kafka.INTERVALS_MS.items():
+        running, stop = Path(directory, "running"), Path(directory, "stop")
+        with kafka.topics(servers, "in", "out", partitions=latency_kafka.PARTITIONS) as (source, sink):
+            given = environment | {
+                "KAFKA_IN": source,
+                "KAFKA_OUT": sink,
+                "GUARANTEE": guarantee,
+                "CHECKPOINT_MS": str(every_ms),
+            }
+            child = children.start(command, given)
+            _await_running(child, running, options.timeout)
+            try:
+                rate = latency_kafka.RATE_PER_S
+                found[guarantee] = latency_kafka.figures(
+                    latency_kafka.latencies_at_rate(servers, source, sink, options.variant, rate)
+                )
+            except InvariantError as error:
+                raise BenchmarkError(str(error)) from error
+            stop.touch()
+            child.communicate(timeout=options.timeout)
+        running.unlink()
+        stop.unlink()
+    memory_mb = round(children.peak_bytes() / 1e6)
+    return {"workload": options.workload, "variant": options.variant, **found, "memory_mb": memory_mb, "correct": True}
+
+
+def _await_running(child: subprocess.Popen[str], running: Path, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not running.exists():
+        if child.poll() is not None or time.monotonic() > deadline_s:
+            raise BenchmarkError("the job whose delays are measured has not started; what it said is above")
+        time.sleep(0.05)
+
+
 def _lakehouse_figures(
     options: argparse.Namespace,
     command: Sequence[str],
@@ -286,11 +337,7 @@ def _lakehouse_figures(
             rows = lakehouse.check("iceberg", tables["run"], events)
             running, stop = Path(directory, "running"), Path(directory, "stop")
             child = children.start([*command, "--variant", "delay"], given)
-            deadline_s = time.monotonic() + options.timeout
-            while not running.exists():
-                if child.poll() is not None or time.monotonic() > deadline_s:
-                    raise BenchmarkError("the job whose delays are measured has not started; what it said is above")
-                time.sleep(0.05)
+            _await_running(child, running, options.timeout)
             rate = lakehouse.RATE_PER_S
             delays = lakehouse.delays_at_rate("iceberg", servers, delay_in, tables["delay"], rate)
             stop.touch()

@@ -25,6 +25,8 @@ from session import WARM_UP_BATCHES, WARM_UP_S_MAX, Run, run_until, wait_until, 
 from windows import FAR_MS
 
 from midstream_lab.bench import kafka as bench
+from midstream_lab.bench import latency_kafka
+from midstream_lab.bench.latency_kafka import STAMP_BYTES
 
 EVENTS = bench.EVENTS
 JARS = Path(__file__).resolve().parents[3] / ".peers" / "spark" / "jars"
@@ -92,6 +94,50 @@ def _writing(rows: DataFrame, servers: str, topic: str) -> DataStreamWriter:
 def _has_fired_all(progress: Any) -> bool:
     """Whether that was the batch behind the last records, whose watermark is theirs."""
     return "addBatch" in progress["durationMs"] and watermark_ms(progress) >= FAR_MS
+
+
+def run_latency_kafka(spark: SparkSession, query: str, variant: str, parallelism: int) -> dict[str, Any]:
+    """A query of `python -m midstream_lab bench latency_kafka`, at least once: `stateless` or `join`; a count has a row
+    for each key and batch here, and not for each record. `variant`: micro-batches, one after the other, or real-time mode
+    with its shortest batch.
+    """
+    servers = os.environ.get("KAFKA_BOOTSTRAP")
+    if not servers:
+        raise SystemExit("error: it needs brokers: tools/kafka_server.py starts one, or KAFKA_BOOTSTRAP=host:9092")
+    stamp, user = F.substring("value", 1, STAMP_BYTES), F.substring("value", STAMP_BYTES + 1, 8)
+    directory = tempfile.mkdtemp(prefix="peer-spark-")
+    try:
+        with bench.topics(servers, "in", "out", partitions=latency_kafka.PARTITIONS) as (source, sink):
+            rows = (
+                spark.readStream.format("kafka")
+                .option("kafka.bootstrap.servers", servers)
+                .option("subscribe", source)
+                .option("startingOffsets", "earliest")
+                .load()
+                .select(F.col("value").cast("string").alias("value"))
+            )
+            if query == "stateless":
+                made = rows.select(F.base64("value").alias("value"))
+            else:
+                users = range(latency_kafka.USERS)
+                table = spark.createDataFrame([(f"{n:08d}", 2 * n) for n in users], "user string, twice long")
+                joined = rows.select(stamp.alias("stamp"), user.alias("user")).join(F.broadcast(table), "user")
+                made = joined.select(F.concat("stamp", "user", F.lit(" "), "twice").alias("value"))
+            writer = made.writeStream.format("kafka")
+            writer = writer.option("kafka.bootstrap.servers", servers).option("topic", sink)
+            writer = writer.option("kafka.linger.ms", "0").option("checkpointLocation", directory)
+            if variant == "real-time":
+                writer = writer.outputMode("update").trigger(realTime="5 seconds")
+            running = writer.start()
+            try:
+                if variant != "real-time":
+                    wait_until(running, lambda _: True, None)  # its first trigger, which finds no records
+                took_ms = latency_kafka.latencies_at_rate(servers, source, sink, query, latency_kafka.RATE_PER_S)
+            finally:
+                running.stop()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return {"at_least_once": latency_kafka.figures(took_ms)}
 
 
 def _latency(spark: SparkSession, servers: str, parallelism: int) -> dict[str, float]:

@@ -8,6 +8,7 @@ its commit included; the session is warm: the same query has run a few batches b
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -42,8 +43,11 @@ LATENCY_EVENTS = LATENCY_RATE_PER_S * LATENCY_S
 
 
 def main() -> None:
-    args = arguments(__doc__, [*WINDOWED, "latency"], batch=None)
+    args = arguments(__doc__, [*WINDOWED, "latency", "latency_kafka"], batch=None)
     workload = args.workload
+    if workload == "latency_kafka":
+        _latency_kafka(args.variant or "stateless", args.parallelism)
+        return
     variants = latency.VARIANTS if workload == "latency" else WINDOWED[workload]
     variant = args.variant or next(iter(variants))
     if variant not in variants:
@@ -73,6 +77,24 @@ def main() -> None:
         seconds=run.seconds,
         **run.figures,
     )
+
+
+def _latency_kafka(variant: str, parallelism: int) -> None:
+    """`variant`: a query, and "-real-time" for that mode."""
+    query, mode = (variant.removesuffix("-real-time"), "real-time" if variant.endswith("-real-time") else "micro-batch")
+    settings = latency.settings(mode, parallelism) | kafka.settings()
+    if mode == "real-time":  # its tasks run all at once, and Spark's shortest batch is the documented one
+        settings |= {
+            "slots": kafka.latency_kafka.PARTITIONS + 2 * parallelism,
+            "spark.sql.streaming.realTimeMode.minBatchDuration": "5000",
+        }
+    spark = open_session(parallelism, **settings)
+    try:
+        figures = kafka.run_latency_kafka(spark, query, mode, parallelism)
+    finally:
+        spark.stop()
+    result = {"engine": "spark", "version": pyspark.__version__, "workload": "latency_kafka", "variant": variant}
+    print(json.dumps(result | figures | {"correct": True}))
 
 
 if __name__ == "__main__":

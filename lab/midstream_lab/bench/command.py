@@ -46,6 +46,7 @@ BENCHMARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "operators": ("events", "parallelism", "query"),
     "simulate": (),
     "kafka": ("events", "parallelism", "rate"),
+    "latency_kafka": ("query", "rate"),
     "lakehouse": ("events", "parallelism", "query", "rate"),
 }
 """The modules of `midstream_lab.bench`, and the options that the `run` of each accepts by name."""

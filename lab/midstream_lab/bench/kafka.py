@@ -129,7 +129,7 @@ def counting(env: Environment, load: Load) -> None:
 
 
 @contextmanager
-def topics(servers: str, *names: str) -> Iterator[list[str]]:
+def topics(servers: str, *names: str, partitions: int = PARTITIONS) -> Iterator[list[str]]:
     """Create topics, which are deleted at the end."""
     from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its package exports nothing explicitly
         AdminClient,
@@ -140,7 +140,7 @@ def topics(servers: str, *names: str) -> Iterator[list[str]]:
     made = [f"bench-{token}-{name}" for name in names]
     admin = AdminClient({"bootstrap.servers": servers})
     config = {"retention.ms": "-1"}  # Flink's records have the time of their window, which is long ago
-    for done in admin.create_topics([NewTopic(name, PARTITIONS, config=config) for name in made]).values():
+    for done in admin.create_topics([NewTopic(name, partitions, config=config) for name in made]).values():
         done.result(ANSWER_S)
     deadline_s = time.monotonic() + ANSWER_S
     while not _are_there(admin.list_topics(timeout=ANSWER_S).topics, made):  # brokers learn of them a moment later

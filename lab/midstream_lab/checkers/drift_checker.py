@@ -255,9 +255,10 @@ def drift_is_checked(checker: DriftChecker) -> Iterator[None]:
         checker.rests(self, open_split.number)
         checker.check_held()
 
-    def emitted(self: SourceReader, open_split: Any, batch: Any) -> None:
-        checker.emits(self, open_split.number)
-        emit(self, open_split, batch)
+    def emitted(self: SourceReader, open_splits: Any, batches: Any) -> None:
+        for open_split in open_splits:
+            checker.emits(self, open_split.number)
+        emit(self, open_splits, batches)
         checker.check_held()
 
     with ExitStack() as stack:

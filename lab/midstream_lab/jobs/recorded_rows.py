@@ -25,6 +25,7 @@ from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute, S
 from midstream.simulation import outside as simulation
 from midstream.simulation.network import SIM
 from midstream.simulation.outside import SOURCE_IDS, SPLIT_IDS
+from midstream.simulation.trace import Kind
 from midstream.simulation.world import World
 
 if TYPE_CHECKING:
@@ -238,6 +239,14 @@ class SimSource(Source):
             self._rows_of[split] = list(zip(ids.tolist(), keys.tolist(), strict=True))
         return self._rows_of[split][:stop]
 
+    def reports_rows(self, split: int) -> bool:
+        """Whether readers of the split report when rows have come."""
+        return Random(f"reports {self.number} {split}").random() < 0.5
+
+    def lull_left_us(self, split: int, at: int) -> int:
+        """Return how long there are no rows after those before `at`; 0 if there are some now."""
+        return 0 if self.lull(split, at, at + 1) > at else self._lull_ends_us[split, at] - self.outside.world.now_us
+
     def lull(self, split: int, start: int, stop: int) -> int:
         """Return where a batch from `start` to `stop` is cut: at the next lull, or at `start` during one."""
         if not self._lulls:
@@ -292,10 +301,24 @@ class _RecordedReader(SplitReader):
         self._plan = plan
         self._offset = offset
         self._reads = 0
+        self._wake: Callable[[], None] | None = None
         self.without_rows_us = (0, 0)
         """When the last two reads returned no rows, or only such as a filter removes."""
 
+    def on_rows(self, wake: Callable[[], None]) -> bool:
+        if not self._source.reports_rows(self._plan.split):
+            return False
+        self._wake = wake
+        return True
+
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        found = self._read(rows_max)
+        if self._wake is not None and found is not None and found[0].num_rows < rows_max:
+            left_us = 0 if found[1] == self._plan.rows else self._source.lull_left_us(self._plan.split, found[1])
+            self._source.outside.world.schedule(left_us, None, Kind.CLUSTER, self._wake)
+        return found
+
+    def _read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
         outside = self._source.outside
         if self._source.blocking:
             outside.world.io_point()

@@ -32,6 +32,7 @@ from midstream.engine.operators.windows.window_factory import Window, session, s
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.state.keyed_states import MapState
 from midstream.engine.worker.source_reader import SourceReader, SplitRequestState
+from midstream.simulation.outside import SOURCE_IDS, SPLIT_IDS
 from midstream_lab.jobs.recorded_rows import SCHEMA, Outside
 
 Integers = TypeVar("Integers", int, npt.NDArray[np.int64])
@@ -107,12 +108,25 @@ class Timestamps(TimestampsOperator):
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if batch.num_rows:
-            split = 0 if self._splits is None else self._splits.current
-            latest_us = int(batch.column("ts").view(pa.int64()).to_numpy().max())
-            self._newest_us = self._outside.world.now_us
-            self._read[split] = max(latest_us, self._read.get(split, (0, 0))[0]), self._newest_us
+            parts = ((0, batch.num_rows),) if self._splits is None else self._splits.current
+            times_us = batch.column("ts").view(pa.int64()).to_numpy()
+            self._newest_us, first = self._outside.world.now_us, 0
+            for split, rows in parts:
+                self._check_split(split, batch.slice(first, rows))
+                latest_us = int(times_us[first : first + rows].max())
+                self._read[split] = max(latest_us, self._read.get(split, (0, 0))[0]), self._newest_us
+                first += rows
         super().process(batch, port)
         self._check_timer()
+
+    def _check_split(self, split: int, rows: pa.RecordBatch) -> None:
+        """Check that rows are of the split that the source says; their ids tell."""
+        if not isinstance(self._splits, SourceReader):
+            return
+        name = self._splits.split_id(split)
+        found = {f"{i // SOURCE_IDS}-{i % SOURCE_IDS // SPLIT_IDS}" for i in rows.column("id").to_pylist() if i >= 0}
+        if name is not None and found - {name}:
+            self._bug(f"rows of {sorted(found)} count as rows of split {name}")
 
     def _splits_changed(self) -> None:
         assert self._splits is not None

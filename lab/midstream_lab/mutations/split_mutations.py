@@ -197,9 +197,10 @@ def filtered_rows_are_no_evidence() -> Replacements:
     """Rows that a filter removes do not show that a split has no others."""
     original = SourceReader._emit_timed
 
-    def emit_timed(self: Any, current: Any, batch: Any) -> None:
-        current.quiet_until_s = float("-inf")
-        original(self, current, batch)
+    def emit_timed(self: Any, open_splits: Any, batches: Any) -> None:
+        for current in open_splits:
+            current.quiet_until_s = float("-inf")
+        original(self, open_splits, batches)
 
     return [(SourceReader, "_emit_timed", emit_timed)]
 
@@ -230,7 +231,65 @@ def time_waits_for_rows_without_it() -> Replacements:
     return [(WatermarkValve, "__init__", init)]
 
 
+# ---- splits that are read together
+
+
+def joined_batch_is_of_one_split() -> Replacements:
+    """A batch with rows of several splits counts as one of the first of them."""
+
+    def current(self: Any) -> list[tuple[int, int]]:
+        return [(self._emitting[0][0].number, self.emitting_rows)]
+
+    return [(SourceReader, "current", property(current))]
+
+
+def joined_across_a_filter() -> Replacements:
+    """Batches of several splits are emitted as one, although rows are removed before event time is made of them."""
+    original = SourceReader.on_change
+
+    def on_change(self: Any, changed: Any) -> None:
+        self.every_row_passes = True
+        original(self, changed)
+
+    return [(SourceReader, "on_change", on_change)]
+
+
+def one_offset_of_a_joined_batch() -> Replacements:
+    """Of the splits whose rows are emitted as one batch, only the first has moved on."""
+    original = SourceReader._small_ones
+
+    def small_ones(self: Any, rows_max: int) -> Any:
+        taken = original(self, rows_max)
+        for open_split, _ in taken:
+            open_split.split = open_split.before_last_batch
+        return taken
+
+    return [(SourceReader, "_small_ones", small_ones)]
+
+
+def unread_splits_are_forgotten() -> Replacements:
+    """Splits that were to be read together, and were not as there were rows enough, are never read again."""
+    original = SourceReader._read_some
+
+    def read_some(self: Any) -> None:
+        self._to_read = self._to_read[:1]
+        original(self)
+
+    return [(SourceReader, "_read_some", read_some)]
+
+
 # ---- where they are searched
+
+
+def _together(seed: int) -> Scenario:
+    """A subtask reads several splits with few rows at a time, and slots die."""
+    drawn = restarted(("kill_slot", "user_error", "kill_driver"), seed)
+    return replace(drawn, splits=6, rounds=1, readers=6, blocking=True, batch_rows=3 + seed % 20)
+
+
+def _sieved(seed: int) -> Scenario:
+    drawn = _idling(seed)
+    return replace(drawn, readers=6, batch_rows=3 + seed % 20)
 
 
 _found = partial(restarted, ("kill_slot", "user_error", "kill_driver"))
@@ -278,4 +337,8 @@ MUTATIONS: Final = named(
     Mutation("a subtask is idle while it requests a split", nothing_waits_unanswered, _idling),
     Mutation("event time waits for a source without event time and end", time_waits_for_rows_without_it, _idling),
     Mutation("a source is notified of more than the completed checkpoint holds", told_of_now, _found),
+    Mutation("a batch of several splits counts as one of the first", joined_batch_is_of_one_split, _sieved),
+    Mutation("rows of several splits are joined before a filter", joined_across_a_filter, _sieved),
+    Mutation("of the splits of a batch, one moves on", one_offset_of_a_joined_batch, _together),
+    Mutation("splits that were not read with others are forgotten", unread_splits_are_forgotten, _together),
 )

@@ -21,7 +21,7 @@ class FakeSplits(Splits):
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
-        self.at = -1
+        self.parts: list[tuple[int, int]] = []
         self.waiting_us = MAX_WATERMARK_US
         self.first_us: dict[int, int] = {}
         """The earliest time that a row of a split may have, if that is known."""
@@ -32,8 +32,8 @@ class FakeSplits(Splits):
         self.changed: Callable[[], None]
 
     @property
-    def current(self) -> int:
-        return self.at
+    def current(self) -> Sequence[tuple[int, int]]:
+        return self.parts
 
     @property
     def open(self) -> Sequence[int]:
@@ -97,7 +97,7 @@ class Stream:
         self.splits.changed()
 
     def rows(self, split: int, *times: int) -> None:
-        self.splits.at = split
+        self.splits.parts = [(split, len(times))]
         array = pa.array(times, pa.timestamp("us"))
         self.world.process(pa.RecordBatch.from_arrays([array], schema=TIMED))
 

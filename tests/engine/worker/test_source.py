@@ -489,8 +489,12 @@ def test_operators_know_the_split_of_every_batch_and_hear_of_changes_before_its_
     splits: dict[int, list[int]] = {}
 
     def emitted(batch: pa.RecordBatch) -> None:
-        assert driver.current in seen[-1][0], "the listener knows it"
-        splits.setdefault(driver.current, []).extend(to_list(batch.column("n")))
+        rows = to_list(batch.column("n"))
+        for number, count in driver.current:
+            assert number in seen[-1][0], "the listener knows it"
+            splits.setdefault(number, []).extend(rows[:count])
+            del rows[:count]
+        assert not rows
 
     driver._emit = emitted
     driver.on_change(lambda: seen.append((list(driver.open), driver.waiting_from_us == MAX_WATERMARK_US)))

@@ -20,8 +20,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import closing, contextmanager
+from functools import cache, partial
 from typing import Any, Final
 
 import confluent_kafka
@@ -30,6 +30,7 @@ from confluent_kafka import Consumer, KafkaError, Producer
 from midstream.connectors.common import external_waits as outside
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.kafka.fetched_records import FetchClient, Fetcher, MemoryFetcher, ObjectFetcher
+from midstream.connectors.kafka.shared_consumer import SharedConsumers
 from midstream.engine.core.errors import InvariantError, StorageError
 
 _LIMIT_S: Final = 60.0
@@ -47,17 +48,26 @@ _log = logging.getLogger(__name__)
 
 
 def new_fetcher(
-    consumer: Consumer, topic: str, partition: int, metadata: Collection[str], errors: Callable[[KafkaError], None]
+    consumers: SharedConsumers,
+    new_consumer: Callable[[Callable[[KafkaError], None]], Consumer],
+    topic: str,
+    partition: int,
+    metadata: Collection[str],
+    errors: Callable[[KafkaError], None],
 ) -> Fetcher:
-    """`metadata`: the parts of records that are needed besides their values. `errors`: the `error_cb` of the consumer."""
+    """`new_consumer`: makes one with this `error_cb`. `metadata`: the parts of records that are needed besides their
+    values. `errors`: is called for errors of the consumer, within calls of the fetcher.
+    """
     if len(topic.encode()) > _TOPIC_BYTES_MAX:
         raise StorageError(f"Kafka's client cannot read a topic of so long a name: {topic}")
     client = None if "headers" in metadata else probed_client()
-    return (
-        ObjectFetcher(consumer, topic, partition)
-        if client is None
-        else MemoryFetcher(consumer, client, topic, partition, errors)
-    )
+    if client is None:
+        return ObjectFetcher(new_consumer(errors), topic, partition)
+    return MemoryFetcher(consumers, lambda: new_consumer(_ignore), client, topic, partition, errors)
+
+
+def _ignore(error: KafkaError) -> None:
+    """Take the place of the callback that `SharedConsumer` sets, until it is set: confluent-kafka needs one."""
 
 
 def probed_client() -> FetchClient | None:
@@ -229,15 +239,20 @@ class _Ways:
             "topic.metadata.refresh.interval.ms": 20,
             "error_cb": errors.append,
         }
-        consumer = Consumer(config)
         place = _TOPIC, partition
-        fetcher: Fetcher = (
-            ObjectFetcher(consumer, *place)
-            if self._client is None
-            else MemoryFetcher(consumer, self._client, *place, errors.append)
-        )
-        try:
-            yield fetcher
-        finally:
-            fetcher.close()
-            consumer.close()
+        if self._client is None:
+            with closing(ObjectFetcher(Consumer(config), *place)) as fetcher:
+                yield fetcher
+            return
+        shared, new = SharedConsumers(), partial(Consumer, config)
+        with (
+            closing(MemoryFetcher(shared, new, self._client, _TOPIC, 0, _ignore)) as other,
+            closing(MemoryFetcher(shared, new, self._client, *place, errors.append)) as reading,
+        ):
+            came = threading.Event()
+            reading.on_rows(came.set)
+            yield reading
+            if not errors:
+                _check("that rows have come is reported", came.wait(_LIMIT_S), True)
+                other.assign(0)
+                _check("records of another partition", len(other.take(_RECORDS)[0]), 0)

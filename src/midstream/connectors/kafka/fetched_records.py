@@ -1,4 +1,4 @@
-"""The records that the consumer of one partition has fetched, as Python objects or straight from the client's memory.
+"""The records that a consumer has fetched of one partition, as Python objects or straight from the client's memory.
 
 Making a Python object for each record takes three times as long as parsing its JSON, and Python's garbage collector
 visits all of them repeatedly. librdkafka has a call that fills an array with pointers to its records instead; numpy
@@ -8,10 +8,10 @@ The call needs the client's handle. confluent-kafka has it as the first field of
 the place is checked: librdkafka must confirm that the handle found there belongs to this very object. Records are read
 as Python objects for headers, and where `fetch_probe` finds that reading from memory is not right.
 
-The call takes only from the partition's queue, which is therefore no longer forwarded to the consumer's. Everything
-else still arrives through the consumer, whose callbacks only work during calls that confluent-kafka itself makes. Of
-these, only errors also arrive through the partition's queue (the topic was deleted, or is refused); so errors get
-another callback.
+The call takes only from the partition's queue, which is therefore no longer forwarded to the consumer's. So one consumer
+can fetch many partitions (`shared_consumer`). Everything else still arrives through the consumer, whose callbacks only
+work during calls that confluent-kafka itself makes. Of these, only errors also arrive through the partition's queue (the
+topic was deleted, or is refused); so errors get another callback.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from operator import methodcaller
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -34,11 +34,12 @@ from midstream.connectors.kafka.record_parser import METADATA, Records
 from midstream.engine.core.arrow_types import nulls, repeat
 from midstream.engine.core.errors import InvariantError, StorageError
 
+if TYPE_CHECKING:
+    from midstream.connectors.kafka.shared_consumer import SharedConsumers
+
 Report: TypeAlias = "tuple[KafkaError, int | None]"
 """A report of a broker or the client other than records, and its offset."""
 Words: TypeAlias = npt.NDArray[np.int64]
-_REPORTS_MAX: Final = 100
-"""The largest number of reports that one `take` accepts from the consumer."""
 _AT_ONCE: Final = 4_096
 """The number of records that are released before Python may let another thread run."""
 _ERR, _VALUE, _VALUE_BYTES, _KEY, _KEY_BYTES, _OFFSET = 0, 3, 4, 5, 6, 7
@@ -67,12 +68,18 @@ class Fetcher(Protocol):
     before it.
     """
 
+    @property
+    def consumer(self) -> Consumer: ...
+
+    def on_rows(self, wake: Callable[[], None]) -> bool:
+        """See `SplitReader.on_rows`."""
+
     def assign(self, offset: int) -> None: ...
 
     def take(self, records_max: int) -> tuple[Fetched, list[Report]]: ...
 
     def close(self) -> None:
-        """Close the records that were taken last. To be called before the consumer is closed."""
+        """Close the records that were taken last, and give back the consumer."""
 
 
 # ---- as Python objects ----
@@ -153,19 +160,25 @@ def _headers(message: Message) -> list[dict[str, Any]] | str:
 
 
 class ObjectFetcher:
+    """Has a consumer of its own."""
+
     def __init__(self, consumer: Consumer, topic: str, partition: int) -> None:
-        self._consumer = consumer
+        self.consumer = consumer
         self._place = topic, partition
 
+    def on_rows(self, wake: Callable[[], None]) -> bool:
+        return False
+
     def assign(self, offset: int) -> None:
-        self._consumer.assign([TopicPartition(*self._place, offset)])
+        self.consumer.assign([TopicPartition(*self._place, offset)])
 
     def take(self, records_max: int) -> tuple[Fetched, list[Report]]:
-        messages = self._consumer.consume(records_max, 0)
+        messages = self.consumer.consume(records_max, 0)
         good = [message for message in messages if message.error() is None]
         return ObjectRecords(good), _reports(messages) if len(good) < len(messages) else []
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.consumer.close()
 
 
 def _reports(messages: Sequence[Message]) -> list[Report]:
@@ -190,6 +203,7 @@ class FetchClient:
         self.timestamp = _typed(held.rd_kafka_message_timestamp, ctypes.c_int64, pointer, pointer)
         self.queue_of = _typed(free.rd_kafka_queue_get_partition, pointer, pointer, text, ctypes.c_int32)
         self.forward = _typed(free.rd_kafka_queue_forward, None, pointer, pointer)
+        self.watch = _typed(held.rd_kafka_queue_io_event_enable, None, pointer, number, text, size)
         self.forget_queue = _typed(free.rd_kafka_queue_destroy, None, pointer)
         self._owner = _typed(held.rd_kafka_opaque, pointer, pointer)
         self._settings = _typed(held.rd_kafka_conf, pointer, pointer)
@@ -200,8 +214,9 @@ class FetchClient:
         handle = ctypes.c_void_p.from_address(address + object.__basicsize__).value
         return handle if handle and handle % 8 == 0 and self._owner(handle) == address else None
 
-    def on_errors(self, handle: int) -> None:
-        """Make `_on_error` the callback for errors. Any call of the client, from any place, may call it."""
+    def on_errors(self, address: int, handle: int, handler: ErrorHandler) -> None:
+        """Hand errors to `handler`, within any call of the client, from any place. `address`: that of the consumer."""
+        _handlers[address] = handler
         self._call_on_error(self._settings(handle), _on_error)
 
 
@@ -300,9 +315,12 @@ def _error(code: int, text: bytes | None) -> KafkaError:
 
 
 class MemoryFetcher:
+    """Shares a consumer with the other partitions of its source."""
+
     def __init__(
         self,
-        consumer: Consumer,
+        consumers: SharedConsumers,
+        new_consumer: Callable[[], Consumer],
         client: FetchClient,
         topic: str,
         partition: int,
@@ -310,39 +328,47 @@ class MemoryFetcher:
     ) -> None:
         self._queue: int | None = None
         self._taken: Fetched = ObjectRecords(())
-        self._consumer = consumer
+        self._messages: deque[Message] = deque()
+        """What has come of the partition through the consumer."""
+        self._errors: deque[KafkaError] = deque()
+        """Errors of the consumer."""
+        self._wake: Callable[[], None] | None = None
         self._client = client
         self._place = topic, partition
         self._is_astray = False
         """Records arrived through the consumer, and none through the partition's queue since."""
         self._report_error = report_error
-        self._failed: BaseException | None = None
-        """An exception that could not be raised in the callback."""
-        _fetchers[id(consumer)] = self
-        client.on_errors(self._handle())
+        self._consumers: SharedConsumers | None = None
+        self._shared = consumers.open(new_consumer, client)
+        self._consumers = consumers
+
+    @property
+    def consumer(self) -> Consumer:
+        return self._shared.consumer
+
+    def on_rows(self, wake: Callable[[], None]) -> bool:
+        self._wake = wake
+        if self._queue is not None:
+            self._shared.watch(self._queue, wake)
+        return True
 
     def assign(self, offset: int) -> None:
-        self.close()  # a topic that was recreated has a new queue
-        topic, partition = self._place
-        self._queue = self._client.queue_of(self._handle(), topic.encode(), partition)
-        if self._queue is None:
-            raise StorageError(f"Kafka's client has no queue for partition {partition} of {topic}")
-        self._client.forward(self._queue, None)
-        self._consumer.assign([TopicPartition(topic, partition, offset)])
-
-    def _handle(self) -> int:
-        handle = self._client.handle_at(id(self._consumer))
-        if handle is None:
-            raise InvariantError("the consumer is closed, or has its handle in another place")
-        return handle
+        self._unassign()  # a topic that was recreated has a new queue
+        if self._consumers is None:
+            raise InvariantError("the consumer was given back")
+        self._queue = self._shared.assign(self._place, offset, self)
+        if self._wake is not None:
+            self._shared.watch(self._queue, self._wake)
+            self._wake()  # records may have come before
 
     def take(self, records_max: int) -> tuple[Fetched, list[Report]]:
         if self._queue is None:
             raise InvariantError("nothing is assigned to the consumer any more, or yet")
-        if self._failed is not None:
-            raise self._failed
         self._taken.close()
-        messages = self._consumer.consume(_REPORTS_MAX, 0)
+        self._shared.poll()
+        while self._errors:
+            self._report_error(self._errors.popleft())
+        messages = [self._messages.popleft() for _ in range(len(self._messages))]
         reports = _reports(messages)
         if len(reports) < len(messages):
             return self._find_back(messages)
@@ -367,33 +393,43 @@ class MemoryFetcher:
         self._is_astray = True
         return ObjectRecords(()), _reports(before)
 
-    def handle_error(self, code: int, text: bytes | None) -> None:
-        """Process an error. The client calls this and cannot take exceptions. Fatal errors also arrive together with records."""
-        try:
-            self._report_error(_error(code, text))
-        except BaseException as error:  # noqa: BLE001 - the next `take` raises it
-            self._failed = error
+    def add_message(self, message: Message) -> None:
+        self._messages.append(message)
 
-    def close(self) -> None:
+    def add_error(self, error: KafkaError) -> None:
+        self._errors.append(error)
+
+    def _unassign(self) -> None:
         self._taken.close()  # closing a client waits for all records that it has given out
         queue, self._queue = self._queue, None
         if queue is not None:
-            self._client.forget_queue(queue)
+            self._shared.unassign(self._place, queue)
+        self._messages.clear()
+
+    def close(self) -> None:
+        self._unassign()
+        consumers, self._consumers = self._consumers, None
+        if consumers is not None:
+            consumers.close()
 
     __del__ = close
-    """For a reader that was not closed: its consumer is closed after the fetcher, and would wait indefinitely."""
+    """For a reader that was not closed: its consumer would wait indefinitely for the records that are out."""
 
 
-_fetchers: WeakValueDictionary[int, MemoryFetcher] = WeakValueDictionary()
-"""Fetchers by the address of their consumer."""
+class ErrorHandler(Protocol):
+    def handle_error(self, error: KafkaError) -> None: ...
+
+
+_handlers: WeakValueDictionary[int, ErrorHandler] = WeakValueDictionary()
+"""By the address of their consumer."""
 _ON_ERROR: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 def _on_client_error(handle: int, code: int, text: bytes | None, owner: int) -> None:
     """The callback for errors; confluent-kafka's own would abort the process outside of the calls that it makes itself."""
-    fetcher = _fetchers.get(owner)
-    if fetcher is not None:
-        fetcher.handle_error(code, text)
+    handler = _handlers.get(owner)
+    if handler is not None:
+        handler.handle_error(_error(code, text))
 
 
 _on_error = _ON_ERROR(_on_client_error)

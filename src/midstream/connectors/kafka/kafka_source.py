@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
@@ -45,6 +45,7 @@ from midstream.connectors.kafka.fetch_probe import new_fetcher
 from midstream.connectors.kafka.fetched_records import Fetched, Report
 from midstream.connectors.kafka.record_parser import KafkaFormat, RecordParser
 from midstream.connectors.kafka.schema_registry import RegistrySilent
+from midstream.connectors.kafka.shared_consumer import SharedConsumers
 from midstream.connectors.kafka.source_bounds import (
     Start,
     Stop,
@@ -100,6 +101,9 @@ _POLL_INTERVAL_S: Final = 5.0
 """The interval at which the broker of a silent partition is polled."""
 _ANSWER_WAIT_S: Final = 0.5
 """The time for which a reading thread waits for that answer."""
+_FIRST_S: Final = 5.0
+"""The time for which the first discovery is repeated at once; later ones, and it too, come back after the interval."""
+_FIRST_PAUSE_S: Final = 0.2
 _CHECK_S: Final = 5.0
 """The time for which a reading thread waits for the id of its topic."""
 _log = logging.getLogger(__name__)
@@ -199,6 +203,7 @@ class KafkaSource(Source):
         checkpoints have it.
         """
         self._its_cluster: KafkaCluster | None = None
+        self._consumers = SharedConsumers()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_first": None, "_its_cluster": None}  # they are the driver's
@@ -220,7 +225,7 @@ class KafkaSource(Source):
         or may not be read.
         """
         with convert_option_errors(self._where):
-            self._new_consumer(BrokerSilence(self._where, self._connection.servers)).close()
+            self._new_consumer(BrokerSilence(self._where, self._connection.servers).on_error).close()
         self._parser.check()
         found = self._cluster.topics(self._topics)
         if not found and self.bounded:
@@ -272,7 +277,7 @@ class KafkaSource(Source):
                 topics, found = self._newly_found(known.topics)
             else:
                 # Remembered: a second query, after a restart, must give the same, and "latest" does not.
-                topics, found = self._first = self._first or self._first_found()
+                topics, found = self._first = self._first or self._first_found_soon()
         except StorageError as error:
             # Readers wait for brokers that are gone, and so does this.
             _log.warning("%s: cannot discover partitions at present, and will try again: %s", self._where, error)
@@ -309,6 +314,17 @@ class KafkaSource(Source):
         if self._its_cluster is None:
             self._its_cluster = KafkaCluster(self._connection, self._where)
         return self._its_cluster
+
+    def _first_found_soon(self) -> tuple[dict[str, Topic], list[_Partition]]:
+        """Try again for a while: the partitions of a topic that was just created have leaders a moment later."""
+        deadline_s = time.monotonic() + _FIRST_S
+        while True:
+            try:
+                return self._first_found()
+            except StorageError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(_FIRST_PAUSE_S)
 
     def _first_found(self) -> tuple[dict[str, Topic], list[_Partition]]:
         topics = self._cluster.topics(self._topics)
@@ -388,7 +404,7 @@ class KafkaSource(Source):
         part = decoded(split.payload, _Partition, self._where)
         return f"{_where(part)}, one of the records from offset {split.offset or part.start} on"
 
-    def _new_consumer(self, silence: BrokerSilence) -> Consumer:
+    def _new_consumer(self, on_error: Callable[[KafkaError], None]) -> Consumer:
         config = {
             "group.id": _NO_GROUP,
             **_PREFETCH,
@@ -399,7 +415,7 @@ class KafkaSource(Source):
                     "auto.offset.reset": "error",
                     "enable.partition.eof": True,
                     "isolation.level": "read_committed",
-                    "error_cb": silence.on_error,
+                    "error_cb": on_error,
                 }
             ),
         }
@@ -426,15 +442,27 @@ class _KafkaPartitionReader(SplitReader):
         does not depend on an offset.
         """
         self._check_again_s = 0.0
+        self._wake: Callable[[], None] | None = None
         with ExitStack() as stack:
             with convert_option_errors(self._where):
-                self._consumer = source._new_consumer(self._silence)
-            stack.callback(self._consumer.close)
-            partition_id = part.topic, part.partition
-            self._fetcher = new_fetcher(self._consumer, *partition_id, source._parser.metadata, self._silence.on_error)
+                self._fetcher = new_fetcher(
+                    source._consumers,
+                    source._new_consumer,
+                    part.topic,
+                    part.partition,
+                    source._parser.metadata,
+                    self._silence.on_error,
+                )
             stack.callback(self._fetcher.close)
+            self._consumer = self._fetcher.consumer
             self._assign(None if part.from_earliest and not offset else self._next)
             stack.pop_all()
+
+    def on_rows(self, wake: Callable[[], None]) -> bool:
+        if not self._fetcher.on_rows(wake):
+            return False
+        self._wake = wake
+        return True
 
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
         """Take the records that have arrived, without waiting.
@@ -449,8 +477,11 @@ class _KafkaPartitionReader(SplitReader):
         stop = self._part.stop
         if stop is not None and self._next >= stop and self._is_read_to_its_end():
             return None
+        records_max = min(rows_max, _RECORDS_MAX)
         with convert_errors(self._where):
-            records, self._reports = self._fetcher.take(min(rows_max, _RECORDS_MAX))
+            records, self._reports = self._fetcher.take(records_max)
+        if self._wake is not None and len(records) + len(self._reports) == records_max:
+            self._wake()  # there may be more, also if fewer rows come of these records
         self._silence.polled(self._silence.is_doubted and self._is_answered())  # records may have come before
         if len(records) and not self._is_checked:
             self._check_topic()
@@ -488,7 +519,6 @@ class _KafkaPartitionReader(SplitReader):
         self._silence.close()
         self._registry_wait.end()
         self._fetcher.close()
-        self._consumer.close()
 
     def _is_answered(self) -> bool:
         """Whether the broker answers, polled from time to time: its loss is not always reported, and after its return
@@ -538,11 +568,17 @@ class _KafkaPartitionReader(SplitReader):
         self._is_checked = True
 
     def _assign(self, offset: int | None) -> None:
-        """None: wherever the broker's records begin. Without a response from it yet, librdkafka would wait 0.5 s before the request."""
-        if offset is None:
-            with suppress(KafkaException):  # if it is gone it is waited for
-                partition_id = TopicPartition(self._part.topic, self._part.partition)
-                self._consumer.get_watermark_offsets(partition_id, timeout=_ANSWER_WAIT_S)
+        """None: wherever the broker's records begin.
+
+        The broker is queried first. Without a response from it yet, librdkafka would wait 0.5 s before it requests that
+        offset; and once it knows the topic, it does not report a partition that does not exist.
+        """
+        try:
+            partition_id = TopicPartition(self._part.topic, self._part.partition)
+            self._consumer.get_watermark_offsets(partition_id, timeout=_ANSWER_WAIT_S)
+        except KafkaException as error:  # it is waited for
+            if error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                self._silence.on_error(error.args[0])
         with convert_errors(self._where):
             self._fetcher.assign(OFFSET_BEGINNING if offset is None else offset)
 

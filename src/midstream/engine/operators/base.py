@@ -67,8 +67,11 @@ class Splits(Protocol):
     """The splits that the source of this task reads, each with a number that is only meaningful within the task."""
 
     @property
-    def current(self) -> int:
-        """The split of the current rows: each batch comes from one split."""
+    def current(self) -> Sequence[tuple[int, int]]:
+        """The splits of the batch that the task processes, each with how many of its rows come from it, in order.
+
+        There are several only if every row has passed the operators before the one that called `on_change`.
+        """
         ...
 
     @property
@@ -252,6 +255,8 @@ class Operator(ABC):
     """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
     keeps_rows: bool = False
     """True: for each batch, the operator emits one batch with a row for each input row, or for some of them, in order."""
+    keeps_every_row: bool = False
+    """True: and it removes none."""
     watermark_delay_us: int = 0
     """By how much a row that the operator emits may be earlier than a watermark that it was given before: each watermark
     is forwarded as one that much earlier, except the one at the end of the stream."""

@@ -21,7 +21,7 @@ _BYTES: Final = pa.large_binary()
 class RowKeysOperator(Stateless):
     """Adds the column `key`, which is last. Raises SchemaError for a column whose values have no such bytes."""
 
-    keeps_rows = True
+    keeps_rows = keeps_every_row = True
 
     def __init__(self, name: str, key: str, schema: pa.Schema) -> None:
         super().__init__(name, schema.append(pa.field(key, _BYTES)))

@@ -8,7 +8,7 @@ is exactly-once by construction.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Final, TypeVar
@@ -139,6 +139,21 @@ class SplitReader(ABC):
                 return dropped
         """
         return None
+
+    def on_rows(self, wake: Callable[[], None]) -> bool:
+        """Arrange that `wake` is called when rows have come, and return whether it will be; called once, before the first
+        `read` of a `blocking` source, on the same thread.
+
+        `wake`: to be called, from any thread, when rows come, or are left, after a `read` that returned fewer rows than
+        `rows_max`. The split is then read immediately, and `read` must not wait for rows. Calls without need do no harm.
+
+        By default returns False: a split without rows is read again after 4 to 50 ms.
+
+            def on_rows(self, wake):
+                self.subscription.on_message(wake)
+                return True
+        """
+        return False
 
     def checkpointed(self, offset: int) -> None:
         """Take note that a completed checkpoint holds all rows before an offset, so the system may forget them.

@@ -90,7 +90,7 @@ class ProjectOperator(Stateless):
     Each expression computes each row on its own. `input_schema` is that of the input rows; `schema` follows from it.
     """
 
-    keeps_rows = True
+    keeps_rows = keeps_every_row = True
 
     def __init__(self, name: str, exprs: Sequence[pl.Expr], input_schema: pa.Schema, *, keep: bool) -> None:
         where = f"operator {name!r}"
@@ -128,7 +128,7 @@ class ProjectOperator(Stateless):
 class ColumnsOperator(Stateless):
     """Passes on the columns that `names` has as keys, each under its new name. Nothing passes through polars."""
 
-    keeps_rows = True
+    keeps_rows = keeps_every_row = True
 
     def __init__(self, name: str, names: Mapping[str, str], schema: pa.Schema) -> None:
         super().__init__(name, pa.schema([schema.field(old).with_name(new) for old, new in names.items()]))

@@ -136,7 +136,7 @@ class TimestampsOperator(Operator):
 
     makes_watermarks = True
     keeps_splits = True
-    keeps_rows = True
+    keeps_rows = keeps_every_row = True
 
     def __init__(self, name: str, column: str, strategy: WatermarkStrategy, schema: pa.Schema) -> None:
         self.schema = schema
@@ -192,16 +192,21 @@ class TimestampsOperator(Operator):
         if batch.num_rows == 0:
             return
         times = self._time.native(batch)
-        split = NO_SPLIT if self._splits is None else self._splits.current
+        parts = ((NO_SPLIT, len(times)),) if self._splits is None else self._splits.current
         if self._idle_after_s is not None:
-            self._wake(split)
+            for split, _ in parts:
+                self._wake(split)
         self._out.emit(batch)
-        reached_us = self._time.to_us(int(times.max())) - self.strategy.delay_us - 1
-        before_us = self._reached_us[split]
-        if reached_us > before_us:
-            self._reached_us[split] = reached_us
-            if before_us <= self._lowest_us:
-                self._advance()
+        may_advance, end = False, 0
+        for split, rows in parts:
+            first, end = end, end + rows if len(parts) > 1 else len(times)  # of one split, rows may be missing
+            reached_us = self._time.to_us(int(times[first:end].max())) - self.strategy.delay_us - 1
+            before_us = self._reached_us[split]
+            if reached_us > before_us:
+                self._reached_us[split] = reached_us
+                may_advance = may_advance or before_us <= self._lowest_us
+        if may_advance:
+            self._advance()
 
     def advance_to(self, watermark_us: int) -> None:
         """Raise event time to at least this watermark, regardless of rows; called between two steps of the task."""

@@ -3,14 +3,15 @@
 The state of a source is its splits, each with the offset after the last batch that was emitted, and the tally of bad
 records. A batch that has been read ahead but not emitted is read again after a restore.
 
-Every batch has rows of one split, and splits take turns, batch by batch. So their event times differ by a few batches
-at most, and each operator of the chain can determine the split of its rows (`Splits`).
+Splits take turns, batch by batch, so their event times differ by a few batches at most. Each operator of the chain can
+determine the splits of its rows (`Splits`). Small batches of several splits are emitted as one, which costs the chain hardly
+more than each of them would; unless rows are removed before an operator that distinguishes splits.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -21,7 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
-from midstream.engine.core.batches import invalid_value
+from midstream.engine.core.batches import concat, invalid_value
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Assigned
 from midstream.engine.core.errors import DataError, InvariantError
 from midstream.engine.core.interfaces import Done, Failed, Timer
@@ -47,6 +48,11 @@ REST_S_MIN = 0.004
 """How long a split without rows rests before it is read again. The time doubles, up to REST_S_MAX, with each empty
 read."""
 REST_S_MAX = 0.05
+REPORTED_REST_S_MIN = 0.015
+REPORTED_REST_S_MAX = 0.25
+"""The same of a split whose reader reports new rows: they end the rest."""
+FEW_ROWS = 1024
+"""Batches with fewer rows are read and emitted together with those of other splits."""
 EMPTY_REST_S = 0.016
 """A split that rests this long, after its third read without rows, does not count as one that may have rows: splits that
 are kept in step do not wait for it. Counting it out with each empty read would cost messages for each row of a slow source.
@@ -76,11 +82,19 @@ class ReadProgress(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Prefetched:
-    """A batch that has been read ahead, the offset after it, and the bad records that its reader has left out of it."""
+    """A batch that has been read ahead, the offset after it, and the bad records that its reader has left out of it.
+
+    `is_all`: it has fewer rows than the reader was asked for.
+    """
 
     batch: pa.RecordBatch
     offset: int
     bad: BadRecords | None
+    is_all: bool
+
+    @property
+    def is_small(self) -> bool:
+        return self.batch.num_rows < FEW_ROWS and self.bad is None
 
 
 class Reading(Enum):
@@ -111,6 +125,12 @@ class _OpenSplit:
     quiet_until_s: float = float("-inf")
     """When the source last delivered rows of the split, or reported that there are none at present."""
     reader: SplitReader | None = None
+    reports_rows: bool = False
+    """The reader reports when rows have come."""
+    have_come: bool = False
+    """It has done so since the last read began."""
+    had_few_rows: bool = False
+    """The last read had few rows."""
     state: Reading = Reading.IDLE
     prefetched: _Prefetched | None = None
     """The batch of the state PREFETCHED."""
@@ -184,11 +204,18 @@ class SourceReader(Splits):
         """Fires when the rate allows the next batch."""
         self._splits: deque[_OpenSplit] = deque()
         self._opened = 0
-        self._current = -1
+        self.every_row_passes = True
+        """Whether every row reaches the operator that is being opened."""
+        self._joins_splits = True
+        """Whether batches of several splits may be emitted as one."""
         self._request_state = _MAY_REQUEST
         self._assignment = _Assignment()
-        self._emitting: tuple[_OpenSplit, int] | None = None
-        """The split whose batch the chain processes, and the batch's rows. A failure of the chain does not reset it."""
+        self._emitting: tuple[tuple[_OpenSplit, int], ...] = ()
+        """The splits whose batch the chain processes, with their rows, in order. A failure of the chain does not reset it."""
+        self._to_read: list[_OpenSplit] = []
+        """Splits that are read together, next."""
+        self._is_reading_some = False
+        """Splits are being read together, or will be by a mail that is posted."""
         self._listeners: list[Callable[[], None]] = []
         self._changed = True
         """Whether the listeners have to be called before anything else is emitted."""
@@ -268,15 +295,7 @@ class SourceReader(Splits):
                 return ReadProgress.EMITTED
             self._splits.rotate(-1)
             if prefetched is not None:
-                bad_rows = 0 if prefetched.bad is None else len(prefetched.bad.at)
-                if rate.has_rate:
-                    rate.keep_rate(prefetched.batch.num_rows + bad_rows, self._services.clock.monotonic_s())
-                open_split.quiet_until_s = self._services.clock.monotonic_s()
-                self.tally.count(prefetched.batch.num_rows, prefetched.bad)
-                if prefetched.bad is not None:
-                    self._emit_bad(prefetched.bad.rows)
-                if prefetched.batch.num_rows:
-                    self._emit_timed(open_split, prefetched.batch)
+                self._emit_next(open_split, prefetched)
                 return ReadProgress.EMITTED
         if not self._splits and self._request_state is _NO_MORE:
             return ReadProgress.ENDED
@@ -329,8 +348,8 @@ class SourceReader(Splits):
     # ---- the view of the operators ----
 
     @property
-    def current(self) -> int:
-        return self._current
+    def current(self) -> Sequence[tuple[int, int]]:
+        return [(open_split.number, rows) for open_split, rows in self._emitting]
 
     @property
     def open(self) -> Iterator[int]:
@@ -363,6 +382,7 @@ class SourceReader(Splits):
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
+        self._joins_splits = self._joins_splits and self.every_row_passes
 
     def limit_drift(self, times: SplitTimes, drift_us: int) -> None:
         self._limit.begin(times, drift_us)
@@ -401,13 +421,19 @@ class SourceReader(Splits):
     @property
     def emitting_rows(self) -> int:
         """How many rows from here the chain processes now, or has failed on. It is 0 when the chain processes none."""
-        return 0 if self._emitting is None else self._emitting[1]
+        return sum(rows for _, rows in self._emitting)
 
     def position_of(self, row: int | None) -> str:
         """The position in the input of this row of `emitting_rows`, or of all of them if `row` is None."""
-        assert self._emitting is not None
-        open_split, rows = self._emitting
-        return self._source.place(open_split.before_last_batch, *((0, rows - 1) if row is None else (row, row)))
+        if row is None:
+            places = [self._source.place(each.before_last_batch, 0, rows - 1) for each, rows in self._emitting]
+            return " or ".join(places)
+        first = 0
+        for open_split, rows in self._emitting:
+            if row < first + rows:
+                return self._source.place(open_split.before_last_batch, row - first, row - first)
+            first += rows
+        raise InvariantError(f"row {row} of a batch of {first} rows")
 
     # ---- emitting ----
 
@@ -418,16 +444,51 @@ class SourceReader(Splits):
         self._opened += 1
         self._changed = True
 
-    def _emit_timed(self, open_split: _OpenSplit, batch: pa.RecordBatch) -> None:
+    def _emit_next(self, open_split: _OpenSplit, prefetched: _Prefetched) -> None:
+        """Emit this batch of the split; if it is small, together with those of the splits that are next."""
+        now_s = self._services.clock.monotonic_s()
+        taken = [(open_split, prefetched)]
+        if prefetched.is_small and self._joins_splits:
+            taken += self._small_ones(self._rate.rows_max - prefetched.batch.num_rows)
+        for each, batch in taken:
+            each.quiet_until_s = now_s
+            self.tally.count(batch.batch.num_rows, batch.bad)
+        bad_rows = 0 if prefetched.bad is None else len(prefetched.bad.at)
+        if self._rate.has_rate:
+            self._rate.keep_rate(sum(batch.batch.num_rows for _, batch in taken) + bad_rows, now_s)
+        if prefetched.bad is not None:
+            self._emit_bad(prefetched.bad.rows)
+        with_rows = [(each, batch.batch) for each, batch in taken if batch.batch.num_rows]
+        if with_rows:
+            self._emit_timed(*zip(*with_rows, strict=True))
+
+    def _small_ones(self, rows_max: int) -> list[tuple[_OpenSplit, _Prefetched]]:
+        """Take the small batches that have been read of the next splits, up to this many rows."""
+        taken = []
+        for _ in range(len(self._splits) - 1):
+            open_split = self._splits[0]
+            waiting = open_split.prefetched
+            if open_split.state in (_RESTING, _UNDER_WAY) or self._is_held_back(open_split):
+                self._splits.rotate(-1)
+                continue
+            if waiting is None or not waiting.is_small or waiting.batch.num_rows > rows_max:
+                break  # the next step begins with it
+            self._splits.rotate(-1)
+            taken.append((open_split, waiting))
+            rows_max -= waiting.batch.num_rows
+            self._next_batch(open_split)
+        return taken
+
+    def _emit_timed(self, open_splits: Sequence[_OpenSplit], batches: Sequence[pa.RecordBatch]) -> None:
         """Emit a batch, and set the size of the next ones.
 
         It depends on how long the chain took, and on how fast downstream tasks take batches.
         """
+        batch = concat(batches)
         started_s = self._services.clock.own_core_s()
-        self._current = open_split.number
-        self._emitting = open_split, batch.num_rows
+        self._emitting = tuple((each, part.num_rows) for each, part in zip(open_splits, batches, strict=True))
         self._emit(batch)
-        self._emitting = None
+        self._emitting = ()
         self._rate.record_emitted(batch.num_rows, started_s, self._services.clock.own_core_s())
 
     # ---- reading ----
@@ -440,7 +501,11 @@ class SourceReader(Splits):
                 open_split.rest_s = 0.0
             _move_past(open_split, prefetched)
             if open_split.state in (_IDLE, _PREFETCHED):
-                self._prefetch(open_split)
+                is_empty = prefetched is not None and prefetched.is_all and open_split.reports_rows
+                if is_empty and not open_split.have_come:
+                    self._let_rest(open_split, open_split.split.offset)
+                else:
+                    self._prefetch(open_split)
             return prefetched
         if open_split.state is _AT_END:
             return None
@@ -453,41 +518,126 @@ class SourceReader(Splits):
         return prefetched
 
     def _prefetch(self, open_split: _OpenSplit) -> None:
+        """Begin to read the next batch of the split on the I/O pool."""
         open_split.state, open_split.rest_timer = _UNDER_WAY, None
+        if open_split.reports_rows and open_split.had_few_rows:
+            self._to_read.append(open_split)
+            if not self._is_reading_some:  # with all splits that get their turn before this mail
+                self._is_reading_some = True
+                self._services.executor.post(self._read_some)
+            return
+        open_split.have_come = False
         source, split, reader, rows_max = self._source, open_split.split, open_split.reader, self._rate.rows_max
-        clock = self._services.clock
+        clock, report = self._services.clock, partial(self._report_rows, open_split)
 
-        def work() -> tuple[SplitReader, _Prefetched | None, float]:
+        reports_rows = open_split.reports_rows
+
+        def work() -> tuple[SplitReader, bool, _Prefetched | None, float]:
             began_s = clock.processor_s()
             if reader is not None:
-                return reader, _read(source, split, reader, rows_max), clock.processor_s() - began_s
+                return reader, reports_rows, _read(source, split, reader, rows_max), clock.processor_s() - began_s
             with ExitStack() as stack:
                 opened = source.open_split(split)
                 stack.callback(opened.close)  # a reader whose first read fails is not returned, and must be closed
+                reports = opened.on_rows(report)
                 prefetched = _read(source, split, opened, rows_max)
                 stack.pop_all()
-            return opened, prefetched, clock.processor_s() - began_s
+            return opened, reports, prefetched, clock.processor_s() - began_s
 
-        def done(outcome: Done[tuple[SplitReader, _Prefetched | None, float]] | Failed) -> None:
+        def done(outcome: Done[tuple[SplitReader, bool, _Prefetched | None, float]] | Failed) -> None:
             open_split.state = _IDLE
             if isinstance(outcome, Failed):
-                if self._request_state is _CLOSED:
-                    self._close_reader(open_split)
-                else:
-                    self._fail(outcome.error)
+                self._read_failed((open_split,), outcome.error)
                 return
-            open_split.reader, prefetched, worked_s = outcome.value
+            open_split.reader, open_split.reports_rows, prefetched, worked_s = outcome.value
             self._rate.read_s += worked_s
-            if self._request_state is _CLOSED:
-                self._close_reader(open_split)
-            elif prefetched is not None and prefetched.batch.num_rows == 0 and prefetched.bad is None:
-                self._let_rest(open_split, prefetched.offset)
-            else:
-                open_split.state = _AT_END if prefetched is None else _PREFETCHED
-                open_split.prefetched = prefetched
-                self._wake()
+            self._take(open_split, prefetched)
 
         self._services.source_reads.submit(work, done)
+
+    def _read_some(self) -> None:
+        """Begin to read the splits that had few rows, one after the other, until there are as many as a batch has."""
+        open_splits, self._to_read = self._to_read, []
+        if self._request_state is _CLOSED:
+            self._is_reading_some = False
+            for open_split in open_splits:
+                open_split.state = _IDLE
+                self._close_reader(open_split)
+            return
+        if not open_splits:
+            self._is_reading_some = False
+            return
+        for open_split in open_splits:
+            open_split.have_come = False
+        source, rows_max, clock = self._source, self._rate.rows_max, self._services.clock
+        to_read = [(each.split, each.reader) for each in open_splits]
+
+        def work() -> tuple[list[_Prefetched | None], float]:
+            began_s, rows, found = clock.processor_s(), 0, []
+            for split, reader in to_read:
+                assert reader is not None, "a split is opened by a read of its own"
+                prefetched = _read(source, split, reader, rows_max)
+                found.append(prefetched)
+                rows += 0 if prefetched is None else prefetched.batch.num_rows
+                if rows >= rows_max:
+                    break
+            return found, clock.processor_s() - began_s
+
+        def done(outcome: Done[tuple[list[_Prefetched | None], float]] | Failed) -> None:
+            for open_split in open_splits:
+                open_split.state = _IDLE
+            if isinstance(outcome, Failed):
+                self._is_reading_some = False
+                waiting, self._to_read = self._to_read, []
+                for open_split in waiting:
+                    open_split.state = _IDLE
+                self._read_failed((*open_splits, *waiting), outcome.error)
+                return
+            found, worked_s = outcome.value
+            self._rate.read_s += worked_s
+            for open_split in open_splits[len(found) :]:
+                open_split.state = _UNDER_WAY
+                self._to_read.append(open_split)
+            for open_split, prefetched in zip(open_splits, found, strict=False):
+                self._take(open_split, prefetched)
+            self._read_some()
+
+        self._services.source_reads.submit(work, done)
+
+    def _read_failed(self, open_splits: Sequence[_OpenSplit], error: BaseException) -> None:
+        if self._request_state is _CLOSED:
+            for open_split in open_splits:
+                self._close_reader(open_split)
+        else:
+            self._fail(error)
+
+    def _take(self, open_split: _OpenSplit, prefetched: _Prefetched | None) -> None:
+        """Take what a read has returned."""
+        if self._request_state is _CLOSED:
+            self._close_reader(open_split)
+        elif prefetched is not None and prefetched.batch.num_rows == 0 and prefetched.bad is None:
+            open_split.had_few_rows = True
+            if open_split.have_come:
+                open_split.split = msgspec.structs.replace(open_split.split, offset=prefetched.offset)
+                self._prefetch(open_split)
+            else:
+                self._let_rest(open_split, prefetched.offset)
+        else:
+            open_split.had_few_rows = prefetched is not None and prefetched.is_small
+            open_split.state = _AT_END if prefetched is None else _PREFETCHED
+            open_split.prefetched = prefetched
+            self._wake()
+
+    def _report_rows(self, open_split: _OpenSplit) -> None:
+        """Note that rows of the split have come. Called from any thread."""
+        self._services.executor.post(lambda: self._rows_have_come(open_split))
+
+    def _rows_have_come(self, open_split: _OpenSplit) -> None:
+        open_split.have_come = True
+        if open_split.state is _RESTING and self._request_state is not _CLOSED:
+            assert open_split.rest_timer is not None
+            open_split.rest_timer.cancel()
+            self._prefetch(open_split)
 
     def _let_rest(self, open_split: _OpenSplit, offset: int) -> None:
         """Read the split again later: it has no rows at present.
@@ -499,7 +649,10 @@ class SourceReader(Splits):
         open_split.quiet_until_s = self._services.clock.monotonic_s()
         open_split.split = msgspec.structs.replace(open_split.split, offset=offset)
         before_s = open_split.rest_s
-        open_split.rest_s = min(max(2 * before_s, REST_S_MIN), REST_S_MAX)
+        least_s, most_s = (
+            (REPORTED_REST_S_MIN, REPORTED_REST_S_MAX) if open_split.reports_rows else (REST_S_MIN, REST_S_MAX)
+        )
+        open_split.rest_s = min(max(2 * before_s, least_s), most_s)
         open_split.state = _RESTING
         if before_s < EMPTY_REST_S <= open_split.rest_s:
             self._limit.update(self._waited_for)
@@ -555,4 +708,4 @@ def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _
     if wrong is not None:
         row, what = wrong
         raise DataError(f"{source.place(split, row, row)}: {what}")
-    return _Prefetched(batch, offset, reader.bad_records())
+    return _Prefetched(batch, offset, reader.bad_records(), batch.num_rows < rows_max)

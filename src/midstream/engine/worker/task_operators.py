@@ -132,6 +132,8 @@ class TaskOperators:
                 splits = None
             self.chain.current = index, -1
             spec.operator.open(context, self.chain.outputs[index + 1])
+            if self.source is not None:
+                self.source.every_row_passes &= spec.operator.keeps_every_row
             if spec.uid in restored.parts:
                 spec.operator.restore(restored.parts[spec.uid])
             self.chain.current = NO_OPERATOR
