@@ -124,7 +124,9 @@ class Timestamps(TimestampsOperator):
         if not isinstance(self._splits, SourceReader):
             return
         name = self._splits.split_id(split)
-        found = {f"{i // SOURCE_IDS}-{i % SOURCE_IDS // SPLIT_IDS}" for i in rows.column("id").to_pylist() if i >= 0}
+        found = {
+            f"{i // SOURCE_IDS}-{i % SOURCE_IDS // SPLIT_IDS}" for i in rows.column("id").to_numpy().tolist() if i >= 0
+        }
         if name is not None and found - {name}:
             self._bug(f"rows of {sorted(found)} count as rows of split {name}")
 
