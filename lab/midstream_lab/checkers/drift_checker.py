@@ -22,7 +22,8 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.graph.drift_groups import drift_groups
 from midstream.engine.protocol.messages import DriftCeiling, SourceProgress
 from midstream.engine.worker.drift_limit import STEPS
-from midstream.engine.worker.source_reader import EMPTY_REST_S, SourceReader, SplitRequestState
+from midstream.engine.worker.source_reader import SourceReader, SplitRequestState
+from midstream.engine.worker.split_reads import EMPTY_REST_S, SplitReads
 from midstream.engine.worker.task_operators import TaskOperators
 from midstream.simulation.world import World
 from midstream_lab.mutations.mutation import owner_of
@@ -124,9 +125,9 @@ class DriftChecker:
             reader.ceilings += 1
             self.check_held()
 
-    def rests(self, source: SourceReader, split: int) -> None:
-        """Note that the source has found no rows of the split, so that others may no longer have to wait for it."""
-        reader = self._readers.get(source)
+    def rests(self, reads: SplitReads, split: int) -> None:
+        """Note that a source has found no rows of the split, so that others may no longer have to wait for it."""
+        reader = next((each for source, each in self._readers.items() if source._reads is reads), None)
         if reader is not None and split not in reader.waited_for:
             reader.first_report.pop(split, None)
 
@@ -240,7 +241,7 @@ def _backlogs(drift: SourceDrift, vertices: frozenset[int]) -> frozenset[int]:
 def drift_is_checked(checker: DriftChecker) -> Iterator[None]:
     """Apply the rules within the block."""
     report, advance = SourceDrift.report, SourceDrift.advance
-    rest, emit = SourceReader._let_rest, SourceReader._emit_timed
+    rest, emit = SplitReads._let_rest, SourceReader._emit_timed
 
     def reported(self: SourceDrift, message: SourceProgress) -> None:
         checker.received(self, message)
@@ -250,7 +251,7 @@ def drift_is_checked(checker: DriftChecker) -> Iterator[None]:
         with checker.computing(self):
             advance(self)
 
-    def rested(self: SourceReader, open_split: Any, offset: int) -> None:
+    def rested(self: SplitReads, open_split: Any, offset: int) -> None:
         rest(self, open_split, offset)
         checker.rests(self, open_split.number)
         checker.check_held()
@@ -267,7 +268,7 @@ def drift_is_checked(checker: DriftChecker) -> Iterator[None]:
             _followed(TaskOperators, "close", checker.closed),
             _followed(SourceReader, "set_ceiling", checker.arrives),
             _followed(SourceDrift, "deployed", checker.deployed),
-            patch.object(SourceReader, "_let_rest", rested),
+            patch.object(SplitReads, "_let_rest", rested),
             patch.object(SourceReader, "_emit_timed", emitted),
             patch.object(SourceDrift, "report", reported),
             patch.object(SourceDrift, "advance", computed),

@@ -15,6 +15,7 @@ from midstream.engine.core.ids import TaskId
 from midstream.engine.graph.drift_groups import drift_groups
 from midstream.engine.worker.drift_limit import DriftLimit
 from midstream.engine.worker.source_reader import SourceReader, SplitRequestState
+from midstream.engine.worker.split_reads import SplitReads
 from midstream.simulation.faults import Fault
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.scenario import Scenario
@@ -110,14 +111,14 @@ def empty_split_counts() -> Replacements:
 
 def empty_split_is_not_reported() -> Replacements:
     """That a split has no rows is not reported before the next batch."""
-    original = SourceReader._let_rest
+    original = SplitReads._let_rest
 
     def let_rest(self: Any, open_split: Any, offset: int) -> None:
-        times, self._limit._times = self._limit._times, None
+        has_none, self._has_none = self._has_none, lambda _: None
         original(self, open_split, offset)
-        self._limit._times = times
+        self._has_none = has_none
 
-    return [(SourceReader, "_let_rest", let_rest)]
+    return [(SplitReads, "_let_rest", let_rest)]
 
 
 def slower_split_is_not_reported() -> Replacements:

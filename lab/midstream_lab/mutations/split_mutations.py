@@ -14,7 +14,8 @@ from midstream.engine.core.interfaces import Done
 from midstream.engine.graph.idleness import IdleOrigin
 from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.worker import task
-from midstream.engine.worker.source_reader import Reading, SourceReader
+from midstream.engine.worker.source_reader import SourceReader
+from midstream.engine.worker.split_reads import Reading, SplitReads
 from midstream.engine.worker.watermark_valve import WatermarkValve
 from midstream.simulation.faults import Fault
 from midstream_lab.mutations.mutation import Mutation, Replacements, named
@@ -269,13 +270,13 @@ def one_offset_of_a_joined_batch() -> Replacements:
 
 def unread_splits_are_forgotten() -> Replacements:
     """Splits that were to be read together, and were not as there were rows enough, are never read again."""
-    original = SourceReader._read_some
+    original = SplitReads._read_some
 
     def read_some(self: Any) -> None:
         self._to_read = self._to_read[:1]
         original(self)
 
-    return [(SourceReader, "_read_some", read_some)]
+    return [(SplitReads, "_read_some", read_some)]
 
 
 # ---- where they are searched

@@ -22,7 +22,8 @@ from midstream.engine.operators.bad_records import TALLY, BadRecords
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.engine.state.state_parts import StatePart
 from midstream.engine.worker.drift_limit import DriftLimit
-from midstream.engine.worker.source_reader import REST_S_MAX, REST_S_MIN, SPLITS, ReadProgress, SourceReader, splits_of
+from midstream.engine.worker.source_reader import SPLITS, ReadProgress, SourceReader, splits_of
+from midstream.engine.worker.split_reads import REST_S_MAX, REST_S_MIN
 from recovering import task_seams
 from scarce_cores import Machine
 

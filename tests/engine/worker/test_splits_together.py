@@ -13,14 +13,8 @@ from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.operators.source_api import Split, SplitReader
-from midstream.engine.worker.source_reader import (
-    FEW_ROWS,
-    REPORTED_REST_S_MAX,
-    REPORTED_REST_S_MIN,
-    SPLITS,
-    ReadProgress,
-    splits_of,
-)
+from midstream.engine.worker.source_reader import SPLITS, ReadProgress, splits_of
+from midstream.engine.worker.split_reads import FEW_ROWS, REPORTED_REST_S_MAX, REPORTED_REST_S_MIN
 
 
 class Mailbox(Numbers):

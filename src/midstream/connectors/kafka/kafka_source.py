@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.common.malformed_records import (
@@ -41,6 +42,7 @@ from midstream.connectors.kafka.client import (
     convert_option_errors,
 )
 from midstream.connectors.kafka.cluster import EARLIEST, LATEST, KafkaCluster, PartitionId, Topic, are_two_topics
+from midstream.connectors.kafka.consumer_options import OURS, new_consumer
 from midstream.connectors.kafka.fetch_probe import new_fetcher
 from midstream.connectors.kafka.fetched_records import Fetched, Report
 from midstream.connectors.kafka.record_parser import KafkaFormat, RecordParser
@@ -71,28 +73,6 @@ from midstream.engine.operators.source_api import (
 
 OnGap: TypeAlias = Literal["fail", "skip"]
 
-_OURS: Final = {
-    "enable.auto.commit": "offsets are in the job's checkpoints, and are committed to the group of 'group.id' after them",
-    "enable.auto.offset.store": "offsets are in the job's checkpoints",
-    "auto.offset.reset": "use start= and on_gap=",
-    "enable.partition.eof": "the source needs it",
-    "isolation.level": "only committed records are read",
-    "group.instance.id": "partitions are assigned by the job, not by a group",
-    "group.protocol": "partitions are assigned by the job, not by a group",
-    "partition.assignment.strategy": "partitions are assigned by the job, not by a group",
-    "error_cb": "the source needs it",
-}
-_NO_GROUP: Final = "midstream"
-"""librdkafka requires a group name; without commits and joins the broker has no such group."""
-_PREFETCH: Final = {
-    "queued.max.messages.kbytes": 16_384,
-    "fetch.message.max.bytes": 4 * 2**20,  # with 1 MB, the default, brokers work twice as long for the same records
-    "fetch.wait.max.ms": 100,
-    "check.crcs": True,
-    "topic.metadata.refresh.interval.ms": 30_000,  # by default 5 min, in which a deleted topic may only appear silent
-    "fetch.queue.backoff.ms": 10,  # by default a second, after each time that the queue was full
-}
-"""Prefetch limits per partition, unless the user sets others."""
 _RECORDS_MAX: Final = 50_000
 """The largest number of records in one batch."""
 _SIDE_BY_SIDE: Final = 100_000
@@ -167,7 +147,7 @@ class KafkaSource(Source):
     ) -> None:
         self._topics = checked_topics(topics)
         self._where = f"KafkaSource of {topics_text(self._topics)}"
-        self._connection = ClientConfig(servers, options, _OURS, self._where)
+        self._connection = ClientConfig(servers, options, OURS, self._where)
         check_on_bad_record(on_bad_record, bad_records_max, self._where)
         self.drops_bad_records, self.bad_records_max = on_bad_record == "drop", bad_records_max
         one = self._topics[0] if isinstance(self._topics, tuple) and len(self._topics) == 1 else None
@@ -225,7 +205,7 @@ class KafkaSource(Source):
         or may not be read.
         """
         with convert_option_errors(self._where):
-            self._new_consumer(BrokerSilence(self._where, self._connection.servers).on_error).close()
+            new_consumer(self._connection, BrokerSilence(self._where, self._connection.servers).on_error).close()
         self._parser.check()
         found = self._cluster.topics(self._topics)
         if not found and self.bounded:
@@ -404,23 +384,6 @@ class KafkaSource(Source):
         part = decoded(split.payload, _Partition, self._where)
         return f"{_where(part)}, one of the records from offset {split.offset or part.start} on"
 
-    def _new_consumer(self, on_error: Callable[[KafkaError], None]) -> Consumer:
-        config = {
-            "group.id": _NO_GROUP,
-            **_PREFETCH,
-            **self._connection.config(
-                {
-                    "enable.auto.commit": False,
-                    "enable.auto.offset.store": False,
-                    "auto.offset.reset": "error",
-                    "enable.partition.eof": True,
-                    "isolation.level": "read_committed",
-                    "error_cb": on_error,
-                }
-            ),
-        }
-        return Consumer(config)
-
 
 class _KafkaPartitionReader(SplitReader):
     def __init__(self, source: KafkaSource, part: _Partition, offset: int) -> None:
@@ -447,7 +410,7 @@ class _KafkaPartitionReader(SplitReader):
             with convert_option_errors(self._where):
                 self._fetcher = new_fetcher(
                     source._consumers,
-                    source._new_consumer,
+                    partial(new_consumer, source._connection),
                     part.topic,
                     part.partition,
                     source._parser.metadata,

@@ -12,51 +12,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from enum import Enum, auto
-from functools import partial
 from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
-from midstream.engine.core.batches import concat, invalid_value
+from midstream.engine.core.batches import concat
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Assigned
-from midstream.engine.core.errors import DataError, InvariantError
-from midstream.engine.core.interfaces import Done, Failed, Timer
-from midstream.engine.operators.bad_records import TALLY, BadRecordCount, BadRecords
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.interfaces import Timer
+from midstream.engine.operators.bad_records import TALLY, BadRecordCount
 from midstream.engine.operators.base import Splits, SplitTimes
 from midstream.engine.operators.source_api import (
     Source,
     Split,
     SplitReader,
     checked_count,
-    checked_read,
     decoded_splits,
 )
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
 from midstream.engine.worker.drift_limit import DriftLimit
 from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.source_rate import SourceRate
+from midstream.engine.worker.split_reads import EMPTY_REST_S, OpenSplit, Prefetched, Reading, SplitReads
 
 SPLITS = "splits"
 """The name of the state part with the splits, each at its offset."""
 SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
-REST_S_MIN = 0.004
-"""How long a split without rows rests before it is read again. The time doubles, up to REST_S_MAX, with each empty
-read."""
-REST_S_MAX = 0.05
-REPORTED_REST_S_MIN = 0.015
-REPORTED_REST_S_MAX = 0.25
-"""The same of a split whose reader reports new rows: they end the rest."""
-FEW_ROWS = 1024
-"""Batches with fewer rows are read and emitted together with those of other splits."""
-EMPTY_REST_S = 0.016
-"""A split that rests this long, after its third read without rows, does not count as one that may have rows: splits that
-are kept in step do not wait for it. Counting it out with each empty read would cost messages for each row of a slow source.
-"""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
 
@@ -78,68 +62,6 @@ class ReadProgress(Enum):
     """The source has nothing to emit now, and will call `wake`."""
     ENDED = auto()
     """All splits have been read, and there are no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prefetched:
-    """A batch that has been read ahead, the offset after it, and the bad records that its reader has left out of it.
-
-    `is_all`: it has fewer rows than the reader was asked for.
-    """
-
-    batch: pa.RecordBatch
-    offset: int
-    bad: BadRecords | None
-    is_all: bool
-
-    @property
-    def is_small(self) -> bool:
-        return self.batch.num_rows < FEW_ROWS and self.bad is None
-
-
-class Reading(Enum):
-    """The state of the reading of one open split."""
-
-    IDLE = auto()
-    """The split is read when it next has its turn."""
-    UNDER_WAY = auto()
-    """A read is on the I/O pool. A split has at most one read at a time."""
-    PREFETCHED = auto()
-    """A batch has been read, and waits for its turn."""
-    RESTING = auto()
-    """The split had no rows, and is read again when its timer fires."""
-    AT_END = auto()
-    """Every row of the split has been emitted."""
-
-
-@dataclass(slots=True)
-class _OpenSplit:
-    """A split that is being read."""
-
-    split: Split
-    number: int
-    before_last_batch: Split
-    """The split as it was before the batch that was emitted last."""
-    splits_max: int
-    """How many splits are read concurrently while this one is read."""
-    quiet_until_s: float = float("-inf")
-    """When the source last delivered rows of the split, or reported that there are none at present."""
-    reader: SplitReader | None = None
-    reports_rows: bool = False
-    """The reader reports when rows have come."""
-    have_come: bool = False
-    """It has done so since the last read began."""
-    had_few_rows: bool = False
-    """The last read had few rows."""
-    state: Reading = Reading.IDLE
-    prefetched: _Prefetched | None = None
-    """The batch of the state PREFETCHED."""
-    rest_timer: Timer | None = None
-    """The timer of the state RESTING."""
-    rest_s: float = 0.0
-    """How long the split rested last; 0 if it has had rows since."""
-    in_checkpoints: dict[int, int] = field(default_factory=dict)
-    """The offset in each checkpoint that is under way, if the reader takes note of completed ones."""
 
 
 class _Assignment(NamedTuple):
@@ -166,7 +88,7 @@ class SplitRequestState(Enum):
 
 
 # Reading an enum member takes ten times as long as reading a global.
-_IDLE, _UNDER_WAY, _PREFETCHED, _RESTING, _AT_END = Reading
+_, _UNDER_WAY, _, _RESTING, _AT_END = Reading
 _MAY_REQUEST, _REQUESTED, _NONE_AVAILABLE, _NO_MORE, _STOPPED, _CLOSED = SplitRequestState
 
 
@@ -194,7 +116,6 @@ class SourceReader(Splits):
         self._request_split = request_split
         self._limit = limit
         self._wake = wake
-        self._fail = fail
         checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
         self._parallelism = parallelism
         readers = checked_count(source.readers_max(parallelism), "readers_max")
@@ -202,21 +123,19 @@ class SourceReader(Splits):
         self._rate = SourceRate(services.config.batch_rows, rows_per_s)
         self._timer: Timer | None = None
         """Fires when the rate allows the next batch."""
-        self._splits: deque[_OpenSplit] = deque()
+        self._splits: deque[OpenSplit] = deque()
         self._opened = 0
         self.every_row_passes = True
         """Whether every row reaches the operator that is being opened."""
-        self._joins_splits = True
-        """Whether batches of several splits may be emitted as one."""
         self._request_state = _MAY_REQUEST
         self._assignment = _Assignment()
-        self._emitting: tuple[tuple[_OpenSplit, int], ...] = ()
+        self._emitting: tuple[tuple[OpenSplit, int], ...] = ()
         """The splits whose batch the chain processes, with their rows, in order. A failure of the chain does not reset it."""
-        self._to_read: list[_OpenSplit] = []
-        """Splits that are read together, next."""
-        self._is_reading_some = False
-        """Splits are being read together, or will be by a mail that is posted."""
-        self._listeners: list[Callable[[], None]] = []
+        self._reads = SplitReads(
+            source, services, self._rate, wake=wake, fail=fail, has_none=lambda _: limit.update(self._waited_for)
+        )
+        self._listeners: list[tuple[Callable[[], None], bool]] = []
+        """What to call when splits have changed, and whether every row reaches the operator that is called."""
         self._changed = True
         """Whether the listeners have to be called before anything else is emitted."""
 
@@ -287,10 +206,10 @@ class SourceReader(Splits):
             if self._is_held_back(open_split):
                 self._splits.rotate(-1)
                 continue
-            prefetched = self._next_batch(open_split)
+            prefetched = self._reads.next_batch(open_split)
             if prefetched is None and open_split.state is _AT_END:
                 self._splits.popleft()
-                self._close_reader(open_split)
+                self._reads.close(open_split)
                 self._notify_listeners()
                 return ReadProgress.EMITTED
             self._splits.rotate(-1)
@@ -336,6 +255,7 @@ class SourceReader(Splits):
 
     def close(self) -> None:
         self._request_state = _CLOSED
+        self._reads.is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         while self._splits:
@@ -343,7 +263,7 @@ class SourceReader(Splits):
             if open_split.rest_timer is not None:
                 open_split.rest_timer.cancel()
             if open_split.state is not _UNDER_WAY:  # else the read's completion closes it
-                self._close_reader(open_split)
+                self._reads.close(open_split)
 
     # ---- the view of the operators ----
 
@@ -381,8 +301,7 @@ class SourceReader(Splits):
         return next(open_split.quiet_until_s for open_split in self._splits if open_split.number == split)
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        self._listeners.append(changed)
-        self._joins_splits = self._joins_splits and self.every_row_passes
+        self._listeners.append((changed, self.every_row_passes))
 
     def limit_drift(self, times: SplitTimes, drift_us: int) -> None:
         self._limit.begin(times, drift_us)
@@ -395,7 +314,7 @@ class SourceReader(Splits):
                 if open_split.rest_s < EMPTY_REST_S:
                     yield open_split.number
 
-    def _is_held_back(self, open_split: _OpenSplit) -> bool:
+    def _is_held_back(self, open_split: OpenSplit) -> bool:
         return self._limit.holds(open_split.number) and open_split.state is not _AT_END
 
     @property
@@ -414,7 +333,7 @@ class SourceReader(Splits):
     def _notify_listeners(self) -> bool:
         """Call the listeners. Returns whether there are any: they may have emitted a watermark."""
         self._changed = False
-        for changed in self._listeners:
+        for changed, _ in self._listeners:
             changed()
         return bool(self._listeners)
 
@@ -440,15 +359,15 @@ class SourceReader(Splits):
     def _add(self, found: Split) -> None:
         split = self._source.begin_split(found)
         splits_max = self._source.splits_per_reader_of(split, self._parallelism)
-        self._splits.append(_OpenSplit(split, self._opened, split, splits_max))
+        self._splits.append(OpenSplit(split, self._opened, split, splits_max))
         self._opened += 1
         self._changed = True
 
-    def _emit_next(self, open_split: _OpenSplit, prefetched: _Prefetched) -> None:
+    def _emit_next(self, open_split: OpenSplit, prefetched: Prefetched) -> None:
         """Emit this batch of the split; if it is small, together with those of the splits that are next."""
         now_s = self._services.clock.monotonic_s()
         taken = [(open_split, prefetched)]
-        if prefetched.is_small and self._joins_splits:
+        if prefetched.is_small and all(gets_every_row for _, gets_every_row in self._listeners):
             taken += self._small_ones(self._rate.rows_max - prefetched.batch.num_rows)
         for each, batch in taken:
             each.quiet_until_s = now_s
@@ -462,7 +381,7 @@ class SourceReader(Splits):
         if with_rows:
             self._emit_timed(*zip(*with_rows, strict=True))
 
-    def _small_ones(self, rows_max: int) -> list[tuple[_OpenSplit, _Prefetched]]:
+    def _small_ones(self, rows_max: int) -> list[tuple[OpenSplit, Prefetched]]:
         """Take the small batches that have been read of the next splits, up to this many rows."""
         taken = []
         for _ in range(len(self._splits) - 1):
@@ -476,10 +395,10 @@ class SourceReader(Splits):
             self._splits.rotate(-1)
             taken.append((open_split, waiting))
             rows_max -= waiting.batch.num_rows
-            self._next_batch(open_split)
+            self._reads.next_batch(open_split)
         return taken
 
-    def _emit_timed(self, open_splits: Sequence[_OpenSplit], batches: Sequence[pa.RecordBatch]) -> None:
+    def _emit_timed(self, open_splits: Sequence[OpenSplit], batches: Sequence[pa.RecordBatch]) -> None:
         """Emit a batch, and set the size of the next ones.
 
         It depends on how long the chain took, and on how fast downstream tasks take batches.
@@ -491,187 +410,7 @@ class SourceReader(Splits):
         self._emitting = ()
         self._rate.record_emitted(batch.num_rows, started_s, self._services.clock.own_core_s())
 
-    # ---- reading ----
-
-    def _next_batch(self, open_split: _OpenSplit) -> _Prefetched | None:
-        """The next batch of the split, or None if it has none now. The split's offset moves past it."""
-        if self._source.blocking:
-            prefetched, open_split.prefetched = open_split.prefetched, None
-            if prefetched is not None:
-                open_split.rest_s = 0.0
-            _move_past(open_split, prefetched)
-            if open_split.state in (_IDLE, _PREFETCHED):
-                is_empty = prefetched is not None and prefetched.is_all and open_split.reports_rows
-                if is_empty and not open_split.have_come:
-                    self._let_rest(open_split, open_split.split.offset)
-                else:
-                    self._prefetch(open_split)
-            return prefetched
-        if open_split.state is _AT_END:
-            return None
-        if open_split.reader is None:
-            open_split.reader = self._source.open_split(open_split.split)
-        prefetched = _read(self._source, open_split.split, open_split.reader, self._rate.rows_max)
-        if prefetched is None:
-            open_split.state = _AT_END
-        _move_past(open_split, prefetched)
-        return prefetched
-
-    def _prefetch(self, open_split: _OpenSplit) -> None:
-        """Begin to read the next batch of the split on the I/O pool."""
-        open_split.state, open_split.rest_timer = _UNDER_WAY, None
-        if open_split.reports_rows and open_split.had_few_rows:
-            self._to_read.append(open_split)
-            if not self._is_reading_some:  # with all splits that get their turn before this mail
-                self._is_reading_some = True
-                self._services.executor.post(self._read_some)
-            return
-        open_split.have_come = False
-        source, split, reader, rows_max = self._source, open_split.split, open_split.reader, self._rate.rows_max
-        clock, report = self._services.clock, partial(self._report_rows, open_split)
-
-        reports_rows = open_split.reports_rows
-
-        def work() -> tuple[SplitReader, bool, _Prefetched | None, float]:
-            began_s = clock.processor_s()
-            if reader is not None:
-                return reader, reports_rows, _read(source, split, reader, rows_max), clock.processor_s() - began_s
-            with ExitStack() as stack:
-                opened = source.open_split(split)
-                stack.callback(opened.close)  # a reader whose first read fails is not returned, and must be closed
-                reports = opened.on_rows(report)
-                prefetched = _read(source, split, opened, rows_max)
-                stack.pop_all()
-            return opened, reports, prefetched, clock.processor_s() - began_s
-
-        def done(outcome: Done[tuple[SplitReader, bool, _Prefetched | None, float]] | Failed) -> None:
-            open_split.state = _IDLE
-            if isinstance(outcome, Failed):
-                self._read_failed((open_split,), outcome.error)
-                return
-            open_split.reader, open_split.reports_rows, prefetched, worked_s = outcome.value
-            self._rate.read_s += worked_s
-            self._take(open_split, prefetched)
-
-        self._services.source_reads.submit(work, done)
-
-    def _read_some(self) -> None:
-        """Begin to read the splits that had few rows, one after the other, until there are as many as a batch has."""
-        open_splits, self._to_read = self._to_read, []
-        if self._request_state is _CLOSED:
-            self._is_reading_some = False
-            for open_split in open_splits:
-                open_split.state = _IDLE
-                self._close_reader(open_split)
-            return
-        if not open_splits:
-            self._is_reading_some = False
-            return
-        for open_split in open_splits:
-            open_split.have_come = False
-        source, rows_max, clock = self._source, self._rate.rows_max, self._services.clock
-        to_read = [(each.split, each.reader) for each in open_splits]
-
-        def work() -> tuple[list[_Prefetched | None], float]:
-            began_s, rows, found = clock.processor_s(), 0, []
-            for split, reader in to_read:
-                assert reader is not None, "a split is opened by a read of its own"
-                prefetched = _read(source, split, reader, rows_max)
-                found.append(prefetched)
-                rows += 0 if prefetched is None else prefetched.batch.num_rows
-                if rows >= rows_max:
-                    break
-            return found, clock.processor_s() - began_s
-
-        def done(outcome: Done[tuple[list[_Prefetched | None], float]] | Failed) -> None:
-            for open_split in open_splits:
-                open_split.state = _IDLE
-            if isinstance(outcome, Failed):
-                self._is_reading_some = False
-                waiting, self._to_read = self._to_read, []
-                for open_split in waiting:
-                    open_split.state = _IDLE
-                self._read_failed((*open_splits, *waiting), outcome.error)
-                return
-            found, worked_s = outcome.value
-            self._rate.read_s += worked_s
-            for open_split in open_splits[len(found) :]:
-                open_split.state = _UNDER_WAY
-                self._to_read.append(open_split)
-            for open_split, prefetched in zip(open_splits, found, strict=False):
-                self._take(open_split, prefetched)
-            self._read_some()
-
-        self._services.source_reads.submit(work, done)
-
-    def _read_failed(self, open_splits: Sequence[_OpenSplit], error: BaseException) -> None:
-        if self._request_state is _CLOSED:
-            for open_split in open_splits:
-                self._close_reader(open_split)
-        else:
-            self._fail(error)
-
-    def _take(self, open_split: _OpenSplit, prefetched: _Prefetched | None) -> None:
-        """Take what a read has returned."""
-        if self._request_state is _CLOSED:
-            self._close_reader(open_split)
-        elif prefetched is not None and prefetched.batch.num_rows == 0 and prefetched.bad is None:
-            open_split.had_few_rows = True
-            if open_split.have_come:
-                open_split.split = msgspec.structs.replace(open_split.split, offset=prefetched.offset)
-                self._prefetch(open_split)
-            else:
-                self._let_rest(open_split, prefetched.offset)
-        else:
-            open_split.had_few_rows = prefetched is not None and prefetched.is_small
-            open_split.state = _AT_END if prefetched is None else _PREFETCHED
-            open_split.prefetched = prefetched
-            self._wake()
-
-    def _report_rows(self, open_split: _OpenSplit) -> None:
-        """Note that rows of the split have come. Called from any thread."""
-        self._services.executor.post(lambda: self._rows_have_come(open_split))
-
-    def _rows_have_come(self, open_split: _OpenSplit) -> None:
-        open_split.have_come = True
-        if open_split.state is _RESTING and self._request_state is not _CLOSED:
-            assert open_split.rest_timer is not None
-            open_split.rest_timer.cancel()
-            self._prefetch(open_split)
-
-    def _let_rest(self, open_split: _OpenSplit, offset: int) -> None:
-        """Read the split again later: it has no rows at present.
-
-        All rows that it had before have been emitted, because a read begins when the batch before it is taken.
-        """
-        if open_split.prefetched is not None:
-            raise InvariantError(f"split {open_split.split.id} rests, and has rows that were read ahead")
-        open_split.quiet_until_s = self._services.clock.monotonic_s()
-        open_split.split = msgspec.structs.replace(open_split.split, offset=offset)
-        before_s = open_split.rest_s
-        least_s, most_s = (
-            (REPORTED_REST_S_MIN, REPORTED_REST_S_MAX) if open_split.reports_rows else (REST_S_MIN, REST_S_MAX)
-        )
-        open_split.rest_s = min(max(2 * before_s, least_s), most_s)
-        open_split.state = _RESTING
-        if before_s < EMPTY_REST_S <= open_split.rest_s:
-            self._limit.update(self._waited_for)
-        open_split.rest_timer = self._services.executor.call_later(
-            open_split.rest_s, partial(self._prefetch, open_split)
-        )
-
-    def _close_reader(self, open_split: _OpenSplit) -> None:
-        reader, open_split.reader = open_split.reader, None
-        if reader is None:
-            return
-        if self._source.blocking:
-            self._services.source_reads.submit(reader.close, self._closed_reader)
-        else:
-            reader.close()
-
-    def _closed_reader(self, outcome: Done[None] | Failed) -> None:
-        if isinstance(outcome, Failed) and self._request_state is not _CLOSED:
-            self._fail(outcome.error)
+    # ---- the rate ----
 
     def _must_wait(self) -> bool:
         delay_s = self._rate.next_emit_s - self._services.clock.monotonic_s()
@@ -688,24 +427,3 @@ class SourceReader(Splits):
 
 def _takes_note(reader: SplitReader | None) -> bool:
     return reader is not None and type(reader).checkpointed is not SplitReader.checkpointed
-
-
-def _move_past(open_split: _OpenSplit, prefetched: _Prefetched | None) -> None:
-    if prefetched is not None:
-        open_split.before_last_batch = open_split.split
-        open_split.split = msgspec.structs.replace(open_split.split, offset=prefetched.offset)
-
-
-def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _Prefetched | None:
-    """Read the next batch of the split. Raises SchemaError if it has other columns than the source, and DataError if a
-    text in it is not UTF-8, or a time is beyond the day.
-    """
-    found = reader.read(rows_max)
-    if found is None:
-        return None
-    batch, offset = checked_read(found, source.schema, f"{type(source).__name__}: split {split.id!r}")
-    wrong = invalid_value(batch)
-    if wrong is not None:
-        row, what = wrong
-        raise DataError(f"{source.place(split, row, row)}: {what}")
-    return _Prefetched(batch, offset, reader.bad_records(), batch.num_rows < rows_max)

@@ -18,6 +18,7 @@ from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Vertex
 from midstream.engine.operators.bad_records import BAD_RECORDS
 from midstream.engine.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
+from midstream.engine.operators.source_api import Source
 from midstream.engine.protocol import messages as m
 from midstream.engine.state.state_parts import StatePart
 from midstream.engine.worker.drift_limit import DriftLimit
@@ -83,21 +84,7 @@ class TaskOperators:
         """Open every operator and give it its state. Raises any exception that an operator raises."""
         vertex, services, head = self._vertex, self._services, self._vertex.source
         if head is not None:
-            self.source = SourceReader(
-                head.source,
-                vertex.parallelism,
-                services,
-                emit=self.chain.outputs[0].emit,
-                emit_bad=lambda rows: self.outputs.emit(rows, BAD_RECORDS),
-                request_split=lambda: services.send(m.RequestSplit(services.attempt, self._ref)),
-                limit=DriftLimit(
-                    lambda lowest_us, splits: services.send(
-                        m.SourceProgress(services.attempt, self._ref, lowest_us, splits)
-                    )
-                ),
-                wake=self._wake,
-                fail=self._fail,
-            )
+            self.source = self._new_source(head.source)
             if head.uid in restored.parts:
                 self.source.restore(restored.parts[head.uid])
         splits: Splits | None = self.source
@@ -141,6 +128,24 @@ class TaskOperators:
         self.chain.restore({i: watermarks[uid] for i, uid in enumerate(self.uids) if uid in watermarks})
         if not self.uids and head is not None and head.uid in watermarks:
             self.chain.offered_us[0] = watermarks[head.uid][1]
+
+    def _new_source(self, source: Source) -> SourceReader:
+        services = self._services
+        return SourceReader(
+            source,
+            self._vertex.parallelism,
+            services,
+            emit=self.chain.outputs[0].emit,
+            emit_bad=lambda rows: self.outputs.emit(rows, BAD_RECORDS),
+            request_split=lambda: services.send(m.RequestSplit(services.attempt, self._ref)),
+            limit=DriftLimit(
+                lambda lowest_us, splits: services.send(
+                    m.SourceProgress(services.attempt, self._ref, lowest_us, splits)
+                )
+            ),
+            wake=self._wake,
+            fail=self._fail,
+        )
 
     def snapshot(self, checkpoint_id: int) -> list[tuple[m.OperatorSnapshot, Snapshot]]:
         """The event time and the state of the source and of each operator, in the order of the chain."""
