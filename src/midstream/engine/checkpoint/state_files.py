@@ -154,7 +154,7 @@ def _encoded(chunks: Iterable[tuple[Chunk, bool]], drafts: list[ChunkHandle]) ->
     """
     for chunk, is_keyed in chunks:
         table = chunk.stored
-        drafts.append(_draft(chunk.id, table, is_keyed))
+        drafts.append(_draft(chunk, table, is_keyed))
         pieces = (_encode_table(table),)
         del table
         yield pieces
@@ -170,16 +170,18 @@ def _encode_table(table: pa.Table) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _draft(chunk_id: str, table: pa.Table, is_keyed: bool) -> ChunkHandle:
-    """Return the handle of a chunk, without a location."""
+def _draft(chunk: Chunk, table: pa.Table, is_keyed: bool) -> ChunkHandle:
+    """Return the handle of a chunk, without a location. Its key groups are those of the rows that have not been removed."""
     low, high = -1, -1
     if is_keyed:
         if table.schema.get_field_index(KEY_GROUP) < 0:
-            raise InvariantError(f"chunk {chunk_id} of keyed state has no column {KEY_GROUP}")
-        if table.num_rows:
-            groups = table.column(KEY_GROUP).to_numpy()
+            raise InvariantError(f"chunk {chunk.id} of keyed state has no column {KEY_GROUP}")
+        groups = table.column(KEY_GROUP).to_numpy()
+        if chunk.removed:
+            groups = groups[rows_left(len(groups), [each.stored for each in chunk.removed], f"chunk {chunk.id}")]
+        if len(groups):
             low, high = int(groups.min()), int(groups.max())
-    return ChunkHandle(chunk_id, "", 0, 0, 0, table.num_rows, low, high)
+    return ChunkHandle(chunk.id, "", 0, 0, 0, table.num_rows, low, high)
 
 
 # ---- reading ---------------------------------------------------------------
@@ -482,7 +484,8 @@ class _Files:
         if self._path != file or not self._start <= offset <= end <= self._start + len(self._data):
             self._path, self._data, self._start = None, memoryview(b""), offset
             try:
-                self._data = memoryview(self._storage.read_range(file, offset, self._ends.get((file, offset), end) - offset))
+                stop = self._ends.get((file, offset), end)  # of a file that is too short, parts are requested again
+                self._data = memoryview(self._storage.read_range(file, offset, stop - offset))
             except StorageError as error:
                 raise StorageError(f"{self._where}: {error}") from error
             except OSError as error:
