@@ -171,17 +171,22 @@ def _encode_table(table: pa.Table) -> memoryview:
 
 
 def _draft(chunk: Chunk, table: pa.Table, is_keyed: bool) -> ChunkHandle:
-    """Return the handle of a chunk, without a location. Its key groups are those of the rows that have not been removed."""
+    """Return the handle of a chunk, without a location."""
     low, high = -1, -1
     if is_keyed:
         if table.schema.get_field_index(KEY_GROUP) < 0:
             raise InvariantError(f"chunk {chunk.id} of keyed state has no column {KEY_GROUP}")
-        groups = table.column(KEY_GROUP).to_numpy()
-        if chunk.removed:
-            groups = groups[rows_left(len(groups), [each.stored for each in chunk.removed], f"chunk {chunk.id}")]
-        if len(groups):
-            low, high = int(groups.min()), int(groups.max())
+        if table.num_rows:
+            groups = table.column(KEY_GROUP).to_numpy()
+            low, high = _clipped(int(groups.min()), int(groups.max()), chunk.key_groups)
     return ChunkHandle(chunk.id, "", 0, 0, 0, table.num_rows, low, high)
+
+
+def _clipped(low: int, high: int, key_groups: range | None) -> tuple[int, int]:
+    """Return those of the key groups from `low` to `high` that a subtask has: all other rows have been removed, and no other
+    subtask has to restore the chunk because of them.
+    """
+    return (low, high) if key_groups is None else (max(low, key_groups.start), min(high, key_groups.stop - 1))
 
 
 # ---- reading ---------------------------------------------------------------
@@ -286,7 +291,8 @@ def _keyed_rows_of(
     if not rows:
         return None
     if 2 * rows > len(groups):
-        whole = WholeChunk(chunk.id, made, groups, tuple(vectors), left, kept, None if one is None else one.run)
+        run = None if one is None else one.run
+        whole = WholeChunk(chunk.id, made, groups, tuple(vectors), left, kept, owned.key_groups, run)
         return Chunk(chunk_id, made if kept is None else partial(_kept_of, made, kept), whole=whole)
     assert kept is not None
     return Chunk(chunk_id, _kept_of(made, kept))
@@ -314,8 +320,9 @@ def known_chunks(handles: Sequence[PartHandle], parts: Mapping[str, StatePart]) 
     known = {chunk.id: stored[chunk.id] for chunk in restored if chunk.id in stored}
     for whole in (chunk.whole for chunk in restored if chunk.whole is not None):
         if whole.id in stored:
-            low, high = whole.key_groups
-            known[whole.id] = msgspec.structs.replace(stored[whole.id], key_group_min=low, key_group_max=high)
+            handle = stored[whole.id]
+            low, high = _clipped(handle.key_group_min, handle.key_group_max, whole.key_groups)
+            known[whole.id] = msgspec.structs.replace(handle, key_group_min=low, key_group_max=high)
             known.update((vector.id, stored[vector.id]) for vector in whole.removed if vector.id in stored)
     return known
 

@@ -57,6 +57,8 @@ class Chunk:
     """The table, or a function that makes it, so that a checkpoint has one table at a time in memory."""
     removed: tuple[Chunk, ...] = ()
     """Its deletion vectors; only chunks of keyed state have some."""
+    key_groups: range | None = None
+    """The key groups of the subtask, if rows of others may be among those that have been removed."""
     whole: WholeChunk | None = None
     """In a restore: the chunk as it is stored, if most of its rows are restored. A state that holds all of it refers to it
     in its next snapshot, instead of storing the rows again."""
@@ -89,6 +91,8 @@ class WholeChunk:
     """Which rows these do not have; None for all."""
     kept: npt.NDArray[np.bool_] | None
     """Which of the rows that are left belong to the subtask; None if all rows of the chunk do."""
+    key_groups: range | None = None
+    """The key groups of the subtask, if the chunk has rows of others."""
     run: FrameRun | None = None
     """The run of this process that the chunk was made of."""
 
@@ -96,12 +100,6 @@ class WholeChunk:
     def table(self) -> pa.Table:
         """All rows."""
         return self.made() if callable(self.made) else self.made
-
-    @property
-    def key_groups(self) -> tuple[int, int]:
-        """The lowest and the highest key group of the rows that are restored."""
-        groups = self.groups if self.kept is None else self.groups[self.kept]
-        return int(groups.min()), int(groups.max())
 
 
 class StoredForm(msgspec.Struct, frozen=True):

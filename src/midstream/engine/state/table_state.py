@@ -376,7 +376,9 @@ class TableState(DeclaredState):
         def owned_chunks() -> tuple[Chunk, ...]:
             what = f"{where}: state {self.name!r}"
             return tuple(
-                chunk if chunk.made is None else replace(chunk, made=partial(_owned, chunk, layout.keys, owned, what))
+                chunk
+                if chunk.made is None
+                else replace(chunk, made=partial(_owned, chunk, layout.keys, owned, what), key_groups=owned)
                 for chunk in chunks()
             )
 

@@ -74,6 +74,11 @@ class Slot:
         return f"slot {self.id} (process {self.register.pid} on {self.register.host})"
 
 
+def _middle(part: int, few: int, many: int) -> int:
+    """Return which of `many` equal parts has the middle of one of `few`, the lower of two. No two have the same."""
+    return ((2 * part + 1) * many - 1) // (2 * few)
+
+
 def placed(before: Sequence[int], there: Sequence[int], needed: int) -> tuple[int, ...]:
     """Return which of the slots that are `there` run the subtasks 0 to `needed` - 1.
 
@@ -81,9 +86,9 @@ def placed(before: Sequence[int], there: Sequence[int], needed: int) -> tuple[in
     the key groups in the middle of those that it had `before`, and other slots run what is left.
     """
     if len(before) <= needed:
-        pairs = [((2 * old + 1) * needed // (2 * len(before)), slot) for old, slot in enumerate(before)]
+        pairs = [(_middle(old, len(before), needed), slot) for old, slot in enumerate(before)]
     else:
-        pairs = [(new, before[(2 * new + 1) * len(before) // (2 * needed)]) for new in range(needed)]
+        pairs = [(new, before[_middle(new, needed, len(before))]) for new in range(needed)]
     places = {subtask: slot for subtask, slot in pairs if slot in there}
     rest = iter(sorted({*there} - {*places.values()}))
     return tuple(places[subtask] if subtask in places else next(rest) for subtask in range(needed))
