@@ -138,6 +138,7 @@ def bench(
     rate: Annotated[int | None, Parameter(converter=whole_number)] = None,
     query: str | None = None,
     backlog: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    state: Annotated[int | None, Parameter(converter=whole_number)] = None,
     slots: str = "spark",
     json: Json = False,
 ) -> Answer:
@@ -164,13 +165,15 @@ def bench(
         delta (default), iceberg, delta_changes or iceberg_changes.
     backlog
         MiB in flight when the job fails, for recovery (256).
+    state
+        The MiB of state to recover (256).
     slots
         "spark": slots on an embedded Spark session; "process": plain processes, without a JVM.
     """
     from midstream_lab.bench.command import run_bench
 
     given = {"events": events, "parallelism": parallelism, "keys": keys, "columns": columns, "rate": rate}
-    return run_bench(name, slots, json, {**given, "query": query, "backlog": backlog})
+    return run_bench(name, slots, json, {**given, "query": query, "backlog": backlog, "state": state})
 
 
 if __name__ == "__main__":
