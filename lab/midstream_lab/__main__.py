@@ -147,12 +147,12 @@ def bench(
     Parameters
     ----------
     name
-            window, udf, lookup, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, operators,
-        kafka, lakehouse, or simulate.
+            window, udf, lookup, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, large_state, nexmark,
+        operators, kafka, lakehouse, or simulate.
         events
         The number of events; with fewer than the default the result is not comparable.
     parallelism
-        Slots, and subtasks of each operator (2). Not for latency, checkpoint and recovery.
+        Slots, and subtasks of each operator (2). Not for latency, checkpoint, recovery and large_state.
     keys
         The number of keys, for window (10,000) and sliding (1,000,000).
     columns
@@ -166,7 +166,7 @@ def bench(
     backlog
         MiB in flight when the job fails, for recovery (256).
     state
-        The MiB of state to recover (256).
+        MiB of state, for large_state (256).
     slots
         "spark": slots on an embedded Spark session; "process": plain processes, without a JVM.
     """

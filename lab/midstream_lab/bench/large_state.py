@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ from midstream_lab.bench.checkpoint import await_running
 from midstream_lab.bench.measuring import Slots, start_on
 
 PARALLELISM: Final = 4
+STATE_MIB: Final = 256
 COLUMNS: Final = tuple(f"c{number}" for number in range(15))
 ROW_BYTES: Final = 8 * (1 + len(COLUMNS))
 CHANGING_KEYS: Final = 50_000
@@ -55,6 +57,8 @@ class StateFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LargeStateResult(msgspec.Struct, frozen=True, kw_only=True):
+    benchmark: str = "large_state"
+    slots: str
     state_mib: int
     parallelism: int = PARALLELISM
     rows_per_s: int = ROWS_PER_S
@@ -104,7 +108,13 @@ class _TimingWriter(SinkWriter):
         self._file.write(f"{time.time()} {batch.num_rows}\n")
 
 
-def run_with_state(directory: Path, mib: int, slots: Slots) -> LargeStateResult:
+def run(slots: Slots, *, state: int = STATE_MIB) -> LargeStateResult:
+    """Run the benchmark with `state` in MiB. Raises JobError if the job does not fill its table in time."""
+    with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory:
+        return _run(Path(directory), state, slots)
+
+
+def _run(directory: Path, mib: int, slots: Slots) -> LargeStateResult:
     keys = mib * 2**20 // ROW_BYTES
     received = directory / "received"
     received.mkdir()
@@ -124,6 +134,7 @@ def run_with_state(directory: Path, mib: int, slots: Slots) -> LargeStateResult:
         _await_rows(received, keys + ROWS_PER_S)
         job.checkpoint()
         return LargeStateResult(
+            slots=slots,
             state_mib=mib,
             lost=_measured(job, received, lambda: _lose_a_slot(job)),
             fewer=_measured(job, received, lambda: job.rescale(PARALLELISM - 1)),

@@ -1,5 +1,4 @@
-"""Measures how soon a job with much in flight recovers from a failure: first row, first checkpoint, end of the drain;
-and one with much state (see `large_state`).
+"""Measures how soon a job with much in flight recovers from a failure: first row, first checkpoint, end of the drain.
 
 The job of the checkpoint benchmark (source → rebalance → map → rebalance → slow sink) is filled, a slot is killed, and
 the job recovers; it is filled again, cancelled, and started at another parallelism.
@@ -35,13 +34,11 @@ from midstream_lab.bench.checkpoint import (
     in_flight_bytes,
     take,
 )
-from midstream_lab.bench.large_state import LargeStateResult, run_with_state
 from midstream_lab.bench.measuring import Slots, start_on
 
 PARALLELISM: Final = 4
 RESCALED: Final = 2
 BACKLOG_MIB: Final = 256
-STATE_MIB: Final = 256
 ROW_S: Final = 0.0002
 CHANNELS: Final = 2 * PARALLELISM * PARALLELISM
 BUFFERS_PER_CHANNEL: Final = 16
@@ -93,7 +90,6 @@ class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """
     checkpoints_after: ModeFigures
     """Checkpoints of the same job after a failure and recovery: must be the same within noise."""
-    with_state: LargeStateResult
 
 
 class MarkingSink(Sink):
@@ -119,8 +115,8 @@ class _MarkingWriter(SinkWriter):
         time.sleep(batch.num_rows * self._row_s)
 
 
-def run(slots: Slots, *, backlog: int = BACKLOG_MIB, state: int = STATE_MIB) -> RecoveryResult:
-    """Run the benchmark with `backlog` and `state` in MiB.
+def run(slots: Slots, *, backlog: int = BACKLOG_MIB) -> RecoveryResult:
+    """Run the benchmark with `backlog` in MiB.
 
     Raises InvariantError if a checkpoint fails, or the first one during recovery is late.
     """
@@ -128,8 +124,6 @@ def run(slots: Slots, *, backlog: int = BACKLOG_MIB, state: int = STATE_MIB) -> 
         same, rescaled = _with_backlog(Path(directory), backlog, slots)
     with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory:
         before, after = _around_a_recovery(Path(directory), slots)
-    with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory:
-        with_state = run_with_state(Path(directory), state, slots)
     return RecoveryResult(
         slots=slots,
         backlog_mib=backlog,
@@ -137,7 +131,6 @@ def run(slots: Slots, *, backlog: int = BACKLOG_MIB, state: int = STATE_MIB) -> 
         rescaled=rescaled,
         checkpoints_before=before,
         checkpoints_after=after,
-        with_state=with_state,
     )
 
 
