@@ -162,14 +162,14 @@ class Subtasks:
         expected = by_key(self.rows)
         assert by_key([row for state in self.tables for row in rows_of(state)]) == expected
         handles = self.checkpoint(completes=False)
-        for index, parts in enumerate(handles):
+        for index, stored in enumerate(handles):
             groups = key_group_range(index, self.parallelism, GROUPS)
-            for chunk in (chunk for part in parts for chunk in part.chunks):
+            for chunk in (chunk for part in stored for chunk in part.chunks):
                 assert groups.start <= chunk.key_group_min <= chunk.key_group_max < groups.stop, (
                     "it goes to others, too"
                 )
-        verify_chunks(self.storage, [each for parts in handles for each in parts], "here")
-        assert sum(chunk.live_rows for parts in handles for part in parts for chunk in part.chunks) == len(self.rows)
+        verify_chunks(self.storage, [each for stored in handles for each in stored], "here")
+        assert sum(chunk.live_rows for stored in handles for part in stored for chunk in part.chunks) == len(self.rows)
         back = []
         for index, (_, parts) in enumerate(self.read(handles, parallelism)):
             state = table(key_group_range(index, parallelism, GROUPS))
