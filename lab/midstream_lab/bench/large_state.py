@@ -37,7 +37,7 @@ STATE_MIB: Final = 256
 COLUMNS: Final = tuple(f"c{number}" for number in range(15))
 ROW_BYTES: Final = 8 * (1 + len(COLUMNS))
 CHANGING_KEYS: Final = 50_000
-ROWS_PER_S: Final = 200_000
+ROWS_PER_S: Final = 100_000
 FULL_RATE: Final = 0.9
 WINDOW_S: Final = 0.5
 """The job is at its full rate once this many seconds have `FULL_RATE` of its rows."""
