@@ -138,6 +138,7 @@ def bench(
     rate: Annotated[int | None, Parameter(converter=whole_number)] = None,
     query: str | None = None,
     backlog: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    state: Annotated[int | None, Parameter(converter=whole_number)] = None,
     slots: str = "spark",
     json: Json = False,
 ) -> Answer:
@@ -146,12 +147,12 @@ def bench(
     Parameters
     ----------
     name
-            window, udf, lookup, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, operators,
-        kafka, latency_kafka, lakehouse, or simulate.
+            window, udf, lookup, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, large_state, nexmark,
+        operators, kafka, latency_kafka, lakehouse, or simulate.
         events
         The number of events; with fewer than the default the result is not comparable.
     parallelism
-        Slots, and subtasks of each operator (2). Not for latency, checkpoint and recovery.
+        Slots, and subtasks of each operator (2). Not for latency, checkpoint, recovery and large_state.
     keys
         The number of keys, for window (10,000) and sliding (1,000,000).
     columns
@@ -164,13 +165,15 @@ def bench(
         delta (default), iceberg, delta_changes or iceberg_changes. For latency_kafka: stateless (default), count or join.
     backlog
         MiB in flight when the job fails, for recovery (256).
+    state
+        MiB of state, for large_state (256).
     slots
         "spark": slots on an embedded Spark session; "process": plain processes, without a JVM.
     """
     from midstream_lab.bench.command import run_bench
 
     given = {"events": events, "parallelism": parallelism, "keys": keys, "columns": columns, "rate": rate}
-    return run_bench(name, slots, json, {**given, "query": query, "backlog": backlog})
+    return run_bench(name, slots, json, {**given, "query": query, "backlog": backlog, "state": state})
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from midstream_lab.bench.command import figures_table
         (["nexmark", "--query", "q6"], "--query: there is no query 'q6'; there are: q0, q1"),
         (["nexmark", "--query", "q0", "--events", "1010"], "1,010 events are not a multiple of 100"),
         (["window", "--backlog", "10"], "--backlog: the benchmark window has no such option; recovery has"),
+        (["large_state", "--state", "1"], "--state: 1 is not between 8 and 1,048,576"),
         (["recovery", "--backlog", "0"], "--backlog: 0 is not between 1 and 4,096"),
         (["recovery", "--events", "2000"], "--events: the benchmark recovery has no such option"),
         (["window", "--events", "many"], "--events: 'many' is not a whole number"),

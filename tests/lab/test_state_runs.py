@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.state import columnar
 from midstream.simulation import chunk_sizes
+from midstream.simulation.simulated_slot import SimulatedSlot
 from midstream_lab.checkers.checkpoint_checker import CheckpointChecker, Cut
 from midstream_lab.chunk_sizes import chunk_sizes_of
 from midstream_lab.jobs.days import DAYS
@@ -21,6 +23,7 @@ from midstream_lab.jobs.states import Given
 from midstream_lab.jobs.timely import WITHIN_MS
 from midstream_lab.run import run
 from midstream_lab.scenarios.scenario import Scenario, draw
+from midstream_lab.scenarios.targeted_at_rest import taken_over
 
 KINDS = (
     *(
@@ -173,3 +176,18 @@ def test_a_join_whose_sources_are_drained_before_their_end_emits_rows_without_th
     assert scenario.shape[2].chain[0] == "full_join"
     outcome = run(scenario)
     assert not outcome.failures, outcome.failures[0]
+
+
+def test_state_in_columns_is_taken_over_and_is_what_the_checkpoint_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = SimulatedSlot._check_taken
+    taken: Counter[int] = Counter()
+
+    def check_taken(self: SimulatedSlot, *arguments: Any) -> None:
+        taken[seed] += 1
+        original(self, *arguments)
+
+    monkeypatch.setattr(SimulatedSlot, "_check_taken", check_taken)
+    for seed in range(8):
+        outcome = run(taken_over(seed))
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+    assert len(taken) >= 2, f"only in runs {sorted(taken)}"

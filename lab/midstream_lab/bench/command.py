@@ -30,6 +30,7 @@ OPTIONS: Final = {
     "columns": Option(1, 1000),
     "rate": Option(1, 10**9),
     "backlog": Option(1, 4096),
+    "state": Option(8, 2**20),
 }
 BENCHMARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "window": ("events", "parallelism", "keys", "columns"),
@@ -42,6 +43,7 @@ BENCHMARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "latency": ("events", "rate"),
     "checkpoint": (),
     "recovery": ("backlog",),
+    "large_state": ("state",),
     "nexmark": ("events", "parallelism", "query"),
     "operators": ("events", "parallelism", "query"),
     "simulate": (),

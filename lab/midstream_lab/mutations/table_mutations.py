@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow as pa
 from midstream.engine.checkpoint import state_files
 from midstream.engine.checkpoint.state_files import location_of
 from midstream.engine.core.arrow_types import to_list
+from midstream.engine.protocol.messages import ChunkHandle
 from midstream.engine.state import table_runs
 from midstream.engine.state.code_index import Index
 from midstream.engine.state.columnar import FrameRun
@@ -71,26 +73,29 @@ def rows_removed_until_written() -> Replacements:
 
 def removals_are_not_restored() -> Replacements:
     """A restore has all rows of a chunk, those that were removed since it was stored, too."""
-    return [(state_files, "_without_removed", lambda tables, chunk, where: (tables[location_of(chunk)], chunk))]
+    original = state_files._keyed_rows_of
+
+    def keyed_rows_of(tables: Any, found: Any, chunk: ChunkHandle, owned: Any, where: str) -> Chunk | None:
+        return original(tables, found, msgspec.structs.replace(chunk, removed=()), owned, where)
+
+    return [(state_files, "_keyed_rows_of", keyed_rows_of)]
 
 
 def removals_after_the_selection() -> Replacements:
     """The positions of removed rows count those rows of a chunk that a subtask has, not all of them."""
-    removed: list[Any] = []
+    original = state_files._keyed_rows_of
 
-    def without_removed(tables: Any, chunk: Any, where: str) -> Any:
-        removed[:] = [position for each in chunk.removed for position in to_list(tables[location_of(each)].column(0))]
-        return tables[location_of(chunk)], chunk
+    def keyed_rows_of(tables: Any, found: Any, chunk: ChunkHandle, owned: Any, where: str) -> Chunk | None:
+        if not chunk.removed or owned.key_groups is None:
+            return original(tables, found, chunk, owned, where)
+        kept = original(tables, found, msgspec.structs.replace(chunk, removed=()), owned, where)
+        if kept is None:
+            return None
+        removed = {position for each in chunk.removed for position in to_list(tables[location_of(each)].column(0))}
+        rows = [row for row in range(kept.table.num_rows) if row not in removed]
+        return Chunk(f"{kept.id}-", kept.table.take(pa.array(rows, pa.int64())))
 
-    def select(table: pa.Table, chunk: Any, owned: Any) -> Any:
-        found = original(table, chunk, owned)
-        if found is None or not removed:
-            return found
-        rows = [row for row in range(found.table.num_rows) if row not in removed]
-        return Chunk(f"{found.id}-", found.table.take(pa.array(rows, pa.int64())))
-
-    original = state_files._select
-    return [(state_files, "_without_removed", without_removed), (state_files, "_select", select)]
+    return [(state_files, "_keyed_rows_of", keyed_rows_of)]
 
 
 def newest_removals_only() -> Replacements:

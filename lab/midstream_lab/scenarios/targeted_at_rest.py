@@ -389,3 +389,18 @@ def saved_too_late(seed: int) -> Scenario:
     tempo = replace(drawn.tempo, mail_us=40, control_us=50, io_us=100, clock_tick_us=0)
     drawn = replace(drawn, tempo=tempo, faults=tuple(faults), interval_s=0.1, timeout_s=60.0, inline_bytes=0)
     return replace(drawn, batch_rows=3, sink_rows=1, sink_pause_s=0.003)
+
+
+def taken_over(seed: int) -> Scenario:
+    """Tables, joins and running aggregates in small chunks, all of them in files, while slots die and the job is rescaled:
+    the slots that stay take over what they still hold.
+    """
+    random = Random(f"taken over {seed}")
+    topology = ("tables", "running", "tables", "join")[seed % 4]
+    drawn = draw(seed, topology=topology, parallelism=random.choice((2, 3)), faults=(), rows=200)
+    kinds = ("kill_slot", "kill_slot", "rescale")
+    found = [Fault(random.randrange(200, 3000), random.choice(kinds), random.randrange(1 << 20)) for _ in range(5)]
+    tempo = replace(drawn.tempo, mail_us=5, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
+    drawn = replace(drawn, faults=tuple(sorted(found, key=lambda fault: fault.step)), tempo=tempo, interval_s=0.002)
+    drawn = replace(drawn, min_pause_s=0.0, timeout_s=60.0, aligned_timeout_s=0.0, small_chunks=True, inline_bytes=0)
+    return replace(drawn, batch_rows=3, row_us=500, keys=20, splits=4, key_groups=16)

@@ -7,8 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import pyarrow as pa
 
 from midstream.engine.coordinator.placement.slot_pool import PYTHON
+from midstream.engine.core.arrow_bytes import read_table
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Storage
@@ -123,6 +125,7 @@ class SimulatedSlot:
                 open_calls=partial(CallsInTurn, self.process),
                 unpickle=self.cluster.unpickle,
                 local_disk=self.cluster.open_local_disk(self.process.name),
+                on_taken=self._check_taken,
             )
         )
         self.machine.handle(welcome)
@@ -135,6 +138,14 @@ class SimulatedSlot:
             self.owed.not_opened()
             raise StorageError(f"{NOT_OPENED} {SIM}")
         return self.cluster.open_storage(root)
+
+    def _check_taken(self, storage: Storage, handle: m.ChunkHandle, table: pa.Table) -> None:
+        """Check that state which is taken over from the attempt before is what the checkpoint has."""
+        self._world.note(("taken over:", handle.id))
+        with self._world.inspecting():
+            stored = read_table(memoryview(storage.read_range(handle.file, handle.offset, handle.length)))
+        if not stored.equals(table):
+            self._world.bug(f"{self.process.name} takes over {handle.id}, and {handle.file} has other rows")
 
     def _send(self, message: m.FromSlot) -> None:
         assert self.connection is not None

@@ -19,10 +19,13 @@ from hypothesis import strategies as st
 
 from effort import examples
 from in_memory import CountingIds, MemoryStorage
+from midstream.engine.checkpoint.held_chunks import HeldChunk, HeldChunks
 from midstream.engine.checkpoint.metadata import OperatorState
 from midstream.engine.checkpoint.redistribute_state import assign_operator
-from midstream.engine.checkpoint.state_files import in_files, read_parts, store_parts, verify_chunks
+from midstream.engine.checkpoint.state_files import in_files, known_chunks, read_parts, store_parts, verify_chunks
+from midstream.engine.core.arrow_bytes import read_table
 from midstream.engine.core.errors import StorageError
+from midstream.engine.core.interfaces import Storage
 from midstream.engine.core.key_groups import key_group_range, key_groups, subtask_of
 from midstream.engine.protocol.messages import ChunkHandle, OperatorSnapshot, PartHandle
 from midstream.engine.state import columnar, table_runs, tombstones
@@ -65,6 +68,8 @@ class Subtasks:
     storage: MemoryStorage = field(default_factory=MemoryStorage)
     written: int = 0
     """The files."""
+    taken: int = 0
+    """How many chunks were taken over by a restore."""
 
     def __post_init__(self) -> None:
         self._begin(self.parallelism)
@@ -100,11 +105,12 @@ class Subtasks:
             case "checkpoint":
                 self.checkpoint(completes=argument)
             case "restore":
-                handles = self.checkpoint(completes=True)
+                handles, held = self.checkpoint(completes=True), self.held()
                 self._begin(argument)
-                for state, parts in zip(self.tables, self.read(handles, argument), strict=True):
+                for index, (given, parts) in enumerate(self.read(handles, argument, held)):
                     if parts:
-                        state.restore(parts["table:rows"].chunks, "here")
+                        self.tables[index].restore(parts["table:rows"].chunks, "here")
+                        self.known[index] = known_chunks(given, parts)
 
     def _of_each(self, rows: Sequence[Row]) -> Iterator[tuple[TableState, list[Row]]]:
         by = owners([row[0] for row in rows], self.parallelism)
@@ -124,14 +130,31 @@ class Subtasks:
             found.append(stored.parts[0])
         return found
 
-    def read(self, handles: Sequence[tuple[PartHandle, ...]], parallelism: int) -> list[dict[str, StatePart]]:
-        """Return what each of other subtasks restores, as a job assigns it."""
+    def held(self) -> HeldChunks:
+        """Return what the slots of all subtasks still have, each of which is compared with what is stored."""
+
+        def check(storage: Storage, handle: ChunkHandle, made: pa.Table) -> None:
+            stored = read_table(storage.read_range(handle.file, handle.offset, handle.length))
+            assert stored.equals(made)
+            self.taken += 1
+
+        held = HeldChunks(check)
+        for state, known in zip(self.tables, self.known, strict=True):
+            for run, made in state.stored_runs():
+                held.add([known[str(run.chunk_id)]] if run.chunk_id in known else [], HeldChunk(run, made))
+        return held
+
+    def read(
+        self, handles: Sequence[tuple[PartHandle, ...]], parallelism: int, held: HeldChunks | None = None
+    ) -> list[tuple[tuple[PartHandle, ...], dict[str, StatePart]]]:
+        """Return what is assigned to each of other subtasks, and what it restores."""
         snapshots = tuple(OperatorSnapshot("op", parts) for parts in handles)
         graph: Any = type("Graph", (), {"max_parallelism": GROUPS})
         given = assign_operator(OperatorState("op", "op", 0, len(handles), snapshots), parallelism, graph)
+        owned = [key_group_range(index, parallelism, GROUPS) for index in range(parallelism)]
         return [
-            read_parts(self.storage, snapshot.parts, key_group_range(index, parallelism, GROUPS), "operator 'op'")
-            for index, snapshot in enumerate(given)
+            (parts, read_parts(self.storage, parts, groups, "operator 'op'", held=held))
+            for parts, groups in zip([snapshot.parts for snapshot in given], owned, strict=True)
         ]
 
     def check(self, parallelism: int) -> None:
@@ -139,10 +162,16 @@ class Subtasks:
         expected = by_key(self.rows)
         assert by_key([row for state in self.tables for row in rows_of(state)]) == expected
         handles = self.checkpoint(completes=False)
-        verify_chunks(self.storage, [each for parts in handles for each in parts], "here")
-        assert sum(chunk.live_rows for parts in handles for part in parts for chunk in part.chunks) == len(self.rows)
+        for index, stored in enumerate(handles):
+            groups = key_group_range(index, self.parallelism, GROUPS)
+            for chunk in (chunk for part in stored for chunk in part.chunks):
+                assert groups.start <= chunk.key_group_min <= chunk.key_group_max < groups.stop, (
+                    "it goes to others, too"
+                )
+        verify_chunks(self.storage, [each for stored in handles for each in stored], "here")
+        assert sum(chunk.live_rows for stored in handles for part in stored for chunk in part.chunks) == len(self.rows)
         back = []
-        for index, parts in enumerate(self.read(handles, parallelism)):
+        for index, (_, parts) in enumerate(self.read(handles, parallelism)):
             state = table(key_group_range(index, parallelism, GROUPS))
             if parts:
                 state.restore(parts["table:rows"].chunks, "here")
@@ -199,6 +228,27 @@ def test_what_was_removed_stays_removed_at_any_parallelism(
         for step, argument in plan:
             subtasks.step(step, argument)
         subtasks.check(then)
+
+
+@pytest.mark.parametrize(("then", "written_max", "taken"), [(2, 0, 2), (3, 26, 4), (1, 42, 2)])
+def test_a_restore_takes_over_chunks_and_the_next_checkpoint_stores_only_what_has_moved(
+    then: int, written_max: int, taken: int
+) -> None:
+    with patch.object(columnar, "OWN_CHUNK_ROWS", 1):
+        subtasks = Subtasks(2)
+        subtasks.written = -1  # the first file is the second one: nothing is inline in it
+        subtasks.step("append", [(key, 0) for key in range(60)])
+        subtasks.step("pop", [7, 8])
+        subtasks.step("restore", then)
+        assert subtasks.taken == taken, "each that was held is taken by every subtask that has rows of it"
+        handles = subtasks.checkpoint(completes=False)
+        file = f"{subtasks.written}"
+        again = {
+            chunk.id: chunk.rows for parts in handles for part in parts for chunk in part.chunks if chunk.file == file
+        }
+        inline = [chunk.rows for parts in handles for part in parts for chunk in part.chunks if chunk.inline]
+        assert sum(again.values()) + sum(inline) <= written_max
+        subtasks.check(2)
 
 
 def bytes_written(keys: int, changes: int, checkpoints: int = 40) -> list[int]:
@@ -292,9 +342,15 @@ DAMAGED: dict[str, tuple[list[pa.Table], str]] = {
 def test_a_damaged_deletion_vector_is_refused(name: str, groups: range) -> None:
     vectors, message = DAMAGED[name]
     rows = pa.table({KEY_GROUP: pa.array([0, 1, 2, 3], pa.int32()), "id": [0, 1, 2, 3]})
-    chunk = Chunk("c", rows, tuple(Chunk(f"v{at}", each) for at, each in enumerate(vectors)))
+    removed = tuple(Chunk(f"v{at}", each) for at, each in enumerate(vectors))
     storage = MemoryStorage()
-    (handles,) = store_parts(storage, [{"table:rows": StatePart(Redistribute.KEYED, (chunk,))}], {}, "f").parts
+    stored = {
+        "rows": StatePart(Redistribute.KEYED, (Chunk("c", rows),)),
+        "removed": StatePart(Redistribute.UNION, removed),
+    }
+    ((whole, apart),) = store_parts(storage, [stored], {}, "f").parts
+    damaged = msgspec.structs.replace(whole.chunks[0], removed=apart.chunks)
+    handles = (PartHandle("table:rows", "keyed", (damaged,)),)
     with pytest.raises(StorageError, match=rf"^operator 'op': state 'table:rows': chunk c: .*{message}.*--from"):
         read_parts(storage, handles, groups, "operator 'op'")
 

@@ -120,6 +120,26 @@ def test_a_chunk_of_which_only_some_rows_are_ours_gets_another_id_and_is_not_kno
     assert known_chunks(handles, half) == {}
 
 
+def test_what_lies_between_chunks_is_read_only_if_it_is_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    class Watched(MemoryStorage):
+        def read_range(self, path: str, offset: int, length: int) -> bytes:
+            read.append(length)
+            return super().read_range(path, offset, length)
+
+    storage = Watched()
+    groups = [[1], [9], [2], [3]]
+    (handle,) = store(storage, {"s": part(Redistribute.KEYED, *(table(each, each) for each in groups))})
+    lengths = [chunk.length for chunk in handle.chunks]
+    assert values(read_parts(storage, [handle], range(8), "operator 'x'")) == [1, 2, 3]
+    assert read == [sum(lengths)]
+    read.clear()
+    monkeypatch.setattr(state_files, "GAP_BYTES_MAX", lengths[1] - 1)
+    assert values(read_parts(storage, [handle], range(8), "operator 'x'")) == [1, 2, 3]
+    assert read == [lengths[0], lengths[2] + lengths[3]]
+
+
 def test_several_operators_share_one_file() -> None:
     storage = MemoryStorage()
     one = {"s": part(Redistribute.UNION, table([0], [1]), prefix="a")}

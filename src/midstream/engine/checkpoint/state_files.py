@@ -10,13 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.engine.checkpoint.extents import WrittenExtent, check_extent, with_extent, write_extents
+from midstream.engine.checkpoint.held_chunks import HeldChunk, HeldChunks
 from midstream.engine.core.arrow_bytes import NOT_ARROW, read_table
 from midstream.engine.core.errors import InvariantError, StorageError, assert_never
 from midstream.engine.core.interfaces import Storage
@@ -26,9 +29,10 @@ from midstream.engine.state.state_parts import (
     Chunk,
     Redistribute,
     StatePart,
+    WholeChunk,
     check_columns,
     filtered,
-    without_removed,
+    rows_left,
 )
 
 # Measured on 52 MB of window state (one core): lz4 writes 1 GB/s and reads 4 GB/s at 42 % of the
@@ -37,7 +41,9 @@ from midstream.engine.state.state_parts import (
 COMPRESS_FROM_BYTES = 64 * 2**10
 
 WINDOW_BYTES: Final = 64 * 2**20
-"""A longer file is read in parts of this size, or of the size of a chunk that is larger."""
+"""At most this much of a file is read at a time, or one chunk that is larger."""
+GAP_BYTES_MAX: Final = 2**18
+"""Chunks that lie closer together are read together, with what is between them."""
 
 SHARED = "shared"
 _NAME = re.compile(r"e(\d+)-a(\d+)-c(\d+)-v(\d+)-s(\d+)\.(state|channels(?:-[1-9]\d*)?)")
@@ -148,7 +154,7 @@ def _encoded(chunks: Iterable[tuple[Chunk, bool]], drafts: list[ChunkHandle]) ->
     """
     for chunk, is_keyed in chunks:
         table = chunk.stored
-        drafts.append(_draft(chunk.id, table, is_keyed))
+        drafts.append(_draft(chunk, table, is_keyed))
         pieces = (_encode_table(table),)
         del table
         yield pieces
@@ -164,16 +170,23 @@ def _encode_table(table: pa.Table) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _draft(chunk_id: str, table: pa.Table, is_keyed: bool) -> ChunkHandle:
+def _draft(chunk: Chunk, table: pa.Table, is_keyed: bool) -> ChunkHandle:
     """Return the handle of a chunk, without a location."""
     low, high = -1, -1
     if is_keyed:
         if table.schema.get_field_index(KEY_GROUP) < 0:
-            raise InvariantError(f"chunk {chunk_id} of keyed state has no column {KEY_GROUP}")
+            raise InvariantError(f"chunk {chunk.id} of keyed state has no column {KEY_GROUP}")
         if table.num_rows:
             groups = table.column(KEY_GROUP).to_numpy()
-            low, high = int(groups.min()), int(groups.max())
-    return ChunkHandle(chunk_id, "", 0, 0, 0, table.num_rows, low, high)
+            low, high = _clipped(int(groups.min()), int(groups.max()), chunk.key_groups)
+    return ChunkHandle(chunk.id, "", 0, 0, 0, table.num_rows, low, high)
+
+
+def _clipped(low: int, high: int, key_groups: range | None) -> tuple[int, int]:
+    """Return those of the key groups from `low` to `high` that a subtask has: all other rows have been removed, and no other
+    subtask has to restore the chunk because of them.
+    """
+    return (low, high) if key_groups is None else (max(low, key_groups.start), min(high, key_groups.stop - 1))
 
 
 # ---- reading ---------------------------------------------------------------
@@ -189,14 +202,19 @@ def in_memory(table: pa.Table) -> pa.Table:
 
 
 def read_parts(
-    storage: Storage, handles: Sequence[PartHandle], key_groups: range, where: str, keep: Keep = in_memory
+    storage: Storage,
+    handles: Sequence[PartHandle],
+    key_groups: range,
+    where: str,
+    keep: Keep = in_memory,
+    held: HeldChunks | None = None,
 ) -> dict[str, StatePart]:
     """Read the rows of `handles` that belong to a subtask which owns `key_groups`, by part name.
 
     Handles with the same name and rule are joined. A part that has no row for this subtask is left out, unless its rule is
     NEWEST. Rows that were removed after their chunk was stored are left out. A chunk of which only some rows are kept gets
     an id of its own, derived from the old one, since the same id must always mean the same rows. `keep` is
-    called with each table once it is read.
+    called with each table once it is read. Chunks of keyed state that are `held` are not read.
 
     Raises StorageError naming `where` and the file if a file is missing, short or corrupt; every chunk is checked
     before any of its bytes are parsed.
@@ -211,41 +229,102 @@ def read_parts(
             )
         selected.extend(_selected(handle, rule, key_groups))
     forms = {handle.name: handle.stored for handle in handles}
+    found = {} if held is None else _held_among(held, storage, parts.values())
     chunks = [chunk for _, selected in parts.values() for chunk, _ in selected]
-    tables = _read_tables(storage, [each for chunk in chunks for each in (chunk, *chunk.removed)], where, keep)
+    to_read = [each for chunk in chunks for each in (chunk, *chunk.removed) if location_of(each) not in found]
+    tables = _read_tables(storage, to_read, where, keep)
     read = {}
     for name, (rule, selected) in parts.items():
+        of_state = f"{where}: state {name!r}"
         kept = []
         for chunk, owned in selected:
-            of_state = f"{where}: state {name!r}"
-            _check_groups(tables[location_of(chunk)], chunk, rule, of_state)
-            table, left = _without_removed(tables, chunk, of_state)
-            if table.num_rows or left is chunk:
-                kept.append(_select(table, left, owned))
-        if found := tuple(chunk for chunk in kept if chunk is not None):
-            read[name] = StatePart(rule, found, forms[name])
+            if rule is Redistribute.KEYED:
+                kept.append(_keyed_rows_of(tables, found, chunk, owned, of_state))
+            else:
+                table = tables[location_of(chunk)]
+                _check_unkeyed(table, chunk, rule, of_state)
+                kept.append(_select(table, chunk, owned))
+        if restored := tuple(chunk for chunk in kept if chunk is not None):
+            read[name] = StatePart(rule, restored, forms[name])
     return read
 
 
-def _without_removed(
-    tables: Mapping[tuple[str, int, str], pa.Table], chunk: ChunkHandle, where: str
-) -> tuple[pa.Table, ChunkHandle]:
-    """Return the rows of a chunk that have not been removed, and a handle with another id if some have been.
+def _held_among(
+    held: HeldChunks, storage: Storage, parts: Iterable[tuple[Redistribute, list[tuple[ChunkHandle, _Owned]]]]
+) -> dict[tuple[str, int, str], HeldChunk]:
+    """Return the chunks of keyed state that are held, by location."""
+    found = {}
+    for rule, selected in parts:
+        for chunk, _ in selected if rule is Redistribute.KEYED else ():
+            one = held.take(chunk, storage)
+            if one is not None:
+                found[location_of(chunk)] = one
+    return found
 
-    Positions count all rows, so this comes before any other selection.
+
+def _keyed_rows_of(
+    tables: Mapping[tuple[str, int, str], pa.Table],
+    found: Mapping[tuple[str, int, str], HeldChunk],
+    chunk: ChunkHandle,
+    owned: _Owned,
+    where: str,
+) -> Chunk | None:
+    """Return the rows of a chunk that have not been removed and belong to the subtask; None if there are none.
+
+    Positions of removed rows count all rows of a chunk.
     """
-    table = tables[location_of(chunk)]
-    if not chunk.removed:
-        return table, chunk
-    vectors = [tables[location_of(vector)] for vector in chunk.removed]
-    kept = without_removed(table, vectors, f"{where}: chunk {chunk.id}")
-    return kept, msgspec.structs.replace(chunk, id=f"{chunk.id}-{chunk.removed[-1].id}")
+    one = found.get(location_of(chunk))
+    made = tables[location_of(chunk)] if one is None else one.made
+    groups = _groups_of(made, where) if one is None or one.run.groups is None else one.run.groups
+    vectors = [Chunk(each.id, tables[location_of(each)]) for each in chunk.removed]
+    stored = [vector.stored for vector in vectors]
+    left = rows_left(len(groups), stored, f"{where}: chunk {chunk.id}") if vectors else None
+    _check_groups(groups if left is None else groups[left], chunk, where)
+    chunk_id, kept = chunk.id, left
+    if vectors:
+        chunk_id = f"{chunk_id}-{vectors[-1].id}"
+    if owned.key_groups is not None:
+        is_owned = (groups >= owned.key_groups.start) & (groups < owned.key_groups.stop)
+        kept = is_owned if left is None else is_owned & left
+        chunk_id = f"{chunk_id}/{owned.key_groups.start}-{owned.key_groups.stop}"
+    rows = len(groups) if kept is None else int(np.count_nonzero(kept))
+    if not rows:
+        return None
+    if 2 * rows > len(groups):
+        run = None if one is None else one.run
+        whole = WholeChunk(chunk.id, made, groups, tuple(vectors), left, kept, owned.key_groups, run)
+        return Chunk(chunk_id, made if kept is None else partial(_kept_of, made, kept), whole=whole)
+    assert kept is not None
+    return Chunk(chunk_id, _kept_of(made, kept))
+
+
+def _kept_of(made: pa.Table | Callable[[], pa.Table], kept: npt.NDArray[np.bool_]) -> pa.Table:
+    return filtered(made() if callable(made) else made, kept)
+
+
+def _groups_of(made: pa.Table | Callable[[], pa.Table], where: str) -> npt.NDArray[np.int32]:
+    table = made() if callable(made) else made
+    check_columns(table, {KEY_GROUP: pa.int32()}, where)
+    groups: npt.NDArray[np.int32] = table.column(KEY_GROUP).to_numpy()
+    return groups
 
 
 def known_chunks(handles: Sequence[PartHandle], parts: Mapping[str, StatePart]) -> dict[str, ChunkHandle]:
-    """Return the chunks that `read_parts` restored whole from a file, which need not be written again."""
-    kept = {chunk.id for part in parts.values() for chunk in part.chunks}
-    return {chunk_id: chunk for chunk_id, chunk in in_files(handles).items() if chunk_id in kept}
+    """Return the chunks that `read_parts` restored whole from a file, which need not be written again.
+
+    The handle of one of which only some rows are restored has their key groups alone, so that later only those subtasks
+    restore it to which these belong.
+    """
+    stored = in_files(handles)
+    restored = [chunk for part in parts.values() for chunk in part.chunks]
+    known = {chunk.id: stored[chunk.id] for chunk in restored if chunk.id in stored}
+    for whole in (chunk.whole for chunk in restored if chunk.whole is not None):
+        if whole.id in stored:
+            handle = stored[whole.id]
+            low, high = _clipped(handle.key_group_min, handle.key_group_max, whole.key_groups)
+            known[whole.id] = msgspec.structs.replace(handle, key_group_min=low, key_group_max=high)
+            known.update((vector.id, stored[vector.id]) for vector in whole.removed if vector.id in stored)
+    return known
 
 
 def in_files(handles: Iterable[PartHandle]) -> dict[str, ChunkHandle]:
@@ -335,48 +414,49 @@ def _strided_chunks(handle: PartHandle) -> list[tuple[ChunkHandle, _Owned]]:
     return selected
 
 
-def _check_groups(table: pa.Table, chunk: ChunkHandle, rule: Redistribute, where: str) -> None:
-    """Check that keyed state has the key groups for which it is read, and other state none. Raises StorageError."""
-    if rule is Redistribute.KEYED:
-        check_columns(table, {KEY_GROUP: pa.int32()}, where)
-        groups = table.column(KEY_GROUP).to_numpy()
-        if len(groups) and not chunk.key_group_min <= groups.min() <= groups.max() <= chunk.key_group_max:
-            raise StorageError(
-                f"{where}: chunk {chunk.id} has rows of the key groups {groups.min()} to {groups.max()}, and the metadata "
-                f"has {chunk.key_group_min} to {chunk.key_group_max}: it is damaged, or midstream has not written it"
-            )
-    elif KEY_GROUP in table.column_names:
+def _check_groups(groups: npt.NDArray[np.int32], chunk: ChunkHandle, where: str) -> None:
+    """Check that rows have the key groups for which their chunk is read. Raises StorageError."""
+    if len(groups) and not chunk.key_group_min <= groups.min() <= groups.max() <= chunk.key_group_max:
+        raise StorageError(
+            f"{where}: chunk {chunk.id} has rows of the key groups {groups.min()} to {groups.max()}, and the metadata "
+            f"has {chunk.key_group_min} to {chunk.key_group_max}: it is damaged, or midstream has not written it"
+        )
+
+
+def _check_unkeyed(table: pa.Table, chunk: ChunkHandle, rule: Redistribute, where: str) -> None:
+    """Check that state which is not keyed has no key groups. Raises StorageError."""
+    if KEY_GROUP in table.column_names:
         raise StorageError(
             f"{where}: chunk {chunk.id} has rows of keys, and according to the metadata it is redistributed as "
             f"{rule.value!r}: it is damaged, or midstream has not written it"
         )
 
 
-def _select(table: pa.Table, chunk: ChunkHandle, owned: _Owned) -> Chunk | None:
-    """Return the rows to keep; None if there are none."""
+def _select(table: pa.Table, chunk: ChunkHandle, owned: _Owned) -> Chunk:
+    """Return the rows to keep of state that is not keyed."""
     if owned is _ALL:
         return Chunk(chunk.id, table)
-    if owned.key_groups is None:
-        rows = np.arange(owned.index, table.num_rows, owned.stride)
-        return Chunk(f"{chunk.id}/{owned.index}%{owned.stride}", table.take(pa.array(rows, pa.int64())))
-    groups = table.column(KEY_GROUP).to_numpy()
-    keep = (groups >= owned.key_groups.start) & (groups < owned.key_groups.stop)
-    if not keep.any():
-        return None
-    chunk_id = f"{chunk.id}/{owned.key_groups.start}-{owned.key_groups.stop}"
-    return Chunk(chunk_id, filtered(table, keep))
+    rows = np.arange(owned.index, table.num_rows, owned.stride)
+    return Chunk(f"{chunk.id}/{owned.index}%{owned.stride}", table.take(pa.array(rows, pa.int64())))
 
 
 class _Files:
-    """Reads some of `chunks`, and caches what was read last, since they are requested in the order of their places."""
+    """Reads some of `chunks`, and caches what was read last, since they are requested in the order of their places.
+
+    Neighbouring chunks are read together, and what lies between others is not read.
+    """
 
     def __init__(self, storage: Storage, where: str, chunks: Iterable[ChunkHandle]) -> None:
         self._storage = storage
         self._where = where
-        self._ends: dict[str, int] = {}
-        """How much of each file is needed, from its beginning."""
-        for chunk in chunks:
-            self._ends[chunk.file] = max(self._ends.get(chunk.file, 0), chunk.offset + chunk.length)
+        self._ends: dict[tuple[str, int], int] = {}
+        """By file and offset of each chunk, the end of the read that begins there."""
+        first = "", 0
+        for file, offset, end in sorted({(each.file, each.offset, each.offset + each.length) for each in chunks}):
+            is_near = file == first[0] and offset <= self._ends.get(first, 0) + GAP_BYTES_MAX
+            if not is_near or end - first[1] > WINDOW_BYTES:
+                first = file, offset
+            self._ends[first] = max(end, self._ends.get(first, 0))
         self._path: str | None = None
         self._start = 0
         """Where in the file `_data` begins."""
@@ -408,15 +488,11 @@ class _Files:
 
     def _load(self, chunk: ChunkHandle) -> memoryview:
         file, offset, end = chunk.file, chunk.offset, chunk.offset + chunk.length
-        is_long = self._ends.get(file, end) > WINDOW_BYTES
-        if self._path != file or (is_long and not self._start <= offset <= end <= self._start + len(self._data)):
-            self._path, self._data, self._start = None, memoryview(b""), offset if is_long else 0
+        if self._path != file or not self._start <= offset <= end <= self._start + len(self._data):
+            self._path, self._data, self._start = None, memoryview(b""), offset
             try:
-                if is_long:
-                    read = self._storage.read_range(file, offset, max(chunk.length, WINDOW_BYTES))
-                else:
-                    read = self._storage.read(file)
-                self._data = memoryview(read)
+                stop = self._ends.get((file, offset), end)  # of a file that is too short, parts are requested again
+                self._data = memoryview(self._storage.read_range(file, offset, stop - offset))
             except StorageError as error:
                 raise StorageError(f"{self._where}: {error}") from error
             except OSError as error:

@@ -302,6 +302,11 @@ class Operator(ABC):
         the next call."""
         return ()
 
+    def stored_runs(self) -> Iterable[tuple[FrameRun, Callable[[], pa.Table]]]:
+        """Return those of the runs of keyed state that are chunks of their own, each with a function that makes the table
+        of its chunk. It is called when the task has ended."""
+        return ()
+
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         """Restore state, which the task has already reduced to the rows that belong to this subtask."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -19,6 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.engine.core.errors import InvariantError, StorageError
+
+if TYPE_CHECKING:
+    from midstream.engine.state.columnar import FrameRun
 
 KEY_GROUP = "__key_group"
 REMOVED: Final = pa.schema([pa.field("position", pa.uint32())])
@@ -54,6 +57,11 @@ class Chunk:
     """The table, or a function that makes it, so that a checkpoint has one table at a time in memory."""
     removed: tuple[Chunk, ...] = ()
     """Its deletion vectors; only chunks of keyed state have some."""
+    key_groups: range | None = None
+    """The key groups of the subtask, if rows of others may be among those that have been removed."""
+    whole: WholeChunk | None = None
+    """In a restore: the chunk as it is stored, if most of its rows are restored. A state that holds all of it refers to it
+    in its next snapshot, instead of storing the rows again."""
 
     @property
     def stored(self) -> pa.Table:
@@ -66,6 +74,32 @@ class Chunk:
     def table(self) -> pa.Table:
         """The rows that have not been removed. Raises InvariantError if the chunk is only a reference."""
         return without_removed(self.stored, [each.stored for each in self.removed], f"chunk {self.id}")
+
+
+@dataclass(frozen=True, slots=True)
+class WholeChunk:
+    """A chunk of keyed state as it is stored, more than half of whose rows a subtask restores. So no other subtask does."""
+
+    id: str
+    made: pa.Table | Callable[[], pa.Table]
+    """All rows, or a function that makes the table of them."""
+    groups: npt.NDArray[np.int32]
+    """The key group of each row."""
+    removed: tuple[Chunk, ...]
+    """The deletion vectors of the checkpoint."""
+    left: npt.NDArray[np.bool_] | None
+    """Which rows these do not have; None for all."""
+    kept: npt.NDArray[np.bool_] | None
+    """Which of the rows that are left belong to the subtask; None if all rows of the chunk do."""
+    key_groups: range | None = None
+    """The key groups of the subtask, if the chunk has rows of others."""
+    run: FrameRun | None = None
+    """The run of this process that the chunk was made of."""
+
+    @property
+    def table(self) -> pa.Table:
+        """All rows."""
+        return self.made() if callable(self.made) else self.made
 
 
 class StoredForm(msgspec.Struct, frozen=True):
@@ -108,30 +142,33 @@ def check_columns(table: pa.Table, expected: Mapping[str, pa.DataType], where: s
 
 
 def without_removed(table: pa.Table, vectors: Sequence[pa.Table], where: str) -> pa.Table:
-    """Return the rows that are in none of the deletion vectors.
+    """Return the rows that are in none of the deletion vectors. Raises what `rows_left` raises."""
+    return filtered(table, rows_left(table.num_rows, vectors, where)) if vectors else table
+
+
+def rows_left(rows: int, vectors: Sequence[pa.Table], where: str) -> npt.NDArray[np.bool_]:
+    """Return which of a chunk's rows are in none of its deletion vectors.
 
     Raises StorageError if these are damaged: they have other columns, a position twice or one without a row.
     """
-    if not vectors:
-        return table
-    is_there = np.ones(table.num_rows, np.bool_)
+    is_left = np.ones(rows, np.bool_)
     for vector in vectors:
         check_columns(vector, {field.name: field.type for field in REMOVED}, where)
         positions = vector.column(0).to_numpy()
-        if len(positions) and positions.max() >= len(is_there):
+        if len(positions) and positions.max() >= rows:
             raise StorageError(
                 f"{where}: row {positions.max()} has been removed, according to the checkpoint, and there are "
-                f"{len(is_there)} rows: it is damaged, or midstream has not written it. To go back to an older "
+                f"{rows} rows: it is damaged, or midstream has not written it. To go back to an older "
                 "checkpoint, name it with --from"
             )
-        is_there[positions] = False
+        is_left[positions] = False
     removed = sum(vector.num_rows for vector in vectors)
-    if table.num_rows - np.count_nonzero(is_there) != removed:
+    if rows - np.count_nonzero(is_left) != removed:
         raise StorageError(
             f"{where}: {removed} rows have been removed, according to the checkpoint, some of them twice: it is damaged, "
             "or midstream has not written it. To go back to an older checkpoint, name it with --from"
         )
-    return filtered(table, is_there)
+    return is_left
 
 
 def filtered(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:

@@ -69,6 +69,10 @@ class TableRun(TombstonedRun):
         self._is_sparse = False
         """Whether few rows were overwritten before the frame was last read, which is at least once per checkpoint."""
 
+    def held_again(self) -> TableRun:
+        """Return a run of the same rows, none of them removed, for another attempt."""
+        return TableRun(self.frame, self._index)
+
     @property
     def frame(self) -> pl.DataFrame:
         """The rows. Whatever reads them may keep them, so that only a copy of the run is overwritten afterwards."""

@@ -8,7 +8,7 @@ of some keys are looked up in each run, so that this costs little however many r
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -22,9 +22,17 @@ from midstream.engine.core.batches import empty_batch, frame_schema, from_polars
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.interfaces import Ids
 from midstream.engine.core.schemas import SchemaLike, as_schema, field_defaults
+from midstream.engine.state import columnar
 from midstream.engine.state.columnar import FrameRun, PlannedChunks, StateLayout, nothing_stored, snapshot_runs
 from midstream.engine.state.declared_state import DeclaredState
-from midstream.engine.state.state_parts import KEY_GROUP, Chunk, StoredForm, check_columns, without_removed
+from midstream.engine.state.state_parts import (
+    KEY_GROUP,
+    Chunk,
+    StoredForm,
+    WholeChunk,
+    check_columns,
+    without_removed,
+)
 from midstream.engine.state.state_upgrade import migrated_rows, upgrade_at_restore
 from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted, run_frames
 from midstream.engine.state.tombstones import Bools, Int64s, among, distinct
@@ -300,6 +308,12 @@ class TableState(DeclaredState):
         self._whole = None
         return self._runs or ()
 
+    def stored_runs(self) -> Iterator[tuple[FrameRun, Callable[[], pa.Table]]]:
+        """Yield the runs that are chunks of their own, each with a function that makes the table of its chunk."""
+        for run in self._runs or ():
+            if run.chunk_id is not None and run.columns():
+                yield run, partial(self._layout.table, [(0, run)])
+
     def mark(self) -> TableMark:
         """Return what the table holds now, for `roll_back`."""
         runs = self._table_runs()
@@ -362,15 +376,42 @@ class TableState(DeclaredState):
         def owned_chunks() -> tuple[Chunk, ...]:
             what = f"{where}: state {self.name!r}"
             return tuple(
-                chunk if chunk.made is None else replace(chunk, made=partial(_owned, chunk, layout.keys, owned, what))
+                chunk
+                if chunk.made is None
+                else replace(chunk, made=partial(_owned, chunk, layout.keys, owned, what), key_groups=owned)
                 for chunk in chunks()
             )
 
         return owned_chunks
 
     def restore(self, chunks: Sequence[Chunk], where: str) -> None:
-        """Restore such chunks, of one old subtask or several. Raises StorageError if they have other columns."""
-        self._hold([TableRun(frame) for frame in run_frames(self._restored_frames(chunks, where))])
+        """Restore such chunks, of one old subtask or several. Raises StorageError if they have other columns.
+
+        A chunk most of whose rows are restored stays what it is: the next checkpoint does not store it again. So do the
+        frame and the index of a run that this process has. The rows of others are joined.
+        """
+        runs: list[TableRun] = []
+        short: list[Chunk] = []
+        for chunk in chunks:
+            whole = chunk.whole
+            if whole is None or len(whole.groups) < columnar.OWN_CHUNK_ROWS:
+                short.append(chunk)
+                continue
+            runs += map(TableRun, run_frames(self._restored_frames(short, where)))
+            short.clear()
+            run = self._held_run(whole)
+            if run is None:
+                (frame,) = self._restored_frames([Chunk(whole.id, whole.table)], where)
+                run = TableRun(frame)
+            run.restore(whole)
+            runs.append(run)
+        runs += map(TableRun, run_frames(self._restored_frames(short, where)))
+        self._hold(runs)
+
+    def _held_run(self, whole: WholeChunk) -> TableRun | None:
+        """Return the run that a chunk was made of, if this process still has it, and it has the declared columns."""
+        run = whole.run
+        return run.held_again() if isinstance(run, TableRun) and run.frame.schema == self._empty.schema else None
 
     def restore_upgraded(self, chunks: Sequence[Chunk], stored: StoredForm, where: str) -> None:
         """Restore chunks of a table that was declared otherwise. Raises SchemaError if `migrate` fails."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.interfaces import Ids
 from midstream.engine.state.columnar import Columns, FrameRun
-from midstream.engine.state.state_parts import REMOVED, Chunk
+from midstream.engine.state.state_parts import REMOVED, Chunk, WholeChunk
 
 VECTOR_ROWS_MIN: Final = 1_024
 """A deletion vector with fewer positions is merged with the next one: it takes little more than its place in a file."""
@@ -42,6 +42,12 @@ class DeletionVector:
         self.rows = rows
         self._found: tuple[DeletionVector | Removal, ...] | UInt32s = found
         """What the positions follow from, and then these, in ascending order."""
+
+    @classmethod
+    def restored(cls, chunk: Chunk) -> DeletionVector:
+        vector = cls(chunk.id, chunk.stored.num_rows, ())
+        vector._found = chunk.stored.column(0).to_numpy()
+        return vector
 
     def positions(self) -> UInt32s:
         found = self._found
@@ -86,6 +92,16 @@ class TombstonedRun(FrameRun):
         there[positions] = False
         self.there, self._living = there, None
         self.rows -= len(positions)
+
+    def restore(self, whole: WholeChunk) -> None:
+        """The run has the rows of this chunk. Those that do not belong to the subtask are removed, so that the next
+        snapshot stores their positions.
+        """
+        self.chunk_id, self.groups = whole.id, whole.groups
+        self._vectors = tuple(map(DeletionVector.restored, whole.removed))
+        self._stored = whole.left, self.height - sum(vector.rows for vector in self._vectors)
+        self.there = whole.kept
+        self.rows = self.height if whole.kept is None else int(np.count_nonzero(whole.kept))
 
     def put_back(self, there: Bools | None, rows: int) -> None:
         """Undo the removals since the run had these rows."""

@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from midstream.engine.checkpoint.channel_state import ReadAhead, verify_channels
+from midstream.engine.checkpoint.held_chunks import HeldChunks
 from midstream.engine.checkpoint.state_files import in_memory, known_chunks, read_parts
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import ClusterError, InvariantError
@@ -59,11 +60,12 @@ def load(
     open_storage: Callable[[str], Storage],
     unpickle: Callable[[], JobGraph],
     restored_tables: RestoredTables | None = None,
+    held: HeldChunks | None = None,
 ) -> Loaded:
     """Read and verify everything that the tasks start from. It runs on the I/O pool.
 
     Each call of `unpickle` returns another graph with other operators. `restored_tables`: where tables of state are kept;
-    None: in memory.
+    None: in memory. `held`: what the slot still has of an earlier attempt.
     """
     storage = open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
     restored = msgspec.msgpack.decode(deploy.restore, type=m.Restored) if deploy.restore else m.Restored()
@@ -87,7 +89,7 @@ def load(
         for snapshot in restore.get(ref, ()):
             task.watermarks[snapshot.uid] = snapshot.watermark_in_us, snapshot.watermark_out_us
             assert storage is not None, "state to restore, but no storage"
-            parts = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}", keep)
+            parts = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}", keep, held)
             task.parts[snapshot.uid] = parts
             task.known.update(known_chunks(snapshot.parts, parts))
     return Loaded(storage, graphs, tasks, in_flight, read_ahead)

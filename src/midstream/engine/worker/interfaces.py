@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from midstream.engine.checkpoint.held_chunks import OnTaken
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.interfaces import (
     Clock,
@@ -47,6 +48,8 @@ class SlotServices:
     """Where state that exceeds its memory is moved; None: all of it stays in memory."""
     memory_limit_bytes: int = 0
     """The memory that the process may use, which the job's slots on the same machine may share; 0 if unknown."""
+    on_taken: OnTaken | None = None
+    """Called with each chunk that an attempt takes from the one before, on the I/O pool."""
 
 
 @dataclass(frozen=True, slots=True)

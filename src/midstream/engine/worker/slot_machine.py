@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from midstream.engine.checkpoint.extents import inline_bytes_max
+from midstream.engine.checkpoint.held_chunks import HeldChunks
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.elements import CheckpointBarrier
 from midstream.engine.core.errors import InvariantError, assert_never
@@ -124,6 +125,10 @@ class SlotMachine:
         """How many operators of the current attempt hold state as Python objects."""
         self._sharing = 1
         """How many of the job's slots share the memory of this machine: all, until it is known where they are."""
+        self._held = HeldChunks()
+        """The chunks of the last attempt that was opened and has ended, until the next one is opened."""
+        self._held_bytes = 0
+        """The memory that all state in columns of that attempt took, as far as it was measured."""
         self._state_memory: StateMemory | None = None
         """The memory of the state of the current attempt, once it runs."""
 
@@ -159,6 +164,7 @@ class SlotMachine:
                 self._services.send(m.Cancelled(attempt))
             case m.Release():
                 self._end_attempt()
+                self._held = HeldChunks()
             case m.Start(_, peers):
                 self._start(peers)
             case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks, timeout_ms, pauses_sources, completed_id):
@@ -259,6 +265,7 @@ class SlotMachine:
             except BaseException as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
                 self._not_opened(error)
                 return
+            self._held = HeldChunks()
             self._transition(SlotEvent.OPENED)
             self._services.send(m.Deployed(deploy.attempt))
 
@@ -266,8 +273,9 @@ class SlotMachine:
         if services.local_disk is not None:
             # which of the slots share a machine is not known yet
             limit_bytes = state_bytes_max(config, services.memory_limit_bytes, len({*deploy.slots}))
-            tables = RestoredTables(limit_bytes, services.local_disk)
-        services.executor.submit(partial(load, deploy, config, services.open_storage, unpickle, tables), done)
+            tables = RestoredTables(limit_bytes, services.local_disk, self._held_bytes)
+        work = partial(load, deploy, config, services.open_storage, unpickle, tables, self._held)
+        services.executor.submit(work, done)
 
     def _open(self, deploy: m.Deploy, config: JobConfig, loaded: Loaded) -> None:
         self._config = config
@@ -357,8 +365,13 @@ class SlotMachine:
         """Close everything that runs here."""
         self._commits.end_attempt()
         if self._state_memory is not None:
+            self._held_bytes = self._state_memory.bytes_in_memory
             self._state_memory.close()
             self._state_memory = None
+        if self.tasks and self._opening is None:
+            self._held = HeldChunks(self._services.on_taken)
+            for task in self.tasks.values():
+                task.hold_chunks(self._held)
         if self._deployment is not None:
             self._deployment.close()
         self._scheduler.stop()

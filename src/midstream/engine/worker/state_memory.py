@@ -44,23 +44,23 @@ def state_bytes_max(config: JobConfig, memory_bytes: int, slots: int) -> int | N
 class RestoredTables:
     """The tables of a checkpoint, of which those above the limit are moved to the disk as they are read.
 
-    It is used on one thread of the I/O pool.
+    `bytes_in_memory`: what the slot holds already. It is used on one thread of the I/O pool.
     """
 
     limit_bytes: int | None
     disk: LocalDisk
-    _bytes_in_memory: int = 0
+    bytes_in_memory: int = 0
 
     def keep(self, table: pa.Table) -> pa.Table:
         """Return the table, or an equal one that lies on the disk."""
         size = table.nbytes
-        fits = self.limit_bytes is None or self._bytes_in_memory + size <= self.limit_bytes
+        fits = self.limit_bytes is None or self.bytes_in_memory + size <= self.limit_bytes
         if not fits and size >= self.disk.file_bytes_min:
             try:
                 return table_on_disk(table, self.disk)
             except OSError as error:
                 _log.warning("restored state stays in memory: it cannot be written to %s: %s", self.disk.place, error)
-        self._bytes_in_memory += size
+        self.bytes_in_memory += size
         return table
 
 

@@ -22,6 +22,7 @@ from enum import Enum
 from typing import Final
 
 from midstream.engine.checkpoint.barrier_handler import CancelReceived, TriggerReceived
+from midstream.engine.checkpoint.held_chunks import HeldChunk, HeldChunks
 from midstream.engine.core.elements import (
     MAX_WATERMARK_US,
     MIN_WATERMARK_US,
@@ -221,6 +222,13 @@ class Task:
             self.operators.outputs.broadcast(Watermark(watermark_us))
         self.input.recover()
         self.wake()
+
+    def hold_chunks(self, held: HeldChunks) -> None:
+        """Add what another attempt may take of the state. The task has ended, or will be closed next."""
+        for operator in self.operators.chain.operators:
+            for run, made in operator.stored_runs():
+                assert run.chunk_id is not None
+                held.add(self._snapshots.handles_of(run.chunk_id), HeldChunk(run, made))
 
     def close(self) -> None:
         """Drop everything and release every buffer: the attempt is over, or the slot ends."""

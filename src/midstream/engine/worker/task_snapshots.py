@@ -16,7 +16,7 @@ written, only the checkpoint fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -150,6 +150,12 @@ class TaskSnapshots:
         """The length of the chunk in a file, or None if the next snapshot has to write it."""
         handle = self._stored.get(chunk_id)
         return None if handle is None else handle.length
+
+    def handles_of(self, chunk_id: str) -> Iterator[m.ChunkHandle]:
+        """Yield where this task has stored the chunk, or read it."""
+        for chunks in (self._stored, *(snapshot.chunks for snapshot in self._unconfirmed.values())):
+            if chunk_id in chunks:
+                yield chunks[chunk_id]
 
     def store(
         self,

@@ -42,10 +42,9 @@ class AttemptDeployer:
 
     def deploy(self, plan: JobPlan, state: DistributedState, epoch: int) -> None:
         """Begin a new attempt, on the slots that are present."""
-        attempt = Attempt(self._count, plan.graph, self._slots.ids(), state.finished)
+        attempt = Attempt(self._count, plan.graph, self._slots.begin_attempt(), state.finished)
         self.current = attempt
         self._count += 1
-        self._slots.begin_attempt()
         for slot, deploy in deployments(plan, attempt, state, epoch, self._slots.graph_for):
             self._effects.send(slot, deploy)
 

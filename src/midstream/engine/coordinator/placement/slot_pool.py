@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,6 +74,26 @@ class Slot:
         return f"slot {self.id} (process {self.register.pid} on {self.register.host})"
 
 
+def _middle(part: int, few: int, many: int) -> int:
+    """Return which of `many` equal parts has the middle of one of `few`, the lower of two. No two have the same."""
+    return ((2 * part + 1) * many - 1) // (2 * few)
+
+
+def placed(before: Sequence[int], there: Sequence[int], needed: int) -> tuple[int, ...]:
+    """Return which of the slots that are `there` run the subtasks 0 to `needed` - 1.
+
+    Subtasks have key groups in their order, in equal parts. So with another parallelism a slot runs the subtask that has
+    the key groups in the middle of those that it had `before`, and other slots run what is left.
+    """
+    if len(before) <= needed:
+        pairs = [(_middle(old, len(before), needed), slot) for old, slot in enumerate(before)]
+    else:
+        pairs = [(new, before[_middle(new, needed, len(before))]) for new in range(needed)]
+    places = {subtask: slot for subtask, slot in pairs if slot in there}
+    rest = iter(sorted({*there} - {*places.values()}))
+    return tuple(places[subtask] if subtask in places else next(rest) for subtask in range(needed))
+
+
 class SlotPool:
     """Requests and keeps slots. Slots that are leaving apart, it never has more slots and open requests than the job needs."""
 
@@ -88,6 +108,8 @@ class SlotPool:
         self.live: dict[int, Slot] = {}
         self.leaving: set[int] = set()
         """The live slots on which no later attempt runs."""
+        self._placed: tuple[int, ...] = ()
+        """The slots of the last attempt, in the order of the subtasks that they ran."""
         self.changes = 0
         """The number of changes of `live`, `leaving` and `needed`."""
         self.rates: dict[TaskId, Rate] = {}
@@ -149,17 +171,19 @@ class SlotPool:
             self._timer = None
 
     def resize(self, needed: int) -> None:
-        """Change the number of slots. Of those that are too many, requests are withdrawn first, then the newest slots
-        are released.
+        """Change the number of slots. Of those that are too many, requests are withdrawn first, then slots are released
+        on which the next attempt would not run.
         """
         self.needed = needed
         self.changes += 1
         surplus = self.staying + len(self._requested) - needed
         for request in sorted(self._requested)[: max(0, surplus)]:
             self._requested.discard(request)
-        for slot in self.ids()[needed:]:
-            self._effects.close_slot(slot, "this slot is not needed any more")
-            del self.live[slot]
+        staying = self.ids()
+        if len(staying) > needed:
+            for slot in sorted({*staying} - {*placed(self._placed, staying, needed)}):
+                self._effects.close_slot(slot, "this slot is not needed any more")
+                del self.live[slot]
         self._stop_if_complete()
 
     def mark_leaving(self, slot: int, reason: str) -> bool:
@@ -264,8 +288,12 @@ class SlotPool:
     def running(self) -> None:
         self.job_has_run = True
 
-    def begin_attempt(self) -> None:
-        """A new attempt begins: add what the tasks of the last one have reported to the totals."""
+    def begin_attempt(self) -> tuple[int, ...]:
+        """A new attempt begins: add what the tasks of the last one have reported to the totals.
+
+        Return its slots: the i-th runs subtask i of every vertex.
+        """
+        self._placed = placed(self._placed, self.ids(), self.needed)
         self.late.attempt_over()
         self.failed.attempt_over()
         self.timers.attempt_over()
@@ -273,6 +301,7 @@ class SlotPool:
         self._rows_before = self.rows()
         self._passed_before = self.passed()
         self.rates.clear()
+        return self._placed
 
     def rows(self) -> dict[str, tuple[int, int]]:
         """Return the rows in and out of each operator by uid, over all attempts, as of the last report of each task."""
@@ -316,7 +345,7 @@ class SlotPool:
         return graph
 
     def ids(self) -> tuple[int, ...]:
-        """The ids of slots that are not leaving; in a new attempt, the i-th of them runs subtask i of every vertex."""
+        """The ids of slots that are not leaving."""
         return tuple(sorted(self.live.keys() - self.leaving))
 
     def peers(self, slots: Iterable[int]) -> tuple[Peer, ...]:

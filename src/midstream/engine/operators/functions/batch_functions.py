@@ -211,6 +211,9 @@ class BatchFunctionOperator(FunctionOperator):
     def state_runs(self) -> Iterable[FrameRun]:
         return chain.from_iterable(state.held_runs() for state in self._states.values())
 
+    def stored_runs(self) -> Iterable[tuple[FrameRun, Callable[[], pa.Table]]]:
+        return chain.from_iterable(state.stored_runs() for state in self._states.values())
+
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if self._failed[0] is not None:
             self._failed[0].restore(parts)

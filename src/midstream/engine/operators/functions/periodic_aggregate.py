@@ -6,7 +6,7 @@ merged value is emitted instead of the window's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
@@ -145,6 +145,9 @@ class PeriodicAggregateOperator(PaneWindowOperator):
 
     def state_runs(self) -> Iterable[FrameRun]:
         return chain(super().state_runs(), self._totals.held_runs())
+
+    def stored_runs(self) -> Iterable[tuple[FrameRun, Callable[[], pa.Table]]]:
+        return self._totals.stored_runs()
 
     # ---- snapshot ----
 
