@@ -180,8 +180,10 @@ def latency_kafka() -> Workload:
                 )
             )
             bases.append((engine, f"midstream, {query}, at least once"))
+    alone = ours("latency_kafka", "--query", "stateless", engine="a topic and nothing else", part=("topic_alone",))
+    rows.append(replace(alone, is_engine=False))
     return Workload(
-        "10,000 records/s of 1.2 KB from 40 partitions of Kafka into others, one broker on the same two cores: from when a "
+        "10,000 records/s of 1.2 KB from 8 partitions of Kafka into others, one broker on the same two cores: from when a "
         "record is handed to the producer until a reader of committed records has it. Checkpoints every second at least "
         "once, every 100 ms exactly once; real-time mode's batches take 5 s, its documented minimum.",
         (replace(P50, is_compared=False), P99),

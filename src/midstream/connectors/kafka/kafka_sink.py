@@ -72,7 +72,7 @@ _OURS: Final = {
 _DEFAULTS: Final = {
     "partitioner": "murmur2_random",  # what Kafka's own clients do with keys
     "queue.buffering.max.kbytes": 65_536,
-    "linger.ms": 20,
+    "linger.ms": 5,
 }
 _STEP_S: Final = 0.2
 """The interval at which a wait for brokers checks whether the attempt has ended."""

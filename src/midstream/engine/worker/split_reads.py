@@ -31,6 +31,8 @@ REST_S_MAX = 0.05
 REPORTED_REST_S_MIN = 0.015
 REPORTED_REST_S_MAX = 0.25
 """The same of a split whose reader reports new rows: they end the rest."""
+READS_APART_S = 0.002
+"""The least time between two reads of several splits: rows that come in the meantime share the cost of a batch."""
 FEW_ROWS = 1024
 """Batches with fewer rows are read and emitted together with those of other splits."""
 EMPTY_REST_S = 0.016
@@ -131,7 +133,9 @@ class SplitReads:
         self._to_read: list[OpenSplit] = []
         """Splits that are read together, next."""
         self._is_reading_some = False
-        """Splits are being read together, or will be by a mail that is posted."""
+        """Splits are being read together, or will be by a mail or a timer."""
+        self._read_some_s = float("-inf")
+        """When the last such read began."""
 
     def next_batch(self, open_split: OpenSplit) -> Prefetched | None:
         """The next batch of the split, or None if it has none now. The split's offset moves past it."""
@@ -162,9 +166,9 @@ class SplitReads:
         open_split.state, open_split.rest_timer = _UNDER_WAY, None
         if open_split.reports_rows and open_split.had_few_rows:
             self._to_read.append(open_split)
-            if not self._is_reading_some:  # with all splits that get their turn before this mail
+            if not self._is_reading_some:
                 self._is_reading_some = True
-                self._services.executor.post(self._read_some)
+                self._read_some_soon()
             return
         open_split.have_come = False
         source, split, reader, rows_max = self._source, open_split.split, open_split.reader, self._rate.rows_max
@@ -195,6 +199,15 @@ class SplitReads:
 
         self._services.source_reads.submit(work, done)
 
+    def _read_some_soon(self) -> None:
+        """Read, with the splits that now wait, all that get their turn until then."""
+        executor = self._services.executor
+        wait_s = self._read_some_s + READS_APART_S - self._services.clock.monotonic_s()
+        if wait_s > 0:
+            executor.call_later(wait_s, self._read_some)
+        else:
+            executor.post(self._read_some)
+
     def _read_some(self) -> None:
         """Begin to read the splits that had few rows, one after the other, until there are as many as a batch has."""
         open_splits, self._to_read = self._to_read, []
@@ -204,9 +217,7 @@ class SplitReads:
                 open_split.state = _IDLE
                 self.close(open_split)
             return
-        if not open_splits:
-            self._is_reading_some = False
-            return
+        self._read_some_s = self._services.clock.monotonic_s()
         for open_split in open_splits:
             open_split.have_come = False
         source, rows_max, clock = self._source, self._rate.rows_max, self._services.clock
@@ -240,7 +251,10 @@ class SplitReads:
                 self._to_read.append(open_split)
             for open_split, prefetched in zip(open_splits, found, strict=False):
                 self._take(open_split, prefetched)
-            self._read_some()
+            if self._to_read:
+                self._read_some_soon()
+            else:
+                self._is_reading_some = False
 
         self._services.source_reads.submit(work, done)
 
