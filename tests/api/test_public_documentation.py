@@ -60,6 +60,7 @@ NOT_FOR_USERS = {
         midstream.engine.state.table_state.TableState.pop_until_tick
         midstream.engine.state.table_state.TableState.restore_upgraded
         midstream.engine.state.table_state.TableState.mark
+        midstream.engine.state.table_state.TableState.stored_runs
         midstream.engine.state.table_state.TableState.roll_back
         midstream.engine.state.table_state.TableState.bound
         midstream.engine.state.table_state.TableState.snapshot

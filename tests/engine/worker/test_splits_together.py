@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,10 +13,29 @@ from test_source import Numbers, NumbersReader, Reader, World
 
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.errors import StorageError
-from midstream.engine.core.interfaces import Done, Failed
+from midstream.engine.core.interfaces import Done, Failed, Mail
 from midstream.engine.operators.source_api import Split, SplitReader
 from midstream.engine.worker.source_reader import SPLITS, ReadProgress, splits_of
-from midstream.engine.worker.split_reads import FEW_ROWS, REPORTED_REST_S_MAX, REPORTED_REST_S_MIN
+from midstream.engine.worker.split_reads import FEW_ROWS, READS_APART_S, REPORTED_REST_S_MAX, REPORTED_REST_S_MIN
+
+
+class Timers(World):
+    """With timers that are cancelled one by one."""
+
+    def call_later(self, delay_s: float, mail: Mail) -> Any:
+        entry = self.time_s + delay_s, mail
+        self.timers.append(entry)
+        return Cancel(self, entry)
+
+
+@dataclass
+class Cancel:
+    world: World
+    entry: tuple[float, Mail]
+
+    def cancel(self) -> None:
+        if self.entry in self.world.timers:
+            self.world.timers.remove(self.entry)
 
 
 class Mailbox(Numbers):
@@ -57,13 +78,23 @@ class MailboxReader(NumbersReader):
 
 def opened(*ids: str, reports: bool = True, rows_max: int = 100) -> tuple[Reader, Mailbox, World]:
     """With splits that have been read once, and had no rows."""
-    world, source = World(), Mailbox(reports=reports)
+    world, source = Timers(), Mailbox(reports=reports)
     reader = Reader(source, world, rows_max)
     reader.give(*ids)
     reader.run(3)
     assert sorted(source.reads) == sorted(ids)
     source.reads.clear()
     return reader, source, world
+
+
+def read_together(reader: Reader, world: World) -> None:
+    """Let the splits be read that wait for their turn."""
+    world.time_s += READS_APART_S
+    due = [(at_s, mail) for at_s, mail in world.timers if at_s <= world.time_s]
+    world.timers = [timer for timer in world.timers if timer not in due]
+    for _, mail in due:
+        mail()
+    world.run_io()
 
 
 def fire(world: World) -> None:
@@ -94,8 +125,9 @@ def test_a_split_is_read_once_more_if_rows_come_while_it_is_being_read() -> None
     source.wakes["0:50"]()
 
     done(Done(outcome))
-    reader.run(4)
+    reader.run(2)
     assert reader.rows == [0, 1, 2, 3, 4]
+    read_together(reader, world)
     assert source.reads == ["0:50", "0:50"]
 
 
@@ -139,8 +171,10 @@ def test_small_batches_of_several_splits_leave_as_one_and_move_all_offsets() -> 
     for split, rows in (("0:50", 2), ("100:150", 3), ("200:250", 1)):
         source.arrive(split, rows)
     assert len(world.io) == 1, "the first report began a read"
-    reader.run(1)
-    world.run_io()  # the rest of them, together
+    ((work, done),) = world.io
+    world.io.clear()
+    done(Done(work()))
+    read_together(reader, world)  # the rest of them
     assert len(world.io) == 0
     reader.run(1)
     assert sizes == [6] and sorted(parts[0]) == [(0, 2), (1, 3), (2, 1)]
@@ -158,13 +192,13 @@ def test_batches_are_of_one_split_where_an_operator_could_not_tell_its_rows_apar
     source.arrive("0:50", 2)
     source.arrive("100:150", 3)
     world.run_io()
-    world.run_io()
+    read_together(reader, world)
     reader.run(6)
     assert splits == ([2] if every_row_passes else [1, 1])
 
 
 def test_large_batches_are_read_alone_and_leave_alone_and_no_split_waits_for_ever() -> None:
-    reader, source, _ = opened("0:90000", "100000:190000", "200000:290000", rows_max=10 * FEW_ROWS)
+    reader, source, world = opened("0:90000", "100000:190000", "200000:290000", rows_max=10 * FEW_ROWS)
     reader.driver._rate.rows_max = reader.driver._rate._limit
     mixed: list[set[int]] = []
     seen: list[int] = []
@@ -181,7 +215,9 @@ def test_large_batches_are_read_alone_and_leave_alone_and_no_split_waits_for_eve
     source.arrive("200000:290000", 5 * FEW_ROWS)
     source.arrive("0:90000", 1)
     source.arrive("100000:190000", 1)
-    reader.run(1000)
+    for _ in range(1000):
+        reader.run(3)
+        read_together(reader, world)
     assert len(seen) == len(set(seen)) == 400 + 5 * FEW_ROWS
     assert {2} in mixed[:20], "the large one had its turn"
     assert all(len(each) == 1 for each in mixed if 2 in each)
@@ -212,7 +248,7 @@ def test_whatever_comes_when_a_snapshot_at_any_point_goes_on_exactly_after_what_
     random = Random(seed)
     ids = [f"{1000 * n}:{1000 * n + 999}" for n in range(random.choice((1, 2, 5)))]
     rows_max = random.choice((2, 7, 3000))
-    world, source = World(), Mailbox()
+    world, source = Timers(), Mailbox()
     first = Reader(source, world, rows_max)
     first.give(*ids)
     stop_at = random.randrange(200)

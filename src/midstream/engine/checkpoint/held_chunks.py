@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import ChunkHandle
-from midstream.engine.state.columnar import FrameRun
+
+if TYPE_CHECKING:  # with it comes polars, which a process may import only once its threads are limited
+    from midstream.engine.state.columnar import FrameRun
 
 OnTaken: TypeAlias = Callable[[Storage, ChunkHandle, pa.Table], None]
 

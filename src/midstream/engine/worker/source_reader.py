@@ -255,7 +255,7 @@ class SourceReader(Splits):
 
     def close(self) -> None:
         self._request_state = _CLOSED
-        self._reads.is_closed = True
+        self._reads.end()
         if self._timer is not None:
             self._timer.cancel()
         while self._splits:

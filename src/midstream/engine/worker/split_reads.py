@@ -129,7 +129,6 @@ class SplitReads:
         self._fail = fail
         self._has_none = has_none
         self.is_closed = False
-        """The source is closed: a reader is closed when its read completes."""
         self._to_read: list[OpenSplit] = []
         """Splits that are read together, next."""
         self._is_reading_some = False
@@ -199,23 +198,27 @@ class SplitReads:
 
         self._services.source_reads.submit(work, done)
 
+    def end(self) -> None:
+        """Begin no more reads: the source is closed. A reader is closed when its read completes."""
+        self.is_closed = True
+        waiting, self._to_read = self._to_read, []
+        for open_split in waiting:
+            open_split.state = _IDLE
+
     def _read_some_soon(self) -> None:
         """Read, with the splits that now wait, all that get their turn until then."""
         executor = self._services.executor
         wait_s = self._read_some_s + READS_APART_S - self._services.clock.monotonic_s()
         if wait_s > 0:
-            executor.call_later(wait_s, self._read_some)
+            executor.call_later(wait_s, self._read_some)  # once it is closed, that finds no splits
         else:
             executor.post(self._read_some)
 
     def _read_some(self) -> None:
         """Begin to read the splits that had few rows, one after the other, until there are as many as a batch has."""
         open_splits, self._to_read = self._to_read, []
-        if self.is_closed:
+        if not open_splits:
             self._is_reading_some = False
-            for open_split in open_splits:
-                open_split.state = _IDLE
-                self.close(open_split)
             return
         self._read_some_s = self._services.clock.monotonic_s()
         for open_split in open_splits:
@@ -246,6 +249,10 @@ class SplitReads:
                 return
             found, worked_s = outcome.value
             self._rate.read_s += worked_s
+            if self.is_closed:
+                for open_split in open_splits:
+                    self.close(open_split)
+                return
             for open_split in open_splits[len(found) :]:
                 open_split.state = _UNDER_WAY
                 self._to_read.append(open_split)
