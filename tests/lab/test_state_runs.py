@@ -187,7 +187,9 @@ def test_state_in_columns_is_taken_over_and_is_what_the_checkpoint_has(monkeypat
         original(self, *arguments)
 
     monkeypatch.setattr(SimulatedSlot, "_check_taken", check_taken)
-    for seed in range(8):
+    for seed in range(20):
         outcome = run(taken_over(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
-    assert len(taken) >= 2, f"only in runs {sorted(taken)}"
+        if len(taken) == 2:
+            return
+    pytest.fail(f"only in runs {sorted(taken)}")

@@ -78,6 +78,7 @@ def resumed(make: Make, snapshot: JobSnapshot) -> None:
         job.feed(ROWS[16:]).end()
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("before", OPERATORS)
 def test_no_operator_takes_the_state_of_another(before: str) -> None:
     snapshot = snapshot_of(OPERATORS[before])
@@ -141,6 +142,7 @@ def values_of(kind: pl.DataType) -> pl.Expr:
     return pl.col("v").cast(kind)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("kinds", [NUMBERS, INSTANTS, LENGTHS], ids=["numbers", "instants", "lengths"])
 @pytest.mark.parametrize("name", AGGREGATES)
 def test_parts_of_the_same_values_of_another_type_mean_the_same_or_are_not_restored(
