@@ -13,13 +13,12 @@ import pytest
 
 from effort import known, some
 from midstream.engine.checkpoint import savepoint, store
-from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata
+from midstream.engine.checkpoint.metadata import decode_metadata
 from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.checkpoint.store import begin, next_checkpoint_id, record_start, split_retained, take_over
 from midstream.engine.coordinator import Coordinator
-from midstream.engine.coordinator.checkpoints import checkpoint_coordinator, cleanup
+from midstream.engine.coordinator.checkpoints import cleanup
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
-from midstream.engine.coordinator.checkpoints.metadata_builder import build_metadata
 from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.requests import savepoints
 from midstream.engine.core.interfaces import Storage
@@ -337,30 +336,6 @@ def test_a_restart_does_not_go_on_from_a_checkpoint_that_was_written_when_it_had
         late = next((index for index, line in enumerate(order) if "continues" in line), len(order))
         restarted += "attempt=1" in "".join(order[late + 2 : late + 3])
     assert restarted > 3, "none was restarted between the late checkpoint and the next one"
-
-
-def test_what_had_finished_in_a_checkpoint_that_is_written_during_the_next_attempt_runs_in_that_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    finished: dict[int, set[str]] = {}
-
-    def noted(*given: Any, **more: Any) -> CheckpointMetadata:
-        made = build_metadata(*given, **more)
-        finished[made.checkpoint_id] = {each.uid for each in made.operators if each.finished}
-        return made
-
-    monkeypatch.setattr(checkpoint_coordinator, "build_metadata", noted)
-    drawn = draw(28, topology="window", parallelism=2, rows=100, faults=())
-    tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=200, io_us=100, clock_tick_us=0)
-    scenario = replace(drawn, tempo=tempo, timeout_s=0.1, interval_s=0.02, sink_rows=1, sink_pause_s=0.01, row_us=0)
-    # Its metadata hangs, a slot dies meanwhile, and it is written when all of that has been deployed again.
-    hangs = Fault(150, HANGS, 6 * Random("given up 16").randrange(1 << 20))
-    outcome = run(replace(scenario, seed=36, faults=(hangs,)), keep_trace=True)
-    assert not outcome.failures, outcome.failures[0]
-    assert outcome.trace is not None
-    order = "".join(outcome.trace.lines(r"Deploy job_id=job1 attempt=1|_metadata"))
-    assert re.search(r"chk-1/_metadata hangs.*attempt=1.*wrote chk-1/_metadata.*wrote chk-3/_metadata", order)
-    assert {"source0", "window2"} <= finished[1]
 
 
 @pytest.mark.parametrize(("seed", "hangs", "stops"), [(119, 93, 245), (146, 54, 185), (154, 72, 324), (268, 101, 182)])

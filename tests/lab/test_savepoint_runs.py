@@ -128,7 +128,8 @@ def test_a_fork_that_is_stopped_before_its_tasks_are_deployed_has_what_its_savep
         outcome = _Forked(draw(seed, topology="random", faults=SAVING, rows=100), False, Coordinator).go()
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
     early = [driver for driver in stopped if (driver.plan.job_id, 0) not in driver.cluster.finished]  # not deployed
-    assert early and all(driver.outcome is not None and driver.outcome.state == "stopped" for driver in early)
+    states = [None if driver.outcome is None else driver.outcome.state for driver in early]
+    assert "stopped" in states and {*states} <= {"stopped", "finished"}
 
 
 def test_a_savepoint_that_is_changed_afterwards_is_noticed() -> None:
