@@ -13,12 +13,13 @@ import pytest
 
 from effort import known, some
 from midstream.engine.checkpoint import savepoint, store
-from midstream.engine.checkpoint.metadata import decode_metadata
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.checkpoint.store import begin, next_checkpoint_id, record_start, split_retained, take_over
 from midstream.engine.coordinator import Coordinator
-from midstream.engine.coordinator.checkpoints import cleanup
+from midstream.engine.coordinator.checkpoints import checkpoint_coordinator, cleanup
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from midstream.engine.coordinator.checkpoints.metadata_builder import build_metadata
 from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.requests import savepoints
 from midstream.engine.core.interfaces import Storage
@@ -42,6 +43,8 @@ from midstream_lab.scenarios.targeted_at_rest import (
 )
 
 pytestmark = pytest.mark.turns(3)
+
+RUNS_MAX = 200
 
 
 class _Followed(Run):
@@ -336,6 +339,45 @@ def test_a_restart_does_not_go_on_from_a_checkpoint_that_was_written_when_it_had
         late = next((index for index, line in enumerate(order) if "continues" in line), len(order))
         restarted += "attempt=1" in "".join(order[late + 2 : late + 3])
     assert restarted > 3, "none was restarted between the late checkpoint and the next one"
+
+
+def test_what_had_finished_in_a_checkpoint_that_is_written_during_the_next_attempt_runs_in_that_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finished: dict[int, set[str]] = {}
+
+    def noted(*given: Any, **more: Any) -> CheckpointMetadata:
+        made = build_metadata(*given, **more)
+        finished[made.checkpoint_id] = {each.uid for each in made.operators if each.finished}
+        return made
+
+    monkeypatch.setattr(checkpoint_coordinator, "build_metadata", noted)
+    drawn = draw(28, topology="window", parallelism=2, rows=100, faults=())
+    tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=200, io_us=100, clock_tick_us=0)
+    scenario = replace(drawn, tempo=tempo, timeout_s=0.1, sink_rows=1, row_us=0)
+    random = Random("given up")
+    for _ in range(RUNS_MAX):
+        # Its metadata hangs, a slot dies meanwhile, and it is written when all of that has been deployed again.
+        victim = next(
+            victim
+            for victim in (6 * random.randrange(10_000_000) for _ in range(10_000))
+            if victim // 5 % 300_000 > 270_000 and victim // 7 % 300_000 < 40_000
+        )
+        interval_s, pause_s = random.choice((0.02, 0.04, 0.08)), random.choice((0.002, 0.005, 0.01))
+        drawn = replace(scenario, seed=random.randrange(1000), interval_s=interval_s, sink_pause_s=pause_s)
+        finished.clear()
+        outcome = run(replace(drawn, faults=(Fault(150, HANGS, victim),)), keep_trace=True)
+        assert not outcome.failures, outcome.failures[0]
+        assert outcome.trace is not None
+        order = "".join(outcome.trace.lines(r"Deploy job_id=job1 attempt=1|_metadata"))
+        is_late = re.search(
+            r"chk-1/_metadata hangs.*attempt=1.*wrote chk-1/_metadata.*wrote chk-[2-9]/_metadata", order
+        )
+        if is_late and {"source0", "window2"} <= finished[1]:
+            return
+    pytest.fail(
+        f"in none of {RUNS_MAX} runs is a checkpoint in which much had finished written during the next attempt"
+    )
 
 
 @pytest.mark.parametrize(("seed", "hangs", "stops"), [(119, 93, 245), (146, 54, 185), (154, 72, 324), (268, 101, 182)])
