@@ -229,6 +229,13 @@ def _figures(
     return figures
 
 
+def _servers(environment: dict[str, str]) -> str:
+    servers = environment.get("KAFKA_BOOTSTRAP")
+    if not servers:
+        raise BenchmarkError("it needs brokers: tools/kafka_server.py starts one, or KAFKA_BOOTSTRAP=host:9092")
+    return servers
+
+
 def _kafka_figures(
     options: argparse.Namespace, command: Sequence[str], environment: dict[str, str], children: _Children
 ) -> dict[str, Any]:
@@ -236,9 +243,7 @@ def _kafka_figures(
     from midstream.engine.core.errors import InvariantError
     from midstream_lab.bench import kafka
 
-    servers = environment.get("KAFKA_BOOTSTRAP")
-    if not servers:
-        raise BenchmarkError("it needs brokers: tools/kafka_server.py starts one, or KAFKA_BOOTSTRAP=host:9092")
+    servers = _servers(environment)
     names = ("KAFKA_WARM_IN", "KAFKA_WARM_OUT", "KAFKA_IN", "KAFKA_OUT")
     with kafka.topics(servers, "warm-in", "warm-out", "in", "out") as topics:
         workload = kafka.fill(servers, topics[2], options.events or kafka.EVENTS)
@@ -262,9 +267,7 @@ def _latency_kafka_figures(
     from midstream.engine.core.errors import InvariantError
     from midstream_lab.bench import kafka, latency_kafka
 
-    servers = environment.get("KAFKA_BOOTSTRAP")
-    if not servers:
-        raise BenchmarkError("it needs brokers: tools/kafka_server.py starts one, or KAFKA_BOOTSTRAP=host:9092")
+    servers = _servers(environment)
     found: dict[str, Any] = {}
     for guarantee, every_ms in latency_kafka.INTERVALS_MS.items():
         running, stop = Path(directory, "running"), Path(directory, "stop")
@@ -311,9 +314,7 @@ def _lakehouse_figures(
     from midstream.engine.core.errors import InvariantError
     from midstream_lab.bench import kafka, lakehouse
 
-    servers = environment.get("KAFKA_BOOTSTRAP")
-    if not servers:
-        raise BenchmarkError("it needs brokers: tools/kafka_server.py starts one, or KAFKA_BOOTSTRAP=host:9092")
+    servers = _servers(environment)
     tables = {name: f"{directory}/{name}" for name in ("warm", "run", "delay")}
     where = {name: f"file://{lakehouse.table_in(table)}" for name, table in tables.items()}
     with kafka.topics(servers, "warm-in", "in", "delay-in") as (warm_in, source, delay_in):

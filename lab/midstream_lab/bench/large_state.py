@@ -29,7 +29,7 @@ from midstream.engine.operators.functions.batch_functions import BatchContext, K
 from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
 from midstream.engine.state.table_state import TableState
 from midstream.runtime.driver.job import Job
-from midstream_lab.bench.checkpoint import await_running
+from midstream_lab.bench.checkpoint import await_running, take
 from midstream_lab.bench.measuring import Slots, start_on
 
 PARALLELISM: Final = 4
@@ -41,9 +41,11 @@ ROWS_PER_S: Final = 100_000
 FULL_RATE: Final = 0.9
 WINDOW_S: Final = 0.5
 """The job is at its full rate once this many seconds have `FULL_RATE` of its rows."""
-SETTLE_S: Final = 10.0
+CHECKPOINTS_BEFORE: Final = 4
+"""So many are without the cost of what was before."""
+SECONDS_AFTER: Final = 10.0
 FILL_S_MAX: Final = 900.0
-POLL_S: Final = 0.05
+POLL_S: Final = 0.2
 
 
 class StateFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,14 +147,14 @@ def _run(directory: Path, mib: int, slots: Slots) -> LargeStateResult:
 
 
 def _measured(job: Job, received: Path, change: Callable[[], object]) -> StateFigures:
-    time.sleep(SETTLE_S)  # several checkpoints, without the cost of what was before
+    take(job, CHECKPOINTS_BEFORE)
     began_s = time.time()
     change()
     running_s = time.time() - began_s
     job.checkpoint()
     first = job.status().last_checkpoint
     assert first is not None
-    time.sleep(SETTLE_S)
+    _await_rows(received, sum(rows for _, rows in _rows(received)) + int(SECONDS_AFTER * ROWS_PER_S))
     found = [(at_s, rows) for at_s, rows in _rows(received) if at_s > began_s - 1]
     at = np.array([at_s for at_s, _ in found])
     counts = np.cumsum([0, *(rows for _, rows in found)])
@@ -161,7 +163,9 @@ def _measured(job: Job, received: Path, change: Callable[[], object]) -> StateFi
     full = np.flatnonzero(counts[ends] - counts[:-1] >= FULL_RATE * WINDOW_S * ROWS_PER_S)
     full = full[full >= last]
     if not len(full):
-        raise InvariantError(f"{SETTLE_S:g} s later the job does not have its full rate of {ROWS_PER_S:,} rows/s")
+        raise InvariantError(
+            f"{SECONDS_AFTER:g} s of rows later the job does not have its full rate of {ROWS_PER_S:,} rows/s"
+        )
     return StateFigures(
         running_s=round(running_s, 2),
         without_rows_s=round(float(at[last] - at[last - 1]), 2),
@@ -182,8 +186,8 @@ def _await_rows(received: Path, rows: int) -> None:
     deadline_s = time.monotonic() + FILL_S_MAX
     while sum(count for _, count in _rows(received)) < rows:
         if time.monotonic() > deadline_s:
-            raise JobError(f"the state is not there after {FILL_S_MAX:g} s; try less of it")
-        time.sleep(1)
+            raise JobError(f"the sink does not have {rows:,} rows after {FILL_S_MAX:g} s; try less state")
+        time.sleep(POLL_S)
 
 
 def _rows(received: Path) -> list[tuple[float, int]]:

@@ -33,6 +33,7 @@ from midstream.connectors.common.malformed_records import (
     reported,
 )
 from midstream.connectors.files.text_parsers import CsvOptions
+from midstream.connectors.kafka.broker_query import BrokerQuery
 from midstream.connectors.kafka.client import (
     ANSWER_S,
     BrokerSilence,
@@ -80,7 +81,7 @@ _SIDE_BY_SIDE: Final = 100_000
 _POLL_INTERVAL_S: Final = 5.0
 """The interval at which the broker of a silent partition is polled."""
 _ANSWER_WAIT_S: Final = 0.5
-"""The time for which a reading thread waits for that answer."""
+"""The time for which a partition that is opened waits for its broker."""
 _FIRST_S: Final = 5.0
 """The time for which the first discovery is repeated at once; later ones, and it too, come back after the interval."""
 _FIRST_PAUSE_S: Final = 0.2
@@ -399,7 +400,6 @@ class _KafkaPartitionReader(SplitReader):
         """Records whose schema could not be looked up yet, and the offset at which they begin."""
         self._silence = BrokerSilence(self._where, source._connection.servers, what_for=f"of topic {part.topic!r}")
         self._registry_wait = ExternalWait()
-        self._next_poll_s = 0.0
         self._is_checked = part.from_earliest and not offset
         """The topic was found to be the one in which the offset is. Reading that begins where the broker's records begin
         does not depend on an offset.
@@ -418,6 +418,7 @@ class _KafkaPartitionReader(SplitReader):
                 )
             stack.callback(self._fetcher.close)
             self._consumer = self._fetcher.consumer
+            self._query = BrokerQuery(self._consumer, (part.topic, part.partition))
             self._assign(None if part.from_earliest and not offset else self._next)
             stack.pop_all()
 
@@ -445,7 +446,9 @@ class _KafkaPartitionReader(SplitReader):
             records, self._reports = self._fetcher.take(records_max)
         if self._wake is not None and len(records) + len(self._reports) == records_max:
             self._wake()  # there may be more, also if fewer rows come of these records
-        self._silence.polled(self._silence.is_doubted and self._is_answered())  # records may have come before
+        # the loss of a broker is not always reported; records may have come before, and after its return there may be none
+        is_doubted = self._silence.is_doubted
+        self._silence.polled(is_doubted and self._query.has_answered(time.monotonic(), _POLL_INTERVAL_S))
         if len(records) and not self._is_checked:
             self._check_topic()
         before = self._next
@@ -481,21 +484,8 @@ class _KafkaPartitionReader(SplitReader):
     def close(self) -> None:
         self._silence.close()
         self._registry_wait.end()
+        self._query.close()
         self._fetcher.close()
-
-    def _is_answered(self) -> bool:
-        """Whether the broker answers, polled from time to time: its loss is not always reported, and after its return
-        there may be no records.
-        """
-        now_s = time.monotonic()
-        if now_s < self._next_poll_s:
-            return False
-        self._next_poll_s = now_s + _POLL_INTERVAL_S
-        at = TopicPartition(self._part.topic, self._part.partition)
-        try:
-            return self._consumer.get_watermark_offsets(at, timeout=_ANSWER_WAIT_S) is not None
-        except KafkaException:  # nothing is concluded from it but that it is still silent
-            return False
 
     def _is_read_to_its_end(self) -> bool:
         """Whether what was read up to `stop` is of one topic, as far as can be known; False: no broker answers at present.

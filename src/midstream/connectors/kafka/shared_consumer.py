@@ -117,9 +117,8 @@ class SharedConsumer:
 
 def _wake_readers(pipe: int, wakes: dict[int, Callable[[], None]]) -> None:
     with os.fdopen(pipe, "rb", buffering=0) as numbers:
-        while data := numbers.read(
-            _PIPE_READ_BYTES
-        ):  # whole numbers: the client writes each at once, and a pipe keeps them
+        # whole numbers: the client writes each at once, and a pipe does not part them
+        while data := numbers.read(_PIPE_READ_BYTES):
             for at in {data[first : first + _NUMBER_BYTES] for first in range(0, len(data), _NUMBER_BYTES)}:
                 wake = wakes.get(int.from_bytes(at, "little"))
                 if wake is not None:

@@ -1,9 +1,9 @@
 """Chunks that a slot still holds when an attempt has ended: the next one takes them, instead of reading them again.
 
-A run never changes once it has been stored, and the state of the attempt that ended holds it anyway. It is taken for a
-chunk only if the checkpoint names the very bytes that were written from it, or that it was read from: the same file,
-which has one writer, the same place in it, and the same checksum. What an attempt has written for a checkpoint that
-never completed is thus never taken, and neither is what has changed since: that is in other runs.
+A run never changes once it has been stored, and the state of the attempt that has ended still holds it. The next attempt
+takes a run in place of a chunk only if the checkpoint names the bytes that were written from the run, or that the run was
+read from: the same file, which has one writer, the same place in it, and the same checksum. So an attempt never takes what
+was written for a checkpoint that did not complete. Rows that have changed since the checkpoint are in other runs.
 """
 
 from __future__ import annotations

@@ -172,7 +172,6 @@ class SplitReads:
         open_split.have_come = False
         source, split, reader, rows_max = self._source, open_split.split, open_split.reader, self._rate.rows_max
         clock, report = self._services.clock, partial(self._report_rows, open_split)
-
         reports_rows = open_split.reports_rows
 
         def work() -> tuple[SplitReader, bool, Prefetched | None, float]:
