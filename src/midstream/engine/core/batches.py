@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -178,6 +179,15 @@ _PLAIN: Final = frozenset(
     )
 )
 """Types that polars reads identically with either conversion."""
+_PLAIN_DTYPES: Final = frozenset(
+    (
+        *(pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64),
+        *(pl.Float32, pl.Float64, pl.Boolean, pl.String, pl.Binary),
+        *(pl.Datetime, pl.Duration, pl.Date),
+    )
+)
+"""The same types of polars, which become the same columns of Arrow with either conversion."""
+_OLDEST: Final = pl.CompatLevel.oldest()
 
 
 def to_polars(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
@@ -193,6 +203,30 @@ def to_polars(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
 def selected(frame: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
     """Return some columns of a frame. `DataFrame.select` takes four times as long, which matters for small batches."""
     return pl.DataFrame([frame.get_column(name) for name in names])
+
+
+def rows_at(frame: pl.DataFrame, positions: npt.NDArray[Any]) -> pl.DataFrame:
+    """Return the rows at these positions. `frame[positions]` takes several times as long for few rows: a thread of polars
+    does it.
+    """
+    index = index_of(positions)
+    return pl.DataFrame([column[index] for column in frame.iter_columns()])
+
+
+def stacked(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Return the rows of frames with the same columns one after the other. `pl.concat` takes four times as long for few."""
+    return pl.DataFrame([pl.concat(columns, rechunk=True) for columns in zip(*frames, strict=True)])
+
+
+def filtered(frame: pl.DataFrame, kept: npt.NDArray[np.bool_]) -> pl.DataFrame:
+    """Return some rows of a frame. `DataFrame.filter` would hand it to a thread of polars."""
+    mask = pl.Series(kept)
+    return pl.DataFrame([column.filter(mask) for column in frame.iter_columns()])
+
+
+def index_of(positions: npt.NDArray[Any]) -> pl.Series:
+    """Return positions with which `column[...]` takes values in a tenth of the time of `gather`."""
+    return pl.Series(positions.astype(np.uint32))
 
 
 def is_held_by_polars(kind: pa.DataType) -> bool:
@@ -247,7 +281,7 @@ def to_arrow(frame: pl.DataFrame) -> pa.Table:
     Raises SchemaError for a column whose type Arrow does not have.
     """
     _check_dtypes(tuple(zip(frame.columns, frame.dtypes, strict=True)))  # a schema takes four times as long to make
-    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    table = frame.to_arrow(compat_level=_OLDEST)
     for index, field in enumerate(table.schema):
         if field.type.num_fields:
             chunks = table.column(index).chunks
@@ -327,6 +361,10 @@ def frame_schema(frame: pl.DataFrame) -> pa.Schema:
 
 def from_polars(frame: pl.DataFrame, schema: pa.Schema, where: str) -> pa.RecordBatch:
     """Convert a frame to one batch of `schema`. Its columns may be in any order."""
+    if frame.width and _PLAIN_DTYPES.issuperset(map(type, frame.dtypes)):
+        # half the time of `to_arrow`, and without a thread of polars, which matters for small batches
+        arrays = [column.to_arrow(compat_level=_OLDEST) for column in frame.iter_columns()]
+        return conform(pa.RecordBatch.from_arrays(arrays, frame.columns), schema, where)
     return conform(single_batch(to_arrow(frame.rechunk())), schema, where)
 
 

@@ -11,7 +11,15 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import batch_bytes, conform, invalid_value, single_batch, to_arrow, to_polars
+from midstream.engine.core.batches import (
+    batch_bytes,
+    conform,
+    invalid_value,
+    rows_at,
+    single_batch,
+    to_arrow,
+    to_polars,
+)
 from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.core.python_values import kind_of
 from midstream.engine.core.schemas import check_distinct
@@ -104,7 +112,7 @@ class LookupTable:
         valid: Int64s | None = None
         if any(column.null_count() for column in keys):
             valid = np.flatnonzero(keys.select(pl.all_horizontal(pl.all().is_not_null())).to_series().to_numpy())
-            keys = keys[valid]
+            keys = rows_at(keys, valid)
         at = self._of_present(keys)
         if valid is None:
             return at
@@ -112,9 +120,9 @@ class LookupTable:
         return found
 
     def _of_present(self, keys: pl.DataFrame) -> Int64s:
-        own = self._keys.rename(dict(zip(self._keys.columns, keys.columns, strict=True)))
         if not self._has_one_code_per_key:  # two keys with one hash, in 64 bits: it almost never happens
             row = "".join(keys.columns) + "_"
+            own = self._keys.rename(dict(zip(self._keys.columns, keys.columns, strict=True)))
             both = keys.join(own.with_row_index(row), on=keys.columns, how="left", maintain_order="left")
             slow: Int64s = both.get_column(row).cast(pl.Int64).fill_null(-1).to_numpy()
             return slow
@@ -124,9 +132,9 @@ class LookupTable:
         found = np.where(matches, self._order[at], -1)
         if not is_exact and matches.any():
             some = np.flatnonzero(matches)
-            left, right = keys[some], own[found[some]]
-            equal = pl.all_horizontal(left.get_column(name) == right.get_column(name) for name in keys.columns)
-            found[some[~left.select(equal).to_series().to_numpy()]] = -1
+            left, right = rows_at(keys, some), rows_at(self._keys, found[some])
+            for requested, known in zip(left, right, strict=True):
+                found[some[(requested != known).to_numpy()]] = -1
         return found
 
     def columns(self, names: Sequence[str], positions: Int64s) -> list[pa.Array[Any]]:

@@ -119,10 +119,10 @@ class ProjectOperator(Stateless):
         self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self.schema))
 
     def _computed(self, rows: pl.DataFrame) -> pl.DataFrame:
-        frame = rows.select(*self._exprs)
+        frame = rows.select_seq(*self._exprs)
         if frame.height == rows.height:
             return frame
-        return rows.with_columns(*self._exprs)[self._made.names]  # select turns literals into one row
+        return rows.with_columns_seq(*self._exprs)[self._made.names]  # select turns literals into one row
 
 
 class ColumnsOperator(Stateless):

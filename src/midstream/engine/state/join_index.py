@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from midstream.engine.core.batches import filtered, rows_at, selected
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.schemas import SchemaLike
 from midstream.engine.state.columnar import Columns, Int32s
 from midstream.engine.state.state_parts import Chunk
+from midstream.engine.state.table_runs import hashes_of
 from midstream.engine.state.table_state import TableState
 from midstream.engine.state.tombstones import Bools, TombstonedRun
 
@@ -52,7 +54,7 @@ class TimedRun(TombstonedRun):
         self.shift = max(0, (self.last - self.first).bit_length() - 32)
         codes = self._codes(hashes, times)
         order = codes.argsort(kind="stable")
-        super().__init__(frame[order])
+        super().__init__(rows_at(frame, order))
         self.codes, self.times = codes[order], times[order]
         sample = self.times[:: 1 + len(times) // 1024]
         self.middle = int(np.partition(sample, len(sample) // 2)[len(sample) // 2])
@@ -126,7 +128,7 @@ class TimedRun(TombstonedRun):
         return self.only(alive if self.there is None else alive & self.there)
 
     def only(self, some: Bools) -> tuple[pl.DataFrame, UInt64s, Int64s]:
-        return self.frame.filter(pl.Series(some)), self.hashes[some], self.times[some]
+        return filtered(self.frame, some), self.hashes[some], self.times[some]
 
 
 class Matches(NamedTuple):
@@ -138,8 +140,8 @@ class Matches(NamedTuple):
     rows: pl.DataFrame
 
     def only(self, some: Bools) -> Matches:
-        chosen = pl.Series(some)
-        return Matches(self.theirs[some], self.mine[some], self.their_rows.filter(chosen), self.rows.filter(chosen))
+        rows = filtered(self.their_rows, some), filtered(self.rows, some)
+        return Matches(self.theirs[some], self.mine[some], *rows)
 
 
 class JoinIndex(TableState):
@@ -189,14 +191,15 @@ class JoinIndex(TableState):
         if self._whole is None:
             self._whole = pl.concat([run.frame for run in self._timed()], rechunk=False)
         at_theirs, at_mine = np.concatenate(theirs), np.concatenate(mine)
-        left, right = rows.frame[at_theirs], self._whole[at_mine]
+        left, right = rows_at(rows.frame, at_theirs), rows_at(self._whole, at_mine)
         equal = self._equal or self._layout.keys
-        are_equal = pl.all_horizontal(left.get_column(name) == right.get_column(name) for name in equal)
-        same = left.select(are_equal).to_series()
+        same = np.ones(len(at_mine), np.bool_)
+        for name in equal:
+            same &= (left.get_column(name) == right.get_column(name)).to_numpy()
         pairs = Matches(at_theirs, at_mine, left, right)
         if same.all():
             return pairs
-        return pairs.only(same.to_numpy()) if same.any() else None
+        return pairs.only(same) if same.any() else None
 
     def take(self, positions: Int64s) -> pl.DataFrame:
         """Remove the rows at these positions, as `matches` returns them, and return each of them once."""
@@ -261,7 +264,7 @@ class JoinIndex(TableState):
         return cast("list[TimedRun]", self._bound_runs())
 
     def _run(self, rows: pl.DataFrame) -> TimedRun:
-        hashes = rows.select(self._layout.keys).hash_rows(0).to_numpy() >> _HALF
+        hashes = hashes_of(selected(rows, self._layout.keys)) >> _HALF
         return TimedRun(rows, hashes, rows.select(self._time_us).to_series().to_numpy())
 
     def put(self, run: TimedRun) -> None:

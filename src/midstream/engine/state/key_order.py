@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from midstream.engine.core.batches import rows_at
 from midstream.engine.state.table_runs import codes_of, stable_order
 from midstream.engine.state.tombstones import Bools, Int64s, UInt64s
 
@@ -43,8 +44,10 @@ class KeyOrder:
 
     def _are_equal(self) -> bool:
         """Whether all rows that have one code have one key."""
+        if len(self.starts) == len(self.rows):
+            return True
         later = np.flatnonzero(~self.is_first)
-        return self.are(np.cumsum(self.is_first)[later] - 1, self.keys[self.rows[later]])
+        return self.are(np.cumsum(self.is_first)[later] - 1, rows_at(self.keys, self.rows[later]))
 
     def are(self, numbers: Int64s, keys: pl.DataFrame) -> bool:
         """Whether the keys with these numbers are `keys`."""
@@ -77,4 +80,4 @@ class KeyOrder:
             codes = self.codes[numbers]
             whole = codes if column.dtype == pl.UInt64 else codes.view(np.int64)
             return pl.DataFrame([pl.Series(column.name, whole).cast(column.dtype)])
-        return self.keys[self.rows[self.starts[numbers]]]
+        return rows_at(self.keys, self.rows[self.starts[numbers]])

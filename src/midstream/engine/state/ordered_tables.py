@@ -12,7 +12,7 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 import polars as pl
 
-from midstream.engine.core.batches import selected
+from midstream.engine.core.batches import rows_at, selected, stacked
 from midstream.engine.state.code_index import Index
 from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.table_runs import (
@@ -91,7 +91,7 @@ class FoundRows(NamedTuple):
     def rows(self) -> pl.DataFrame:
         """The rows, without their keys."""
         frames = [run.rows_at(positions, self.empty.columns) for run, positions, _ in self.places]
-        return pl.concat(frames, rechunk=False) if frames else self.empty
+        return stacked(frames) if frames else self.empty
 
     def columns(self) -> Mapping[str, Values] | None:
         """Return the columns of the rows as arrays; None if one of them has others than numbers or times, or nulls."""
@@ -143,8 +143,11 @@ class RowPerKey(OrderedTable):
             if held.rows:
                 runs.append(held.tidied())
         self._hold(self._settled(runs, len(order.codes)))
-        moved = np.flatnonzero(is_moved)
-        self.append_of(order, moved, [column.gather(moved) for column in rows] if len(moved) else [])
+        if is_moved.all():
+            self.append_of(order, np.arange(rows.height), rows.get_columns())
+        elif is_moved.any():
+            moved = np.flatnonzero(is_moved)
+            self.append_of(order, moved, rows_at(rows, moved).get_columns())
 
     def _settled(self, runs: list[TableRun], searched: int) -> list[TableRun]:
         """Merge short runs if they have been searched often. `compacted` does so only when rows of new keys are added."""

@@ -12,8 +12,10 @@ from typing import Final, cast
 import numpy as np
 import polars as pl
 
+from midstream.engine.core.batches import rows_at, selected
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.state.columnar import Columns, Merge
+from midstream.engine.state.table_runs import hashes_of
 from midstream.engine.state.tombstones import Int64s, TombstonedRun, UInt64s, among, distinct, found_in
 
 RUNS_MAX: Final = 12
@@ -35,7 +37,7 @@ class IndexedRun(TombstonedRun):
         more than a copy.
         """
         order = hashes.argsort(kind="stable")
-        super().__init__(frame[order])
+        super().__init__(rows_at(frame, order))
         self.hashes, self.ends = hashes[order], ends[order]
         self.first_end = int(self.ends.min())
         """No live row ends before this."""
@@ -158,4 +160,4 @@ class SessionIndex:
         return IndexedRun(parts, self._hashes(parts), parts.get_column(self._end).to_numpy())
 
     def _hashes(self, frame: pl.DataFrame) -> UInt64s:
-        return frame.select(self._keys).hash_rows(0).to_numpy()
+        return hashes_of(selected(frame, self._keys))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from midstream.engine.core.batches import index_of, rows_at, stacked
 from midstream.engine.state.code_index import Index
 from midstream.engine.state.columnar import Columns, FrameRun
 from midstream.engine.state.tombstones import Bools, Int64s, TombstonedRun, UInt64s
@@ -34,6 +35,8 @@ RADIX_ROWS_MIN: Final = 2_048
 LAST_TICK: Final = np.iinfo(np.int64).max - 1
 """The end of time, in any unit: only what has been removed, or has no time, is later."""
 _NEVER: Final = LAST_TICK + 1
+
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 _NUMBERS: Final = frozenset(
     (
@@ -113,17 +116,11 @@ class TableRun(TombstonedRun):
 
     def rows_at(self, positions: Int64s, names: Sequence[str] | None = None) -> pl.DataFrame:
         """Return some rows, or those of their columns `names`, without reading the frame."""
-        names = names or self._frame.columns
         values: dict[str, Values] = self._values or {}
-        if not any(name in values for name in names):
-            return self._frame.select(names)[positions]
-        columns = []
-        for name in names:
+        columns, index = [], index_of(positions)
+        for name in names or self._frame.columns:
             column = self._frame.get_column(name)
-            if name in values:
-                columns.append(pl.Series(name, values[name][positions]).cast(column.dtype))
-            else:
-                columns.append(column.gather(positions))
+            columns.append(typed(column, values[name][positions]) if name in values else column[index])
         return pl.DataFrame(columns)
 
     def numbers_at(self, positions: Int64s, names: Sequence[str]) -> list[Values] | None:
@@ -260,7 +257,7 @@ def merged(runs: Sequence[TableRun], *, by_code: bool = False) -> TableRun:
     `by_code`: with the rows in the order of their codes, if these are known. Then the rows of a sorted batch of keys are
     read and written in the order in which they lie in memory.
     """
-    frame = pl.concat([run.living.frame for run in runs], rechunk=True)
+    frame = stacked([run.living.frame for run in runs])
     indexes = [run.living_index() for run in runs]
     known = [index for index in indexes if index is not None]
     if len(known) < len(runs):
@@ -272,7 +269,7 @@ def merged(runs: Sequence[TableRun], *, by_code: bool = False) -> TableRun:
     rows = np.concatenate([index.rows + start for index, start in zip(known, starts, strict=False)])
     order = codes.argsort(kind="stable")  # takes little longer than a copy, since there are few places out of order
     if by_code:
-        return TableRun(frame[rows[order]], Index.of(codes[order], np.arange(len(rows))))
+        return TableRun(rows_at(frame, rows[order]), Index.of(codes[order], np.arange(len(rows))))
     return TableRun(frame, Index.of(codes[order], rows[order]))
 
 
@@ -315,7 +312,15 @@ def codes_of(keys: pl.DataFrame) -> tuple[UInt64s, bool]:
         if column.dtype.is_integer() or column.dtype in _INSTANTS:
             whole = physical(column).to_numpy()
             return whole.astype(np.int64, copy=False).view(np.uint64), True
-    return keys.hash_rows(0).to_numpy(), False
+    return hashes_of(keys), False
+
+
+def hashes_of(keys: pl.DataFrame) -> UInt64s:
+    """Return a hash of each row, the same in any frame. `hash_rows` would hand a small frame to a thread of polars."""
+    first, *others = (hashes.to_numpy() for hashes in keys.select_seq(pl.all().hash(0)).iter_columns())
+    for other in others:
+        first = first * _ODD + other
+    return first
 
 
 def stable_order(codes: UInt64s) -> Int64s:
@@ -340,6 +345,12 @@ def numbers_of(column: pl.Series) -> Values | None:
     if column.dtype not in _NUMBERS and not column.dtype.is_temporal():
         return None
     return physical(column).to_numpy()
+
+
+def typed(column: pl.Series, values: Values) -> pl.Series:
+    """Return a column with the name and the type of `column`, which has the physical type of `values`."""
+    made = pl.Series(column.name, values)
+    return made if made.dtype == column.dtype else made.cast(column.dtype)
 
 
 def physical(column: pl.Series) -> pl.Series:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import from_polars, selected
+from midstream.engine.core.batches import from_polars, index_of, selected, stacked
 from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.event_time_column import Int64s, TimeColumn
 from midstream.engine.operators.functions.batch_functions import (
@@ -20,13 +20,13 @@ from midstream.engine.operators.functions.batch_functions import (
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.on_time_functions import OnTimeFunctionOperator
 from midstream.engine.operators.windows.aggregates import AnyAggregate
-from midstream.engine.operators.windows.prefix_scan import Segments, folded_onto, typed
+from midstream.engine.operators.windows.prefix_scan import Prefixes, Scanned, Segments, folded_onto
 from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import native_units
 from midstream.engine.operators.windows.window_specs import LATE
 from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.ordered_tables import FoundRows, RowPerKey
-from midstream.engine.state.table_runs import LAST_TICK, numbers_of
+from midstream.engine.state.table_runs import LAST_TICK, numbers_of, typed
 
 UNTIL: Final = "__until"
 """The column with the last time at which a row of the key still continues its aggregates."""
@@ -123,14 +123,15 @@ class _RunningAggregate(KeyedBatchFunction):
         """Do what `_folded` does, for all aggregates."""
         aggregation, before, row_parts = self._aggregation, known.rows, self._aggregation.row_parts(frame)
         layout = _Layout(np.diff(keys.starts, append=frame.height), known.numbers, keys.rows)
-        parts = pl.concat([before.select(row_parts.columns), row_parts], rechunk=True)[layout.source]
-        is_first, until = layout.is_first, None
+        parts = stacked([selected(before, row_parts.columns), row_parts])
+        is_first, until = layout.is_first, list[Prefixes]()
         if self._ttl is not None:
-            is_first, until = self._lives(layout, before, frame)
-        parts = self._accumulated(aggregation.prefixes(parts, Segments(is_first)), layout, is_first, frame, keys.rows)
-        last = parts[layout.last]
-        self.parts.replace(keys, known, last if until is None else last.with_columns(until.gather(layout.last)))
-        return parts[layout.row_positions]
+            is_first, latest = self._lives(layout, before, frame)
+            until = [Scanned([latest])]
+        accumulated = self._accumulated(parts, layout, is_first, frame, keys.rows)
+        prefixes = aggregation.prefixes(parts, layout.source, Segments(is_first), accumulated)
+        self.parts.replace(keys, known, _after([*prefixes, *until], layout.last))
+        return _after(prefixes, layout.row_positions)
 
     def _results(self, parts: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         aggregation = self._aggregation
@@ -156,10 +157,11 @@ class _RunningAggregate(KeyedBatchFunction):
 
     def _accumulated(
         self, parts: pl.DataFrame, layout: _Layout, is_first: npt.NDArray[np.bool_], rows: pl.DataFrame, order: Int64s
-    ) -> pl.DataFrame:
-        """Fill in what accumulators are after each row. `order`: the rows in the order of the layout."""
+    ) -> dict[str, pl.Series]:
+        """Return what accumulators are after each row of the layout. `order`: the rows in its order."""
+        found = {}
         for name, aggregate in self._aggregation.accumulators():
-            begun = parts.get_column(name).to_list()
+            begun = parts.get_column(name)[index_of(layout.source)].to_list()
             starts = np.flatnonzero(is_first)
             sizes = np.diff(starts, append=len(is_first)) - layout.is_known[starts]
             before = [begun[start] if layout.is_known[start] else None for start in starts.tolist()]
@@ -167,8 +169,12 @@ class _RunningAggregate(KeyedBatchFunction):
             made = aggregate.scan(before, values, sizes.tolist())
             for position, value in zip(np.flatnonzero(~layout.is_known).tolist(), made, strict=True):
                 begun[position] = value
-            parts = parts.with_columns(pl.Series(name, begun, pl.Binary))
-        return parts
+            found[name] = pl.Series(name, begun, pl.Binary)
+        return found
+
+
+def _after(prefixes: Sequence[Prefixes], rows: Int64s) -> pl.DataFrame:
+    return pl.DataFrame([column for each in prefixes for column in each.at(rows)])
 
 
 class _Layout:

@@ -7,16 +7,19 @@ where batches are cut. What has no scan of its own is merged in log2(n) rounds, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from midstream.engine.core.batches import index_of
 from midstream.engine.operators.windows.aggregates import Aggregate, Pick, folds_of, pick_of
 from midstream.engine.operators.windows.dense_groupby import DenseGroupBy
 from midstream.engine.operators.windows.distinct_count import CountDistinct
+from midstream.engine.state.table_runs import physical, typed
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
@@ -104,21 +107,66 @@ class Segments:
         return frame
 
 
+class Prefixes(Protocol):
+    """The columns of a part after each row of the segments."""
+
+    def at(self, rows: Int64s) -> Sequence[pl.Series]:
+        """Return the columns after these rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """Columns with a value for each row of the segments."""
+
+    columns: Sequence[pl.Series]
+
+    def at(self, rows: Int64s) -> Sequence[pl.Series]:
+        index = index_of(rows)
+        return [column[index] for column in self.columns]
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """The values of `column` for each row of the segments, as numbers."""
+
+    column: pl.Series
+    values: Values
+
+    def at(self, rows: Int64s) -> Sequence[pl.Series]:
+        return [typed(self.column, self.values[rows])]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """`position`: for each row of the segments, the position in `columns` of the values that are chosen."""
+
+    columns: Sequence[pl.Series]
+    position: Int64s
+
+    def at(self, rows: Int64s) -> Sequence[pl.Series]:
+        index = index_of(self.position[rows])
+        return [column[index] for column in self.columns]
+
+
 def scan(
-    aggregate: Aggregate, names: Sequence[str], parts: pl.DataFrame, segments: Segments, merge: Sequence[pl.Expr]
-) -> list[pl.Series]:
-    """Return the prefixes of the columns `names`, which are the part of `aggregate`."""
-    columns = [parts.get_column(name) for name in names]
-    folds = list(zip(folds_of(aggregate).values(), columns, strict=False))
+    aggregate: Aggregate, columns: Sequence[pl.Series], source: Int64s, segments: Segments, merge: Sequence[pl.Expr]
+) -> list[Prefixes]:
+    """Return the prefixes of the columns of the part of `aggregate`.
+
+    `source`: for each row of the segments, its position in the columns.
+    """
+    folds = folds_of(aggregate).values()
     if folds and all(_is_numeric(column) for column in columns):
-        return [_folded(each, column, segments) for each, column in folds]
+        return [_folded(each, column, source, segments) for each, column in zip(folds, columns, strict=True)]
     pick = pick_of(aggregate, pl.lit(0))
     if pick is not None:
-        chosen = _chosen(dict(zip(pick.of_row, columns, strict=True))[pick.by], segments, pick)
-        return [column[chosen] for column in columns]
+        by = dict(zip(pick.of_row, columns, strict=True))[pick.by]
+        return [_Chosen(columns, source[_chosen(by[index_of(source)], segments, pick)])]
+    ordered = Scanned(columns).at(source)
     if isinstance(aggregate, CountDistinct):
-        return list(_distinct(columns[0], columns[1], segments))
-    return segments.merged(parts.select(names), merge).get_columns()
+        return [Scanned(_distinct(ordered[0], ordered[1], segments))]
+    return [Scanned(segments.merged(pl.DataFrame(ordered), merge).get_columns())]
 
 
 def folded_onto(kind: str, before: Values, firsts: Int64s, values: Values, segments: Segments) -> Values:
@@ -149,20 +197,20 @@ def _is_numeric(column: pl.Series) -> bool:
     return column.dtype.is_integer() or column.dtype.is_float() or column.dtype.is_temporal()
 
 
-def _folded(each: DenseGroupBy, column: pl.Series, segments: Segments) -> pl.Series:
-    physical = column.to_physical()
-    of_integers, of_floats = _UFUNCS[each.kind]
-    ufunc = of_floats if physical.dtype.is_float() else of_integers
+def _folded(each: DenseGroupBy, column: pl.Series, source: Int64s, segments: Segments) -> Prefixes:
+    whole = physical(column)
+    is_float = whole.dtype.is_float()
+    ufunc = _UFUNCS[each.kind][is_float]
     if not column.null_count():
-        return typed(column, segments.accumulate(ufunc, physical.to_numpy()))
+        return _Numbers(column, segments.accumulate(ufunc, whole.to_numpy()[source]))
     # Only an extreme has nulls, at rows that do not count: each has the extreme of the values before it.
     there = column.is_not_null().to_numpy()
-    neutral = np.nan if physical.dtype.is_float() else _neutral(each.kind, physical.dtype)
-    values = segments.accumulate(ufunc, physical.fill_null(neutral).to_numpy())
-    any_there = segments.accumulate(np.logical_or, there)
+    neutral = np.nan if is_float else _neutral(each.kind, whole.dtype)
+    values = segments.accumulate(ufunc, whole.fill_null(neutral).to_numpy()[source])
+    any_there = segments.accumulate(np.logical_or, there[source])
     # before the cast: the neutral value is no time of day
     found = pl.select(pl.when(pl.Series(any_there)).then(pl.Series(values))).to_series()
-    return found.cast(column.dtype).alias(column.name)
+    return Scanned([found.cast(column.dtype).alias(column.name)])
 
 
 def _neutral(kind: str, dtype: Any) -> int:
@@ -170,19 +218,16 @@ def _neutral(kind: str, dtype: Any) -> int:
     return int(pl.select(bound).item())
 
 
-def typed(column: pl.Series, values: Values) -> pl.Series:
-    """Return a column with the name and the type of `column`, which has the physical type of `values`."""
-    made = pl.Series(column.name, values)
-    return made if made.dtype == column.dtype else made.cast(column.dtype)
-
-
 def _chosen(by: pl.Series, segments: Segments, pick: Pick) -> Int64s:
     """Return for each row the position of the row that is chosen among those up to it; one without `by` never is."""
-    whole = by if by.dtype.is_decimal() else by.to_physical()
+    whole = by if by.dtype.is_decimal() else physical(by)
     if not whole.dtype.is_integer() or whole.dtype == pl.UInt64:
         whole = whole.rank("dense").cast(pl.Int64)
-    there = by.is_not_null().to_numpy()
-    values = whole.cast(pl.Int64).fill_null(_INT64.min if pick.takes_largest else _INT64.max).to_numpy()
+    whole, there = whole.cast(pl.Int64), np.ones(len(by), np.bool_)
+    if by.null_count():
+        there = by.is_not_null().to_numpy()
+        whole = whole.fill_null(_INT64.min if pick.takes_largest else _INT64.max)
+    values = whole.to_numpy()
     best = segments.accumulate(np.maximum if pick.takes_largest else np.minimum, values)
     if pick.takes_last:
         return segments.latest(there & (values == best))

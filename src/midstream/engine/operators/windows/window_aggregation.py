@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Final, TypeVar
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import canonical_schema, selected
+from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.engine.operators.base import OperatorContext
 from midstream.engine.operators.elementwise import check_of_many_rows, check_row_by_row
-from midstream.engine.operators.event_time_column import EventTime, TimeColumn
+from midstream.engine.operators.event_time_column import EventTime, Int64s, TimeColumn
 from midstream.engine.operators.expressions import (
     EXPRESSION_ERRORS,
     Evaluation,
     computed_schema,
     empty_frame,
     infer_schema,
+    is_plain_column,
     twice,
 )
 from midstream.engine.operators.row_conversion import require_columns, require_keys, user_error
@@ -36,7 +38,7 @@ from midstream.engine.operators.windows.aggregates import (
     pick_of,
 )
 from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGroupBy, fold
-from midstream.engine.operators.windows.prefix_scan import Segments, scan
+from midstream.engine.operators.windows.prefix_scan import Prefixes, Scanned, Segments, scan
 from midstream.engine.operators.windows.window_specs import END, START, WINDOW_END, WINDOW_START
 from midstream.engine.state.safe_pickle import OwnCode, Pickles
 
@@ -49,6 +51,19 @@ _ROW: Final = "__row"
 _COPY: Final = "__copy"
 _NOT_SORTED: Final = "__not_sorted"
 """Stands for the key where there are no key columns."""
+
+
+@dataclass(slots=True)
+class _RowWays:
+    """How the columns of the part of a row alone are made, and how parts are merged, by output."""
+
+    folded: set[str] = field(default_factory=set)
+    columns: dict[str, str] = field(default_factory=dict)
+    """Columns of the row."""
+    computed: dict[str, pl.Expr] = field(default_factory=dict)
+    reduced: list[pl.Expr] = field(default_factory=list)
+    """Columns of aggregates that only reduce groups of rows."""
+    merges: dict[str, list[pl.Expr]] = field(default_factory=dict)
 
 
 class WindowAggregation:
@@ -78,8 +93,8 @@ class WindowAggregation:
         require_keys(self.input_schema, self.keys, self.where)
         self._derived: list[pl.Expr] = []
         """Columns that aggregates read and the input does not have."""
-        if self._time is None:
-            self._derived.append(pl.lit(0, pl.Int64).alias(_NO_TIME))
+        self._zeros = ({} if self._time else {_NO_TIME: pl.Int64}) | ({} if self.keys else {ALL: pl.Int8})
+        """Further such columns, of zeros."""
         self._wheres: dict[str, pl.Expr] = {}
         """Which rows count, by output."""
         self._aggregates = {output: self._bind(output, aggregate) for output, aggregate in aggregates.items()}
@@ -293,8 +308,10 @@ class WindowAggregation:
 
     def prepare(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return rows with a column for every name in `by`, and all that aggregates read."""
-        added = self._derived if self.keys else [*self._derived, pl.lit(0, pl.Int8).alias(ALL)]
-        return self._row_evaluation.of(frame, lambda rows: rows.with_columns(added)) if added else frame
+        if self._derived:
+            frame = self._row_evaluation.of(frame, lambda rows: rows.with_columns_seq(self._derived))
+        zeros = [pl.Series(name, np.zeros(frame.height, np.int8)).cast(kind) for name, kind in self._zeros.items()]
+        return pl.DataFrame([*frame.iter_columns(), *zeros]) if zeros else frame
 
     def reduce(
         self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, DenseGroupBy] = NO_FOLDS
@@ -346,34 +363,56 @@ class WindowAggregation:
 
     def row_parts(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return the part of each prepared row alone, without its key; that of an accumulator is null."""
-        by_row, reduced = list[pl.Expr](), list[pl.Expr]()
+        ways = self._row_ways
+        parts = {name: each.of_rows(frame) for name, each in self._folds.items() if name in ways.folded}
+        parts |= {name: frame.get_column(column) for name, column in ways.columns.items()}
+        if ways.computed:
+            # of nothing but literals, `select` would make one row, however many the frame has
+            computed = frame.with_columns_seq(ways.computed.values())
+            parts |= {name: computed.get_column(name) for name in ways.computed}
+        if ways.reduced:
+            numbered = frame.with_row_index(_ROW)
+            others = self._guard(lambda: self._grouped(numbered, (_ROW,), ways.reduced)).drop(_ROW)
+            parts |= {each.name: each for each in others}
+        return pl.DataFrame([parts[name].alias(name) for names in self._parts_of.values() for name in names])
+
+    @cached_property
+    def _row_ways(self) -> _RowWays:
+        ways = _RowWays()
         for output, aggregate in self._aggregates.items():
             folds, pick = folds_of(aggregate), pick_of(aggregate, self._time_of(output))
-            alone = {name: each.of_row for name, each in folds.items()} if pick is None else dict(pick.of_row)
+            alone = {} if pick is None else dict(pick.of_row)
             if isinstance(aggregate, AccumulatorAggregate):
                 alone = {"accumulator": pl.lit(None, pl.Binary)}
-            by_row.extend(expr.alias(f"{output}:{name}") for name, expr in alone.items())
-            if not alone:
-                reduced.extend(expr for expr in self._partial if expr.meta.output_name() in self._parts_of[output])
-        # of nothing but literals, `select` would make one row, however many the frame has
-        parts = selected(frame.with_columns(by_row), (expr.meta.output_name() for expr in by_row))
-        if reduced:
-            numbered = frame.with_row_index(_ROW)
-            others = self._guard(lambda: self._grouped(numbered, (_ROW,), reduced)).drop(_ROW)
-            parts = parts.hstack(others) if by_row else others
-        return selected(parts, (name for names in self._parts_of.values() for name in names))
+            ways.merges[output] = self._of_output(output, self._merge)
+            ways.folded.update(f"{output}:{name}" for name in folds)
+            for part, expr in alone.items():
+                name = f"{output}:{part}"
+                if is_plain_column(expr):
+                    ways.columns[name] = expr.meta.output_name()
+                else:
+                    ways.computed[name] = expr.alias(name)
+            if not folds and not alone:
+                ways.reduced.extend(self._of_output(output, self._partial))
+        return ways
 
-    def prefixes(self, parts: pl.DataFrame, segments: Segments) -> pl.DataFrame:
-        """Return, for each part, the merge of it with all parts before it in its segment; not for accumulators."""
-        found: list[pl.Series] = []
+    def prefixes(
+        self, parts: pl.DataFrame, source: Int64s, segments: Segments, accumulated: Mapping[str, pl.Series]
+    ) -> list[Prefixes]:
+        """Return the merge of the part of each row of the segments with all parts before it in its segment.
+
+        `source`: the position of the part of each row. `accumulated`: the accumulators, which are merged already.
+        """
+        found: list[Prefixes] = []
         for output, aggregate in self._aggregates.items():
             names = self._parts_of[output]
             if isinstance(aggregate, AccumulatorAggregate):
-                found.append(parts.get_column(names[0]))
+                found.append(Scanned([accumulated[names[0]]]))
                 continue
-            merge = self._of_output(output, self._merge)
-            found.extend(self._guard(partial(scan, aggregate, names, parts, segments, merge)))
-        return pl.DataFrame(found)
+            columns = [parts.get_column(name) for name in names]
+            merge = self._row_ways.merges[output]
+            found += self._guard(partial(scan, aggregate, columns, source, segments, merge))
+        return found
 
     @property
     def folds(self) -> Mapping[str, DenseGroupBy] | None:
@@ -405,7 +444,27 @@ class WindowAggregation:
                     f"{self.where}: aggregate {output!r} does not fit {self.schema.field(output).type}"
                     f"{' for ' + key if key else ''}; cast its column to a float, or to a decimal of a smaller scale, first"
                 )
-        return self._guard(lambda: self._finish_evaluation.of(merged, lambda rows: rows.with_columns(self._finish)))
+        finished = self._finished_columns
+        computing = [
+            expr for output, expr in zip(self._aggregates, self._finish, strict=True) if output not in finished
+        ]
+        made = merged
+        if computing:
+            made = self._guard(
+                lambda: self._finish_evaluation.of(merged, lambda rows: rows.with_columns_seq(computing))
+            )
+        columns = {each.name: each for each in made.iter_columns()}
+        columns |= {output: merged.get_column(part).alias(output) for output, part in finished.items()}
+        return pl.DataFrame(list(columns.values()))
+
+    @cached_property
+    def _finished_columns(self) -> Mapping[str, str]:
+        """The columns of parts that are results as they are, by output."""
+        return {
+            expr.meta.output_name(): expr.meta.root_names()[0]
+            for expr in self._finish
+            if is_plain_column(expr.meta.undo_aliases())
+        }
 
     def _guard(self, work: Callable[[], T]) -> T:
         try:
