@@ -202,7 +202,13 @@ def to_polars(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
 
 def selected(frame: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
     """Return some columns of a frame. `DataFrame.select` takes four times as long, which matters for small batches."""
-    return pl.DataFrame([frame.get_column(name) for name in names])
+    return frame_of([frame.get_column(name) for name in names])
+
+
+def frame_of(columns: Sequence[pl.Series]) -> pl.DataFrame:
+    """Return a frame of columns with different names. `pl.DataFrame` takes three times as long, which matters for small batches."""
+    first, *others = columns
+    return first.to_frame().hstack(others)
 
 
 def rows_at(frame: pl.DataFrame, positions: npt.NDArray[Any]) -> pl.DataFrame:
@@ -210,18 +216,23 @@ def rows_at(frame: pl.DataFrame, positions: npt.NDArray[Any]) -> pl.DataFrame:
     does it.
     """
     index = index_of(positions)
-    return pl.DataFrame([column[index] for column in frame.iter_columns()])
+    return frame_of([column[index] for column in frame.iter_columns()])
 
 
 def stacked(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Return the rows of frames with the same columns one after the other. `pl.concat` takes four times as long for few."""
-    return pl.DataFrame([pl.concat(columns, rechunk=True) for columns in zip(*frames, strict=True)])
+    return frame_of([pl.concat(columns, rechunk=True) for columns in zip(*frames, strict=True)])
+
+
+def without(frame: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return a frame without a column, if it has it. `DataFrame.drop` takes twenty times as long."""
+    return selected(frame, [each for each in frame.columns if each != name])
 
 
 def filtered(frame: pl.DataFrame, kept: npt.NDArray[np.bool_]) -> pl.DataFrame:
     """Return some rows of a frame. `DataFrame.filter` would hand it to a thread of polars."""
     mask = pl.Series(kept)
-    return pl.DataFrame([column.filter(mask) for column in frame.iter_columns()])
+    return frame_of([column.filter(mask) for column in frame.iter_columns()])
 
 
 def index_of(positions: npt.NDArray[Any]) -> pl.Series:

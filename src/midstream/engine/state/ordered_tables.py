@@ -12,7 +12,7 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 import polars as pl
 
-from midstream.engine.core.batches import rows_at, selected, stacked
+from midstream.engine.core.batches import frame_of, rows_at, selected, stacked
 from midstream.engine.state.code_index import Index
 from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.table_runs import (
@@ -69,7 +69,7 @@ class OrderedTable(TableState):
         """Add rows at the end. `numbers`: those of their keys, in ascending order; `columns`: the other ones."""
         if not len(numbers):
             return
-        added = self._conforming(selected(pl.DataFrame([*order.keys_of(numbers), *columns]), self._empty.columns))
+        added = self._conforming(selected(frame_of([*order.keys_of(numbers), *columns]), self._empty.columns))
         index = None if order.meet else Index.of(order.codes[numbers], np.arange(len(numbers)))
         self._hold([*compacted(self._table_runs(), by_code=self._by_code), TableRun(added, index)])
 
@@ -126,7 +126,7 @@ class RowPerKey(OrderedTable):
 
     def replace(self, order: KeyOrder, found: FoundRows, rows: pl.DataFrame) -> None:
         """Replace the rows that were found. `rows`: one for each key, in the order of their numbers, without their keys."""
-        assert rows.schema == selected(self._empty, self._values).schema, rows.schema
+        assert (rows.columns, rows.dtypes) == (found.empty.columns, found.empty.dtypes), rows.schema
         values = {column.name: numbers_of(column) for column in rows}
         numeric = {name: of for name, of in values.items() if of is not None}
         touched = {id(run): (positions, numbers) for run, positions, numbers in found.places}

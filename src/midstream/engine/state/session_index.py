@@ -12,11 +12,11 @@ from typing import Final, cast
 import numpy as np
 import polars as pl
 
-from midstream.engine.core.batches import rows_at, selected
+from midstream.engine.core.batches import rows_at, selected, stacked
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.state.columnar import Columns, Merge
-from midstream.engine.state.table_runs import hashes_of
-from midstream.engine.state.tombstones import Int64s, TombstonedRun, UInt64s, among, distinct, found_in
+from midstream.engine.state.table_runs import among, hashes_of
+from midstream.engine.state.tombstones import Int64s, TombstonedRun, UInt64s, distinct, found_in
 
 RUNS_MAX: Final = 12
 """The number of runs above which they are merged.
@@ -101,8 +101,8 @@ class SessionIndex:
             ends = run.ends[positions]
             positions = positions[(ends > after) | (ends <= again_until)]
             if len(positions):
-                found.append(run.frame[positions])
-        return pl.concat(found).select(self._keys).unique(maintain_order=True) if found else None
+                found.append(rows_at(selected(run.frame, self._keys), positions))
+        return stacked(found).unique(maintain_order=True) if found else None
 
     def take(self, keys: pl.DataFrame) -> pl.DataFrame | None:
         """Remove and return all parts of these keys, in the order in which they were made."""
@@ -111,8 +111,8 @@ class SessionIndex:
         found = [(run, positions) for run, positions in found if len(positions)]
         if not found:
             return None
-        parts = pl.concat([run.frame[positions] for run, positions in found])
-        rows = among(parts, keys.select(self._keys))
+        parts = stacked([rows_at(run.frame, positions) for run, positions in found])
+        rows = among(selected(parts, self._keys), selected(keys, self._keys))
         start = 0
         for run, positions in found:
             end = start + len(positions)
@@ -124,7 +124,7 @@ class SessionIndex:
         self._tidy()
         if not len(rows):
             return None
-        return parts if len(rows) == parts.height else parts[rows]
+        return parts if len(rows) == parts.height else rows_at(parts, rows)
 
     def remove_ended(self, until: int) -> None:
         for run in self.runs:

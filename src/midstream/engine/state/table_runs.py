@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from midstream.engine.core.batches import index_of, rows_at, stacked
+from midstream.engine.core.batches import frame_of, index_of, rows_at, stacked
 from midstream.engine.state.code_index import Index
 from midstream.engine.state.columnar import Columns, FrameRun
 from midstream.engine.state.tombstones import Bools, Int64s, TombstonedRun, UInt64s
@@ -121,7 +121,7 @@ class TableRun(TombstonedRun):
         for name in names or self._frame.columns:
             column = self._frame.get_column(name)
             columns.append(typed(column, values[name][positions]) if name in values else column[index])
-        return pl.DataFrame(columns)
+        return frame_of(columns)
 
     def numbers_at(self, positions: Int64s, names: Sequence[str]) -> list[Values] | None:
         """Return columns of some rows; None if one of them has others than numbers or times, or nulls."""
@@ -321,6 +321,19 @@ def hashes_of(keys: pl.DataFrame) -> UInt64s:
     for other in others:
         first = first * _ODD + other
     return first
+
+
+def among(rows: pl.DataFrame, keys: pl.DataFrame) -> Int64s:
+    """Return the positions, in order, of the rows whose keys are among `keys`. Both have the key columns alone."""
+    wanted = hashes_of(keys)
+    order = wanted.argsort(kind="stable")
+    at = wanted[order].searchsorted(hashes_of(rows))
+    found = rows_at(keys, order[np.minimum(at, len(order) - 1)])
+    if all(bool((own == other).all()) for own, other in zip(rows, found, strict=True)):
+        return np.arange(rows.height)
+    number = "".join(keys.columns) + "_"  # the name of no key column
+    some = rows.with_row_index(number).join(keys, on=keys.columns, how="semi", maintain_order="left")
+    return some.get_column(number).to_numpy().astype(np.int64)
 
 
 def stable_order(codes: UInt64s) -> Int64s:

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import empty_batch, frame_schema, from_polars, to_polars
+from midstream.engine.core.batches import empty_batch, frame_schema, from_polars, selected, stacked, to_polars
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.interfaces import Ids
 from midstream.engine.core.schemas import SchemaLike, as_schema, field_defaults
@@ -34,8 +34,8 @@ from midstream.engine.state.state_parts import (
     without_removed,
 )
 from midstream.engine.state.state_upgrade import migrated_rows, upgrade_at_restore
-from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted, run_frames
-from midstream.engine.state.tombstones import Bools, Int64s, among, distinct
+from midstream.engine.state.table_runs import LAST_TICK, TableRun, among, codes_of, compacted, run_frames
+from midstream.engine.state.tombstones import Bools, Int64s, distinct
 
 PIECES_MAX: Final = 64
 """A frame in more pieces of memory than this is copied into one, since every operation pays for each piece."""
@@ -159,7 +159,7 @@ class TableState(DeclaredState):
                 return orders.join(self.users.lookup(orders), on="user")
         """
         frames = [run.rows_at(positions) for run, positions in self._found(keys)]
-        return pl.concat(frames, rechunk=False) if frames else self._empty.clone()
+        return stacked(frames) if frames else self._empty.clone()
 
     def pop(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Remove the rows of some keys.
@@ -225,7 +225,7 @@ class TableState(DeclaredState):
         for run in runs:
             positions = run.positions(codes, self._lookup_keys)
             if len(positions) and not is_exact:  # other keys may have the same hash
-                positions = positions[among(run.frame.select(self._lookup_keys)[positions], requested)]
+                positions = positions[among(run.rows_at(positions, self._lookup_keys), requested)]
             if len(positions):
                 found.append((run, positions))
         return found
@@ -242,16 +242,16 @@ class TableState(DeclaredState):
                 f"{where}: the keys to look up have no column {missing[0]!r} (they have {', '.join(keys.columns)}); "
                 "give the key columns the names that they have in the table, with rename() or select()"
             )
-        requested, own = keys.select(self._lookup_keys), self._empty.select(self._lookup_keys)
-        if requested.schema != own.schema:
+        requested, own = selected(keys, self._lookup_keys), selected(self._empty, self._lookup_keys)
+        if requested.dtypes != own.dtypes:
             schema = pa.schema([self.schema.field(name) for name in self._lookup_keys])
             requested = to_polars(from_polars(requested, schema, f"{where}: the keys to look up"))
-        return requested.drop_nulls()
+        return requested.drop_nulls() if any(column.null_count() for column in requested) else requested
 
     def _removed(self, found: Sequence[tuple[TableRun, Int64s]]) -> pl.DataFrame:
         if not found:
             return self._empty.clone()
-        rows = pl.concat([run.rows_at(positions) for run, positions in found], rechunk=False)
+        rows = stacked([run.rows_at(positions) for run, positions in found])
         self._hold(self._without(found))
         return rows
 

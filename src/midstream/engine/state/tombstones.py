@@ -173,15 +173,6 @@ class LivingRun(FrameRun):
         self._of, self._picked = of, None
 
 
-def among(rows: pl.DataFrame, keys: pl.DataFrame) -> Int64s:
-    """Return the positions, in order, of the rows whose keys are among `keys`, which has the key columns alone."""
-    number = "".join(keys.columns) + "_"  # the name of no key column
-    found = (
-        rows.select(keys.columns).with_row_index(number).join(keys, on=keys.columns, how="semi", maintain_order="left")
-    )
-    return found.get_column(number).to_numpy().astype(np.int64)
-
-
 def distinct(codes: UInt64s) -> UInt64s:
     """Return the distinct codes, sorted. Several times as fast as `np.unique`, which builds a hash table."""
     codes = np.sort(codes)

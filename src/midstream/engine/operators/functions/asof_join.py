@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from midstream.engine.core.batches import from_polars
+from midstream.engine.core.batches import filtered, from_polars, rows_at, selected, stacked
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.operators.event_time_column import EventTime, Int64s
 from midstream.engine.operators.functions.event_time_join import EventTimeJoinOperator, JoinColumns
@@ -66,9 +66,9 @@ class AsofJoinOperator(EventTimeJoinOperator):
         made = None
         if left.height:
             before = newest.lookup(left)
-            known = pl.concat([before, right])
-            rows = pl.concat([known, right.clear(1)])[self._newest(left, known)]
-            made = left.hstack(rows.select(self._columns.added))
+            known = stacked([before, right])
+            rows = rows_at(stacked([known, right.clear(1)]), self._newest(left, known))
+            made = left.hstack([rows.get_column(name) for name in self._columns.added])
         newest.upsert(right.unique(self._columns.keys, keep="last", maintain_order=True))
         self._drop_old(newest, watermark_us)
         return made
@@ -78,7 +78,7 @@ class AsofJoinOperator(EventTimeJoinOperator):
         keys, held = list(self._columns.keys), known.height
         left_time, right_time = self._own_times
         us, ns = map(np.concatenate, zip(right_time.us_and_ns_of(known), left_time.us_and_ns_of(left), strict=True))
-        both = pl.concat([known.select(keys), left.select(keys)])
+        both = stacked([selected(known, keys), selected(left, keys)])
         # of rows at the same time, the known ones come first
         has_ns = left_time.has_ns or right_time.has_ns
         order = KeyOrder(both, np.lexsort((ns, us)) if has_ns else us.argsort(kind="stable"))
@@ -110,10 +110,10 @@ class AsofJoinOperator(EventTimeJoinOperator):
         for waiting, time in zip(self._waiting, self._own_times, strict=True):
             rows = waiting.frame
             marks = self._reached(from_polars(rows, waiting.schema, self._where), self._columns.keys)
-            waiting.frame = rows.filter(pl.Series(time.us_of(rows) > marks))
+            waiting.frame = filtered(rows, time.us_of(rows) > marks)
 
 
 def _by_time(rows: pl.DataFrame, time: EventTime) -> pl.DataFrame:
     """Return rows in the order of their times, those of one time in their order."""
     times = time.native_of(rows)
-    return rows if (times[1:] >= times[:-1]).all() else rows[times.argsort(kind="stable")]
+    return rows if (times[1:] >= times[:-1]).all() else rows_at(rows, times.argsort(kind="stable"))

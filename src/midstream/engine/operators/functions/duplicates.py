@@ -10,6 +10,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from midstream.engine.core.batches import filtered, rows_at, selected
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.operators.base import KEY
 from midstream.engine.operators.event_time_column import EventTime, Int64s
@@ -76,13 +77,13 @@ def _first_of_key(keys: list[str], schema: pa.Schema, emitted: list[str]) -> Key
         kept = OrderedTable(schema)
 
         def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-            order = KeyOrder(rows.select(keys))
+            order = KeyOrder(selected(rows, keys))
             is_new = np.ones(len(order.codes), np.bool_)
             for _, _, numbers in self.kept.located(order, once=True):
                 is_new[numbers] = False
             new = np.flatnonzero(is_new)
             self.kept.append_of(order, new, [])
-            return rows.select(emitted)[np.sort(order.rows[order.starts[new]])]
+            return rows_at(selected(rows, emitted), np.sort(order.rows[order.starts[new]]))
 
     return FirstOfKey()
 
@@ -102,7 +103,7 @@ def _first_within(
 
         def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
             times = event_time.native_of(rows) if event_time.has_ns else event_time.us_of(rows)
-            order = KeyOrder(rows.select(keys))
+            order = KeyOrder(selected(rows, keys))
             numbers, places = order.of_rows(), self.kept.located(order)
             known = np.concatenate([numbers[:0], *(each for _, _, each in places)])
             kept = [run.rows_at(at, [column]).to_series().to_physical().to_numpy() for run, at, _ in places]
@@ -110,7 +111,8 @@ def _first_within(
             added = order.rows[is_kept[order.rows]]
             when = pl.Series(column, times[added]).cast(pl.Datetime(unit))
             self.kept.append_of(order, numbers[added], [when])
-            return (rows if is_kept.all() else rows.filter(pl.Series(is_kept))).select(emitted)
+            made = selected(rows, emitted)
+            return made if is_kept.all() else filtered(made, is_kept)
 
         def on_watermark(self, ctx: BatchContext) -> None:
             assert isinstance(ctx, TimeContext)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import from_polars, index_of, selected, stacked
+from midstream.engine.core.batches import frame_of, from_polars, index_of, selected, stacked
 from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.event_time_column import Int64s, TimeColumn
 from midstream.engine.operators.functions.batch_functions import (
@@ -116,8 +116,8 @@ class _RunningAggregate(KeyedBatchFunction):
             after = folded_onto(folds[part.name].kind, before[part.name], firsts, column[keys.rows], segments)
             kept.append(typed(part, after[segments.last]))
             made.append(typed(part, keys.by_row(after)))
-        self.parts.replace(keys, known, pl.DataFrame(kept))
-        return pl.DataFrame(made)
+        self.parts.replace(keys, known, frame_of(kept))
+        return frame_of(made)
 
     def _scanned(self, keys: KeyOrder, known: FoundRows, frame: pl.DataFrame) -> pl.DataFrame:
         """Do what `_folded` does, for all aggregates."""
@@ -136,8 +136,8 @@ class _RunningAggregate(KeyedBatchFunction):
     def _results(self, parts: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         aggregation = self._aggregation
         computed = [name for name in aggregation.schema.names if name not in aggregation.bounds]
-        made = aggregation.finish(pl.DataFrame([*selected(rows, aggregation.keys), *parts]))
-        return pl.DataFrame([*selected(made, computed), *selected(rows, aggregation.bounds)])
+        made = aggregation.finish(frame_of([*map(rows.get_column, aggregation.keys), *parts]))
+        return frame_of([*map(made.get_column, computed), *map(rows.get_column, aggregation.bounds)])
 
     def _lives(
         self, layout: _Layout, known: pl.DataFrame, frame: pl.DataFrame
@@ -174,7 +174,7 @@ class _RunningAggregate(KeyedBatchFunction):
 
 
 def _after(prefixes: Sequence[Prefixes], rows: Int64s) -> pl.DataFrame:
-    return pl.DataFrame([column for each in prefixes for column in each.at(rows)])
+    return frame_of([column for each in prefixes for column in each.at(rows)])
 
 
 class _Layout:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import first_null, to_polars
+from midstream.engine.core.batches import filtered, first_null, rows_at, selected, stacked, to_polars, without
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.errors import SchemaError
 from midstream.engine.operators.event_time_column import Int64s
@@ -124,7 +124,7 @@ class SessionCombiner(WindowCombiner):
         self._gap = gap
 
     def _parts(self, frame: pl.DataFrame, times: Int64s, batch: pa.RecordBatch) -> pl.DataFrame:
-        spans = frame.with_columns(pl.Series(START, times), pl.Series(END, self._gap.ends(times, batch)))
+        spans = frame.hstack([pl.Series(START, times), pl.Series(END, self._gap.ends(times, batch))])
         return _small_sessions(self._aggregation, spans, self._gap.least, COUNT)
 
 
@@ -157,30 +157,30 @@ class SessionWindowOperator(WindowOperator):
             ends = batch.column(END).to_numpy()
         else:
             ends = self._gap.ends(times, batch)
-            frame = self._prepared(batch).with_columns(pl.Series(START, times), pl.Series(END, ends))
+            frame = self._prepared(batch).hstack([pl.Series(START, times), pl.Series(END, ends)])
         if int(ends.min()) <= self._expired(watermark):
             keep = self._not_late(frame, watermark)
             if not keep.all():
                 self._emit_late(batch.filter(pa.array(~keep)))
-                frame = frame.filter(pl.Series(keep))
+                frame = filtered(frame, keep)
                 if not frame.height:
                     return
         parts = frame if is_combined else _small_sessions(self._aggregation, frame, self._gap.least)
         self._parts.append(parts)
         self._parts.compact()
         if int(parts.get_column(END).min()) <= watermark:  # type: ignore[arg-type]
-            self._emit_updated(parts.filter(pl.col(END) <= watermark), watermark)
+            self._emit_updated(_ended(parts, watermark), watermark)
 
     def _merge(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-        frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
-        frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, self._aggregation.by)))
-        return self._aggregation.merge([frame], (_SESSION,), _BOUNDS).drop(_SESSION)
+        frame = parts[0] if len(parts) == 1 else stacked(parts)
+        frame = frame.hstack([pl.Series(_SESSION, session_numbers(frame, self._aggregation.by))])
+        return without(self._aggregation.merge([frame], (_SESSION,), _BOUNDS), _SESSION)
 
     def _emit_updated(self, parts: pl.DataFrame, watermark: int) -> None:
         """Fire sessions that end by the watermark and have just received rows."""
         by = self._aggregation.by
         merged = self._merge_keys(parts.select(by).unique(maintain_order=True))
-        ended = merged.filter(pl.col(END) <= watermark).with_row_index(_ROW)
+        ended = _ended(merged, watermark).with_row_index(_ROW)
         inside = ended.join(parts.select(*by, pl.col(START).alias("__at")), on=by, how="inner")
         touched = inside.filter((pl.col("__at") >= pl.col(START)) & (pl.col("__at") < pl.col(END)))
         self._emit(_ordered(ended.join(touched.select(_ROW).unique(), on=_ROW, how="semi").drop(_ROW)))
@@ -201,11 +201,9 @@ class SessionWindowOperator(WindowOperator):
         order.
         """
         expired = self._expired(watermark)
-        keep: npt.NDArray[np.bool_] = (
-            frame.select((pl.col(END) > expired).alias("keep")).get_column("keep").to_numpy().copy()
-        )
+        keep: npt.NDArray[np.bool_] = frame.get_column(END).to_numpy() > expired
         by = self._aggregation.by
-        keys = frame.filter(pl.Series(~keep)).select(by).unique(maintain_order=True)
+        keys = filtered(selected(frame, by), ~keep).unique(maintain_order=True)
         merged = self._merge_keys(keys)
         # Keys are numbered, since distinct keys may be equal as Python values: times less than a microsecond apart.
         keys = keys.with_row_index(_KEY)
@@ -238,7 +236,8 @@ class SessionWindowOperator(WindowOperator):
         keys = self._parts.keys_of_ended(fired, watermark, self._expired(watermark))
         if keys is None:
             return None
-        due = self._unfired(self._merge_keys(keys).filter(pl.col(END) <= watermark), pl.col(END))
+        ended = _ended(self._merge_keys(keys), watermark)
+        due = self._unfired(ended, ended.get_column(END).to_numpy())
         return Firing(self._by_end(due, watermark), watermark) if due.height else None
 
     def _by_end(self, due: pl.DataFrame, watermark: int) -> Iterator[Piece]:
@@ -278,7 +277,7 @@ class SessionWindowOperator(WindowOperator):
         groups = table.column(KEY_GROUP).to_numpy()
         # A snapshot between two slices holds parts that have expired in key groups that had already fired.
         live = frame.get_column(END).to_numpy() + self._lateness > self._fired.of(groups)
-        frame = frame.filter(pl.Series(live))
+        frame = filtered(frame, live)
         if frame.height:
             self._parts.append(self._merge([frame]))
             self._parts.compact()
@@ -287,7 +286,11 @@ class SessionWindowOperator(WindowOperator):
 def _ordered(sessions: pl.DataFrame) -> pl.DataFrame:
     """Sort sessions by their ends, those of one end in the order in which they are."""
     ends = sessions.get_column(END).to_numpy()
-    return sessions if (ends[1:] >= ends[:-1]).all() else sessions[ends.argsort(kind="stable")]
+    return sessions if (ends[1:] >= ends[:-1]).all() else rows_at(sessions, ends.argsort(kind="stable"))
+
+
+def _ended(parts: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    return filtered(parts, parts.get_column(END).to_numpy() <= watermark)
 
 
 def _small_sessions(
@@ -299,9 +302,9 @@ def _small_sessions(
     by: tuple[str, ...] = ()
     starts = frame.get_column(START)
     if int(starts.max()) - int(starts.min()) > least:  # type: ignore[arg-type]
-        frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, aggregation.by)))
+        frame = frame.hstack([pl.Series(_SESSION, session_numbers(frame, aggregation.by))])
         by = (_SESSION,)
-    return aggregation.reduce(frame, by, {**_BOUNDS, **also}).drop(_SESSION, strict=False)
+    return without(aggregation.reduce(frame, by, {**_BOUNDS, **also}), _SESSION)
 
 
 def session_numbers(frame: pl.DataFrame, by: Sequence[str]) -> Int64s:

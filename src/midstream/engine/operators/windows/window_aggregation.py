@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import canonical_schema
+from midstream.engine.core.batches import canonical_schema, frame_of
 from midstream.engine.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.engine.operators.base import OperatorContext
 from midstream.engine.operators.elementwise import check_of_many_rows, check_row_by_row
@@ -311,7 +311,7 @@ class WindowAggregation:
         if self._derived:
             frame = self._row_evaluation.of(frame, lambda rows: rows.with_columns_seq(self._derived))
         zeros = [pl.Series(name, np.zeros(frame.height, np.int8)).cast(kind) for name, kind in self._zeros.items()]
-        return pl.DataFrame([*frame.iter_columns(), *zeros]) if zeros else frame
+        return frame_of([*frame.iter_columns(), *zeros]) if zeros else frame
 
     def reduce(
         self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, DenseGroupBy] = NO_FOLDS
@@ -374,7 +374,7 @@ class WindowAggregation:
             numbered = frame.with_row_index(_ROW)
             others = self._guard(lambda: self._grouped(numbered, (_ROW,), ways.reduced)).drop(_ROW)
             parts |= {each.name: each for each in others}
-        return pl.DataFrame([parts[name].alias(name) for names in self._parts_of.values() for name in names])
+        return frame_of([parts[name].alias(name) for names in self._parts_of.values() for name in names])
 
     @cached_property
     def _row_ways(self) -> _RowWays:
@@ -455,7 +455,7 @@ class WindowAggregation:
             )
         columns = {each.name: each for each in made.iter_columns()}
         columns |= {output: merged.get_column(part).alias(output) for output, part in finished.items()}
-        return pl.DataFrame(list(columns.values()))
+        return frame_of(list(columns.values()))
 
     @cached_property
     def _finished_columns(self) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.engine.core.batches import from_polars, to_polars
+from midstream.engine.core.batches import filtered, from_polars, selected, to_polars
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import ConfigError, InvariantError, JobError
 from midstream.engine.core.key_groups import key_groups
@@ -245,16 +245,15 @@ class WindowOperator(Operator):
     def _last_group(self) -> int:
         return self._context.key_groups.stop - 1
 
-    def _unfired(self, frame: pl.DataFrame, due: pl.Expr | int) -> pl.DataFrame:
+    def _unfired(self, frame: pl.DataFrame, due: Int64s | int) -> pl.DataFrame:
         """Drop the windows that had already fired before a restore (`due`: the watermark at which each of them fires,
         or all do).
         """
         if self._fired.is_even:
             if isinstance(due, int):
                 return frame if due > self._fired.lowest else frame.clear()
-            return frame.filter(due > self._fired.lowest)
-        marks = pl.Series("__mark", self._fired.of(self._layout.groups(frame)))
-        return frame.filter(due > marks)
+            return filtered(frame, due > self._fired.lowest)
+        return filtered(frame, due > self._fired.of(self._layout.groups(frame)))
 
     def _emit(self, merged: pl.DataFrame, *, is_early: bool = False) -> None:
         """Finish a merged frame with START and END, and emit it; a part may become several rows."""
@@ -266,7 +265,7 @@ class WindowOperator(Operator):
         finished = self._aggregation.finish(merged)
         if finished.height == 0:
             return
-        batch = from_polars(finished[values.names], values, self._aggregation.where)
+        batch = from_polars(selected(finished, values.names), values, self._aggregation.where)
         columns = {name: batch.column(name) for name in values.names}
         columns[WINDOW_START] = pa.array(finished.get_column(START).to_numpy()).view(kind)
         columns[WINDOW_END] = pa.array(finished.get_column(END).to_numpy()).view(kind)
