@@ -27,6 +27,7 @@ from midstream.engine.core.batches import first_null
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.operators.row_conversion import null_error, require_columns, row_error
+from midstream.engine.state.table_runs import physical
 
 Int64s = npt.NDArray[np.int64]
 
@@ -112,7 +113,7 @@ class EventTime:
 
     def native_of(self, rows: pl.DataFrame) -> Int64s:
         """Return the times of rows, which `native` or `us` has accepted before, in the column's own unit."""
-        times: Int64s = rows.get_column(self.column).to_physical().to_numpy()
+        times: Int64s = physical(rows.get_column(self.column)).to_numpy()
         return times - 1 if self._is_end else times
 
     def us_of(self, rows: pl.DataFrame) -> Int64s:

@@ -196,7 +196,8 @@ class TableRun(TombstonedRun):
     def times(self, column: str) -> Int64s:
         """Return when each row is due; the largest int64 for those that are removed, or never due."""
         if column not in self._times:
-            times = self.frame.get_column(column).to_physical().fill_null(_NEVER).to_numpy().copy()
+            due = physical(self.frame.get_column(column))
+            times = (due.fill_null(_NEVER) if due.null_count() else due).to_numpy().copy()
             if self.there is not None:
                 times[~self.there] = _NEVER
             self._times[column] = times, int(times.min())
@@ -367,5 +368,9 @@ def typed(column: pl.Series, values: Values) -> pl.Series:
 
 
 def physical(column: pl.Series) -> pl.Series:
-    """Return a column of numbers as it is, which polars would take some 50 µs to find out, and one of times as integers."""
-    return column if column.dtype in _NUMBERS else column.to_physical()
+    """Return a column of numbers as it is, and one of times as integers: `to_physical` takes 50 µs however few there are."""
+    if column.dtype in _NUMBERS:
+        return column
+    if column.dtype.is_temporal():
+        return column.cast(pl.Int32 if column.dtype == pl.Date else pl.Int64)
+    return column.to_physical()

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from midstream.engine.core.batches import filtered, from_polars, rows_at, selected, stacked
+from midstream.engine.core.batches import empty_batch, filtered, from_polars, rows_at, selected, stacked, to_polars
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.operators.event_time_column import EventTime, Int64s
 from midstream.engine.operators.functions.event_time_join import EventTimeJoinOperator, JoinColumns
@@ -42,6 +42,8 @@ class AsofJoinOperator(EventTimeJoinOperator):
         self._columns = columns
         self._tolerance_us = tolerance_us
         self.result_time = columns.left_time
+        self._none = to_polars(empty_batch(columns.right)).clear(1)
+        """A row of nulls, for those that have no partner."""
         self._own_times = tuple(
             EventTime(time, schema, f"operator {name!r}")
             for time, schema in ((columns.left_time, columns.left), (columns.right_time, columns.right))
@@ -67,7 +69,7 @@ class AsofJoinOperator(EventTimeJoinOperator):
         if left.height:
             before = newest.lookup(left)
             known = stacked([before, right])
-            rows = rows_at(stacked([known, right.clear(1)]), self._newest(left, known))
+            rows = rows_at(stacked([known, self._none]), self._newest(left, known))
             made = left.hstack([rows.get_column(name) for name in self._columns.added])
         newest.upsert(right.unique(self._columns.keys, keep="last", maintain_order=True))
         self._drop_old(newest, watermark_us)

@@ -21,6 +21,7 @@ from midstream.engine.operators.functions.process_context import TimeContext
 from midstream.engine.operators.row_conversion import fields_text
 from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.ordered_tables import OrderedTable
+from midstream.engine.state.table_runs import physical
 
 Bools = npt.NDArray[np.bool_]
 
@@ -106,7 +107,7 @@ def _first_within(
             order = KeyOrder(selected(rows, keys))
             numbers, places = order.of_rows(), self.kept.located(order)
             known = np.concatenate([numbers[:0], *(each for _, _, each in places)])
-            kept = [run.rows_at(at, [column]).to_series().to_physical().to_numpy() for run, at, _ in places]
+            kept = [physical(run.rows_at(at, [column]).to_series()).to_numpy() for run, at, _ in places]
             is_kept = kept_rows(numbers, times, known, np.concatenate([times[:0], *kept]), within)
             added = order.rows[is_kept[order.rows]]
             when = pl.Series(column, times[added]).cast(pl.Datetime(unit))

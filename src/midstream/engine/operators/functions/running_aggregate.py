@@ -26,7 +26,7 @@ from midstream.engine.operators.windows.window_operator import native_units
 from midstream.engine.operators.windows.window_specs import LATE
 from midstream.engine.state.key_order import KeyOrder
 from midstream.engine.state.ordered_tables import FoundRows, RowPerKey
-from midstream.engine.state.table_runs import LAST_TICK, numbers_of, typed
+from midstream.engine.state.table_runs import LAST_TICK, numbers_of, physical, typed
 
 UNTIL: Final = "__until"
 """The column with the last time at which a row of the key still continues its aggregates."""
@@ -146,13 +146,14 @@ class _RunningAggregate(KeyedBatchFunction):
         assert self._ttl is not None
         time = self._aggregation.time
         times = frame.select(time.expr).to_series()
-        begun = known.get_column(UNTIL).to_physical().to_numpy()
-        until = np.concatenate([begun, until_of(times.to_physical().to_numpy(), self._ttl)])[layout.source]
+        ticks = physical(times).to_numpy()
+        begun = physical(known.get_column(UNTIL)).to_numpy()
+        until = np.concatenate([begun, until_of(ticks, self._ttl)])[layout.source]
         latest = Segments(layout.is_first).accumulate(np.maximum, until)
         is_first = layout.is_first.copy()
         rows = layout.row_positions
         follows = rows[~is_first[rows]]
-        is_first[follows] = times.to_physical().to_numpy()[~is_first[rows]] > latest[follows - 1]
+        is_first[follows] = ticks[~is_first[rows]] > latest[follows - 1]
         return is_first, pl.Series(UNTIL, latest, pl.Int64).cast(times.dtype)
 
     def _accumulated(
