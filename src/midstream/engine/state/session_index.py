@@ -24,6 +24,9 @@ RUNS_MAX: Final = 12
 Each run costs a lookup some 50 µs; more frequent merging would cost some µs per row each time.
 """
 
+RUN_ROWS: Final = 131_072
+"""A run of this many rows is not merged any more: merging it would block everything else for longer."""
+
 _GONE: Final = np.iinfo(np.int64).max
 
 
@@ -134,15 +137,15 @@ class SessionIndex:
         self._tidy()
 
     def compact(self) -> None:
-        """If there are many runs, merge until each is more than twice as long as the next; long ones are then rarely
+        """If there are many short runs, merge until each is more than twice as long as the next; long ones are then rarely
         merged.
         """
-        if len(self.runs) <= RUNS_MAX:
+        if sum(run.rows < RUN_ROWS for run in self.runs) <= RUNS_MAX:
             return
         together: list[list[IndexedRun]] = []
         rows = 0
         for run in reversed(self.runs):
-            if together and run.rows <= 2 * rows:
+            if together and rows < RUN_ROWS and run.rows <= min(2 * rows, RUN_ROWS - 1):
                 together[-1].append(run)
                 rows += run.rows
             else:
