@@ -579,6 +579,22 @@ def test_what_the_clock_has_dated_is_not_taken_for_event_time() -> None:
     assert held(world) == {}
 
 
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_late_row_finds_nothing_that_had_expired_before_a_restore(parallelism: int) -> None:
+    """The restored operator has had no watermark yet, and the last sweep was too early for the entry."""
+    columns = {"k": int, "at": datetime, "n": int}
+    late = {"k": 1, "at": seconds(11), "n": 9}
+    function = testing.harness(Quiet(), columns, {"k": int, "found": int}, key="k", event_time="at")
+    function.process([{"k": 2, "at": seconds(1), "n": 7}, {"k": 1, "at": seconds(2), "n": 8}])
+    function.advance_to(seconds(11))
+    function.advance_to(seconds(12))
+    assert function.state["last"] == {1: 8}
+    function.snapshot_and_restore(parallelism)
+    assert function.process(late) == [{"k": 1, "found": -1}]
+    function.advance_to(seconds(21))
+    assert function.process(late) == [{"k": 1, "found": 9}], "it was written at 12 s, when the late row arrived"
+
+
 @settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), max_size=40))
 def test_the_result_does_not_depend_on_where_batches_are_cut(drawn: list[tuple[int, int]]) -> None:

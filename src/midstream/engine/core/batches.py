@@ -7,7 +7,7 @@ once; everything downstream may rely on it. Times of day keep their unit, since 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -224,9 +224,9 @@ def stacked(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     return frame_of([pl.concat(columns, rechunk=True) for columns in zip(*frames, strict=True)])
 
 
-def without(frame: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Return a frame without a column, if it has it. `DataFrame.drop` takes twenty times as long."""
-    return selected(frame, [each for each in frame.columns if each != name])
+def without(frame: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
+    """Return a frame without some columns. `DataFrame.drop` takes twenty times as long."""
+    return selected(frame, [name for name in frame.columns if name not in names]) if names else frame
 
 
 def filtered(frame: pl.DataFrame, kept: npt.NDArray[np.bool_]) -> pl.DataFrame:

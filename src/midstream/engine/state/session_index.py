@@ -157,7 +157,12 @@ class SessionIndex:
         ]
 
     def _tidy(self) -> None:
-        self.runs = [run.tidied() for run in self.runs if run.rows]
+        """Drop empty runs, and write one again of which most rows are removed: all together could take long."""
+        self.runs = [run for run in self.runs if run.rows]
+        for number, run in enumerate(self.runs):
+            if not run.is_mostly_there:
+                self.runs[number] = run.tidied()
+                return
 
     def _indexed(self, parts: pl.DataFrame) -> IndexedRun:
         return IndexedRun(parts, self._hashes(parts), parts.get_column(self._end).to_numpy())

@@ -17,8 +17,8 @@ class StateExpiry:
     def __init__(self, states: Iterable[State], context: OperatorContext) -> None:
         self._states = [state for state in states if isinstance(state, ExpiringState)]
         self._clock, self._slice_s = context.clock, context.slice_s
-        self._event_time_us = MIN_WATERMARK_US
-        """The watermark, but not that of the end: the end of the input makes nothing expire."""
+        self._event_time_us = MIN_WATERMARK_US if context.watermark_us == MAX_WATERMARK_US else context.watermark_us
+        """The watermark, also that before a restore, but not that of the end: the end of the input makes nothing expire."""
         self._clock_us = MIN_WATERMARK_US
 
     def __bool__(self) -> bool:

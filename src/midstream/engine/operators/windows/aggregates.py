@@ -112,6 +112,11 @@ class Conditional(Aggregate):
 
     _where: pl.Expr | None = None
 
+    @property
+    def _depends_on_arrival(self) -> bool:
+        """Whether the result depends on which of two parts of different event times arrived first."""
+        return False
+
     def _parameters(self) -> Mapping[str, object]:
         """Return what the meaning of parts depends on, apart from the class and the columns, by name."""
         return {}
@@ -431,6 +436,10 @@ class _OfOneRow(_OfColumn, _Picked):
             )
         self.order = order
 
+    @property
+    def _depends_on_arrival(self) -> bool:
+        return self.order == "arrival"
+
     def _parameters(self) -> Mapping[str, object]:
         return {"order": self.order}
 
@@ -488,6 +497,7 @@ class _ExtremeRow(_Picked):
     """Base of the value of the row with the smallest or the largest value of another column."""
 
     _takes_largest: ClassVar[bool]
+    _depends_on_arrival = True  # the first of equals
 
     def __init__(self, value: str, by: str, *, where: pl.Expr | None = None) -> None:
         self.columns = (value, by)

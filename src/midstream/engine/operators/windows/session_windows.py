@@ -41,6 +41,7 @@ from midstream.engine.state.session_index import SessionIndex
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 
 _SESSION = "__session"
+_TURN = "__turn"
 _ROW = "__row"
 _KEY = "__key"
 _BOUNDS: Final[Mapping[str, DenseGroupBy]] = {START: DenseGroupBy("min", START), END: DenseGroupBy("max", END)}
@@ -172,9 +173,12 @@ class SessionWindowOperator(WindowOperator):
             self._emit_updated(_ended(parts, watermark), watermark)
 
     def _merge(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """Merge parts to one for each session, or for each of its turns (`_numbered`)."""
         frame = parts[0] if len(parts) == 1 else stacked(parts)
-        frame = frame.hstack([pl.Series(_SESSION, session_numbers(frame, self._aggregation.by))])
-        return without(self._aggregation.merge([frame], (_SESSION,), _BOUNDS), _SESSION)
+        return self._merged(*_numbered(frame, self._aggregation))
+
+    def _merged(self, numbered: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+        return without(self._aggregation.merge([numbered], by, _BOUNDS), by)
 
     def _emit_updated(self, parts: pl.DataFrame, watermark: int) -> None:
         """Fire sessions that end by the watermark and have just received rows."""
@@ -186,13 +190,14 @@ class SessionWindowOperator(WindowOperator):
         self._emit(_ordered(ended.join(touched.select(_ROW).unique(), on=_ROW, how="semi").drop(_ROW)))
 
     def _merge_keys(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """Merge all parts of these keys, in state too, and return the merged parts."""
+        """Merge all parts of these keys, in state too, and return their sessions."""
         parts = self._parts.take(keys)
         if parts is None:
             return to_polars(self._state_schema().empty_table())
-        merged = self._merge([parts])
+        numbered, by = _numbered(parts, self._aggregation)
+        merged = self._merged(numbered, by)
         self._parts.append(merged)
-        return merged
+        return merged if by == (_SESSION,) else self._merged(numbered, (_SESSION,))
 
     # ---- late rows ----
 
@@ -302,9 +307,25 @@ def _small_sessions(
     by: tuple[str, ...] = ()
     starts = frame.get_column(START)
     if int(starts.max()) - int(starts.min()) > least:  # type: ignore[arg-type]
-        frame = frame.hstack([pl.Series(_SESSION, session_numbers(frame, aggregation.by))])
-        by = (_SESSION,)
-    return without(aggregation.reduce(frame, by, {**_BOUNDS, **also}), _SESSION)
+        frame, by = _numbered(frame, aggregation)
+    return without(aggregation.reduce(frame, by, {**_BOUNDS, **also}), by)
+
+
+def _numbered(frame: pl.DataFrame, aggregation: WindowAggregation) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """Number the sessions in a frame with START and END. Returns it with the columns by which it is reduced to parts.
+
+    If two sessions of a key have got rows in turns, and the order of arrival counts, there is a part for each turn, with the
+    bounds of its session: a later row may make one session of the two, and parts of whole sessions have no order.
+    """
+    frame = frame.hstack([pl.Series(_SESSION, session_numbers(frame, aggregation.by))])
+    if not aggregation.depends_on_arrival:
+        return frame, (_SESSION,)
+    number, before = pl.col(_SESSION), pl.col(_SESSION).shift(1).over(aggregation.by)
+    turns = frame.select(number.ne_missing(before).sum()).item()
+    if turns == frame.get_column(_SESSION).n_unique():
+        return frame, (_SESSION,)
+    bounds = pl.col(START).min().over(_SESSION), pl.col(END).max().over(_SESSION)
+    return frame.with_columns(*bounds, number.rle_id().over(aggregation.by).alias(_TURN)), (_SESSION, _TURN)
 
 
 def session_numbers(frame: pl.DataFrame, by: Sequence[str]) -> Int64s:

@@ -132,6 +132,10 @@ class TopN(_Listed):
         bound._by_floats = pa.types.is_floating(kind)
         return bound
 
+    @property
+    def _depends_on_arrival(self) -> bool:
+        return self._is_nested
+
     def _by(self, event_time: pl.Expr) -> pl.Expr:
         by = pl.col(self.columns[1])
         return with_one_zero(by.fill_nan(None)) if self._by_floats else by

@@ -32,6 +32,7 @@ from midstream.engine.operators.windows.aggregates import (
     Aggregate,
     AnyAggregate,
     Columns,
+    Conditional,
     description_of,
     filtered,
     folds_of,
@@ -144,6 +145,11 @@ class WindowAggregation:
     def combines(self) -> bool:
         """Whether rows may be reduced to parts before they are sent: not if Python code makes and merges some of these."""
         return not any(isinstance(aggregate, AccumulatorAggregate) for aggregate in self._aggregates.values())
+
+    @property
+    def depends_on_arrival(self) -> bool:
+        """Whether results depend on which of two parts of different event times arrived first."""
+        return any(isinstance(each, Conditional) and each._depends_on_arrival for each in self._aggregates.values())
 
     def open(self, context: OperatorContext) -> None:
         """Prepare what needs the context of the operator. Called once before any row."""
