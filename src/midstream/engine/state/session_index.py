@@ -25,7 +25,7 @@ Each run costs a lookup some 50 µs; more frequent merging would cost some µs p
 """
 
 RUN_ROWS: Final = 131_072
-"""A run of this many rows is not merged any more: merging it would block everything else for longer."""
+"""A run of this many rows, with those that have been removed, is not merged any more: that would block everything else."""
 
 _GONE: Final = np.iinfo(np.int64).max
 
@@ -140,12 +140,12 @@ class SessionIndex:
         """If there are many short runs, merge until each is more than twice as long as the next; long ones are then rarely
         merged.
         """
-        if sum(run.rows < RUN_ROWS for run in self.runs) <= RUNS_MAX:
+        if sum(run.height < RUN_ROWS for run in self.runs) <= RUNS_MAX:
             return
         together: list[list[IndexedRun]] = []
         rows = 0
         for run in reversed(self.runs):
-            if together and rows < RUN_ROWS and run.rows <= min(2 * rows, RUN_ROWS - 1):
+            if together and max(rows, run.height) < RUN_ROWS and run.rows <= 2 * rows:
                 together[-1].append(run)
                 rows += run.rows
             else:
