@@ -41,15 +41,14 @@ KEYS = 10_000
 BATCHES = 600
 ROWS_PER_S = 5_000
 """Of event time, in which a watermark follows each batch."""
-SCHEMA = pa.schema(
-    {
-        "at": pa.timestamp("us"),
-        "user": pa.large_string(),
-        "n": pa.int64(),
-        "value": pa.float64(),
-        "text": pa.large_string(),
-    }
-)
+COLUMNS: dict[str, pa.DataType] = {
+    "at": pa.timestamp("us"),
+    "user": pa.large_string(),
+    "n": pa.int64(),
+    "value": pa.float64(),
+    "text": pa.large_string(),
+}
+SCHEMA = pa.schema(COLUMNS)
 _AT = TimeColumn("at")
 
 

@@ -14,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.lib import concat_batches
 
-from midstream.engine.core.batches import from_polars, invalid_value, single_batch, to_arrow, to_polars
+from midstream.engine.core.batches import (
+    filtered,
+    from_polars,
+    invalid_value,
+    rows_at,
+    single_batch,
+    stacked,
+    to_arrow,
+    to_polars,
+    without,
+)
 
 COLUMNS: dict[str, pa.Array[Any]] = {
     "small integers": pa.array([-1, None, 3], pa.int8()),
@@ -50,6 +60,29 @@ def test_a_batch_is_the_frame_that_from_arrow_makes_of_it_and_comes_back_as_it_w
     assert frame.n_chunks() == expected.n_chunks()
     if name != "times of day":  # polars has them in nanoseconds only
         assert from_polars(frame, batch.schema, "test").equals(copied)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_rows_are_chosen_and_put_together_as_polars_does_it(name: str) -> None:
+    once = to_polars(pa.record_batch({name: COLUMNS[name], "more": pa.array([1, 2, 3])}))
+    uneven = pl.concat([once.slice(1), once], rechunk=False)
+    for frame in (once, once.slice(1, 2), once.clear(), uneven):
+        random = Random(frame.height)
+        positions = np.array([random.randrange(frame.height) for _ in range(7 if frame.height else 0)], np.int64)
+        kept = np.array([random.random() < 0.5 for _ in range(frame.height)], np.bool_)
+        for made, expected in (
+            (rows_at(frame, positions), frame[positions]),
+            (filtered(frame, kept), frame.filter(pl.Series(kept, dtype=pl.Boolean))),
+            (stacked([frame, once, frame]), pl.concat([frame, once, frame])),
+            (stacked([frame]), frame),
+            (without(frame, [name]), frame.drop(name)),
+        ):
+            assert made.schema == expected.schema
+            assert made.equals(expected)
+    if name != "times of day":
+        schema = pa.schema({name: COLUMNS[name].type, "more": pa.int64()})
+        expected_batch = pa.record_batch({name: COLUMNS[name], "more": pa.array([1, 2, 3])}).take([1, 2, 0, 1, 2])
+        assert from_polars(uneven.select("more", name), schema, "test").equals(expected_batch)
 
 
 def test_many_chunks_become_one_batch_and_none_an_empty_one() -> None:

@@ -317,7 +317,7 @@ def codes_of(keys: pl.DataFrame) -> tuple[UInt64s, bool]:
 
 
 def hashes_of(keys: pl.DataFrame) -> UInt64s:
-    """Return a hash of each row, the same in any frame. `hash_rows` would hand a small frame to a thread of polars."""
+    """Return a hash of each row, the same in any frame. That of whole frames would be computed by a thread of polars."""
     first, *others = (hashes.to_numpy() for hashes in keys.select_seq(pl.all().hash(0)).iter_columns())
     for other in others:
         first = first * _ODD + other

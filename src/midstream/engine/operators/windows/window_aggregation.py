@@ -55,7 +55,7 @@ _NOT_SORTED: Final = "__not_sorted"
 
 
 @dataclass(slots=True)
-class _RowWays:
+class _RowParts:
     """How the columns of the part of a row alone are made, and how parts are merged, by output."""
 
     folded: set[str] = field(default_factory=set)
@@ -369,38 +369,38 @@ class WindowAggregation:
 
     def row_parts(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Return the part of each prepared row alone, without its key; that of an accumulator is null."""
-        ways = self._row_ways
-        parts = {name: each.of_rows(frame) for name, each in self._folds.items() if name in ways.folded}
-        parts |= {name: frame.get_column(column) for name, column in ways.columns.items()}
-        if ways.computed:
+        made_by = self._of_row
+        parts = {name: each.of_rows(frame) for name, each in self._folds.items() if name in made_by.folded}
+        parts |= {name: frame.get_column(column) for name, column in made_by.columns.items()}
+        if made_by.computed:
             # of nothing but literals, `select` would make one row, however many the frame has
-            computed = frame.with_columns_seq(ways.computed.values())
-            parts |= {name: computed.get_column(name) for name in ways.computed}
-        if ways.reduced:
+            computed = frame.with_columns_seq(made_by.computed.values())
+            parts |= {name: computed.get_column(name) for name in made_by.computed}
+        if made_by.reduced:
             numbered = frame.with_row_index(_ROW)
-            others = self._guard(lambda: self._grouped(numbered, (_ROW,), ways.reduced)).drop(_ROW)
+            others = self._guard(lambda: self._grouped(numbered, (_ROW,), made_by.reduced)).drop(_ROW)
             parts |= {each.name: each for each in others}
         return frame_of([parts[name].alias(name) for names in self._parts_of.values() for name in names])
 
     @cached_property
-    def _row_ways(self) -> _RowWays:
-        ways = _RowWays()
+    def _of_row(self) -> _RowParts:
+        made_by = _RowParts()
         for output, aggregate in self._aggregates.items():
             folds, pick = folds_of(aggregate), pick_of(aggregate, self._time_of(output))
             alone = {} if pick is None else dict(pick.of_row)
             if isinstance(aggregate, AccumulatorAggregate):
                 alone = {"accumulator": pl.lit(None, pl.Binary)}
-            ways.merges[output] = self._of_output(output, self._merge)
-            ways.folded.update(f"{output}:{name}" for name in folds)
+            made_by.merges[output] = self._of_output(output, self._merge)
+            made_by.folded.update(f"{output}:{name}" for name in folds)
             for part, expr in alone.items():
                 name = f"{output}:{part}"
                 if is_plain_column(expr):
-                    ways.columns[name] = expr.meta.output_name()
+                    made_by.columns[name] = expr.meta.output_name()
                 else:
-                    ways.computed[name] = expr.alias(name)
+                    made_by.computed[name] = expr.alias(name)
             if not folds and not alone:
-                ways.reduced.extend(self._of_output(output, self._partial))
-        return ways
+                made_by.reduced.extend(self._of_output(output, self._partial))
+        return made_by
 
     def prefixes(
         self, parts: pl.DataFrame, source: Int64s, segments: Segments, accumulated: Mapping[str, pl.Series]
@@ -416,7 +416,7 @@ class WindowAggregation:
                 found.append(Scanned([accumulated[names[0]]]))
                 continue
             columns = [parts.get_column(name) for name in names]
-            merge = self._row_ways.merges[output]
+            merge = self._of_row.merges[output]
             found += self._guard(partial(scan, aggregate, columns, source, segments, merge))
         return found
 
