@@ -6,7 +6,6 @@ import math
 from typing import Final
 
 from midstream.engine.coordinator.checkpoints.schedule import RETRY_MS
-from midstream_lab.autoscaling import scales
 from midstream_lab.checkers.liveness_checker import COMMIT_S_MAX
 from midstream_lab.scenarios.scenario import Scenario
 
@@ -35,9 +34,8 @@ def bound_s(scenario: Scenario) -> float:
         return math.inf
     sinks = sum("sink" in kind for node in s.shape for kind in node.chain)
     commit_s = sinks * (COMMIT_S_MAX if s.on_slots else 0.0)
-    late = LATE_SLOTS_MAX
-    if s.is_scaling or scales(s.seed):  # a job that has become small requests the late slots of all faults one by one
-        late *= max(1, sum(fault.kind == "slots_late" for fault in s.faults))
+    # faults that strike one soon after the other leave all their late slots to the same restart
+    late = LATE_SLOTS_MAX * max(1, sum(fault.kind == "slots_late" for fault in s.faults))
     return 2 * checkpoint_s + COMMITS_MAX * commit_s + RETRY_MS / 1000 + late * SLOTS_S
 
 
