@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from midstream.engine.core.batches import filtered, rows_at, selected
+from midstream.engine.core.batches import filtered, rows_at, selected, stacked
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.schemas import SchemaLike
@@ -277,7 +277,7 @@ class JoinIndex(TableState):
             rows += merged[-1].frame.height
         if len(merged) > 1:
             frames, hashes, times = zip(*(each.remaining() for each in reversed(merged)), strict=True)
-            run = TimedRun(pl.concat(frames, rechunk=True), np.concatenate(hashes), np.concatenate(times))
+            run = TimedRun(stacked(frames), np.concatenate(hashes), np.concatenate(times))
         self._hold([*runs, run])
 
     # ---- for the operator ----

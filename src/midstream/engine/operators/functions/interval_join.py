@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import empty_batch, to_polars
+from midstream.engine.core.batches import empty_batch, filtered, stacked, to_polars
 from midstream.engine.core.errors import SchemaError
 from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.event_time_column import EventTime, TimeColumn
@@ -146,7 +146,7 @@ class IntervalJoinOperator(EventTimeJoinOperator):
         if self._how == "semi":
             return _matched_rows(run, matched) if port == LEFT else firsts
         pairs = [self._side_by_side(each, port) for each in (matched, unmatched) if each is not None]
-        return pl.concat(pairs) if pairs else None
+        return stacked(pairs) if pairs else None
 
     def _exact(self, matches: Matches | None, port: int) -> Matches | None:
         """Leave out pairs that are too close or too far apart by nanoseconds; they were found in whole microseconds."""
@@ -183,7 +183,7 @@ class IntervalJoinOperator(EventTimeJoinOperator):
 
     def _side_by_side(self, matches: Matches, port: int) -> pl.DataFrame:
         left, right = (matches.their_rows, matches.rows) if port == LEFT else (matches.rows, matches.their_rows)
-        return left.hstack(right.select(self._columns.added))
+        return left.hstack([right.get_column(name) for name in self._columns.added])
 
     def _completed(self, watermark_us: int) -> pl.DataFrame | None:
         made = []
@@ -225,4 +225,4 @@ def _had_partner(run: TimedRun, matches: Sequence[Matches | None]) -> np.ndarray
 
 
 def _matched_rows(run: TimedRun, matches: Matches | None) -> pl.DataFrame | None:
-    return None if matches is None else run.frame.filter(pl.Series(_had_partner(run, [matches])))
+    return None if matches is None else filtered(run.frame, _had_partner(run, [matches]))
