@@ -207,7 +207,7 @@ def selected(frame: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
 
 def frame_of(columns: Sequence[pl.Series]) -> pl.DataFrame:
     """Return a frame of columns with different names. `pl.DataFrame` takes three times as long, which matters for small batches."""
-    return columns[0].to_frame().hstack(columns[1:]) if columns else pl.DataFrame()
+    return columns[0].to_frame().hstack(list(columns[1:])) if columns else pl.DataFrame()
 
 
 def rows_at(frame: pl.DataFrame, positions: npt.NDArray[Any]) -> pl.DataFrame:
