@@ -8,12 +8,27 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream import ArgMax, ArgMin, Count, Environment, First, Last, TopN, WatermarkStrategy, session, testing
+from midstream import (
+    Accumulator,
+    Aggregate,
+    ArgMax,
+    ArgMin,
+    Count,
+    Environment,
+    First,
+    Last,
+    TopN,
+    WatermarkStrategy,
+    session,
+    testing,
+)
+from midstream.engine.operators.windows.aggregates import AnyAggregate
 from midstream.engine.state import session_index
 
 START = datetime(2024, 1, 1)
@@ -24,6 +39,38 @@ Times = list[tuple[int, int, int]]
 """The key, the second and the value of each row, in the order of arrival."""
 
 
+class AllIds(Aggregate):
+    """A user's aggregate of expressions, whose result depends on the order of arrival."""
+
+    columns = ("id",)
+
+    def partial(self, event_time: pl.Expr) -> dict[str, pl.Expr]:
+        return {"ids": pl.col("id").implode()}
+
+    def merge(self, part: Any) -> dict[str, pl.Expr]:
+        return {"ids": part("ids").explode().implode()}
+
+    def finish(self, part: Any) -> pl.Expr:
+        return part("ids")
+
+
+class AllIdsInPython(Accumulator[list[int]]):
+    columns = ("id",)
+    type = list[int]
+
+    def init(self) -> list[int]:
+        return []
+
+    def add(self, accumulator: list[int], row: dict[str, Any]) -> list[int]:
+        return [*accumulator, row["id"]]
+
+    def merge(self, first: list[int], second: list[int]) -> list[int]:
+        return first + second
+
+    def result(self, accumulator: list[int]) -> list[int]:
+        return accumulator
+
+
 def rows_of(times: Times) -> list[dict[str, Any]]:
     return [
         {"k": key, "at": START + timedelta(seconds=s), "id": number, "v": value, "ids": [number]}
@@ -31,19 +78,30 @@ def rows_of(times: Times) -> list[dict[str, Any]]:
     ]
 
 
-def found_in(times: Times, cut: Any, parallelism: int = 1, restores: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+AGGREGATES: dict[str, AnyAggregate] = {
+    "n": Count(),
+    "first": First("id", order="arrival"),
+    "last": Last("id", order="arrival"),
+    "least": ArgMin("id", by="v"),
+    "most": ArgMax("id", by="v"),
+    "best": TopN("ids", 3, by="v"),
+    "all": AllIds(),
+    "all_in_python": AllIdsInPython(),
+}
+
+
+def found_in(
+    times: Times,
+    cut: Any,
+    parallelism: int = 1,
+    restores: tuple[int, ...] = (),
+    aggregates: dict[str, AnyAggregate] = AGGREGATES,
+) -> list[dict[str, Any]]:
     """The results. `restores`: after which batches the job is restored, at alternating parallelism."""
     rows = Environment().from_collection([], schema=COLUMNS).uid("rows")
     timed = rows.with_watermarks("at", WatermarkStrategy.bounded(BOUND_S))
     sessions = timed.key_by("k").window(session(GAP_S))
-    found = sessions.aggregate(
-        n=Count(),
-        first=First("id", order="arrival"),
-        last=Last("id", order="arrival"),
-        least=ArgMin("id", by="v"),
-        most=ArgMax("id", by="v"),
-        best=TopN("ids", 3, by="v"),
-    )
+    found = sessions.aggregate(**aggregates)
     with testing.job(found, parallelism=parallelism) as job:
         given_rows = rows_of(times)
         sizes = [cut] * len(times) if isinstance(cut, int) else [*cut, *[len(times)] * len(times)]
@@ -83,6 +141,8 @@ def expected_of(times: Times) -> list[dict[str, Any]]:
                     "least": min(arrived, key=lambda row: row["v"])["id"],
                     "most": best[0]["id"],
                     "best": [row["ids"] for row in best[:3]],
+                    "all": [row["id"] for row in arrived],
+                    "all_in_python": [row["id"] for row in arrived],
                 }
             )
     return made
@@ -95,6 +155,13 @@ IN_TURNS: Times = [(1, 0, 5), (1, 2, 5), (1, 4, 5), (1, 8, 1), (1, 5, 1), (1, 6,
 def test_rows_that_arrive_in_turns_are_in_the_order_of_arrival_once_their_sessions_are_one(cut: Any) -> None:
     """Those at 4 and 5 s, and the one at 8 s between them, are two sessions of a batch, which the one at 6 s makes one."""
     assert found_in(IN_TURNS, cut) == expected_of(IN_TURNS)
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_an_aggregate_alone_keeps_the_order_of_arrival(name: str) -> None:
+    [found] = found_in(IN_TURNS, [2, 3, 1], aggregates={name: AGGREGATES[name]})
+    [expected] = expected_of(IN_TURNS)
+    assert found[name] == expected[name]
 
 
 @settings(max_examples=examples(90))

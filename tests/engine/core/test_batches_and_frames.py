@@ -25,6 +25,7 @@ from midstream.engine.core.batches import (
     to_polars,
     without,
 )
+from midstream.engine.core.errors import SchemaError
 
 COLUMNS: dict[str, pa.Array[Any]] = {
     "small integers": pa.array([-1, None, 3], pa.int8()),
@@ -83,6 +84,12 @@ def test_rows_are_chosen_and_put_together_as_polars_does_it(name: str) -> None:
         schema = pa.schema({name: COLUMNS[name].type, "more": pa.int64()})
         expected_batch = pa.record_batch({name: COLUMNS[name], "more": pa.array([1, 2, 3])}).take([1, 2, 0, 1, 2])
         assert from_polars(uneven.select("more", name), schema, "test").equals(expected_batch)
+
+
+@pytest.mark.parametrize("kind", [pl.Int64, pl.List(pl.Int64)])
+def test_a_name_with_a_nul_is_refused_whatever_the_types_are(kind: Any) -> None:
+    with pytest.raises(SchemaError, match=r"'a\\x00b' has a NUL in its name"):
+        from_polars(pl.DataFrame(schema={"a\0b": kind}), pa.schema({"a": pa.int64()}), "test")
 
 
 def test_many_chunks_become_one_batch_and_none_an_empty_one() -> None:

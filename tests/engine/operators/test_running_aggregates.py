@@ -74,6 +74,19 @@ class Spread(Aggregate):
         return part("high") - part("low")
 
 
+class Constant(Aggregate):
+    """A user's aggregate that needs no parts."""
+
+    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
+        return {}
+
+    def merge(self, part: Any) -> Mapping[str, pl.Expr]:
+        return {}
+
+    def finish(self, part: Any) -> pl.Expr:
+        return pl.lit(7)
+
+
 class Joined(Accumulator[list[str]]):
     columns = ("s",)
     type = str
@@ -168,6 +181,7 @@ AGGREGATES: dict[str, tuple[AnyAggregate, Any]] = {
         lambda rows: _extreme(rows, "i", max) - _extreme(rows, "i", min) if _numbers(rows, "i") else None,
     ),
     "joined": (Joined(), lambda rows: "".join(row["s"] or "-" for row in rows)),
+    "constant": (Constant(), lambda rows: 7),
 }
 _WHERE = pl.col("i") > 0
 for _name, _aggregate in {

@@ -144,7 +144,7 @@ class RowPerKey(OrderedTable):
                 runs.append(held.tidied())
         self._hold(self._settled(runs, len(order.codes)))
         if is_moved.all():
-            self.append_of(order, np.arange(rows.height), rows.get_columns())
+            self.append_of(order, np.arange(len(is_moved)), rows.get_columns())
         elif is_moved.any():
             moved = np.flatnonzero(is_moved)
             self.append_of(order, moved, rows_at(rows, moved).get_columns())

@@ -53,6 +53,11 @@ class Aggregate(ABC):
     columns: tuple[str, ...] = ()
     """The input columns that the aggregate reads; a missing one is reported before the job runs."""
 
+    @property
+    def _depends_on_arrival(self) -> bool:
+        """Whether the result depends on which of two parts of different event times arrived first; a user's may."""
+        return True
+
     def bind(self, schema: pa.Schema) -> Aggregate:
         """Return the aggregate for the rows of one stream; by default itself.
 
@@ -114,7 +119,6 @@ class Conditional(Aggregate):
 
     @property
     def _depends_on_arrival(self) -> bool:
-        """Whether the result depends on which of two parts of different event times arrived first."""
         return False
 
     def _parameters(self) -> Mapping[str, object]:
@@ -265,6 +269,8 @@ class _DecimalSum(Aggregate):
     A decimal is an integer of 38 digits, and polars fails in several ways when an intermediate sum has more. So the
     upper and the lower half of the digits are summed separately; each has room for 10^19 rows.
     """
+
+    _depends_on_arrival = False
 
     def __init__(self, column: str, scale: int) -> None:
         self.columns = (column,)

@@ -166,7 +166,7 @@ def scan(
     ordered = Scanned(columns).at(source)
     if isinstance(aggregate, CountDistinct):
         return [Scanned(_distinct(ordered[0], ordered[1], segments))]
-    return [Scanned(segments.merged(pl.DataFrame(ordered), merge).get_columns())]
+    return [Scanned(segments.merged(pl.DataFrame(ordered), merge).get_columns())] if columns else []
 
 
 def folded_onto(kind: str, before: Values, firsts: Int64s, values: Values, segments: Segments) -> Values:

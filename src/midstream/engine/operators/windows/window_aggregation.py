@@ -32,7 +32,6 @@ from midstream.engine.operators.windows.aggregates import (
     Aggregate,
     AnyAggregate,
     Columns,
-    Conditional,
     description_of,
     filtered,
     folds_of,
@@ -149,7 +148,7 @@ class WindowAggregation:
     @property
     def depends_on_arrival(self) -> bool:
         """Whether results depend on which of two parts of different event times arrived first."""
-        return any(isinstance(each, Conditional) and each._depends_on_arrival for each in self._aggregates.values())
+        return any(each._depends_on_arrival for each in self._aggregates.values())
 
     def open(self, context: OperatorContext) -> None:
         """Prepare what needs the context of the operator. Called once before any row."""
