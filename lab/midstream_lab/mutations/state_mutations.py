@@ -289,23 +289,23 @@ def clock_timers_are_not_dealt() -> Replacements:
 
 def one_group_more() -> Replacements:
     """The key group after the range is included."""
-    return [(state_files, "_select", _select_up_to(1))]
+    return [(state_files, "_keyed_rows_of", _rows_up_to(1))]
 
 
 def one_group_less() -> Replacements:
     """The last key group of the range is left out."""
-    return [(state_files, "_select", _select_up_to(-1))]
+    return [(state_files, "_keyed_rows_of", _rows_up_to(-1))]
 
 
-def _select_up_to(more: int) -> Callable[..., Chunk | None]:
-    original = state_files._select
+def _rows_up_to(more: int) -> Callable[..., Chunk | None]:
+    original = state_files._keyed_rows_of
 
-    def select(table: pa.Table, chunk: Any, owned: Any) -> Chunk | None:
+    def rows_of(tables: Any, found: Any, chunk: Any, owned: Any, where: str) -> Chunk | None:
         if owned.key_groups is not None:
             owned = replace(owned, key_groups=range(owned.key_groups.start, owned.key_groups.stop + more))
-        return original(table, chunk, owned)
+        return original(tables, found, chunk, owned, where)
 
-    return select
+    return rows_of
 
 
 def whole_up_to_the_next() -> Replacements:
