@@ -34,7 +34,7 @@ def queried() -> tuple[Client, BrokerQuery]:
     return client, BrokerQuery(client, ("orders", 3))  # type: ignore[arg-type]  # has the one call that is needed
 
 
-def test_a_query_that_hangs_delays_nobody_and_is_the_only_one() -> None:
+def test_a_query_that_hangs_does_not_delay_reads_and_is_not_repeated() -> None:
     client, query = queried()
     for now_s in range(100):
         assert not query.has_answered(now_s, 5)

@@ -97,7 +97,7 @@ def test_a_partition_is_read_once_at_a_time_and_a_copy_of_the_source_shares_noth
     with pytest.raises(StorageError, match="partition 0"):
         source.open_split(all_splits(source)[0])
     kafka.produce(topic, as_json(2))
-    assert values(first.take(2)) == [1, 2], "who tried in vain has disturbed nobody"
+    assert values(first.take(2)) == [1, 2], "the refused reader has not disturbed the first one"
     first.reader.close()
 
 

@@ -177,7 +177,10 @@ def _measured(job: Job, received: Path, change: Callable[[], object]) -> StateFi
 def _lose_a_slot(job: Job) -> None:
     restarts = job.status().restarts
     os.kill(job.status().slot_pids[0], signal.SIGKILL)
+    deadline_s = time.monotonic() + FILL_S_MAX
     while job.status().restarts == restarts:
+        if time.monotonic() > deadline_s:
+            raise JobError(f"the job has not restarted {FILL_S_MAX:g} s after one of its slots was killed")
         time.sleep(POLL_S)
     await_running(job)
 

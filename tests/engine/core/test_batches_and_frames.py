@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pyarrow.lib import concat_batches
 
 from midstream.engine.core.batches import (
-    filtered,
     from_polars,
     invalid_value,
     rows_at,
+    rows_where,
     single_batch,
     stacked,
     to_arrow,
@@ -73,7 +73,7 @@ def test_rows_are_chosen_and_put_together_as_polars_does_it(name: str) -> None:
         kept = np.array([random.random() < 0.5 for _ in range(frame.height)], np.bool_)
         for made, expected in (
             (rows_at(frame, positions), frame[positions]),
-            (filtered(frame, kept), frame.filter(pl.Series(kept, dtype=pl.Boolean))),
+            (rows_where(frame, kept), frame.filter(pl.Series(kept, dtype=pl.Boolean))),
             (stacked([frame, once, frame]), pl.concat([frame, once, frame])),
             (stacked([frame]), frame),
             (without(frame, [name]), frame.drop(name)),

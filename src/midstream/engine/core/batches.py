@@ -231,7 +231,7 @@ def without(frame: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
     return selected(frame, [name for name in frame.columns if name not in names]) if names else frame
 
 
-def filtered(frame: pl.DataFrame, kept: npt.NDArray[np.bool_]) -> pl.DataFrame:
+def rows_where(frame: pl.DataFrame, kept: npt.NDArray[np.bool_]) -> pl.DataFrame:
     """Return some rows of a frame. `DataFrame.filter` would hand it to a thread of polars."""
     mask = pl.Series(kept)
     return frame_of([column.filter(mask) for column in frame.iter_columns()])

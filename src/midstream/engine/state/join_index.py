@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from midstream.engine.core.batches import filtered, rows_at, selected, stacked
+from midstream.engine.core.batches import rows_at, rows_where, selected, stacked
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.schemas import SchemaLike
@@ -128,7 +128,7 @@ class TimedRun(TombstonedRun):
         return self.only(alive if self.there is None else alive & self.there)
 
     def only(self, some: Bools) -> tuple[pl.DataFrame, UInt64s, Int64s]:
-        return filtered(self.frame, some), self.hashes[some], self.times[some]
+        return rows_where(self.frame, some), self.hashes[some], self.times[some]
 
 
 class Matches(NamedTuple):
@@ -140,7 +140,7 @@ class Matches(NamedTuple):
     rows: pl.DataFrame
 
     def only(self, some: Bools) -> Matches:
-        rows = filtered(self.their_rows, some), filtered(self.rows, some)
+        rows = rows_where(self.their_rows, some), rows_where(self.rows, some)
         return Matches(self.theirs[some], self.mine[some], *rows)
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import filtered
+from midstream.engine.core.batches import rows_where
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.interfaces import Ids
 from midstream.engine.state.columnar import Columns, FrameRun
@@ -163,7 +163,7 @@ class LivingRun(FrameRun):
     def frame(self) -> pl.DataFrame:  # type: ignore[override]  # it is never assigned
         picked = self._picked  # read once: `follow` may drop it while the I/O pool is here
         if picked is None:
-            picked = filtered(self._of, self._there)
+            picked = rows_where(self._of, self._there)
             self._picked = picked if self._is_kept else None
         return picked
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from midstream.engine.core.batches import empty_batch, filtered, from_polars, rows_at, selected, stacked, to_polars
+from midstream.engine.core.batches import empty_batch, from_polars, rows_at, rows_where, selected, stacked, to_polars
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.operators.event_time_column import EventTime, Int64s
 from midstream.engine.operators.functions.event_time_join import EventTimeJoinOperator, JoinColumns
@@ -112,7 +112,7 @@ class AsofJoinOperator(EventTimeJoinOperator):
         for waiting, time in zip(self._waiting, self._own_times, strict=True):
             rows = waiting.frame
             marks = self._reached(from_polars(rows, waiting.schema, self._where), self._columns.keys)
-            waiting.frame = filtered(rows, time.us_of(rows) > marks)
+            waiting.frame = rows_where(rows, time.us_of(rows) > marks)
 
 
 def _by_time(rows: pl.DataFrame, time: EventTime) -> pl.DataFrame:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import filtered, rows_at, selected
+from midstream.engine.core.batches import rows_at, rows_where, selected
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.operators.base import KEY
 from midstream.engine.operators.event_time_column import EventTime, Int64s
@@ -113,7 +113,7 @@ def _first_within(
             when = pl.Series(column, times[added]).cast(pl.Datetime(unit))
             self.kept.append_of(order, numbers[added], [when])
             made = selected(rows, emitted)
-            return made if is_kept.all() else filtered(made, is_kept)
+            return made if is_kept.all() else rows_where(made, is_kept)
 
         def on_watermark(self, ctx: BatchContext) -> None:
             assert isinstance(ctx, TimeContext)

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import empty_batch, filtered, stacked, to_polars
+from midstream.engine.core.batches import empty_batch, rows_where, stacked, to_polars
 from midstream.engine.core.errors import SchemaError
 from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.event_time_column import EventTime, TimeColumn
@@ -225,4 +225,4 @@ def _had_partner(run: TimedRun, matches: Sequence[Matches | None]) -> np.ndarray
 
 
 def _matched_rows(run: TimedRun, matches: Matches | None) -> pl.DataFrame | None:
-    return None if matches is None else filtered(run.frame, _had_partner(run, [matches]))
+    return None if matches is None else rows_where(run.frame, _had_partner(run, [matches]))

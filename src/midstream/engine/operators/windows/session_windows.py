@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.core.batches import filtered, first_null, rows_at, selected, stacked, to_polars, without
+from midstream.engine.core.batches import first_null, rows_at, rows_where, selected, stacked, to_polars, without
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.errors import SchemaError
 from midstream.engine.operators.event_time_column import Int64s
@@ -163,7 +163,7 @@ class SessionWindowOperator(WindowOperator):
             keep = self._not_late(frame, watermark)
             if not keep.all():
                 self._emit_late(batch.filter(pa.array(~keep)))
-                frame = filtered(frame, keep)
+                frame = rows_where(frame, keep)
                 if not frame.height:
                     return
         parts = frame if is_combined else _small_sessions(self._aggregation, frame, self._gap.least)
@@ -208,7 +208,7 @@ class SessionWindowOperator(WindowOperator):
         expired = self._expired(watermark)
         keep: npt.NDArray[np.bool_] = frame.get_column(END).to_numpy() > expired
         by = self._aggregation.by
-        keys = filtered(selected(frame, by), ~keep).unique(maintain_order=True)
+        keys = rows_where(selected(frame, by), ~keep).unique(maintain_order=True)
         merged = self._merge_keys(keys)
         # Keys are numbered, since distinct keys may be equal as Python values: times less than a microsecond apart.
         keys = keys.with_row_index(_KEY)
@@ -282,7 +282,7 @@ class SessionWindowOperator(WindowOperator):
         groups = table.column(KEY_GROUP).to_numpy()
         # A snapshot between two slices holds parts that have expired in key groups that had already fired.
         live = frame.get_column(END).to_numpy() + self._lateness > self._fired.of(groups)
-        frame = filtered(frame, live)
+        frame = rows_where(frame, live)
         if frame.height:
             self._parts.append(self._merge([frame]))
             self._parts.compact()
@@ -295,7 +295,7 @@ def _ordered(sessions: pl.DataFrame) -> pl.DataFrame:
 
 
 def _ended(parts: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    return filtered(parts, parts.get_column(END).to_numpy() <= watermark)
+    return rows_where(parts, parts.get_column(END).to_numpy() <= watermark)
 
 
 def _small_sessions(

@@ -55,15 +55,17 @@ _NOT_SORTED: Final = "__not_sorted"
 
 @dataclass(slots=True)
 class _RowParts:
-    """How the columns of the part of a row alone are made, and how parts are merged, by output."""
+    """How the columns of a part are made of one row, by their names; and how parts are merged."""
 
     folded: set[str] = field(default_factory=set)
+    """The columns that are folds."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Columns of the row."""
+    """Columns of the row that are columns of its part."""
     computed: dict[str, pl.Expr] = field(default_factory=dict)
     reduced: list[pl.Expr] = field(default_factory=list)
     """Columns of aggregates that only reduce groups of rows."""
     merges: dict[str, list[pl.Expr]] = field(default_factory=dict)
+    """The expressions that merge parts, by output."""
 
 
 class WindowAggregation:

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.engine.core.batches import filtered, from_polars, selected, to_polars
+from midstream.engine.core.batches import from_polars, rows_where, selected, to_polars
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import ConfigError, InvariantError, JobError
 from midstream.engine.core.key_groups import key_groups
@@ -252,8 +252,8 @@ class WindowOperator(Operator):
         if self._fired.is_even:
             if isinstance(due, int):
                 return frame if due > self._fired.lowest else frame.clear()
-            return filtered(frame, due > self._fired.lowest)
-        return filtered(frame, due > self._fired.of(self._layout.groups(frame)))
+            return rows_where(frame, due > self._fired.lowest)
+        return rows_where(frame, due > self._fired.of(self._layout.groups(frame)))
 
     def _emit(self, merged: pl.DataFrame, *, is_early: bool = False) -> None:
         """Finish a merged frame with START and END, and emit it; a part may become several rows."""
