@@ -91,11 +91,11 @@ def measure(storage: Storage, buffer_bytes: int) -> None:
 
     def read(of: ChannelState) -> None:
         for segment in state.segments:
-            rows_of(read_segment(storage, segment, [SCHEMA], "here"), EDGE, of, 0, MAX_PARALLELISM)
+            rows_of(read_segment(storage, segment, [SCHEMA], "here"), EDGE.keys, [SCHEMA], of, 0, MAX_PARALLELISM)
 
     segments = [read_segment(storage, segment, [SCHEMA], "here") for segment in state.segments]
     print(f"  read and check: {mib / best_s(lambda: read(state)):.0f} MiB/s")
-    filtered = best_s(lambda: [rows_of(batches, EDGE, half, 0, MAX_PARALLELISM) for batches in segments])
+    filtered = best_s(lambda: [rows_of(batches, EDGE.keys, [SCHEMA], half, 0, MAX_PARALLELISM) for batches in segments])
     print(
         f"  filter by key group, half is ours: {mib / filtered:.0f} MiB/s; with reading {mib / best_s(lambda: read(half)):.0f}"
     )

@@ -213,6 +213,7 @@ def main(first: int, stop: int, seconds: float) -> None:
         with tempfile.TemporaryDirectory() as directory:
             base.mutant.write(Path(directory))
             trials.inspect(directory, False)
+            trials.state(directory)
             if base.is_restored:
                 trials.restore(base, directory, 2, base.name == "functions")
     pages = int(Path("/proc/self/statm").read_text().split()[0])

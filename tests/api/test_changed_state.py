@@ -62,6 +62,7 @@ from midstream.engine.checkpoint.extents import files_of
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, Committables, encode_metadata
 from midstream.engine.checkpoint.other_key_groups import progress_of, regrouped
 from midstream.engine.checkpoint.store import metadata_path
+from midstream.engine.checkpoint.stored_states import StoredState
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.batches import is_held_by_polars
 from midstream.engine.core.python_values import ValueMisfit, is_nan, to_array, to_python
@@ -111,7 +112,7 @@ def every_state(path: str, *, uids: Sequence[str] | None = None) -> dict[tuple[s
     return {
         (state.uid, state.name): read_state(path, state.uid, state.part)
         for state in found
-        if state.kind and (uids is None or state.uid in uids)
+        if isinstance(state, StoredState) and state.kind and (uids is None or state.uid in uids)
     }
 
 

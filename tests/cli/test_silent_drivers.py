@@ -108,6 +108,6 @@ def test_a_request_is_given_up_when_the_driver_freezes_while_it_carries_it_out(s
     def frozen(entry: job_registry.JobEntry) -> None:
         raise client.ClusterError("its driver is alive but not responding")
 
-    monkeypatch.setattr(job_commands, "_status_of", frozen)
+    monkeypatch.setattr(job_commands, "status_of", frozen)
     assert main(["stop", "flights"]) == 1
     assert "its driver is alive but not responding" in capsys.readouterr().err

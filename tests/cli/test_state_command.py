@@ -21,6 +21,7 @@ from midstream import (
     Environment,
     KeyedBatchFunction,
     KeyedProcessFunction,
+    ProcessSlots,
     StorageError,
     TableState,
     ValueState,
@@ -32,7 +33,9 @@ from midstream.cli.json_schema import schema
 from midstream.cli.main import main
 from midstream.runtime.storage import stored_checkpoint
 from midstream.runtime.storage.stored_checkpoint import open_checkpoint
+from mutated_checkpoints import ROWS, Base
 from released_job import FOLDER, STATE
+from waiting import until
 
 
 @pytest.fixture
@@ -162,6 +165,39 @@ def test_times_in_any_zone_are_compared_and_shown_in_their_own(
     assert all(entry["at"].endswith(("12:00:00+01:00", "12:00:00+02:00")) for entry in shown["entries"])
 
 
+@pytest.fixture
+def with_rows_in_flight(tmp_path: Path) -> Path:
+    """A checkpoint in which each subtask was to process the first six rows of its keys, twice."""
+    Base("functions").mutant.write(tmp_path)
+    return tmp_path
+
+
+def test_rows_in_flight_are_read_as_state_of_the_operator_that_had_not_processed_them(
+    with_rows_in_flight: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(with_rows_in_flight)
+    found = read_state(path, "everything", "in_flight")
+    expected = pl.DataFrame([row for row in ROWS[:6] for _ in range(2)])
+    assert found.collect().select(expected.columns).sort("x").equals(expected)
+    assert found.collect().schema == found.collect_schema()
+    assert found.filter(pl.col("x") == 3).select("name").collect()["name"].to_list() == ["n3", "n3"]
+    assert main(["state", path]) == 0
+    assert "in_flight" in capsys.readouterr().out
+    assert main(["state", path, "everything", "in_flight", "--where", "x > 4", "--json"]) == 0
+    assert [entry["x"] for entry in validated(capsys)["entries"]] == [5, 5]
+
+
+def test_what_is_read_without_a_name_does_not_depend_on_whether_rows_are_in_flight(tmp_path: Path) -> None:
+    mutant = Base("aggregates").mutant
+    mutant.write(tmp_path)
+    [_, in_flight] = [state.name for state in open_checkpoint(str(tmp_path)).states if state.uid == "counted"]
+    assert in_flight == "in_flight"
+    with_them = read_state(str(tmp_path), "counted").collect()
+    mutant.metadata["channels"] = []
+    mutant.write(tmp_path)
+    assert with_them.equals(read_state(str(tmp_path), "counted").collect())
+
+
 def test_a_path_with_a_nul_is_refused() -> None:
     with pytest.raises(ConfigError, match="a path cannot have a NUL in it"):
         read_state("a\0b", "keyed")
@@ -216,3 +252,36 @@ def test_values_that_python_or_json_lacks_are_shown_as_text(tmp_path: Path, caps
     assert main(["state", path, "odd", "rows"]) == 0
     assert main(["state", path, "odd", "rows", "--where", "k = '\udcff'"]) == 2
     assert "is not text in UTF-8" in capsys.readouterr().err
+
+
+def test_a_running_job_is_named_instead_of_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = Environment("endless", checkpoint_dir="state")
+    rows = env.generate(lambda i: {"k": i % 3, "n": i}, rows_per_s=1000)
+    rows.key_by("k").process(Counted(), {"k": int}).uid("counted").write_jsonl("out")
+    job = env.start(slots=ProcessSlots(1))
+
+    def entries() -> list[Any]:
+        assert main(["checkpoint", "endless"]) == 0
+        main(["state", "endless", "counted", "n", "--json"])
+        return list(json.loads(capsys.readouterr().out.splitlines()[-1]).get("entries", ()))
+
+    try:
+        until("a checkpoint has rows of every key", lambda: len(entries()) == 3)
+        assert main(["state", "endless", "counted", "n", "--json"]) == 0
+        assert {entry["k"] for entry in validated(capsys)["entries"]} == {0, 1, 2}
+        assert main(["inspect", job.job_id, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["job_name"] == "endless"
+    finally:
+        job.stop()
+    assert main(["state", "endless"]) == 2
+    assert "'endless': there is no such directory, and no job with this name or id runs here" in capsys.readouterr().err
+
+
+class Counted(KeyedProcessFunction):
+    n = ValueState(int, default=0)
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.n.value += 1

@@ -24,6 +24,7 @@ from midstream import (
     write_savepoint,
 )
 from midstream.engine.core.arrow_types import to_list
+from mutated_checkpoints import Base
 
 NESTED = pa.struct(
     [
@@ -104,6 +105,17 @@ def test_there_is_a_partition_for_each_subtask_that_has_rows(path: str) -> None:
     rows = pa.concat_tables([pa.Table.from_batches(reader.read(partition)) for partition in partitions])  # type: ignore[arg-type]
     keys: list[int] = to_list(rows.column("k"))
     assert sorted(keys) == list(range(40))
+
+
+def test_rows_in_flight_have_a_partition_for_each_subtask(tmp_path: Path) -> None:
+    Base("functions").mutant.write(tmp_path)
+    found = source(path=str(tmp_path), uid="everything", name="in_flight")
+    schema = found.schema()
+    assert isinstance(schema, StructType)
+    reader = found.reader(schema)
+    read = [pa.Table.from_batches(reader.read(partition)) for partition in reader.partitions()]  # type: ignore[arg-type]
+    numbers = [sorted(to_list(table.column("x"))) for table in read]
+    assert len(numbers) == 2 and all(numbers) and sorted(numbers[0] + numbers[1]) == [n // 2 for n in range(12)]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,6 +14,7 @@ import pyarrow as pa
 from midstream.engine.checkpoint.channel_state import read_segment, rows_of
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, OperatorState
 from midstream.engine.checkpoint.state_files import read_parts
+from midstream.engine.checkpoint.stored_in_flight import rows_in_flight
 from midstream.engine.core.arrow_types import is_struct_array, to_list
 from midstream.engine.core.batches import concat, empty_batch
 from midstream.engine.core.elements import MAX_WATERMARK_US
@@ -122,6 +123,7 @@ class RowInspection:
         """Return the rows in flight by place, since an edge may be restored as another one with the same ends."""
         found: dict[RowLocation, list[pa.RecordBatch]] = {}
         locations = self._locations.of(metadata) if metadata.channels else {}
+        read: defaultdict[tuple[int, bool], Counter[int]] = defaultdict(Counter)
         for state in metadata.channels:
             location, old = locations[state.edge], metadata.edges[state.edge]
             layout = key_layout_of(self._shape, location.entry)
@@ -129,13 +131,34 @@ class RowInspection:
             of = state.edge, old.source, old.target, Partitioning(old.partitioning)
             edge = Edge(*of, layout.schema, old.keys, combiner=combiner)
             batches = [b for segment in state.segments for b in read_segment(storage, segment, edge.layouts, "checker")]
-            rows = rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups)
+            skip = state.skip
+            rows = rows_of(batches[skip:], edge.keys, edge.layouts, state, skip, self._key_groups)
             for batch in rows:
                 if batch.num_rows:
                     is_combined = edge.layout_of(batch) > 0
+                    by_name = batch.column(ROWS if is_combined else "id")
+                    read[state.edge, is_combined].update(to_list(by_name))
                     plain = self._uncombined(batch, location.node) if is_combined else self._plain(batch, layout)
                     found.setdefault(location, []).append(plain)
+        self._check_tables(storage, metadata, read)
         return {location: concat(batches) for location, batches in found.items() if batches}
+
+    def _check_tables(
+        self, storage: Storage, metadata: CheckpointMetadata, expected: Mapping[tuple[int, bool], Counter[int]]
+    ) -> None:
+        """Check that users who read the checkpoint see these rows in flight. `expected`: ids, or numbers of rows, by edge
+        and whether they are combined.
+        """
+        found: defaultdict[tuple[int, bool], Counter[int]] = defaultdict(Counter)
+        for state in rows_in_flight(metadata):
+            is_combined = state.layout > 0
+            frames = [frame for frame in state.frames(storage, "checker") if frame.height]
+            for frame in frames:
+                found[state.edge.id, is_combined].update(frame[ROWS if is_combined else "id"].to_list())
+            if sum(frame.height for frame in frames) > state.rows:
+                self._outside.world.bug(f"{state.name} to {state.uid} has more rows than are announced, {state.rows}")
+        if found != expected:
+            self._outside.world.bug(f"rows in flight are read as {dict(found)}, and are {dict(expected)}")
 
     def _plain(self, rows: pa.RecordBatch, layout: KeyLayout) -> pa.RecordBatch:
         """Convert rows of a form to rows of SCHEMA. If their keys have changed, report a bug and return no rows."""

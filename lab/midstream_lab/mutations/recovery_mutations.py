@@ -18,6 +18,7 @@ from midstream.engine.checkpoint import (
     redistribute_state,
     state_files,
 )
+from midstream.engine.checkpoint.stored_in_flight import RowsInFlight
 from midstream.engine.coordinator import coordinator as machine
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.restore import distribute
@@ -40,10 +41,10 @@ AGAIN_S: Final = 0.035
 def _with_range(change: Callable[[int, int], tuple[int, int]]) -> Replacements:
     original = channel_state.rows_of
 
-    def rows_of(batches: Any, edge: Any, state: Any, first: int, max_parallelism: int) -> Any:
+    def rows_of(batches: Any, keys: Any, layouts: Any, state: Any, first: int, max_parallelism: int) -> Any:
         if state.key_groups is not None:
             state = msgspec.structs.replace(state, key_groups=change(*state.key_groups))
-        return original(batches, edge, state, first, max_parallelism)
+        return original(batches, keys, layouts, state, first, max_parallelism)
 
     return [(recovery, "rows_of", rows_of)]
 
@@ -55,6 +56,25 @@ def range_one_too_long() -> Replacements:
 
 def range_one_too_short() -> Replacements:
     return _with_range(lambda low, high: (low, high - 1))
+
+
+def _shown_with(**changes: Any) -> Replacements:
+    original = RowsInFlight._batches
+
+    def batches(self: Any, storage: Any, channel: Any, *others: Any) -> Any:
+        return original(self, storage, msgspec.structs.replace(channel, **changes), *others)
+
+    return [(RowsInFlight, "_batches", batches)]
+
+
+def consumed_rows_shown() -> Replacements:
+    """Whoever reads a checkpoint also sees the rows in flight that have been processed since they were stored."""
+    return _shown_with(skip=0, ahead=())
+
+
+def shared_rows_shown_to_all() -> Replacements:
+    """Whoever reads a checkpoint sees shared rows in flight once for each subtask that shares them."""
+    return _shown_with(key_groups=None)
 
 
 def range_of_a_range_too_short() -> Replacements:
@@ -365,6 +385,8 @@ def state_of_the_restore_before() -> Replacements:
 MUTATIONS: Final = named(
     Mutation("rows in flight of one key group more are recovered", range_one_too_long, targeted.backpressured),
     Mutation("rows in flight of the last key group are not recovered", range_one_too_short, targeted.backpressured),
+    Mutation("rows in flight that were processed are read", consumed_rows_shown, targeted.backpressured),
+    Mutation("rows in flight are read for each subtask", shared_rows_shown_to_all, targeted.backpressured),
     Mutation("rows that are distributed again lose a key group", range_of_a_range_too_short, targeted.rejoined),
     Mutation("a key group that consumers share counts with the wrong one", shared_border_off_by_one, targeted.rejoined),
     Mutation("key groups of which as much is gone are merged over gaps", merged_over_gaps, rejoined_with_gaps),

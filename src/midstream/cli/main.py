@@ -351,8 +351,8 @@ def inspect(
     Parameters
     ----------
     checkpoint
-        A checkpoint (chk-N), a savepoint, or a job's checkpoint directory, which means its latest checkpoint; or the
-        Python file of a job.
+        A checkpoint (chk-N), a savepoint, or a job's checkpoint directory, which means its latest checkpoint; the name
+        or id of a job that runs on this machine; or the Python file of a job.
     from_
         Where the job would resume, as for `midstream run`. Default: latest.
     allow_dropped_state
@@ -372,8 +372,9 @@ def inspect(
             f"{checkpoint!r} is not the Python file of a job, so there is nothing to compare: leave options out"
         )
     from midstream.cli.commands.inspect_checkpoint import inspect_checkpoint
+    from midstream.cli.commands.job_commands import checkpoints_of
 
-    return inspect_checkpoint(checkpoint)
+    return inspect_checkpoint(checkpoints_of(checkpoint))
 
 
 @app.command
@@ -394,7 +395,8 @@ def state(
     Parameters
     ----------
     checkpoint
-        A checkpoint (chk-N), a savepoint, or a job's checkpoint directory, which means its latest checkpoint.
+        A checkpoint (chk-N), a savepoint, or a job's checkpoint directory, which means its latest checkpoint; or the
+        name or id of a job that runs on this machine.
     uid
         The uid of the operator.
     name
@@ -404,9 +406,10 @@ def state(
     rows
         The largest number of entries to show.
     """
+    from midstream.cli.commands.job_commands import checkpoints_of
     from midstream.cli.commands.state import show_state
 
-    return show_state(checkpoint, uid, name, where, rows)
+    return show_state(checkpoints_of(checkpoint), uid, name, where, rows)
 
 
 @app.command

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from midstream.engine.checkpoint.stored_states import StoredState, empty_frame_of, frames_of
+from midstream.engine.checkpoint.stored_states import Readable
 from midstream.engine.core.arrow_types import is_bytes, is_list, is_text
 from midstream.engine.core.batches import conform, single_batch, to_arrow
 from midstream.engine.core.errors import ConfigError
@@ -47,14 +47,14 @@ class StateSource(DataSource):
     def schema(self) -> StructType:
         opened, state = self._opened()
         where = f"state {state.name!r} of operator {state.uid!r}"
-        found = to_arrow(empty_frame_of(opened.storage, state, opened.path)).schema
+        found = to_arrow(state.empty_frame(opened.storage, opened.path)).schema
         return spark_struct(_spark_forms(found), where)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         opened, state = self._opened()
         return _StateReader(absolute(opened.root), opened.path, state, schema)
 
-    def _opened(self) -> tuple[OpenedCheckpoint, StoredState]:
+    def _opened(self) -> tuple[OpenedCheckpoint, Readable]:
         unknown = [option for option in self.options if option.lower() not in _OPTIONS]
         missing = [option for option in _OPTIONS[:2] if not self.options.get(option)]
         if unknown or missing:
@@ -69,25 +69,25 @@ class StateSource(DataSource):
 
 @dataclass
 class _SubtaskPart(InputPartition):
-    state: StoredState
+    state: Readable
     """With what one subtask has of it."""
 
 
 class _StateReader(DataSourceReader):
-    def __init__(self, root: str, where: str, state: StoredState, schema: StructType) -> None:
+    def __init__(self, root: str, where: str, state: Readable, schema: StructType) -> None:
         self._root = root
         self._where = where
         self._state = state
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [_SubtaskPart(replace(self._state, handles=(handle,))) for handle in self._state.handles]
+        return [_SubtaskPart(state) for state in self._state.by_subtask()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _SubtaskPart), partition
         state, names = partition.state, self._schema.names
         where = f"{self._where}: state {state.name!r} of operator {state.uid!r}"
-        for frame in frames_of(FileStorage(self._root), state, self._where):
+        for frame in state.frames(FileStorage(self._root), self._where):
             for some in frame.select(names).iter_slices(_ROWS_OF_BATCH):
                 batch = single_batch(to_arrow(some))
                 yield conform(batch, _spark_forms(batch.schema), where)

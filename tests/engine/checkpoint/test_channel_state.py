@@ -268,14 +268,16 @@ def test_the_filters_of_all_consumers_together_keep_each_row_once_and_in_order(
     kept: list[list[tuple[int, int]]] = [[] for _ in rows]
     for subtask in range(parallelism):
         own = key_group_range(subtask, parallelism, 16)
-        parts = rows_of(rows, EDGE, ChannelState(0, 0, 0, False, (), 0, (own.start, own.stop)), 0, 16)
+        parts = rows_of(
+            rows, EDGE.keys, EDGE.layouts, ChannelState(0, 0, 0, False, (), 0, (own.start, own.stop)), 0, 16
+        )
         assert len(parts) == len(rows)
         for found, part in zip(kept, parts, strict=True):
             assert rows_in(part) == sorted(rows_in(part), key=lambda row: row[1])
             assert all(group in own for group in key_groups(part, ("key",), 16).tolist())
             found += rows_in(part)
     assert [sorted(found, key=lambda row: row[1]) for found in kept] == [rows_in(whole) for whole in rows]
-    assert rows_of(rows, EDGE, ChannelState(0, 0, 0, False, ()), 0, 16) is rows
+    assert rows_of(rows, EDGE.keys, EDGE.layouts, ChannelState(0, 0, 0, False, ()), 0, 16) is rows
 
 
 def test_files_of_one_task_and_checkpoint_have_names_of_their_own() -> None:

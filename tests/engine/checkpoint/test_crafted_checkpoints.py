@@ -16,7 +16,7 @@ from in_memory import MemoryStorage
 from midstream.engine.checkpoint.channel_state import read_segment
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, SourcePosition, decode_metadata, encode_metadata
 from midstream.engine.checkpoint.state_files import read_parts, state_file, store_parts
-from midstream.engine.checkpoint.stored_states import StoredState, frames_of
+from midstream.engine.checkpoint.stored_states import StoredState
 from midstream.engine.core.batch_framing import prefix
 from midstream.engine.core.errors import StorageError
 from midstream.engine.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
@@ -214,7 +214,7 @@ def test_state_of_which_one_subtask_has_other_columns_is_not_shown(other: str) -
     with pytest.raises(
         StorageError, match="chk-1: state 'table:rows' of operator 'op': the columns of one subtask are"
     ):
-        list(frames_of(storage, state, "chk-1"))
+        list(state.frames(storage, "chk-1"))
 
 
 def test_state_without_columns_is_not_shown() -> None:
@@ -223,7 +223,7 @@ def test_state_without_columns_is_not_shown() -> None:
     handles = store_parts(storage, [{"splits": part}], {}, state_file(1, 1, 1, 0, 0)).parts[0]
     state = StoredState("op", "op", "splits", Redistribute.SPLIT, handles, "", 128)
     with pytest.raises(StorageError, match="chk-1: state 'splits' of operator 'op': a chunk has no columns"):
-        list(frames_of(storage, state, "chk-1"))
+        list(state.frames(storage, "chk-1"))
 
 
 @pytest.mark.parametrize("name", COLUMNS)

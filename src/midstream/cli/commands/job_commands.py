@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -107,17 +108,35 @@ def list_jobs(also_ended: bool) -> Answer:
 def _status_if_it_answers(entry: JobEntry) -> JobStatus | ClusterError | ConfigError | None:
     """Return the status of a job, or why it cannot be had; None if the job has just ended."""
     try:
-        return _status_of(entry)
+        return status_of(entry)
     except RequestFailed:
         return None
     except (ClusterError, ConfigError) as error:
         return error
 
 
+def checkpoints_of(job_or_path: str) -> str:
+    """Return where to read checkpoints: the path itself, or the checkpoint directory of a running job.
+
+    Raises ConfigError if it is neither, or the job has no such directory; JobError if several jobs have that name.
+    """
+    if set(job_or_path) & {"/", "\0"} or Path(job_or_path).exists():
+        return job_or_path
+    entry = registry.find_running(job_or_path)
+    if entry is None:
+        raise ConfigError(f"{job_or_path!r}: there is no such directory, and no job with this name or id runs here")
+    directory = status_of(entry).checkpoint_dir
+    if directory is None:
+        raise ConfigError(
+            f"job {entry.name} ({entry.job_id}) has no checkpoints, since it runs without a checkpoint_dir"
+        )
+    return directory
+
+
 def show_status(job: str | None) -> Answer:
     """Show the status of one job. Raises JobError if there is no such job."""
     entry = named(job)
-    status = _status_of(entry)
+    status = status_of(entry)
     page = [Text(f"page {entry.page}", style="dim")] if entry.page else []
     return Answer(status, Group(job_view(status), *_last_failure(status), *page))
 
@@ -259,7 +278,7 @@ def _log_pieces(entry: Target, follow: bool, operator: str | None) -> Iterator[t
 
 
 def _check_operator(entry: Target, operator: str) -> None:
-    operators = [each for vertex in _status_of(entry).vertices for each in vertex.operators]
+    operators = [each for vertex in status_of(entry).vertices for each in vertex.operators]
     if not any(operator in (each.uid, each.name) for each in operators):
         uids = ", ".join(each.uid for each in operators)
         raise RequestFailed(
@@ -362,7 +381,7 @@ def _request_and_wait(entry: Target, request: m.ClientRequest, log: Callable[[st
         answered_s = time.monotonic()
         while not over.wait(POLL_INTERVAL_S):
             try:
-                waiting = _status_of(entry).waiting
+                waiting = status_of(entry).waiting
                 answered_s = time.monotonic()
             except MidstreamError as error:  # if it is ending, the answer reports how
                 if isinstance(client, Client) and time.monotonic() - answered_s >= SILENCE_S_MAX and not over.is_set():
@@ -388,7 +407,7 @@ def _request_and_wait(entry: Target, request: m.ClientRequest, log: Callable[[st
     return reply
 
 
-def _status_of(entry: Target) -> JobStatus:
+def status_of(entry: Target) -> JobStatus:
     status = _request(entry, m.GetStatus(), STATUS_TIMEOUT_S).status
     if status is None:
         raise ClusterError(f"job {entry.name} ({entry.job_id}) answered without a status")

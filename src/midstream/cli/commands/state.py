@@ -15,7 +15,7 @@ from rich.text import Text
 from midstream.cli import formatting
 from midstream.cli.commands.rows import table_of_values
 from midstream.cli.output import Answer
-from midstream.engine.checkpoint.stored_states import StoredState
+from midstream.engine.checkpoint.stored_states import Readable
 from midstream.engine.core.error_rows import sendable, value_text
 from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.core.python_values import to_python
@@ -97,7 +97,7 @@ def _shown(opened: OpenedCheckpoint, uid: str, name: str | None, where: str | No
     return Answer(shown, _entries_view(shown))
 
 
-def _selected(found: pl.LazyFrame, where: str | None, state: StoredState, rows: int) -> pl.DataFrame:
+def _selected(found: pl.LazyFrame, where: str | None, state: Readable, rows: int) -> pl.DataFrame:
     if where is None:
         return found.head(rows).collect()
     if sendable(where) != where:

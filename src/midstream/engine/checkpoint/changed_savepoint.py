@@ -48,7 +48,7 @@ from midstream.engine.checkpoint.state_files import (
 )
 from midstream.engine.checkpoint.state_frames import conformed, divided, parts_by_subtask
 from midstream.engine.checkpoint.store import metadata_path
-from midstream.engine.checkpoint.stored_states import StoredState, frames_of, stored_states
+from midstream.engine.checkpoint.stored_states import StoredState, stored_states
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError
 from midstream.engine.core.interfaces import Ids, Storage
@@ -226,7 +226,7 @@ def _check_pickled(
         return
     known = pl.DataFrame(schema=dict.fromkeys(columns.pickled, pl.Binary))
     if stored is not None:
-        known = pl.concat([frame.select(known.columns) for frame in frames_of(like.storage, stored, like.where)])
+        known = pl.concat([frame.select(known.columns) for frame in stored.frames(like.storage, like.where)])
     for name in columns.pickled:
         column = pl.DataFrame(pl.from_arrow(batch.select([name]))).to_series()
         unknown = (~column.is_in(known.get_column(name).unique().implode())).arg_true()

@@ -29,7 +29,6 @@ from midstream.engine.core.batches import concat
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.core.key_groups import key_groups
-from midstream.engine.graph.job_graph import Edge
 from midstream.engine.protocol.messages import ChannelState, Segment
 
 
@@ -190,29 +189,36 @@ def _read(storage: Storage, segment: Segment, offset: int, length: int, where: s
 
 
 def rows_of(
-    batches: Sequence[pa.RecordBatch], edge: Edge, state: ChannelState, first: int, max_parallelism: int
+    batches: Sequence[pa.RecordBatch],
+    keys: tuple[str, ...],
+    layouts: Sequence[pa.Schema],
+    state: ChannelState,
+    first: int,
+    max_parallelism: int,
 ) -> Sequence[pa.RecordBatch]:
     """Return, for each batch, the rows that are part of `state`; the first one is batch number `first` of its segments.
+
+    `keys`, `layouts`: those of its edge.
 
     All batches of one layout in a row are processed as one: a call into Arrow costs more than the rows of a small batch.
     """
     if state.key_groups is None or not batches:
         return batches
-    if edge.combiner is None:
-        return _rows_of(batches, edge, state, first, max_parallelism)
+    if len(layouts) == 1:
+        return _rows_of(batches, keys, state, first, max_parallelism)
     found: list[pa.RecordBatch] = []
-    for _, run in groupby(batches, edge.layout_of):
-        found += _rows_of(list(run), edge, state, first + len(found), max_parallelism)
+    for _, run in groupby(batches, lambda batch: batch.schema.equals(layouts[0])):
+        found += _rows_of(list(run), keys, state, first + len(found), max_parallelism)
     return found
 
 
 def _rows_of(
-    batches: Sequence[pa.RecordBatch], edge: Edge, state: ChannelState, first: int, max_parallelism: int
+    batches: Sequence[pa.RecordBatch], keys: tuple[str, ...], state: ChannelState, first: int, max_parallelism: int
 ) -> Sequence[pa.RecordBatch]:
     """Do this for batches of one layout. All layouts have the key columns."""
     assert state.key_groups is not None
     combined_rows = concat(batches)
-    found = key_groups(combined_rows, edge.keys, max_parallelism)
+    found = key_groups(combined_rows, keys, max_parallelism)
     low, high = state.key_groups
     is_ours = (found >= low) & (found < high)
     if state.ahead:

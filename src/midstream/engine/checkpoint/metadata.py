@@ -54,6 +54,8 @@ class EdgeLayout(msgspec.Struct, frozen=True):
     """The name and type of each column: rows in flight can only be read as those."""
     combined: tuple[tuple[str, str], ...] = ()
     """What combined rows in flight depend on, as `OperatorState.settings`; empty if the edge combines none."""
+    layouts: tuple[bytes, ...] = ()
+    """The schemas of `Edge.layouts`, for those who read rows in flight without the job's code."""
 
 
 class SourcePosition(msgspec.Struct, frozen=True):
@@ -164,6 +166,7 @@ def layout_of(graph: JobGraph) -> tuple[tuple[VertexLayout, ...], tuple[EdgeLayo
             edge.tag,
             columns_of(edge),
             combined_of(edge, graph),
+            tuple(layout.serialize().to_pybytes() for layout in edge.layouts),
         )
         for edge in graph.edges
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
 import polars as pl
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.checkpoint.state_columns import NAMESPACES, TIMERS, kind_of_part, name_of_part, shown_names
 from midstream.engine.checkpoint.state_files import read_parts, rule_of
+from midstream.engine.checkpoint.stored_in_flight import RowsInFlight, rows_in_flight
 from midstream.engine.core.batches import check_held_by_polars, to_polars
 from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.core.interfaces import Storage
@@ -58,9 +59,50 @@ class StoredState:
     def bytes(self) -> int:
         return sum(chunk.stored_bytes for handle in self.handles for chunk in handle.chunks)
 
+    def by_subtask(self) -> list[StoredState]:
+        """Return what each subtask has of it apart."""
+        return [replace(self, handles=(handle,)) for handle in self.handles]
+
+    def frames(self, storage: Storage, where: str) -> Iterator[pl.DataFrame]:
+        """Yield the rows, one frame per subtask, which is read when it is requested.
+
+        Raises StorageError for a file that is missing or damaged, SchemaError for a type that polars does not have.
+        """
+        schema = self.empty_frame(storage, where).schema
+        columns = schema.names()
+        for handle in self.handles:
+            frame = _frame(storage, self, handle, where)
+            if frame.columns == columns[:-1]:  # from before the state had a time to live
+                frame = frame.with_columns(pl.lit(None, pl.Datetime("us", "UTC")).alias(columns[-1]))
+            rows = frame.select(name for name in columns if name in frame.columns)
+            if rows.schema != schema:
+                raise StorageError(
+                    f"{_where(self, where)}: the columns of one subtask are {frame.schema}, and those of another {schema}: "
+                    "it is damaged, or midstream has not written it"
+                )
+            yield rows
+
+    def empty_frame(self, storage: Storage, where: str) -> pl.DataFrame:
+        """Return a frame with the columns and without rows. Reads one chunk; raises as `frames` does."""
+        first, *_ = self.handles
+        chunk = next(chunk for chunk in first.chunks if chunk.live_rows)
+        return _frame(storage, self, PartHandle(first.name, first.redistribute, (chunk,)), where).clear()
+
+
+Readable: TypeAlias = StoredState | RowsInFlight
+"""What can be read from a checkpoint as a table."""
+
+
+def readable(metadata: CheckpointMetadata, where: str) -> list[Readable]:
+    """Return every state that a checkpoint has, in the order of the job's operators, and then the rows in flight.
+
+    Raises StorageError.
+    """
+    return [*stored_states(metadata, where), *rows_in_flight(metadata)]
+
 
 def stored_states(metadata: CheckpointMetadata, where: str) -> list[StoredState]:
-    """Return every state that a checkpoint has, in the order of the job's operators. Raises StorageError."""
+    """Return every state of operators that a checkpoint has, in the order of these. Raises StorageError."""
     keys = {edge.target: edge.keys for edge in reversed(metadata.edges) if edge.keys}
     found = []
     for operator in metadata.operators:
@@ -82,8 +124,8 @@ def stored_states(metadata: CheckpointMetadata, where: str) -> list[StoredState]
     return found
 
 
-def chosen_state(states: Sequence[StoredState], uid: str, name: str | None, where: str) -> StoredState:
-    """Return a state by the uid of its operator, and by its name unless the operator has only one.
+def chosen_state(states: Sequence[Readable], uid: str, name: str | None, where: str) -> Readable:
+    """Return a state by the uid of its operator, and by its name unless the operator has only one beside rows in flight.
 
     Raises ConfigError with the names that exist.
     """
@@ -91,7 +133,10 @@ def chosen_state(states: Sequence[StoredState], uid: str, name: str | None, wher
     if not of_operator:
         uids = ", ".join(dict.fromkeys(repr(state.uid) for state in states)) or "none"
         raise ConfigError(f"{where}: no operator with the uid {uid!r} has state there; operators with state: {uids}")
-    found = [state for state in of_operator if name is None or name in (state.name, state.part)]
+    if name is None:
+        found = [state for state in of_operator if isinstance(state, StoredState)] or of_operator
+    else:
+        found = [state for state in of_operator if name in (state.name, state.part)]
     if len(found) == 1:
         return found[0]
     names = ", ".join(repr(state.name) for state in of_operator)
@@ -100,33 +145,6 @@ def chosen_state(states: Sequence[StoredState], uid: str, name: str | None, wher
     raise ConfigError(
         f"{where}: operator {uid!r} has no state {name!r} there; it has {names}. State without any entry is not stored"
     )
-
-
-def frames_of(storage: Storage, state: StoredState, where: str) -> Iterator[pl.DataFrame]:
-    """Yield the rows of a state, one frame per subtask, which is read when it is requested.
-
-    Raises StorageError for a file that is missing or damaged, SchemaError for a type that polars does not have.
-    """
-    schema = empty_frame_of(storage, state, where).schema
-    columns = schema.names()
-    for handle in state.handles:
-        frame = _frame(storage, state, handle, where)
-        if frame.columns == columns[:-1]:  # from before the state had a time to live
-            frame = frame.with_columns(pl.lit(None, pl.Datetime("us", "UTC")).alias(columns[-1]))
-        rows = frame.select(name for name in columns if name in frame.columns)
-        if rows.schema != schema:
-            raise StorageError(
-                f"{_where(state, where)}: the columns of one subtask are {frame.schema}, and those of another {schema}: it "
-                "is damaged, or midstream has not written it"
-            )
-        yield rows
-
-
-def empty_frame_of(storage: Storage, state: StoredState, where: str) -> pl.DataFrame:
-    """Return a frame with the columns of a state and without rows. Reads one chunk; raises as `frames_of` does."""
-    first, *_ = state.handles
-    chunk = next(chunk for chunk in first.chunks if chunk.live_rows)
-    return _frame(storage, state, PartHandle(first.name, first.redistribute, (chunk,)), where).clear()
 
 
 def _frame(storage: Storage, state: StoredState, handle: PartHandle, where: str) -> pl.DataFrame:
@@ -139,7 +157,7 @@ def _where(state: StoredState, where: str) -> str:
 
 
 def frame_of(chunks: Sequence[Chunk], state: StoredState, where: str) -> pl.DataFrame:
-    """Return the rows of the chunks that one subtask has of a state. Raises as `frames_of` does."""
+    """Return the rows of the chunks that one subtask has of a state. Raises as `StoredState.frames` does."""
     if state.rule is Redistribute.NEWEST:
         chunks = (max(chunks, key=lambda chunk: chunk.id),)
     is_heap = state.kind in _HEAP_KINDS

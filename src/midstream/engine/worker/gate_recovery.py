@@ -160,7 +160,7 @@ class GateRecovery:
 
         def work() -> Sequence[pa.RecordBatch]:
             batches = read_segment(storage, segment, edge.layouts, channel_text(state), data)[at.batch :]
-            return rows_of(batches, edge, state, at.index, max_parallelism)
+            return rows_of(batches, edge.keys, edge.layouts, state, at.index, max_parallelism)
 
         def done(outcome: Done[Sequence[pa.RecordBatch]] | Failed) -> None:
             self._reading = False

@@ -11,11 +11,9 @@ from polars.io.plugins import register_io_source
 
 from midstream.engine.checkpoint.store import checkpoint_path, load
 from midstream.engine.checkpoint.stored_states import (
-    StoredState,
+    Readable,
     chosen_state,
-    empty_frame_of,
-    frames_of,
-    stored_states,
+    readable,
 )
 from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.core.interfaces import Storage
@@ -38,10 +36,10 @@ class OpenedCheckpoint(NamedTuple):
         return below(self.root, checkpoint_path(self.metadata.checkpoint_id))
 
     @property
-    def states(self) -> list[StoredState]:
-        return stored_states(self.metadata, self.path)
+    def states(self) -> list[Readable]:
+        return readable(self.metadata, self.path)
 
-    def state(self, uid: str, name: str | None) -> StoredState:
+    def state(self, uid: str, name: str | None) -> Readable:
         """Return the state of that name. Raises ConfigError with the names that exist."""
         return chosen_state(self.states, uid, name, self.path)
 
@@ -77,8 +75,9 @@ def read_state(path: str, uid: str, name: str | None = None) -> pl.LazyFrame:
 
     Return a polars LazyFrame. State of a process function has the key columns, `position` (in a list) or `map_key` (in
     a map), and a column with the name of the state; timers have the key columns and `time`; a table has its own columns;
-    and an operator such as a window or a join has the columns with which it keeps its rows. Values of a state without a
-    type are pickled bytes, which are not read. A name that a key column already has ends with `_`.
+    and an operator such as a window or a join has the columns with which it keeps its rows. `in_flight` has the rows that
+    the operator had not processed (`in_flight:UID` those of operator UID, if it has several inputs). Values of a state
+    without a type are pickled bytes, which are not read. A name that a key column already has ends with `_`.
 
     The files are read when the frame is collected, those of one subtask at a time. A running job deletes the files of
     old checkpoints: make a savepoint of it to read for longer.
@@ -94,14 +93,14 @@ def read_state(path: str, uid: str, name: str | None = None) -> pl.LazyFrame:
     return rows_of(opened, opened.state(uid, name))
 
 
-def rows_of(opened: OpenedCheckpoint, state: StoredState) -> pl.LazyFrame:
+def rows_of(opened: OpenedCheckpoint, state: Readable) -> pl.LazyFrame:
     """Return the rows of a state, which are read when the frame is collected."""
     storage, where = opened.storage, opened.path
 
     def rows(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
     ) -> Iterator[pl.DataFrame]:
-        for frame in frames_of(storage, state, where):
+        for frame in state.frames(storage, where):
             if n_rows is not None:
                 frame = frame.head(n_rows)
                 n_rows -= frame.height
@@ -111,4 +110,4 @@ def rows_of(opened: OpenedCheckpoint, state: StoredState) -> pl.LazyFrame:
             if n_rows == 0:
                 return
 
-    return register_io_source(rows, schema=empty_frame_of(storage, state, where).schema)
+    return register_io_source(rows, schema=state.empty_frame(storage, where).schema)
