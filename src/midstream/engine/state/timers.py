@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
@@ -15,6 +16,7 @@ TimerRow: TypeAlias = tuple[int, Any]
 
 _Entry: TypeAlias = tuple[int, int, Any]
 """The time, the number and the key; timers of the same time are due in the order of their numbers."""
+_TIME: Final = itemgetter(0)
 
 STRETCH_BITS: Final = 22
 """Timers of 2^22 µs, some four seconds, form a stretch, which is unordered until the first of them is due."""
@@ -27,27 +29,28 @@ NEVER_US: Final = 1 << 63
 
 
 class TimerQueue:
-    """The timers of one kind, except those that are spilled; a timer that is set again may be here too. Deletion is lazy: an
-    entry is valid only while `_live` has its number.
-
-    A deletion removes the invalid entries of a stretch once they may be more than half of it.
+    """The timers of one kind, except those that are spilled; a timer that is set again may be here too. Deletion is lazy: a
+    timer is where it was until it would be next, or its stretch is cleaned, because half of it may be invalid.
     """
 
     def __init__(self) -> None:
         self._live: dict[TimerRow, int] = {}
+        """The number of each timer that is set, in their order. One that is set again after it was deleted has another."""
         self._numbers = 0
         self.log = Changelog(self._live)
         self._opened = (MIN_WATERMARK_US >> STRETCH_BITS) - 1
+        self._sorted: list[TimerRow] = []
+        """The timers of the stretch `_opened` when it was opened, those that are due first at the end."""
+        self._sorted_number = 0
+        """Timers with larger numbers were set after the stretch was opened."""
         self._heap: list[_Entry] = []
-        """Entries of the stretch `_opened` and earlier ones. Timers that are not yet due do not slow this small heap
-        down.
-        """
-        self._closed: dict[int, list[_Entry]] = {}
-        """The entries of later stretches."""
+        """Those, of this and earlier stretches."""
+        self._closed: dict[int, list[TimerRow]] = {}
+        """The timers of later stretches, some twice. Memory holds most timers here, so they have no entries."""
         self._stretches: list[int] = []
         """A heap of the keys of `_closed`, and of some that it no longer has."""
         self._dead: dict[int, int] = {}
-        """An upper bound for the number of invalid entries, by stretch; the key `_opened` covers the whole heap."""
+        """An upper bound for the number of invalid timers, by stretch; the key `_opened` covers the heap too."""
         self.first_spilled_us = NEVER_US
         """When the first of the spilled timers is due."""
         self.load: Callable[[int], None]
@@ -70,13 +73,12 @@ class TimerQueue:
             return
         self._numbers = self.log.changed[timer] = number
         stretch = time_us >> STRETCH_BITS
-        entry = time_us, number, key
         if stretch <= self._opened:
-            heapq.heappush(self._heap, entry)
+            heapq.heappush(self._heap, (time_us, number, key))
         elif stretch in self._closed:
-            self._closed[stretch].append(entry)
+            self._closed[stretch].append(timer)
         else:
-            self._closed[stretch] = [entry]
+            self._closed[stretch] = [timer]
             heapq.heappush(self._stretches, stretch)
 
     def delete(self, time_us: int, key: Any) -> None:
@@ -88,10 +90,11 @@ class TimerQueue:
             return
         self.log.changed[timer] = GONE
         stretch = max(time_us >> STRETCH_BITS, self._opened)
-        entries = self._heap if stretch == self._opened else self._closed[stretch]
+        is_opened = stretch == self._opened
+        held = len(self._sorted) + len(self._heap) if is_opened else len(self._closed[stretch])
         dead = self._dead[stretch] = self._dead.get(stretch, 0) + 1
-        if 2 * dead > len(entries):
-            self._clean(stretch, entries)
+        if 2 * dead > held:
+            self._clean(stretch)
 
     def drop(self, time_us: int, key: Any) -> None:
         """Count an attempt to set a timer after the end, unless it is set already."""
@@ -103,15 +106,23 @@ class TimerQueue:
         else:
             self.refused.append(timer)
 
-    def _clean(self, stretch: int, entries: list[_Entry]) -> None:
+    def _clean(self, stretch: int) -> None:
         del self._dead[stretch]
-        entries[:] = [entry for entry in entries if self._live.get((entry[0], entry[2])) == entry[1]]
+        live = self._live
         if stretch == self._opened:
-            heapq.heapify(entries)
-        elif not entries:
-            del self._closed[stretch]
-            if len(self._stretches) > 2 * len(self._closed) + 64:
-                self._stretches = sorted(self._closed)
+            self._sorted = [timer for timer in self._sorted if live.get(timer, NEVER_US) <= self._sorted_number]
+            self._heap = [entry for entry in self._heap if live.get((entry[0], entry[2])) == entry[1]]
+            heapq.heapify(self._heap)
+            return
+        left = self._valid(self._closed.pop(stretch))
+        if left:
+            self._closed[stretch] = left
+        elif len(self._stretches) > 2 * len(self._closed) + 64:
+            self._stretches = sorted(self._closed)
+
+    def _valid(self, timers: list[TimerRow]) -> list[TimerRow]:
+        """Return the timers of a closed stretch that are set, each where it was set last."""
+        return [timer for timer in dict.fromkeys(reversed(timers)) if timer in self._live][::-1]
 
     def _open(self, until_us: int) -> bool:
         """Open the first closed stretch; return False if there is none that begins by `until_us`."""
@@ -119,39 +130,58 @@ class TimerQueue:
             stretch = heapq.heappop(self._stretches)
             if stretch in self._closed:
                 self._dead.pop(self._opened, None)
-                self._opened, self._heap = stretch, self._closed.pop(stretch)
-                heapq.heapify(self._heap)
+                timers = self._closed.pop(stretch)
+                if self._dead.pop(stretch, 0):
+                    timers = self._valid(timers)
+                timers.sort(key=_TIME)
+                timers.reverse()
+                self._opened, self._sorted, self._sorted_number = stretch, timers, self._numbers
                 return True
         return False
 
+    def _first(self, until_us: int) -> TimerRow | None:
+        """Return the next timer here; None if no stretch that begins by `until_us` has one."""
+        while True:
+            if self._sorted and (not self._heap or self._sorted[-1][0] <= self._heap[0][0]):
+                timer = self._sorted[-1]
+                if self._live.get(timer, NEVER_US) <= self._sorted_number:
+                    return timer
+                self._sorted.pop()
+            elif self._heap:
+                time_us, number, key = self._heap[0]
+                timer = time_us, key
+                if self._live.get(timer) == number:
+                    return timer
+                heapq.heappop(self._heap)
+            elif not self._open(until_us):
+                return None
+
     def next_us(self) -> int | None:
         """Return when the next timer is due; None if none is set."""
-        while self._heap or self._open(MAX_WATERMARK_US):
-            time_us, number, key = self._heap[0]
-            if self._live.get((time_us, key)) == number:
-                return min(time_us, self.first_spilled_us)
-            heapq.heappop(self._heap)
-        return None if self.first_spilled_us == NEVER_US else self.first_spilled_us
+        timer = self._first(MAX_WATERMARK_US)
+        first_us = self.first_spilled_us if timer is None else min(timer[0], self.first_spilled_us)
+        return None if first_us == NEVER_US else first_us
 
     def soonest_keys(self, number: int) -> list[Any]:
         """Return up to `number` keys, in any order: most of them have the timers that are due next."""
-        return [key for _, _, key in self._heap[:number]]
+        return [key for *_, key in (*self._sorted[-number:], *self._heap[:number])][:number]
 
     def pop(self, until_us: int) -> TimerRow | None:
         """Remove and return the next timer if it is due by then."""
-        while self._heap or self._open(until_us) or self.first_spilled_us <= until_us:
-            if self.first_spilled_us <= min(until_us, self._heap[0][0] if self._heap else until_us):
+        while True:
+            timer = self._first(until_us)
+            if self.first_spilled_us <= (until_us if timer is None else min(until_us, timer[0])):
                 self._load_first()
                 continue
-            if self._heap[0][0] > until_us:
+            if timer is None or timer[0] > until_us:
                 return None
-            time_us, number, key = heapq.heappop(self._heap)
-            timer = time_us, key
-            if self._live.get(timer) == number:
-                del self._live[timer]
-                self.log.changed[timer] = GONE
-                return timer
-        return None
+            if self._sorted and self._sorted[-1] is timer:
+                self._sorted.pop()
+            else:
+                heapq.heappop(self._heap)
+            del self._live[timer]
+            self.log.changed[timer] = GONE
+            return timer
 
     def _load_first(self) -> None:
         """Restore the first of the spilled timers, if there are not too many all of their stretch."""
@@ -160,7 +190,7 @@ class TimerQueue:
     @property
     def closed_timers(self) -> int:
         """About how many timers `pop_late` could remove."""
-        return max(0, len(self._live) - len(self._heap))
+        return max(0, len(self._live) - len(self._sorted) - len(self._heap))
 
     def pop_late(self, number: int) -> list[TimerRow]:
         """Remove and return up to about `number` timers of the newest stretches, which as a rule are due last. Timers that
@@ -172,11 +202,11 @@ class TimerQueue:
                 break
             if stretch == LAST_STRETCH:
                 continue
-            entries = self._closed[stretch]
-            late = entries[-(number - len(popped)) :]
-            popped += [(time_us, key) for time_us, at, key in late if self._live.get((time_us, key)) == at]
-            del entries[-len(late) :]
-            if not entries:
+            timers = self._closed[stretch]
+            late = timers[-(number - len(popped)) :]
+            popped += self._valid(late)
+            del timers[-len(late) :]
+            if not timers:
                 del self._closed[stretch]
                 self._dead.pop(stretch, None)
         for timer in popped:
