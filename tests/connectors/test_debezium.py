@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from collections.abc import Iterator
@@ -103,6 +104,21 @@ def test_a_database_may_record_no_more_than_the_key_of_a_deleted_row() -> None:
     assert rows == [{"id": 7, "who": None, "_op": "delete", "offset": 0}]
     with pytest.raises(SchemaError, match="column 'who' has no value, though it is declared with nullable=False"):
         parsed([b'{"op": "u", "after": {"id": 7}}'], parser(schema=schema))
+
+
+@pytest.mark.parametrize("is_bytes", [False, True])
+def test_a_value_that_the_database_did_not_record_is_no_value(is_bytes: bool) -> None:
+    """An update of PostgreSQL leaves out large values (TOAST) that it does not change; Debezium writes a placeholder."""
+    placeholder = b"__debezium_unavailable_value"
+    text = base64.b64encode(placeholder) if is_bytes else placeholder
+    schema = schema_of([("id", pa.int64()), ("who", pa.large_binary() if is_bytes else pa.large_string())])
+    update = b'{"op": "u", "after": {"id": 7, "who": "%b"}}' % text
+    good = b'{"op": "u", "after": {"id": 8, "who": "x%b"}}' % text
+    with pytest.raises(SchemaError, match=r"offset 1: .*column 'who' is __debezium_unavailable_value.*IDENTITY FULL"):
+        parsed([good, update], parser(schema=schema))
+    rows, bad = parsed([update, good, None], parser("drop", schema=schema))
+    assert [row["id"] for row in rows] == [8]
+    assert list(bad) == [0]
 
 
 def test_columns_may_be_called_as_envelopes_call_theirs_but_not_as_the_operation() -> None:

@@ -7,6 +7,7 @@ a delete is for the topic's compaction, and is no change.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -22,6 +23,8 @@ from midstream.engine.core.errors import SchemaError
 
 _FIELDS: Final = ("before", "after", "op")
 _OPERATIONS: Final = {"c": INSERT, "r": INSERT, "u": UPDATE, "d": DELETE}
+_UNAVAILABLE: Final = b"__debezium_unavailable_value"
+"""What Debezium writes in place of a text or bytes that the database did not record; bytes are in base64 in JSON."""
 
 
 def envelope_columns(columns: WantedColumns) -> WantedColumns:
@@ -52,7 +55,8 @@ def changes(envelopes: pa.RecordBatch, has_value: pa.Array[Any], columns: Wanted
     """Return one row for each envelope: the columns, then the operation, which is null for a record without a value.
 
     Of a delete the row is the one before it, of which a database may have recorded no more than the key. Raises
-    ArrowInvalid for what is no envelope.
+    ArrowInvalid for what is no envelope, and for a row with a value that the database did not record: written to a copy,
+    the placeholder would replace the value.
     """
     found: list[pa.Array[Any]] = [envelopes.column(name) for name in _FIELDS]
     if "payload" in envelopes.schema.names:
@@ -69,6 +73,11 @@ def changes(envelopes: pa.RecordBatch, has_value: pa.Array[Any], columns: Wanted
     for name in columns.required:
         missing = pc.and_(is_row, made[columns.schema.names.index(name)].is_null())
         _refuse_if(missing, missing, partial(_without_value, name))
+    placeholders = pa.array([_UNAVAILABLE, b64encode(_UNAVAILABLE)], pa.large_binary())
+    for name, column in zip(columns.schema.names, made, strict=True):
+        if column.type in (pa.large_string(), pa.large_binary()):
+            unavailable = pc.is_in(column, value_set=placeholders.cast(column.type))
+            _refuse_if(unavailable, unavailable, partial(_not_recorded, name))
     return pa.RecordBatch.from_arrays([*made, operation], names=[*columns.schema.names, OP])
 
 
@@ -96,6 +105,13 @@ def _without_operation(code: str | None) -> str:
 
 def _without_value(name: str, _: object) -> str:
     return f"column {name!r} {MISSES_VALUE}"
+
+
+def _not_recorded(name: str, _: object) -> str:
+    return (
+        f"column {name!r} is {_UNAVAILABLE.decode()}: the database did not record the value, which the change left as "
+        "it was; let it record whole rows (PostgreSQL: ALTER TABLE … REPLICA IDENTITY FULL)"
+    )
 
 
 def _without_row(is_delete: bool) -> str:
