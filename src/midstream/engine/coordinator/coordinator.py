@@ -562,7 +562,7 @@ class Coordinator:
         if self.phase is Phase.WAITING_TO_DEPLOY:
             self.slots.gather()
             return
-        self._cancel_attempt(f"the job failed: {failure.summary}")
+        self._cancel_attempt(f"the job restarts after a failure: {failure.summary}")
 
     def switch_to(self, plan: ev.JobPlan) -> None:
         """Run the same job at another parallelism from the next attempt on."""
