@@ -148,6 +148,7 @@ def test_a_query_reads_no_more_than_it_says(name):
 
 
 @pytest.mark.systems
+@pytest.mark.turns(2)
 def test_all_queries_come_to_what_polars_makes_of_the_same_events():
     count = 120_000
     env = Environment("nexmark", parallelism=2)

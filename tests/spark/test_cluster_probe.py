@@ -51,6 +51,7 @@ def test_every_slot_says_what_it_is_and_reaches_all_others_and_the_storage(spark
     until_spark_is_idle(spark)
 
 
+@pytest.mark.turns(2)
 def test_those_that_come_are_looked_at_when_there_are_too_few_cores_and_all_cores_are_free_again(spark: Any) -> None:
     found = look(spark, 5, timeout_s=limit_s(8))
     assert len(found.slots) == 4

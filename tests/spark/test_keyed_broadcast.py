@@ -17,6 +17,7 @@ SECONDS_PER_TIME = 90
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(60 + SECONDS_PER_TIME * TIMES)]
 
 
+@pytest.mark.turns(2)
 def test_keyed_and_broadcast_inputs_lose_nothing_from_seven_to_two(tmp_path: Path) -> None:
     script = Path(__file__).with_name("keyed_broadcast.py")
     environment = {**os.environ, "PYTHONPATH": str(script.parent.parent), "MIDSTREAM_HOME": str(tmp_path)}
