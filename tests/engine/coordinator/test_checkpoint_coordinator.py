@@ -529,7 +529,7 @@ def test_a_failure_during_a_checkpoint_aborts_it_and_cleans_up_its_output() -> N
     client = bench.ask(m.DoCheckpoint())
     bench.ack(1, READ0, WRITE0)
     bench.fail(READ1)
-    assert "the job failed" in bench.replies[client].error
+    assert "the job restarts after a failure" in bench.replies[client].error
     assert bench.sink.aborted == [b"1/0"]
     assert bench.storage.checkpoints() == []
     assert not [file for file in bench.storage.files if file.startswith("shared/")]
