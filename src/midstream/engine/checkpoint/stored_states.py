@@ -134,14 +134,15 @@ def chosen_state(states: Sequence[Readable], uid: str, name: str | None, where: 
         uids = ", ".join(dict.fromkeys(repr(state.uid) for state in states)) or "none"
         raise ConfigError(f"{where}: no operator with the uid {uid!r} has state there; operators with state: {uids}")
     if name is None:
-        found = [state for state in of_operator if isinstance(state, StoredState)] or of_operator
+        found = [state for state in of_operator if isinstance(state, StoredState)]
     else:
         found = [state for state in of_operator if name in (state.name, state.part)]
     if len(found) == 1:
         return found[0]
     names = ", ".join(repr(state.name) for state in of_operator)
     if name is None:
-        raise ConfigError(f"{where}: operator {uid!r} has several states, so name one of them: {names}")
+        has = "several states" if found else "no state there but rows in flight"
+        raise ConfigError(f"{where}: operator {uid!r} has {has}, so name one of them: {names}")
     raise ConfigError(
         f"{where}: operator {uid!r} has no state {name!r} there; it has {names}. State without any entry is not stored"
     )
