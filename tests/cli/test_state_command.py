@@ -204,7 +204,7 @@ def test_rows_in_flight_are_not_read_as_state_that_has_no_entries(tmp_path: Path
         for subtask in operator["subtasks"]:
             subtask["parts"] = []
     mutant.write(tmp_path)
-    with pytest.raises(ConfigError, match="'counted' has no state there but rows in flight, so name .*: 'in_flight'"):
+    with pytest.raises(ConfigError, match=r"'counted' has no state there but rows in flight, so name .*: 'in_flight'"):
         read_state(str(tmp_path), "counted")
     assert read_state(str(tmp_path), "counted", "in_flight").collect().height == 12
 
@@ -248,7 +248,7 @@ def test_crafted_columns_of_rows_in_flight_are_refused(
     for channel in mutant.metadata["channels"]:
         channel["key_groups"] = key_groups
     mutant.write(tmp_path)
-    with pytest.raises(StorageError, match="'in_flight' of operator 'everything': the columns .* cannot be read"):
+    with pytest.raises(StorageError, match=r"'in_flight' of operator 'everything': the columns .* cannot be read"):
         read_state(str(tmp_path), "everything", "in_flight")
 
 
