@@ -133,10 +133,9 @@ def chosen_state(states: Sequence[Readable], uid: str, name: str | None, where: 
     if not of_operator:
         uids = ", ".join(dict.fromkeys(repr(state.uid) for state in states)) or "none"
         raise ConfigError(f"{where}: no operator with the uid {uid!r} has state there; operators with state: {uids}")
+    found: list[Readable] = [state for state in of_operator if name in (state.name, state.part)]
     if name is None:
         found = [state for state in of_operator if isinstance(state, StoredState)]
-    else:
-        found = [state for state in of_operator if name in (state.name, state.part)]
     if len(found) == 1:
         return found[0]
     names = ", ".join(repr(state.name) for state in of_operator)
