@@ -149,7 +149,10 @@ def chosen_state(states: Sequence[Readable], uid: str, name: str | None, where: 
 
 def _frame(storage: Storage, state: StoredState, handle: PartHandle, where: str) -> pl.DataFrame:
     where = _where(state, where)
-    return frame_of(read_parts(storage, [handle], range(state.max_parallelism), where)[state.part].chunks, state, where)
+    part = read_parts(storage, [handle], range(state.max_parallelism), where).get(state.part)
+    if part is None:
+        raise StorageError(f"{where}: its rows are in no key group: it is damaged, or midstream has not written it")
+    return frame_of(part.chunks, state, where)
 
 
 def _where(state: StoredState, where: str) -> str:
