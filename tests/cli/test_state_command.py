@@ -198,6 +198,60 @@ def test_what_is_read_without_a_name_does_not_depend_on_whether_rows_are_in_flig
     assert with_them.equals(read_state(str(tmp_path), "counted").collect())
 
 
+def test_rows_in_flight_are_not_read_as_state_that_has_no_entries(tmp_path: Path) -> None:
+    mutant = Base("aggregates").mutant
+    for operator in mutant.metadata["operators"]:
+        for subtask in operator["subtasks"]:
+            subtask["parts"] = []
+    mutant.write(tmp_path)
+    with pytest.raises(ConfigError, match=r"'counted' has no state there but rows in flight, so name .*: 'in_flight'"):
+        read_state(str(tmp_path), "counted")
+    assert read_state(str(tmp_path), "counted", "in_flight").collect().height == 12
+
+
+@pytest.mark.parametrize("has_entries", [True, False])
+def test_a_state_may_be_called_in_flight(has_entries: bool, tmp_path: Path) -> None:
+    mutant = Base("functions").mutant
+    [operator] = [each for each in mutant.metadata["operators"] if each["uid"] == "everything"]
+    operator["forms"] = [[part.replace("number", "in_flight"), form] for part, form in operator["forms"]]
+    for subtask in operator["subtasks"]:
+        subtask["parts"] = [part for part in subtask["parts"] if has_entries or part["name"] != "value:number"]
+        for part in subtask["parts"]:
+            part["name"] = part["name"].replace("number", "in_flight")
+    mutant.write(tmp_path)
+    assert read_state(str(tmp_path), "everything", "in_flight_").collect().height == 12
+    if has_entries:
+        assert read_state(str(tmp_path), "everything", "in_flight").collect().columns == ["k", "name", "in_flight"]
+    else:
+        with pytest.raises(ConfigError, match="no state 'in_flight' there"):
+            read_state(str(tmp_path), "everything", "in_flight")
+
+
+COLUMNS = [("k", pa.int64()), ("name", pa.large_string()), ("at", pa.timestamp("us")), ("x", pa.int64())]
+
+
+@pytest.mark.parametrize(
+    ("keys", "columns", "key_groups"),
+    [
+        (["k", "nope"], COLUMNS, None),
+        ([], COLUMNS, [0, 16]),
+        ([], [*COLUMNS[:3], ("k", pa.int64())], None),
+        (["k"], [*COLUMNS[:3], ("k", pa.int64())], [0, 16]),
+    ],
+)
+def test_crafted_columns_of_rows_in_flight_are_refused(
+    keys: list[str], columns: list[Any], key_groups: list[int] | None, tmp_path: Path
+) -> None:
+    mutant = Base("functions").mutant
+    [edge] = mutant.metadata["edges"]
+    edge |= {"keys": keys, "layouts": [pa.schema(columns).serialize().to_pybytes()]}
+    for channel in mutant.metadata["channels"]:
+        channel["key_groups"] = key_groups
+    mutant.write(tmp_path)
+    with pytest.raises(StorageError, match=r"'in_flight' of operator 'everything': the columns .* cannot be read"):
+        read_state(str(tmp_path), "everything", "in_flight")
+
+
 def test_a_path_with_a_nul_is_refused() -> None:
     with pytest.raises(ConfigError, match="a path cannot have a NUL in it"):
         read_state("a\0b", "keyed")
@@ -254,6 +308,12 @@ def test_values_that_python_or_json_lacks_are_shown_as_text(tmp_path: Path, caps
     assert "is not text in UTF-8" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["n" * 300, "a\0b", "~"])
+def test_what_is_neither_a_directory_nor_a_job_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["state", name]) == 2
+    assert "there is no such directory, and no job with this name or id runs here" in capsys.readouterr().err
+
+
 def test_a_running_job_is_named_instead_of_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,6 +332,8 @@ def test_a_running_job_is_named_instead_of_its_directory(
         until("a checkpoint has rows of every key", lambda: len(entries()) == 3)
         assert main(["state", "endless", "counted", "n", "--json"]) == 0
         assert {entry["k"] for entry in validated(capsys)["entries"]} == {0, 1, 2}
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
         assert main(["inspect", job.job_id, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["job_name"] == "endless"
     finally:

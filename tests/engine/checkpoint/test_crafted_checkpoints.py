@@ -226,6 +226,16 @@ def test_state_without_columns_is_not_shown() -> None:
         list(state.frames(storage, "chk-1"))
 
 
+def test_state_of_keys_without_key_groups_is_not_shown() -> None:
+    storage = MemoryStorage()
+    part = StatePart(Redistribute.SPLIT, (Chunk("c", pa.table({"split": [b"a"]})),))
+    [handle] = store_parts(storage, [{"splits": part}], {}, state_file(1, 1, 1, 0, 0)).parts[0]
+    keyed = msgspec.structs.replace(handle, redistribute=Redistribute.KEYED.value)
+    state = StoredState("op", "op", "splits", Redistribute.KEYED, (keyed,), "", 128)
+    with pytest.raises(StorageError, match="chk-1: state 'splits' of operator 'op': its rows are in no key group"):
+        list(state.frames(storage, "chk-1"))
+
+
 @pytest.mark.parametrize("name", COLUMNS)
 def test_rows_in_flight_with_a_right_checksum_are_read_whole_or_refused(name: str) -> None:
     if name == "dictionary":

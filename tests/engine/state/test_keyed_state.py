@@ -237,5 +237,15 @@ def test_timers_that_are_moved_again_and_again_do_not_pile_up(step_us: int) -> N
         queue.delete((turn - 1) * step_us, "a")
         queue.add(turn * step_us, "a")
     assert len(queue) == 1
-    assert len(queue._heap) + sum(map(len, queue._closed.values())) + len(queue._stretches) < 400
+    held = len(queue._sorted) + len(queue._heap) + sum(map(len, queue._closed.values()))
+    assert held + len(queue._stretches) < 400
     assert queue.next_us() == 9_999 * step_us
+
+
+def test_deleted_timers_do_not_make_those_of_their_stretch_the_first_to_be_spilled() -> None:
+    queue = TimerQueue()
+    for stretch in range(1, 4):
+        queue.restore((stretch * STRETCH + n, "a") for n in range(8))
+    queue.forget([(STRETCH + n, "a") for n in range(6)])
+    assert {time_us // STRETCH for time_us, _ in queue.pop_late(16)} == {2, 3}
+    assert queue.timers() == [(STRETCH + 6, "a"), (STRETCH + 7, "a")]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -120,7 +120,7 @@ def checkpoints_of(job_or_path: str) -> str:
 
     Raises ConfigError if it is neither, or the job has no such directory; JobError if several jobs have that name.
     """
-    if set(job_or_path) & {"/", "\0"} or Path(job_or_path).exists():
+    if "/" in job_or_path or os.path.exists(job_or_path):  # which says no where Path.exists() raises, of a long name
         return job_or_path
     entry = registry.find_running(job_or_path)
     if entry is None:

@@ -18,13 +18,15 @@ import pyarrow.compute as pc
 
 from midstream.connectors.common.row_operations import DELETE, INSERT, OP, UPDATE
 from midstream.connectors.files.file_formats import MISSES_VALUE, WantedColumns
-from midstream.engine.core.arrow_types import is_struct_array
+from midstream.engine.core.arrow_types import is_list_array, is_struct_array, to_list
 from midstream.engine.core.errors import SchemaError
 
 _FIELDS: Final = ("before", "after", "op")
 _OPERATIONS: Final = {"c": INSERT, "r": INSERT, "u": UPDATE, "d": DELETE}
 _UNAVAILABLE: Final = b"__debezium_unavailable_value"
 """What Debezium writes in place of a text or bytes that the database did not record; bytes are in base64 in JSON."""
+_IN_LISTS: Final = ([_UNAVAILABLE.decode()], [_UNAVAILABLE], [b64encode(_UNAVAILABLE)], list(_UNAVAILABLE))
+"""What it writes in place of a list: the one item or, of numbers, one for each byte."""
 
 
 def envelope_columns(columns: WantedColumns) -> WantedColumns:
@@ -73,11 +75,9 @@ def changes(envelopes: pa.RecordBatch, has_value: pa.Array[Any], columns: Wanted
     for name in columns.required:
         missing = pc.and_(is_row, made[columns.schema.names.index(name)].is_null())
         _refuse_if(missing, missing, partial(_without_value, name))
-    placeholders = pa.array([_UNAVAILABLE, b64encode(_UNAVAILABLE)], pa.large_binary())
     for name, column in zip(columns.schema.names, made, strict=True):
-        if column.type in (pa.large_string(), pa.large_binary()):
-            unavailable = pc.is_in(column, value_set=placeholders.cast(column.type))
-            _refuse_if(unavailable, unavailable, partial(_not_recorded, name))
+        unavailable = _is_unavailable(column)
+        _refuse_if(unavailable, unavailable, partial(_not_recorded, name))
     return pa.RecordBatch.from_arrays([*made, operation], names=[*columns.schema.names, OP])
 
 
@@ -116,6 +116,18 @@ def _not_recorded(name: str, _: object) -> str:
 
 def _without_row(is_delete: bool) -> str:
     return f"a Debezium envelope that does not have the row {'before' if is_delete else 'after'} its change"
+
+
+def _is_unavailable(column: pa.Array[Any]) -> pa.Array[Any]:
+    found = np.zeros(len(column), np.bool_)
+    if column.type in (pa.large_string(), pa.large_binary()):
+        placeholders = pa.array([_UNAVAILABLE, b64encode(_UNAVAILABLE)], pa.large_binary())
+        return pc.is_in(column, value_set=placeholders.cast(column.type))
+    if is_list_array(column):
+        lengths = pc.list_value_length(column).fill_null(0).to_numpy()
+        rows = np.flatnonzero((lengths == 1) | (lengths == len(_UNAVAILABLE)))
+        found[rows] = [values in _IN_LISTS for values in to_list(column.take(pa.array(rows, pa.int64())))]
+    return pa.array(found)
 
 
 def _either(first: pa.Array[Any], second: pa.Array[Any]) -> pa.Array[Any]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from midstream.engine.checkpoint.channel_state import channel_text, read_segment, rows_of
 from midstream.engine.checkpoint.channel_state_references import each_once, segments_left
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, EdgeLayout
+from midstream.engine.checkpoint.state_columns import name_of_part
 from midstream.engine.core.batches import check_held_by_polars, to_polars
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
@@ -83,14 +84,16 @@ class RowsInFlight:
 
     def _layouts(self, where: str) -> list[pa.Schema]:
         where = f"{where}: {self.name!r} of operator {self.uid!r}"
-        layouts = [decoded_form(layout, where) for layout in self.edge.layouts]
+        layouts, keys = [decoded_form(layout, where) for layout in self.edge.layouts], self.edge.keys
+        has_keys = keys or all(channel.key_groups is None for channel in self.channels)
         for layout in layouts:
-            check_held_by_polars(layout, where)
-            missing = [key for key in self.edge.keys if layout.get_field_index(key) < 0]
-            if missing:
+            names = set(layout.names)
+            if not has_keys or not names.issuperset(keys) or len(names) < len(layout):
                 raise StorageError(
-                    f"{where}: they have no key column {missing[0]!r}: it is damaged, or midstream has not written it"
+                    f"{where}: the columns {layout.names} with the keys {list(keys)} cannot be read: it is damaged, or "
+                    "midstream has not written it"
                 )
+        check_held_by_polars(layouts[self.layout], where)
         return layouts
 
     def _batches(
@@ -121,13 +124,18 @@ def rows_in_flight(metadata: CheckpointMetadata) -> list[RowsInFlight]:
     names = {operator.uid: operator.name for operator in metadata.operators}
     inputs = Counter(edge.target for edge in metadata.edges)
     found: list[RowsInFlight] = []
-    taken: set[tuple[str, str]] = set()
+    taken = {
+        (operator.uid, name_of_part(part))
+        for operator in metadata.operators
+        for part in (*dict(operator.forms), *(part.name for subtask in operator.subtasks for part in subtask.parts))
+    }
+    """Also those of state that has no entries: a name does not depend on that."""
     for edge in metadata.edges:
         uid = metadata.vertices[edge.target].uids[0]
         producer = "" if inputs[edge.target] == 1 else f":{metadata.vertices[edge.source].uids[-1]}"
         for layout, (kind, _) in enumerate(zip(_KINDS, edge.layouts, strict=False)):
             name = kind + producer
-            while (uid, name) in taken:  # an operator may have several inputs from one operator
+            while (uid, name) in taken:  # it has a state of this name, or several inputs from one operator
                 name += "_"
             taken.add((uid, name))
             rows = RowsInFlight(

@@ -133,15 +133,15 @@ def chosen_state(states: Sequence[Readable], uid: str, name: str | None, where: 
     if not of_operator:
         uids = ", ".join(dict.fromkeys(repr(state.uid) for state in states)) or "none"
         raise ConfigError(f"{where}: no operator with the uid {uid!r} has state there; operators with state: {uids}")
+    found: list[Readable] = [state for state in of_operator if name in (state.name, state.part)]
     if name is None:
-        found = [state for state in of_operator if isinstance(state, StoredState)] or of_operator
-    else:
-        found = [state for state in of_operator if name in (state.name, state.part)]
+        found = [state for state in of_operator if isinstance(state, StoredState)]
     if len(found) == 1:
         return found[0]
     names = ", ".join(repr(state.name) for state in of_operator)
     if name is None:
-        raise ConfigError(f"{where}: operator {uid!r} has several states, so name one of them: {names}")
+        has = "several states" if found else "no state there but rows in flight"
+        raise ConfigError(f"{where}: operator {uid!r} has {has}, so name one of them: {names}")
     raise ConfigError(
         f"{where}: operator {uid!r} has no state {name!r} there; it has {names}. State without any entry is not stored"
     )
@@ -149,7 +149,10 @@ def chosen_state(states: Sequence[Readable], uid: str, name: str | None, where: 
 
 def _frame(storage: Storage, state: StoredState, handle: PartHandle, where: str) -> pl.DataFrame:
     where = _where(state, where)
-    return frame_of(read_parts(storage, [handle], range(state.max_parallelism), where)[state.part].chunks, state, where)
+    part = read_parts(storage, [handle], range(state.max_parallelism), where).get(state.part)
+    if part is None:
+        raise StorageError(f"{where}: its rows are in no key group: it is damaged, or midstream has not written it")
+    return frame_of(part.chunks, state, where)
 
 
 def _where(state: StoredState, where: str) -> str:

@@ -114,11 +114,11 @@ class TimerQueue:
             self._heap = [entry for entry in self._heap if live.get((entry[0], entry[2])) == entry[1]]
             heapq.heapify(self._heap)
             return
-        left = self._valid(self._closed.pop(stretch))
-        if left:
-            self._closed[stretch] = left
-        elif len(self._stretches) > 2 * len(self._closed) + 64:
-            self._stretches = sorted(self._closed)
+        left = self._closed[stretch] = self._valid(self._closed[stretch])  # in its place among the others
+        if not left:
+            del self._closed[stretch]
+            if len(self._stretches) > 2 * len(self._closed) + 64:
+                self._stretches = sorted(self._closed)
 
     def _valid(self, timers: list[TimerRow]) -> list[TimerRow]:
         """Return the timers of a closed stretch that are set, each where it was set last."""
