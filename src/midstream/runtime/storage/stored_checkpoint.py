@@ -10,11 +10,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from midstream.engine.checkpoint.store import checkpoint_path, load
-from midstream.engine.checkpoint.stored_states import (
-    Readable,
-    chosen_state,
-    readable,
-)
+from midstream.engine.checkpoint.stored_states import Readable, chosen_state, readable
 from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.core.urls import below, parted
