@@ -148,7 +148,7 @@ def at_the_end(reader: _KafkaPartitionReader) -> None:
     """Handle every report up to that of the end.
 
     The client may have fetched at the old offset from the new topic. Its report of that gap comes before the records of the
-    new assignment or with them. Whoever handles it after the topic has been deleted finds that the topic is gone.
+    new assignment or with them. A reader that handles it after the topic was deleted finds that the topic is gone.
     """
 
     def is_reported() -> bool:

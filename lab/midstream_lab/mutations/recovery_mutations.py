@@ -68,12 +68,12 @@ def _shown_with(**changes: Any) -> Replacements:
 
 
 def consumed_rows_shown() -> Replacements:
-    """Whoever reads a checkpoint also sees the rows in flight that have been processed since they were stored."""
+    """A reader of a checkpoint also sees rows in flight that were processed after they had been stored."""
     return _shown_with(skip=0, ahead=())
 
 
 def shared_rows_shown_to_all() -> Replacements:
-    """Whoever reads a checkpoint sees shared rows in flight once for each subtask that shares them."""
+    """A reader of a checkpoint sees shared rows in flight once for each subtask that shares them."""
     return _shown_with(key_groups=None)
 
 

@@ -251,7 +251,8 @@ def timers_wait_for_their_stretch() -> Replacements:
     """Timers that lie together fire when the last of their stretch of time is due."""
 
     def pop(self: Any, until_us: int) -> Any:
-        if not self._heap and self._stretches and self._stretches[0] + 1 << timers.STRETCH_BITS > until_us + 1:
+        is_open = self._sorted or self._heap
+        if not is_open and self._stretches and self._stretches[0] + 1 << timers.STRETCH_BITS > until_us + 1:
             return None
         return original(self, until_us)
 

@@ -120,7 +120,7 @@ def checkpoints_of(job_or_path: str) -> str:
 
     Raises ConfigError if it is neither, or the job has no such directory; JobError if several jobs have that name.
     """
-    if "/" in job_or_path or os.path.exists(job_or_path):  # which says no where Path.exists() raises, of a long name
+    if "/" in job_or_path or os.path.exists(job_or_path):  # Path.exists() raises if a name is too long
         return job_or_path
     entry = registry.find_running(job_or_path)
     if entry is None:

@@ -26,7 +26,7 @@ _OPERATIONS: Final = {"c": INSERT, "r": INSERT, "u": UPDATE, "d": DELETE}
 _UNAVAILABLE: Final = b"__debezium_unavailable_value"
 """What Debezium writes in place of a text or bytes that the database did not record; bytes are in base64 in JSON."""
 _IN_LISTS: Final = ([_UNAVAILABLE.decode()], [_UNAVAILABLE], [b64encode(_UNAVAILABLE)], list(_UNAVAILABLE))
-"""What it writes in place of a list: the one item or, of numbers, one for each byte."""
+"""What it writes in place of a list: the placeholder as the only item or, in a list of numbers, one number per byte."""
 
 
 def envelope_columns(columns: WantedColumns) -> WantedColumns:
@@ -119,10 +119,11 @@ def _without_row(is_delete: bool) -> str:
 
 
 def _is_unavailable(column: pa.Array[Any]) -> pa.Array[Any]:
-    found = np.zeros(len(column), np.bool_)
+    """Return for each row whether its text, bytes or list is the placeholder."""
     if column.type in (pa.large_string(), pa.large_binary()):
         placeholders = pa.array([_UNAVAILABLE, b64encode(_UNAVAILABLE)], pa.large_binary())
         return pc.is_in(column, value_set=placeholders.cast(column.type))
+    found = np.zeros(len(column), np.bool_)
     if is_list_array(column):
         lengths = pc.list_value_length(column).fill_null(0).to_numpy()
         rows = np.flatnonzero((lengths == 1) | (lengths == len(_UNAVAILABLE)))

@@ -11,7 +11,7 @@ import polars as pl
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.checkpoint.state_columns import NAMESPACES, TIMERS, kind_of_part, name_of_part, shown_names
 from midstream.engine.checkpoint.state_files import read_parts, rule_of
-from midstream.engine.checkpoint.stored_in_flight import RowsInFlight, rows_in_flight
+from midstream.engine.checkpoint.stored_in_flight import RowsInFlight
 from midstream.engine.core.batches import check_held_by_polars, to_polars
 from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.core.interfaces import Storage
@@ -93,14 +93,6 @@ Readable: TypeAlias = StoredState | RowsInFlight
 """What can be read from a checkpoint as a table."""
 
 
-def readable(metadata: CheckpointMetadata, where: str) -> list[Readable]:
-    """Return every state that a checkpoint has, in the order of the job's operators, and then the rows in flight.
-
-    Raises StorageError.
-    """
-    return [*stored_states(metadata, where), *rows_in_flight(metadata)]
-
-
 def stored_states(metadata: CheckpointMetadata, where: str) -> list[StoredState]:
     """Return every state of operators that a checkpoint has, in the order of these. Raises StorageError."""
     keys = {edge.target: edge.keys for edge in reversed(metadata.edges) if edge.keys}
@@ -125,7 +117,8 @@ def stored_states(metadata: CheckpointMetadata, where: str) -> list[StoredState]
 
 
 def chosen_state(states: Sequence[Readable], uid: str, name: str | None, where: str) -> Readable:
-    """Return a state by the uid of its operator, and by its name unless the operator has only one beside rows in flight.
+    """Return a state by the uid of its operator and its name. Without a name, it is the only state of the operator; rows in
+    flight do not count.
 
     Raises ConfigError with the names that exist.
     """

@@ -37,7 +37,7 @@ LAST_TICK: Final = np.iinfo(np.int64).max - 1
 _NEVER: Final = LAST_TICK + 1
 
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
-"""Multiplies the hash of one column before that of the next is added, so that columns are told apart."""
+"""Multiplies the hash of one column before that of the next is added, so that values that change places have another hash."""
 
 _NUMBERS: Final = frozenset(
     (

@@ -30,7 +30,7 @@ NEVER_US: Final = 1 << 63
 
 class TimerQueue:
     """The timers of one kind, except those that are spilled; a timer that is set again may be here too. Deletion is lazy: a
-    timer is where it was until it would be next, or its stretch is cleaned, because half of it may be invalid.
+    deleted timer stays in its list until it would be next, or until its stretch is cleaned, as half of it may be deleted.
     """
 
     def __init__(self) -> None:
@@ -44,9 +44,9 @@ class TimerQueue:
         self._sorted_number = 0
         """Timers with larger numbers were set after the stretch was opened."""
         self._heap: list[_Entry] = []
-        """Those, of this and earlier stretches."""
+        """The entries of those timers, and of timers of earlier stretches."""
         self._closed: dict[int, list[TimerRow]] = {}
-        """The timers of later stretches, some twice. Memory holds most timers here, so they have no entries."""
+        """The timers of later stretches, some twice. Most timers are here, so they have no entries, which would take memory."""
         self._stretches: list[int] = []
         """A heap of the keys of `_closed`, and of some that it no longer has."""
         self._dead: dict[int, int] = {}

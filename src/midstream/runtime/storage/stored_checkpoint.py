@@ -10,7 +10,8 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from midstream.engine.checkpoint.store import checkpoint_path, load
-from midstream.engine.checkpoint.stored_states import Readable, chosen_state, readable
+from midstream.engine.checkpoint.stored_in_flight import rows_in_flight
+from midstream.engine.checkpoint.stored_states import Readable, chosen_state, stored_states
 from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.core.urls import below, parted
@@ -33,7 +34,7 @@ class OpenedCheckpoint(NamedTuple):
 
     @property
     def states(self) -> list[Readable]:
-        return readable(self.metadata, self.path)
+        return [*stored_states(self.metadata, self.path), *rows_in_flight(self.metadata)]
 
     def state(self, uid: str, name: str | None) -> Readable:
         """Return the state of that name. Raises ConfigError with the names that exist."""
