@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from connector_worlds import SCHEMA, batch, open_writer, prepared
 from going_back_world import Loud, Mute, Start, World, committed, graph_of, must_say
 
 from in_memory import MemoryStorage
@@ -142,6 +143,32 @@ def test_output_that_is_committed_only_when_its_checkpoint_is_named_is_in_no_oth
         world.start("3")
     world.start("2" if fresh else "latest").complete(1)
     assert world.rows() == list(range(5))
+
+
+def test_output_of_which_a_part_is_committed_only_when_its_checkpoint_is_named_is_in_no_other_line(
+    tmp_path: Path,
+) -> None:
+    """The sink reports that it has committed checkpoint 2; the driver was killed after one of its two files."""
+    world = World(tmp_path, only="out")
+    start = committed(world, 1)
+    another = open_writer(world.files["out"], SCHEMA, start.loop, job_id=start.job_id, uid="out", subtask=1)
+    another.write(batch(100))
+    start.complete(1)
+    assert start.newest is not None
+    (held,) = start.newest.committables
+    both = msgspec.structs.replace(held, items=(*held.items, *prepared(another, 2)))
+    world.storage.files["chk-2/_metadata"] = encode_metadata(
+        msgspec.structs.replace(start.newest, committables=(both,))
+    )
+    world.start("1", "keep").complete(0)
+    world.start(None, fresh=True).complete(0)
+    assert world.rows() == [0, 1, 2]
+    named = world.start("2", "rollback")
+    assert any(text.startswith("checkpoints after 2 no longer count") for text in named.opened.opened.warnings)
+    assert world.rows() == [0, 1, 2, 100]
+    for checkpoint in ("3", "4"):
+        with pytest.raises(StorageError, match=f"checkpoint {checkpoint} is not in the checkpoint directory"):
+            world.start(checkpoint, "rollback")
 
 
 def test_output_that_is_committed_beside_newer_output_that_is_kept_is_in_no_other_line(tmp_path: Path) -> None:

@@ -120,16 +120,11 @@ def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) 
     `committed`: see `find_committed`. Raises ConfigError if there is newer output and the user has not chosen what to
     do about it, or if a sink cannot do that.
     """
-    graph, metadata, newest_known = plan.graph, start.metadata, start.newest_known
+    graph, metadata = plan.graph, start.metadata
     after = BEGINNING if metadata is None else metadata.checkpoint_id
     newer = tuple(_newer(graph, start, after, committed))
     if not newer:
-        shown = _shown_again(graph, after, newest_known)
-        if metadata is None or newest_known <= after or not _is_pending(metadata, committed):
-            return Decision(after, warnings=shown)
-        # This start commits that output. A newer checkpoint that did not resume from this one would count it as its own
-        # because of the lower id, and the job would produce the same rows again from there.
-        return Decision(after, warnings=(_given_up(after, "is committed only now"), *shown), counts_until=after)
+        return _beside_pending(graph, start, (), ())
     if metadata is None:
         raise ConfigError(
             f"there is no checkpoint to resume from, but there is output of this job: {_listed(newer)}. Has the checkpoint "
@@ -145,11 +140,7 @@ def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) 
             f"{newer} is kept, and the job resumes from checkpoint {after}: the rows after it will be duplicated"
             for newer in newer
         )
-        shown = _shown_again(graph, after, newest_known)
-        if not start.leaves_usable or not _may_be_pending(metadata, committed):
-            return Decision(after, newer, False, (*twice, *shown))
-        given_up = _given_up(after, "may be committed only now")
-        return Decision(after, newer, False, (*twice, given_up, *shown), after)
+        return _beside_pending(graph, start, newer, tuple(twice))
     for each in newer:
         problem = _rollback_problem(each, after)
         if problem:
@@ -158,7 +149,7 @@ def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) 
                 f"been changed. To resume from checkpoint {after} anyway, with these rows duplicated: --newer-output keep"
             )
     back = (f"sink {each.spec.name!r} rolls back what it has committed after checkpoint {after}" for each in newer)
-    return Decision(after, newer, True, (*back, *_shown_again(graph, after, newest_known)), after)
+    return Decision(after, newer, True, (*back, *_shown_again(graph, after, start.newest_known)), after)
 
 
 def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str, int | None]) -> Iterator[SinkAhead]:
@@ -200,24 +191,25 @@ def _last_choice(begun: LastStart | None, after: int, newer: Iterable[SinkAhead]
     return "rollback" if begun.newer_output == "rollback" and all(n.doubt == UNDER_WAY for n in newer) else None
 
 
-def _is_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None]) -> bool:
-    """Whether a sink has not committed what the checkpoint holds for it, and no newer output either."""
-    until = {uid: found for uid, found in committed.items() if found is not None}
-    return any(until.get(entry.uid, entry.checkpoint_id) < entry.checkpoint_id for entry in metadata.committables)
+def _beside_pending(
+    graph: JobGraph, start: JobStart, newer: tuple[SinkAhead, ...], warnings: tuple[str, ...]
+) -> Decision:
+    """Decide to roll nothing back, and to give up newer checkpoints if this start may commit something first.
 
-
-def _may_be_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None]) -> bool:
-    """Whether a sink may not have committed what the checkpoint holds for it. Newer output does not prove that it has:
-    it may be of another lineage.
+    A newer checkpoint that did not resume from this one would count that output as its own because of the lower id, and
+    the job would produce the same rows again from there. That a sink has committed output of this checkpoint or of a
+    newer one proves nothing: it may be a part, or of another lineage.
     """
-    newest: dict[str, int] = {}
-    for entry in metadata.committables:
-        newest[entry.uid] = max(entry.checkpoint_id, newest.get(entry.uid, 0))
-    return any(committed.get(uid) != checkpoint_id for uid, checkpoint_id in newest.items())
-
-
-def _given_up(after: int, when: str) -> str:
-    return f"checkpoints after {after} no longer count: what checkpoint {after} holds for sinks {when}"
+    metadata = start.metadata
+    after = BEGINNING if metadata is None else metadata.checkpoint_id
+    shown = _shown_again(graph, after, start.newest_known)
+    lasting = {spec.uid for spec in transactional(graph) if spec.sink is not None and spec.sink.output_lasts}
+    if metadata is None or not start.leaves_usable or lasting.isdisjoint(of.uid for of in metadata.committables):
+        return Decision(after, newer, warnings=(*warnings, *shown))
+    given_up = (
+        f"checkpoints after {after} no longer count: what checkpoint {after} holds for sinks may be committed only now"
+    )
+    return Decision(after, newer, warnings=(*warnings, given_up, *shown), counts_until=after)
 
 
 def roll_back(decision: Decision, metadata: CheckpointMetadata) -> None:
