@@ -265,7 +265,7 @@ def test_versions_before_column_mapping_was_removed_are_refused(tmp_path, mode, 
         mapped.alter(map_again)
     read_on = Split(split.id, split.payload, found[1])
     for begin in (
-        lambda: DeltaSource(mapped.path, start=1),
+        lambda: DeltaSource(mapped.path, start=1).prepare("in", None, False),
         lambda: Job(DeltaSource(mapped.path), job.position).rows(),
         lambda: DeltaSource(mapped.path, changes=True, watch=True).open_split(split),
         lambda: DeltaSource(mapped.path, changes=True, watch=True).open_split(read_on),

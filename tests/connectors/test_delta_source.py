@@ -135,9 +135,9 @@ def test_a_log_of_which_only_the_checkpoint_is_left_is_read(tmp_path):
         ConfigError,
         match="version 1 is to be read next, and is no longer in the table's log, which now begins with version 2",
     ):
-        world.source(start=1)
+        world.source(start=1).prepare("in", None, False)
     with pytest.raises(ConfigError, match="the table's log begins later, with version 2"):
-        world.source(start=LONG_AGO)
+        world.source(start=LONG_AGO).prepare("in", None, False)
     (tmp_path / f"t/_delta_log/{2:020d}.json").write_text(json.dumps(added(world, "a", 2)))
     assert job.numbers() == again.numbers() == [-1, 2]
 
@@ -202,7 +202,7 @@ def test_a_job_that_was_stopped_while_the_log_was_cleaned_up_goes_on_or_is_refus
     with pytest.raises(
         ConfigError, match=r"start=2: how the table was at version 2 can no longer be found out .*; start with"
     ):
-        world.source(start=2)
+        world.source(start=2).prepare("in", None, False)
     log[2].unlink()
     with pytest.raises(ConfigError, match=r"version 2 is to be read next, and is no longer in the table's log"):
         Job(world.source(watch=True), job.position).rows()

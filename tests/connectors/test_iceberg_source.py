@@ -177,7 +177,7 @@ def test_rows_whose_snapshot_expired_before_it_was_read_are_not_lost_in_silence(
         with pytest.raises(ConfigError, match=r"nothing was read, and what came next has expired.*--fresh"):
             job.splits()
     with pytest.raises(ConfigError, match=rf"the oldest snapshot that has not expired is newer: {world.version()}"):
-        world.source(start=LONG_AGO)
+        world.source(start=LONG_AGO).prepare("in", None, False)
     assert Job(world.source(start=world.version())).numbers() == [2]
     assert Job(world.source()).numbers() == [1, 2]
 

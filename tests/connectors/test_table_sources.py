@@ -339,7 +339,6 @@ def test_the_start_is_a_version_a_time_or_now(world):
         ({"start": "earliest"}, ConfigError, "start='earliest' is no version, 'latest', datetime or None"),
         ({"start": -1}, ConfigError, "start=-1 is no version"),
         ({"start": True}, ConfigError, "start=True is no version"),
-        ({"start": 99}, ConfigError, r"start=99(, and the newest version is 1| is no snapshot of the table)"),
         ({"start": datetime(2024, 1, 1)}, ConfigError, "has no time zone"),
         ({"columns": "n"}, ConfigError, r"columns='n' is a string; give a list: \['n'\]"),
         ({"columns": ["m"]}, SchemaError, "column 'm' does not exist; the table has n"),
@@ -393,7 +392,35 @@ def test_versions_that_were_cleaned_up_before_they_were_read_are_named(world):
         job.splits()
     assert Job(world.source()).numbers() == [1, 2, 3, 4]
     with pytest.raises(ConfigError, match=r"(the table's log|begins with|is no snapshot)"):
-        world.source(start=missed)
+        world.source(start=missed).prepare("in", None, False)
+
+
+def test_a_job_resumes_when_its_start_has_expired(world):
+    world.create()
+    world.append(1)
+    world.append(2)
+    start = world.version()
+    between = datetime.now(UTC)
+    world.append(3)
+    since, after = Job(world.source(start=start, watch=True)), Job(world.source(start=between, watch=True))
+    assert (since.numbers(), after.numbers()) == ([2, 3], [3])
+    world.forget()
+    world.append(4)
+    for job, at in ((since, start), (after, between)):
+        again = world.source(start=at, watch=True)
+        again.prepare("in", None, True)
+        assert Job(again, job.position).numbers() == [4]
+        with pytest.raises(
+            ConfigError, match=r"(the table's log|begins with|is no snapshot|can no longer be found out|is newer)"
+        ):
+            again.prepare("in", None, False)
+
+
+def test_a_start_that_the_table_does_not_have_is_refused_before_slots_are_requested(world):
+    world.create()
+    world.append(1)
+    with pytest.raises(ConfigError, match=r"start=99(, and the newest version is 1| is no snapshot of the table)"):
+        world.source(start=99).prepare("in", None, False)
 
 
 def test_metadata_up_to_what_was_read_may_be_cleaned_up(world):

@@ -133,10 +133,6 @@ class DeltaSource(TableSource):
                 )
             self.splits_end = self.bounded
             self._set_schema(pa.schema([*self._read, pa.field(OP, pa.large_string())]))
-        first = opened.version() + 1 if start is None else self._first_version(opened)
-        if first <= opened.version():
-            has_version(self.filesystem, self.directory, first - 1, self._where)
-            self._check_names_from(first)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_storage_options": None}  # only the driver uses them
@@ -172,6 +168,9 @@ class DeltaSource(TableSource):
             files = [*self._snapshot(opened, self._stored_name(event_time))] if self._start is None else []
         read = newest if self._start is None else self._first_version(opened) - 1
         return files, self._position(metadata.id, read)
+
+    def _find_start(self) -> None:
+        self._first_version(self._opened())
 
     def check_resume(self, position: bytes) -> None:
         """Raise ConfigError for a position of another source, in another table, or of changes in place of rows."""
@@ -342,13 +341,17 @@ class DeltaSource(TableSource):
         return found
 
     def _first_version(self, table: DeltaTable) -> int:
-        """Return the first version to read, which may not exist yet."""
+        """Return the first version to read, which may not exist yet. Raises ConfigError if it can no longer be read."""
         newest = table.version()
         if isinstance(self._start, datetime):
-            return self._version_at(self._start, newest)
-        first = newest + 1 if self._start == "latest" else int(self._start or 0)
+            first = self._version_at(self._start, newest)
+        else:
+            first = newest + 1 if self._start == "latest" else int(self._start or 0)
         if first > newest + 1:
             raise ConfigError(f"{self._where}: start={first}, and the newest version is {newest}")
+        if first <= newest:
+            has_version(self.filesystem, self.directory, first - 1, self._where)
+            self._check_names_from(first)
         return first
 
     def _version_at(self, start: datetime, newest: int) -> int:

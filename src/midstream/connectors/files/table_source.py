@@ -89,6 +89,10 @@ class TableSource(Source):
         """
 
     @abstractmethod
+    def _find_start(self) -> None:
+        """Raise ConfigError if the table does not have, or no longer has, what a new job with this `start` reads first."""
+
+    @abstractmethod
     def check_resume(self, position: bytes) -> None:
         """Raise ConfigError for a position of another source, or in another table."""
 
@@ -131,6 +135,13 @@ class TableSource(Source):
         )
 
     # ---- on the driver ----
+
+    def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
+        """Check `start`, unless the job resumes: it continues from its position, and what was there at `start` may have
+        expired since.
+        """
+        if self._start is not None and not restoring:
+            self._find_start()
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         if position is not None:

@@ -128,8 +128,6 @@ class IcebergSource(TableSource):
         chosen = self._columns_to_read(found.names)
         self._set_schema(pa.schema([found.field(name) for name in chosen]))
         self._files = self._files_of(opened, chosen, filesystem)
-        if start is not None:
-            self._before_start(opened)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_table": None}
@@ -161,6 +159,9 @@ class IcebergSource(TableSource):
         with catalog_errors(f"{self._where}: the files of snapshot {newest.snapshot_id} cannot be listed"):
             files = self._snapshot(table, newest, event_time)
         return files, msgspec.msgpack.encode(_IcebergPosition(uuid, newest.snapshot_id))
+
+    def _find_start(self) -> None:
+        self._before_start(self._opened())
 
     def check_resume(self, position: bytes) -> None:
         """Raise ConfigError for a position of another source, or in another table."""
