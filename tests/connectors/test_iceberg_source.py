@@ -143,8 +143,22 @@ def test_an_iceberg_table_that_was_rolled_back_is_refused(tmp_path):
     world.append(3)
     with pytest.raises(
         ConfigError,
-        match="the table was rolled back to an older one since; to read it from the beginning, start with --fresh",
+        match=r"was rolled back to an older one since, or .*; to read it from the beginning, start with --fresh",
     ):
+        job.splits()
+
+
+def test_a_snapshot_that_expired_unread_is_named_although_the_one_before_is_still_known(tmp_path):
+    world = IcebergWorld(tmp_path)
+    world.create()
+    world.append(1)
+    job = Job(world.source(watch=True))
+    assert job.numbers() == [1]
+    world.append(2)
+    missed = world.version()
+    world.append(3)
+    world.table.maintenance.expire_snapshots().by_id(missed).commit()
+    with pytest.raises(ConfigError, match=r"was rolled back .*, or the snapshots in between have expired"):
         job.splits()
 
 

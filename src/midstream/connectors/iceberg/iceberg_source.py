@@ -202,8 +202,9 @@ class IcebergSource(TableSource):
             return found[::-1]
         if known is not None and metadata.snapshot_by_id(known) is not None:
             raise ConfigError(
-                f"{self._where}: snapshot {known} was read, and the table was rolled back to an older one since; to read it "
-                "from the beginning, start with --fresh"
+                f"{self._where}: snapshot {known} was read, and the table as it is now does not follow from it: it was rolled back "
+                "to an older one since, or the snapshots in between have expired; to read it from the beginning, start with "
+                "--fresh"
             )
         raise self._expired(known)
 
