@@ -567,3 +567,25 @@ def test_a_damaged_checkpoint_with_a_spilled_timer_at_the_end_of_time_ends():
     parts = {"timers:event": StatePart(part.redistribute, (Chunk(part.chunks[0].id, last),))}
     again = World(fires(), max_parallelism=MAX_PARALLELISM, parts=parts, entry_bytes=limited_to(0))
     assert len(again.operator._queues()["timers:event"]) == 1  # type: ignore[attr-defined]
+
+
+def test_timers_whose_entries_were_fetched_fire_although_fetching_takes_longer_than_a_slice(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    world = World(operator(), max_parallelism=MAX_PARALLELISM, entry_bytes=limited_to(0))
+    for do in ("set", "timer"):
+        world.process(batch_of([(k, do, 1) for k in range(50)], START))
+    fetch = state_spill.StateSpill.fetch
+
+    def slowly(spill: state_spill.StateSpill, keys: Any) -> None:
+        world.clock.ms += 50
+        fetch(spill, keys)
+
+    monkeypatch.setattr(state_spill.StateSpill, "fetch", slowly)
+    fired = len(world.out.rows())
+    until_us = (START + timedelta(seconds=2) - datetime(1970, 1, 1)) // timedelta(microseconds=1)
+    slices = 1
+    while not world.operator.advance_watermark(until_us):
+        slices += 1
+        assert slices < 5, "a slice fires hardly more than one timer"
+    assert len(world.out.rows()) - fired == 50

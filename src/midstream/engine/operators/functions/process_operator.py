@@ -323,6 +323,10 @@ class ProcessOperator(FunctionOperator):
                 if has_spilled and timer[1] not in fetched:
                     next_keys = [timer[1], *queue.soonest_keys(TIMERS_PER_FETCH)]
                     self._spill.fetch(next_keys)
+                    if (
+                        not fetched
+                    ):  # fetching may take a slice by itself, and what was fetched may be spilled again after it
+                        end_s = clock.monotonic_s() + self._runtime.slice_s
                     fetched.update(next_keys)
                 if expiry:
                     expiry.begin_call(timer[0] if event_time else expiry.event_time_us)
