@@ -294,16 +294,18 @@ class FileSource(Source):
         if not missing:
             return
         found = ", ".join(dict.fromkeys(names))
+        ends = list(dict.fromkeys((some[0].path, some[-1].path)))
+        files = " and ".join(ends) + (", the first and the last file" if len(ends) > 1 else "")
         if self._format == "jsonl":
             _log.warning(
-                "FileSource: declared columns that no line at the beginning of %s and %s has, the first and the last file, "
-                "whose lines have %s: %s; if a name is misspelt, all its values are null",
-                *(some[0].path, some[-1].path, found, ", ".join(map(repr, missing))),
+                "FileSource: declared columns that are in no line at the beginning of %s, where lines have %s: %s; if a name is "
+                "misspelt, all its values are null",
+                *(files, found, ", ".join(map(repr, missing))),
             )
             return
         raise SchemaError(
-            f"FileSource: declared column {missing[0]!r} is neither in {some[0].path} nor in {some[-1].path}, the "
-            f"first and the last file, which have {found}. Leave it out of schema= until files have it"
+            f"FileSource: declared column {missing[0]!r} is missing from {files}; there are {found}. Leave it out of schema= "
+            "until files have it"
         )
 
     def _names_in(self, path: str) -> list[str]:
