@@ -295,16 +295,16 @@ class FileSource(Source):
             return
         found = ", ".join(dict.fromkeys(names))
         ends = list(dict.fromkeys((some[0].path, some[-1].path)))
-        files = " and ".join(ends) + (", the first and the last file" if len(ends) > 1 else "")
+        where = " and ".join(ends) + (", the first and the last file" if len(ends) > 1 else "")
         if self._format == "jsonl":
             _log.warning(
                 "FileSource: declared columns that are in no line at the beginning of %s, where lines have %s: %s; if a name is "
                 "misspelt, all its values are null",
-                *(files, found, ", ".join(map(repr, missing))),
+                *(where, found, ", ".join(map(repr, missing))),
             )
             return
         raise SchemaError(
-            f"FileSource: declared column {missing[0]!r} is missing from {files}; there are {found}. Leave it out of schema= "
+            f"FileSource: declared column {missing[0]!r} is missing from {where}; there are {found}. Leave it out of schema= "
             "until files have it"
         )
 
