@@ -247,6 +247,28 @@ def test_the_columns_of_files_are_those_that_the_job_was_built_with(tmp_path: Pa
         assert job.feed("orders", {"user": "ann", "n": 1}).take() == []
 
 
+@pytest.mark.parametrize(
+    ("suffix", "rows", "none"),
+    [("csv", "user,country\nann,FR\n", "user,country\n"), ("jsonl", '{"user":"ann","country":"FR"}\n', None)],
+)
+def test_a_text_file_that_was_truncated_is_no_table_without_rows(
+    suffix: str, rows: str, none: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / f"users.{suffix}"
+    path.write_text(rows)
+    joined = orders([]).join_table(path, on="user", how="left", refresh="10 s").uid("joined")
+    with testing.job(joined) as job, caplog.at_level(logging.WARNING, table_join.__name__):
+        assert country(job) == "FR"
+        path.write_text("")
+        job.advance_processing_time("10 s")
+        assert country(job) == "FR"
+        assert f"{path}: empty (0 bytes)" in caplog.text
+        if none is not None:
+            path.write_text(none)
+            job.advance_processing_time("10 s")
+            assert country(job) == "None"
+
+
 @pytest.mark.parametrize("mapping", ["none", "name"])
 def test_a_delta_table_is_read_at_its_newest_version(mapping: str, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed")

@@ -49,7 +49,7 @@ class Files:
         return FileSource(self.paths, schema=self.declared).schema
 
     def load(self) -> pa.Table:
-        return _all_rows(FileSource(self.paths, schema=self.declared))
+        return _all_rows(FileSource(self.paths, schema=self.declared), self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,18 @@ class DeltaVersion:
         return _all_rows(DeltaSource(self.uri))
 
 
-def _all_rows(source: Source) -> pa.Table:
+def _all_rows(source: Source, files: str | None = None) -> pa.Table:
+    """Return the rows of a table. `files`: what to call files that must not all be empty, as such a file often is while it
+    is written.
+    """
     batches: list[pa.RecordBatch] = []
-    for split in source.discover(None, DiscoveryContext("table", 1, None)).splits:
+    splits = source.discover(None, DiscoveryContext("table", 1, None)).splits
+    if files is not None and not splits:
+        raise JobError(
+            f"{files}: empty (0 bytes), as a file is while it is written. Write a new version under another name, and rename it; "
+            "for a table without rows, write a CSV file with a header, or a Parquet file"
+        )
+    for split in splits:
         reader = source.open_split(split)
         try:
             while (read := reader.read(_READ_ROWS)) is not None:

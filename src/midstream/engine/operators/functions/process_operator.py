@@ -323,7 +323,9 @@ class ProcessOperator(FunctionOperator):
                 if has_spilled and timer[1] not in fetched:
                     next_keys = [timer[1], *queue.soonest_keys(TIMERS_PER_FETCH)]
                     self._spill.fetch(next_keys)
-                    if not fetched:  # this may have taken a whole slice, after which what was fetched may be spilled again
+                    if (
+                        not fetched
+                    ):  # this may have taken a whole slice, after which what was fetched may be spilled again
                         end_s = clock.monotonic_s() + self._runtime.slice_s
                     fetched.update(next_keys)
                 if expiry:
