@@ -498,7 +498,7 @@ class Coordinator:
             case m.DoRescale(parallelism) if self.phase is Phase.RUNNING and self.requests.stop is None:
                 self.rescaling.request(partial(self._effects.reply, client), parallelism, self.plan)
             case m.DoRescale():
-                self.requests.refuse([client], f"the job is {state_of(self)}: it can be rescaled while it runs")
+                self.requests.refuse([client], f"the job is {state_of(self)}: only a running job can be rescaled")
             case m.DoSavepoint() | m.DoStop(savepoint=str()):
                 self.savepoints.request(client, request)
             case m.DoCheckpoint() | m.DoStop():
