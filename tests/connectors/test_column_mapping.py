@@ -190,6 +190,29 @@ def test_a_column_that_was_dropped_and_added_again_is_another_one(mapped):
         job.splits()
 
 
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_job_does_not_resume_with_another_column_of_the_same_name(mapped, changes):
+    """Rows that were added before it came would have no value there."""
+    mapped.append(1)
+
+    def source(*columns: str) -> DeltaSource:
+        return DeltaSource(mapped.path, columns=columns, watch=True, changes=changes)
+
+    job = Job(source("n", "at"))
+    job.splits()
+    assert job.position is not None
+    source("at", "n").check_resume(job.position)
+    mapped.rename("at", "was")
+    mapped.add("at", "timestamp")
+    source("n", "was").check_resume(job.position)
+    with pytest.raises(ConfigError, match=r"'at' is not the one.*is called 'was' now: read it by that name"):
+        source("n", "at").check_resume(job.position)
+    mapped.drop("was")
+    with pytest.raises(ConfigError, match=r"'at' is not the one.*which was dropped: leave 'at' out"):
+        source("n", "at").check_resume(job.position)
+    source("n").check_resume(job.position)
+
+
 def test_a_split_keeps_its_partition_when_the_column_is_renamed_before_it_is_read(mapped):
     mapped.append(1, 2)
     splits = Job(DeltaSource(mapped.path)).splits()

@@ -48,6 +48,28 @@ def test_a_renamed_column_is_read_on_under_its_old_name(tmp_path):
     assert job.rows() == [{"n": 2}]
 
 
+def test_a_job_does_not_resume_with_another_column_of_the_same_name(tmp_path):
+    """Rows that were added before it came would have no value there."""
+    world = IcebergWorld(tmp_path)
+    world.create()
+    world.append(1)
+    job = Job(world.source(columns=["n"], watch=True))
+    assert job.numbers() == [1]
+    assert job.position is not None
+    world.source(columns=["n"], watch=True).check_resume(job.position)
+    with world.table.update_schema() as update:
+        update.rename_column("n", "number")
+    with world.table.update_schema() as update:
+        update.add_column("n", LongType())
+    world.source(columns=["number"], watch=True).check_resume(job.position)
+    with pytest.raises(ConfigError, match=r"'n' is not the one.*is called 'number' now: read it by that name"):
+        world.source(columns=["n"], watch=True).check_resume(job.position)
+    with world.table.update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("number")
+    with pytest.raises(ConfigError, match=r"'n' is not the one.*which was dropped: leave 'n' out"):
+        world.source(columns=["n"], watch=True).check_resume(job.position)
+
+
 def test_files_without_ids_are_read_by_the_name_mapping(tmp_path):
     world = IcebergWorld(tmp_path)
     world.create()

@@ -40,7 +40,7 @@ from midstream.connectors.files.table_files import (
     deleted_rows_of,
     packed,
 )
-from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
+from midstream.connectors.files.table_source import OnChange, TableSource, TableStart, other_column
 from midstream.engine.core.config import Duration
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Split, SplitReader, decoded, rows_text
@@ -66,6 +66,8 @@ class _DeltaPosition(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     """Whether changes are read, which are one split; None: of a version that did not note it."""
     names: tuple[str, ...] = ()
     """Those of the columns that are read in the table's files, if it has column mapping."""
+    columns: tuple[str, ...] = ()
+    """What these columns were called; empty: of a version that did not note it."""
 
 
 class DeltaSource(TableSource):
@@ -184,6 +186,10 @@ class DeltaSource(TableSource):
             )
         if not self._reads_changes:  # their reader may be past this version
             self._check_names(known.names, known.version)
+        before = dict(zip(known.columns, known.names, strict=False))
+        for name, stored in zip(self._read.names, self._stored_names, strict=False):
+            if before.get(name, stored) != stored:
+                raise other_column(self._where, name, self._mapping.names.get(before[name]))
 
     def _after(self, position: bytes, event_time: str | None) -> Iterator[tuple[Sequence[TableFile], bytes]]:
         known = decoded(position, _DeltaPosition, "DeltaSource")
@@ -202,9 +208,9 @@ class DeltaSource(TableSource):
 
     def _position(self, table_id: str, version: int) -> bytes:
         digest = digest_of(self.filesystem, self.directory, version) if version >= 0 else None
-        return msgspec.msgpack.encode(
-            _DeltaPosition(table_id, version, digest, self._reads_changes, self._stored_names)
-        )
+        stored = self._stored_names
+        read = tuple(self._read.names) if stored else ()
+        return msgspec.msgpack.encode(_DeltaPosition(table_id, version, digest, self._reads_changes, stored, read))
 
     @property
     def _stored_names(self) -> tuple[str, ...]:

@@ -190,3 +190,13 @@ def _check_start(start: object, watch: bool, where: str) -> None:
         raise ConfigError(f"{where}: start={start!r} is no version, 'latest', datetime or None")
     if start == "latest" and not watch:
         raise ConfigError(f"{where}: start='latest' reads what is added from now on, for which watch=True is needed")
+
+
+def other_column(where: str, name: str, now: str | None) -> ConfigError:
+    """Return the refusal of a resume from where another column had this name. `now`: what that one is called now."""
+    became = "was dropped" if now is None else f"is called {now!r} now"
+    way = f"leave {name!r} out" if now is None else "read it by that name"
+    return ConfigError(
+        f"{where}: column {name!r} is not the one that the job has read, which {became}: {way} (columns=), or start over with "
+        "--fresh"
+    )

@@ -21,7 +21,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from midstream.connectors.common.dataset_uris import location_uri
 from midstream.connectors.files.field_ids import id_of, parquet_schema_of
 from midstream.connectors.files.table_files import TableFile, open_table_file
-from midstream.connectors.files.table_source import OnChange, TableSource, TableStart
+from midstream.connectors.files.table_source import OnChange, TableSource, TableStart, other_column
 from midstream.connectors.iceberg.iceberg_catalog import CatalogTable, checked_catalog, checked_identifier
 from midstream.connectors.iceberg.iceberg_commits import catalog_errors, data_entries, is_first
 from midstream.connectors.iceberg.iceberg_files import (
@@ -47,6 +47,8 @@ class _IcebergPosition(msgspec.Struct, frozen=True, array_like=True, tag="iceber
     table_uuid: str
     snapshot_id: int | None
     """The newest snapshot that was read; None: the table had none."""
+    fields: Mapping[str, int] = {}
+    """The ids of the columns that are read; empty: of a version that did not note them."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class IcebergSource(TableSource):
         chosen = self._columns_to_read(found.names)
         self._set_schema(pa.schema([found.field(name) for name in chosen]))
         self._files = self._files_of(opened, chosen, filesystem)
+        self._ids = {field.name: field.field_id for field in opened.schema().fields if field.name in chosen}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_table": None}
@@ -152,20 +155,28 @@ class IcebergSource(TableSource):
         self._check_columns(table)
         metadata, uuid = table.metadata, str(table.metadata.table_uuid)
         if self._start is not None:
-            return (), msgspec.msgpack.encode(_IcebergPosition(uuid, self._before_start(table)))
+            return (), self._position(uuid, self._before_start(table))
         newest = metadata.current_snapshot()
         if newest is None:
-            return (), msgspec.msgpack.encode(_IcebergPosition(uuid, None))
+            return (), self._position(uuid, None)
         with catalog_errors(f"{self._where}: the files of snapshot {newest.snapshot_id} cannot be listed"):
             files = self._snapshot(table, newest, event_time)
-        return files, msgspec.msgpack.encode(_IcebergPosition(uuid, newest.snapshot_id))
+        return files, self._position(uuid, newest.snapshot_id)
 
     def _find_start(self) -> None:
         self._before_start(self._opened())
 
     def check_resume(self, position: bytes) -> None:
-        """Raise ConfigError for a position of another source, or in another table."""
-        self._check_same(decoded(position, _IcebergPosition, "IcebergSource"), self._opened())
+        """Raise ConfigError for a position of another source, in another table, or of other columns of the same names."""
+        known, table = decoded(position, _IcebergPosition, "IcebergSource"), self._opened()
+        self._check_same(known, table)
+        for name, number in self._ids.items():
+            before = known.fields.get(name, number)
+            if before != number:
+                raise other_column(self._where, name, table.schema().find_column_name(before))
+
+    def _position(self, uuid: str, snapshot_id: int | None) -> bytes:
+        return msgspec.msgpack.encode(_IcebergPosition(uuid, snapshot_id, self._ids))
 
     def _check_same(self, known: _IcebergPosition, table: Table) -> None:
         if str(table.metadata.table_uuid) != known.table_uuid:
@@ -183,7 +194,7 @@ class IcebergSource(TableSource):
         for snapshot in later:
             with catalog_errors(f"{self._where}: the files of snapshot {snapshot.snapshot_id} cannot be listed"):
                 added = self._added_by(table, snapshot, event_time)
-            yield added, msgspec.msgpack.encode(_IcebergPosition(known.table_uuid, snapshot.snapshot_id))
+            yield added, self._position(known.table_uuid, snapshot.snapshot_id)
 
     def _later(self, table: Table, known: int | None) -> list[Snapshot]:
         """Return the snapshots after this one, the oldest first. Raises ConfigError if they are no longer known."""
