@@ -18,6 +18,7 @@ from midstream.engine.operators.functions.process_context import instant_us
 from midstream.engine.operators.functions.process_functions import CoProcessFunction, ProcessContext
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.row_conversion import Row
+from midstream.engine.state.expiring_states import ExpiringState
 from midstream.engine.state.keyed_states import ListState, MapState, ReducingState, ValueState
 from midstream.engine.state.time_to_live import StateTtl
 from midstream.simulation.outside import SOURCE_IDS
@@ -54,7 +55,7 @@ class Expiring(CoProcessFunction):
         if self._outside.poison:
             self._outside.check_poison([number])
         watermark_us = MIN_WATERMARK_US if ctx.watermark == datetime.min else instant_us(ctx.watermark)
-        now_us = max(instant_us(row["ts"]), watermark_us)
+        now_us = self._time_of(row, watermark_us)
         record = self._found(number, [each for each in self.record.value or [] if each[0] + TTL_MS * 1000 > now_us])
         lately = list(self.lately)
         all_ids = list(self.all_ids)
@@ -71,6 +72,21 @@ class Expiring(CoProcessFunction):
         return row
 
     process2 = process1
+
+    def _time_of(self, row: Row, watermark_us: int) -> int:
+        """Return the time of a call: that of its row or, if it is late, the watermark.
+
+        Until the first watermark since a start, only the engine knows that before the restore; no row of `on_time` can be
+        before it.
+        """
+        at_us = instant_us(row["ts"])
+        if watermark_us > MIN_WATERMARK_US:
+            return max(at_us, watermark_us)
+        assert isinstance(self.ids, ExpiringState)
+        now_us = self.ids._now_us
+        if now_us < at_us or (now_us > at_us and row["id"] // SOURCE_IDS in self._on_time):
+            self._bug(row["id"], f"{now_us} as its time, which is {at_us}")
+        return now_us
 
     def _found(self, number: int, living: _Record) -> _Record:
         """Compare what the states hold with what lives of the record, and return what they hold."""
