@@ -323,10 +323,8 @@ class ProcessOperator(FunctionOperator):
                 if has_spilled and timer[1] not in fetched:
                     next_keys = [timer[1], *queue.soonest_keys(TIMERS_PER_FETCH)]
                     self._spill.fetch(next_keys)
-                    if (
-                        not fetched
-                    ):  # this may have taken a whole slice, after which what was fetched may be spilled again
-                        end_s = clock.monotonic_s() + self._runtime.slice_s
+                    # The fetch may have taken a whole slice, after which what was fetched may be spilled again.
+                    end_s = end_s if fetched else clock.monotonic_s() + self._runtime.slice_s
                     fetched.update(next_keys)
                 if expiry:
                     expiry.begin_call(timer[0] if event_time else expiry.event_time_us)
