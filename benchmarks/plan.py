@@ -139,6 +139,12 @@ def nexmark(query: str) -> tuple[Contender, ...]:
     return ours("nexmark", "--query", query), flink(query), *(() if query in NOT_ON_SPARK else once(native))
 
 
+def nexmark_in_files(query: str) -> tuple[Contender, ...]:
+    theirs = spark(query, "--variant", "parquet", *SLOW.get(query, ()))
+    mine = ours("nexmark", "--query", query, "--source", "parquet")
+    return mine, flink(query, "--variant", "parquet"), *(() if query in NOT_ON_SPARK else once(theirs))
+
+
 LAKEHOUSE = {
     "delta": "5 M JSON records from Kafka into a Delta table, exactly once, a checkpoint each second; then 50,000 records/s with a "
     "checkpoint every 250 ms: from when a record is made until the table's version that has it is there.",
@@ -373,11 +379,16 @@ PLAN: dict[str, Workload] = {
         for case, what in OPERATORS.items()
     },
     **{query: Workload(what, (EVENTS_PER_S, MEMORY), nexmark(query)) for query, what in QUERIES.items()},
+    **{
+        f"{query}-parquet": Workload(what, (EVENTS_PER_S, MEMORY), nexmark_in_files(query))
+        for query, what in QUERIES.items()
+    },
 }
 
 TOGETHER: dict[str, tuple[str, ...]] = {
     "throughput": ("window_keys", "strings", "sliding", "exchange-2", "exchange-4", "exchange-8"),
     "operators": tuple(OPERATORS),
     "nexmark": tuple(QUERIES),
+    "nexmark_parquet": tuple(f"{query}-parquet" for query in QUERIES),
 }
 """Workloads that share one table of RESULTS.md, in which each has a row."""

@@ -137,6 +137,7 @@ def bench(
     columns: Annotated[int | None, Parameter(converter=whole_number)] = None,
     rate: Annotated[int | None, Parameter(converter=whole_number)] = None,
     query: str | None = None,
+    source: str | None = None,
     backlog: Annotated[int | None, Parameter(converter=whole_number)] = None,
     state: Annotated[int | None, Parameter(converter=whole_number)] = None,
     slots: str = "spark",
@@ -163,6 +164,8 @@ def bench(
         The query, for nexmark: q0 to q5, q7 to q9, q11, q12, q14 to q18, q20, q21 or q22; by default all, one after the
         other. For operators: running_aggregate (default), drop_duplicates, interval_join or asof_join. For lakehouse:
         delta (default), iceberg, delta_changes or iceberg_changes. For latency_kafka: stateless (default), count or join.
+    source
+        Where the events come from, for nexmark: generator (default) or parquet, files that the first run writes.
     backlog
         MiB in flight when the job fails, for recovery (256).
     state
@@ -173,7 +176,7 @@ def bench(
     from midstream_lab.bench.command import run_bench
 
     given = {"events": events, "parallelism": parallelism, "keys": keys, "columns": columns, "rate": rate}
-    return run_bench(name, slots, json, {**given, "query": query, "backlog": backlog, "state": state})
+    return run_bench(name, slots, json, {**given, "query": query, "source": source, "backlog": backlog, "state": state})
 
 
 if __name__ == "__main__":

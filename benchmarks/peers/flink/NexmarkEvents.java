@@ -65,13 +65,6 @@ final class NexmarkEvents implements IndexSource.Generator<NexmarkEvents.Event> 
         return letters.toString();
     }
 
-    /** Never serialised: queries draw what they read of it, and nothing else, in the source's chain. */
-    public static final class Event {
-        public int kind;
-        public long n;
-        public long timeMs;
-    }
-
     private final int splits;
 
     NexmarkEvents(int splits) {
@@ -126,80 +119,93 @@ final class NexmarkEvents implements IndexSource.Generator<NexmarkEvents.Event> 
         return n / EPOCH * AUCTIONS_PER_EPOCH + Math.min(n % EPOCH, AUCTIONS_PER_EPOCH) - 1;
     }
 
-    static String name(long n) {
-        return FIRST[(int) draw(n, 0, FIRST.length)] + " " + LAST[(int) draw(n, 1, LAST.length)];
-    }
+    /** Never serialised: queries take what they read of it, and nothing else, in the source's chain. A POJO. */
+    public static class Event {
+        public int kind;
+        public long n;
+        public long timeMs;
+        private transient int number = -1;
 
-    static String state(long n) {
-        return STATE[(int) draw(n, 3, STATE.length)];
-    }
+        String name() {
+            return FIRST[(int) draw(n, 0, FIRST.length)] + " " + LAST[(int) draw(n, 1, LAST.length)];
+        }
 
-    static String city(long n) {
-        return CITY[(int) draw(n, 2, CITY.length)];
-    }
+        String state() {
+            return STATE[(int) draw(n, 3, STATE.length)];
+        }
 
-    static long person(long n) {
-        return FIRST_ID + lastPerson(n);
-    }
+        String city() {
+            return CITY[(int) draw(n, 2, CITY.length)];
+        }
 
-    static long auction(long n) {
-        return FIRST_ID + lastAuction(n);
-    }
+        long person() {
+            return FIRST_ID + lastPerson(n);
+        }
 
-    static long seller(long n) {
-        long last = lastPerson(n);
-        return FIRST_ID + (draw(n, 0, 4) > 0 ? last / 100 * 100 : last - draw(n, 1, Math.min(last, 999) + 1));
-    }
+        long auction() {
+            return FIRST_ID + lastAuction(n);
+        }
 
-    static int category(long n) {
-        return 10 + (int) draw(n, 2, 5);
-    }
+        long seller() {
+            long last = lastPerson(n);
+            return FIRST_ID + (draw(n, 0, 4) > 0 ? last / 100 * 100 : last - draw(n, 1, Math.min(last, 999) + 1));
+        }
 
-    static long expiresMs(long n) {
-        return timeMs(n) + 1 + draw(n, 4, LIFE_MS);
-    }
+        int category() {
+            return 10 + (int) draw(n, 2, 5);
+        }
 
-    static long bidAuction(long n) {
-        long last = lastAuction(n);
-        return FIRST_ID + (draw(n, 0, 2) > 0 ? last / 100 * 100 : last - draw(n, 1, Math.min(last, 99) + 1));
-    }
+        long expiresMs() {
+            return timeMs(n) + 1 + draw(n, 4, LIFE_MS);
+        }
 
-    static long bidder(long n) {
-        long last = lastPerson(n);
-        long hot = Math.min(last / 100 * 100 + 1, last);
-        return FIRST_ID + (draw(n, 2, 4) > 0 ? hot : last - draw(n, 3, Math.min(last, 999) + 1));
-    }
+        long bidAuction() {
+            long last = lastAuction(n);
+            return FIRST_ID + (draw(n, 0, 2) > 0 ? last / 100 * 100 : last - draw(n, 1, Math.min(last, 99) + 1));
+        }
 
-    static long price(long n) {
-        return PRICE[(int) draw(n, 4, PRICES)];
-    }
+        long bidder() {
+            long last = lastPerson(n);
+            long hot = Math.min(last / 100 * 100 + 1, last);
+            return FIRST_ID + (draw(n, 2, 4) > 0 ? hot : last - draw(n, 3, Math.min(last, 999) + 1));
+        }
 
-    /** What `channel` and `url` are of. */
-    static int channelNumber(long n) {
-        return (int) (draw(n, 5, 2) > 0 ? draw(n, 6, HOT_CHANNEL.length) : HOT_CHANNEL.length + draw(n, 7, OTHER_CHANNELS));
-    }
+        long price() {
+            return PRICE[(int) draw(n, 4, PRICES)];
+        }
 
-    static String channel(int number) {
-        return CHANNEL[number];
-    }
+        /** What `channel` and `url` are of; drawn once. */
+        private int channelNumber() {
+            if (number < 0) {
+                number = (int) (draw(n, 5, 2) > 0
+                        ? draw(n, 6, HOT_CHANNEL.length)
+                        : HOT_CHANNEL.length + draw(n, 7, OTHER_CHANNELS));
+            }
+            return number;
+        }
 
-    static String url(int number) {
-        return URL[number];
-    }
+        String channel() {
+            return CHANNEL[channelNumber()];
+        }
 
-    static String extra(long n) {
-        return EXTRA[(int) draw(n, 8, EXTRA.length)];
-    }
+        String url() {
+            return URL[channelNumber()];
+        }
 
-    static String item(long n) {
-        return "item-" + lastAuction(n);
-    }
+        String extra() {
+            return EXTRA[(int) draw(n, 8, EXTRA.length)];
+        }
 
-    static long initialBid(long n) {
-        return 100 + draw(n, 3, 1_000_000);
-    }
+        String item() {
+            return "item-" + lastAuction(n);
+        }
 
-    static long reserve(long n) {
-        return initialBid(n) + draw(n, 5, 1_000_000);
+        long initialBid() {
+            return 100 + draw(n, 3, 1_000_000);
+        }
+
+        long reserve() {
+            return initialBid() + draw(n, 5, 1_000_000);
+        }
     }
 }

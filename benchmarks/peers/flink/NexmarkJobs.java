@@ -63,9 +63,9 @@ final class NexmarkJobs {
         try (Cluster cluster = new Cluster(options.cluster(), parallelism, Settings.ofCluster(Map.of()))) {
             Configuration settings = Settings.ofJob(options.directory(), CHECKPOINT_MS, Map.of());
             long warmUp = Math.min(WARM_UP, events) / unit * unit;
-            cluster.run(settings, parallelism, env -> build(query, read(env, warmUp)));
+            cluster.run(settings, parallelism, env -> build(query, read(options, env, warmUp)));
             Cluster.Outcome outcome =
-                    cluster.run(settings, parallelism, env -> build(query, read(env, events)));
+                    cluster.run(settings, parallelism, env -> build(query, read(options, env, events)));
             return new Report(options, options.variant(), parallelism)
                     .rate(events, outcome.seconds())
                     .put("result", outcome.sums(SINK))
@@ -73,7 +73,12 @@ final class NexmarkJobs {
         }
     }
 
-    private static DataStream<NexmarkEvents.Event> read(StreamExecutionEnvironment env, long events) {
+    /** The variant `parquet` reads files that run.py names in the environment, and their columns that the query needs. */
+    private static DataStream<NexmarkEvents.Event> read(Options options, StreamExecutionEnvironment env, long events) {
+        if (options.variant().equals("parquet")) {
+            String directory = System.getenv("NEXMARK_FILES_" + events);
+            return NexmarkFiles.read(env, directory, System.getenv("NEXMARK_COLUMNS").split(","));
+        }
         int splits = env.getParallelism();
         IndexSource<NexmarkEvents.Event> source = new IndexSource<>(
                 new NexmarkEvents(splits), Types.POJO(NexmarkEvents.Event.class), splits, events / splits, 0, 0);
@@ -115,8 +120,8 @@ final class NexmarkJobs {
         double share = query.equals("q1") ? 0.908 : 1;
         only(events, NexmarkEvents.BID)
                 .map(bid -> Tuple4.of(
-                        NexmarkEvents.bidAuction(bid.n), NexmarkEvents.bidder(bid.n),
-                        NexmarkEvents.price(bid.n) * share, bid.timeMs))
+                        bid.bidAuction(), bid.bidder(),
+                        bid.price() * share, bid.timeMs))
                 .returns(Types.TUPLE(Types.LONG, Types.LONG, Types.DOUBLE, Types.LONG))
                 .flatMap(sink(query, (Tuple4<Long, Long, Double, Long> row, double[] sums) -> {
                     sums[0] += 1;
@@ -128,7 +133,7 @@ final class NexmarkJobs {
 
     private static void q2(DataStream<NexmarkEvents.Event> events) {
         only(events, NexmarkEvents.BID)
-                .map(bid -> Tuple2.of(NexmarkEvents.bidAuction(bid.n), NexmarkEvents.price(bid.n)))
+                .map(bid -> Tuple2.of(bid.bidAuction(), bid.price()))
                 .returns(Types.TUPLE(Types.LONG, Types.LONG))
                 .filter(bid -> bid.f0 % 123 == 0)
                 .flatMap(sink("q2", (Tuple2<Long, Long> row, double[] sums) -> {
@@ -140,13 +145,13 @@ final class NexmarkJobs {
 
     private static void q3(DataStream<NexmarkEvents.Event> events) {
         DataStream<NexmarkJoins.Seller> persons = only(events, NexmarkEvents.PERSON)
-                .map(one -> new NexmarkJoins.Seller(NexmarkEvents.person(one.n), NexmarkEvents.name(one.n),
-                        NexmarkEvents.city(one.n), NexmarkEvents.state(one.n)))
+                .map(one -> new NexmarkJoins.Seller(one.person(), one.name(),
+                        one.city(), one.state()))
                 .returns(Types.POJO(NexmarkJoins.Seller.class))
                 .filter(one -> one.state.equals("OR") || one.state.equals("ID") || one.state.equals("CA"));
         DataStream<Tuple2<Long, Long>> auctions = only(events, NexmarkEvents.AUCTION)
-                .filter(one -> NexmarkEvents.category(one.n) == 10)
-                .map(one -> Tuple2.of(NexmarkEvents.seller(one.n), NexmarkEvents.auction(one.n)))
+                .filter(one -> one.category() == 10)
+                .map(one -> Tuple2.of(one.seller(), one.auction()))
                 .returns(Types.TUPLE(Types.LONG, Types.LONG));
         persons.keyBy(one -> one.id, Types.LONG)
                 .connect(auctions.keyBy(one -> one.f0, Types.LONG))
@@ -160,11 +165,11 @@ final class NexmarkJobs {
 
     private static void q4(DataStream<NexmarkEvents.Event> events) {
         DataStream<Tuple3<Long, Long, Integer>> auctions = only(events, NexmarkEvents.AUCTION)
-                .map(one -> Tuple3.of(NexmarkEvents.auction(one.n), NexmarkEvents.expiresMs(one.n),
-                        NexmarkEvents.category(one.n)))
+                .map(one -> Tuple3.of(one.auction(), one.expiresMs(),
+                        one.category()))
                 .returns(Types.TUPLE(Types.LONG, Types.LONG, Types.INT));
         DataStream<Tuple2<Long, Long>> bids = only(events, NexmarkEvents.BID)
-                .map(one -> Tuple2.of(NexmarkEvents.bidAuction(one.n), NexmarkEvents.price(one.n)))
+                .map(one -> Tuple2.of(one.bidAuction(), one.price()))
                 .returns(Types.TUPLE(Types.LONG, Types.LONG));
         auctions.keyBy(one -> one.f0, Types.LONG)
                 .connect(bids.keyBy(one -> one.f0, Types.LONG))
@@ -215,7 +220,7 @@ final class NexmarkJobs {
 
     private static void q5(DataStream<NexmarkEvents.Event> events) {
         SingleOutputStreamOperator<Tuple3<Long, Long, long[]>> counts = only(events, NexmarkEvents.BID)
-                .map(bid -> NexmarkEvents.bidAuction(bid.n))
+                .map(bid -> bid.bidAuction())
                 .returns(Types.LONG)
                 .keyBy(auction -> auction, Types.LONG)
                 .window(SlidingEventTimeWindows.of(WINDOW, SLIDE))
@@ -252,8 +257,8 @@ final class NexmarkJobs {
     private static void q7(DataStream<NexmarkEvents.Event> events) {
         long sizeMs = WINDOW.toMillis();
         only(events, NexmarkEvents.BID)
-                .map(bid -> Tuple3.of((bid.timeMs / sizeMs + 1) * sizeMs, NexmarkEvents.price(bid.n),
-                        new long[] {NexmarkEvents.bidAuction(bid.n), NexmarkEvents.bidder(bid.n)}))
+                .map(bid -> Tuple3.of((bid.timeMs / sizeMs + 1) * sizeMs, bid.price(),
+                        new long[] {bid.bidAuction(), bid.bidder()}))
                 .returns(BEST)
                 .filter(new Highest())
                 .keyBy(one -> one.f0, Types.LONG)
@@ -306,8 +311,8 @@ final class NexmarkJobs {
         TypeInformation<Tuple3<Long, Integer, String>> type = Types.TUPLE(Types.LONG, Types.INT, Types.STRING);
         events.filter(one -> one.kind != NexmarkEvents.BID)
                 .map(one -> one.kind == NexmarkEvents.PERSON
-                        ? Tuple3.of(NexmarkEvents.person(one.n), CREATED, NexmarkEvents.name(one.n))
-                        : Tuple3.of(NexmarkEvents.seller(one.n), SOLD, ""))
+                        ? Tuple3.of(one.person(), CREATED, one.name())
+                        : Tuple3.of(one.seller(), SOLD, ""))
                 .returns(type)
                 .keyBy(one -> one.f0, Types.LONG)
                 .window(TumblingEventTimeWindows.of(WINDOW))
@@ -321,10 +326,10 @@ final class NexmarkJobs {
 
     private static void q9(DataStream<NexmarkEvents.Event> events) {
         DataStream<NexmarkWinners.Auction> auctions = only(events, NexmarkEvents.AUCTION)
-                .map(one -> NexmarkWinners.Auction.of(one.n, one.timeMs))
+                .map(one -> NexmarkWinners.Auction.of(one))
                 .returns(Types.POJO(NexmarkWinners.Auction.class));
         DataStream<NexmarkWinners.Bid> bids = only(events, NexmarkEvents.BID)
-                .map(one -> NexmarkWinners.Bid.of(one.n, one.timeMs))
+                .map(one -> NexmarkWinners.Bid.of(one))
                 .returns(Types.POJO(NexmarkWinners.Bid.class));
         auctions.keyBy(one -> one.id, Types.LONG)
                 .connect(bids.keyBy(one -> one.auction, Types.LONG))
@@ -346,11 +351,11 @@ final class NexmarkJobs {
 
     private static void q20(DataStream<NexmarkEvents.Event> events) {
         DataStream<NexmarkWinners.Auction> auctions = only(events, NexmarkEvents.AUCTION)
-                .filter(one -> NexmarkEvents.category(one.n) == 10)
-                .map(one -> NexmarkWinners.Auction.of(one.n, one.timeMs))
+                .filter(one -> one.category() == 10)
+                .map(one -> NexmarkWinners.Auction.of(one))
                 .returns(Types.POJO(NexmarkWinners.Auction.class));
         DataStream<NexmarkWinners.WholeBid> bids = only(events, NexmarkEvents.BID)
-                .map(one -> NexmarkWinners.WholeBid.of(one.n, one.timeMs))
+                .map(one -> NexmarkWinners.WholeBid.of(one))
                 .returns(Types.POJO(NexmarkWinners.WholeBid.class));
         auctions.keyBy(one -> one.id, Types.LONG)
                 .connect(bids.keyBy(one -> one.auction, Types.LONG))
@@ -386,7 +391,7 @@ final class NexmarkJobs {
 
     private static KeyedStream<Long, Long> bidders(DataStream<NexmarkEvents.Event> events) {
         return only(events, NexmarkEvents.BID)
-                .map(bid -> NexmarkEvents.bidder(bid.n))
+                .map(bid -> bid.bidder())
                 .returns(Types.LONG)
                 .keyBy(bidder -> bidder, Types.LONG);
     }

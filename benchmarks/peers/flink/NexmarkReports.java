@@ -32,11 +32,11 @@ final class NexmarkReports {
 
         static Bid of(NexmarkEvents.Event event, boolean withChannel) {
             Bid one = new Bid();
-            one.auction = NexmarkEvents.bidAuction(event.n);
-            one.bidder = NexmarkEvents.bidder(event.n);
-            one.price = NexmarkEvents.price(event.n);
+            one.auction = event.bidAuction();
+            one.bidder = event.bidder();
+            one.price = event.price();
             one.timeMs = event.timeMs;
-            one.channel = withChannel ? NexmarkEvents.channel(NexmarkEvents.channelNumber(event.n)) : "";
+            one.channel = withChannel ? event.channel() : "";
             return one;
         }
     }
@@ -224,7 +224,7 @@ final class NexmarkReports {
     static void q17(DataStream<NexmarkEvents.Event> events) {
         TypeInformation<Prices> type = Types.POJO(Prices.class);
         NexmarkJobs.only(events, NexmarkEvents.BID)
-                .map(bid -> Tuple2.of(NexmarkEvents.bidAuction(bid.n), NexmarkEvents.price(bid.n)))
+                .map(bid -> Tuple2.of(bid.bidAuction(), bid.price()))
                 .returns(Types.TUPLE(Types.LONG, Types.LONG))
                 .keyBy(bid -> bid.f0, Types.LONG)
                 .window(TumblingEventTimeWindows.of(DAY))
@@ -253,7 +253,7 @@ final class NexmarkReports {
 
     static void q18(DataStream<NexmarkEvents.Event> events) {
         NexmarkJobs.only(events, NexmarkEvents.BID)
-                .map(one -> NexmarkWinners.WholeBid.of(one.n, one.timeMs))
+                .map(one -> NexmarkWinners.WholeBid.of(one))
                 .returns(Types.POJO(NexmarkWinners.WholeBid.class))
                 .keyBy(bid -> Tuple2.of(bid.bidder, bid.auction), Types.TUPLE(Types.LONG, Types.LONG))
                 .window(TumblingEventTimeWindows.of(DAY))

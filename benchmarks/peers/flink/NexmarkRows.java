@@ -46,11 +46,11 @@ final class NexmarkRows {
 
     private static Calculated inEuros(NexmarkEvents.Event bid) {
         Calculated row = new Calculated();
-        row.auction = NexmarkEvents.bidAuction(bid.n);
-        row.bidder = NexmarkEvents.bidder(bid.n);
-        row.price = NexmarkEvents.price(bid.n) * EURO;
+        row.auction = bid.bidAuction();
+        row.bidder = bid.bidder();
+        row.price = bid.price() * EURO;
         row.timeMs = bid.timeMs;
-        row.extra = NexmarkEvents.extra(bid.n);
+        row.extra = bid.extra();
         return row;
     }
 
@@ -95,13 +95,12 @@ final class NexmarkRows {
     }
 
     private static WithChannelId withChannelId(NexmarkEvents.Event bid) {
-        int number = NexmarkEvents.channelNumber(bid.n);
         WithChannelId row = new WithChannelId();
-        row.auction = NexmarkEvents.bidAuction(bid.n);
-        row.bidder = NexmarkEvents.bidder(bid.n);
-        row.price = NexmarkEvents.price(bid.n);
-        row.channel = NexmarkEvents.channel(number);
-        row.channelId = channelId(row.channel, NexmarkEvents.url(number));
+        row.auction = bid.bidAuction();
+        row.bidder = bid.bidder();
+        row.price = bid.price();
+        row.channel = bid.channel();
+        row.channelId = channelId(row.channel, bid.url());
         return row;
     }
 
@@ -149,13 +148,12 @@ final class NexmarkRows {
     }
 
     private static WithDirectories withDirectories(NexmarkEvents.Event bid) {
-        int number = NexmarkEvents.channelNumber(bid.n);
-        String[] parts = NexmarkEvents.url(number).split("/");
+        String[] parts = bid.url().split("/");
         WithDirectories row = new WithDirectories();
-        row.auction = NexmarkEvents.bidAuction(bid.n);
-        row.bidder = NexmarkEvents.bidder(bid.n);
-        row.price = NexmarkEvents.price(bid.n);
-        row.channel = NexmarkEvents.channel(number);
+        row.auction = bid.bidAuction();
+        row.bidder = bid.bidder();
+        row.price = bid.price();
+        row.channel = bid.channel();
         row.dir1 = parts.length > 3 ? parts[3] : null;
         row.dir2 = parts.length > 4 ? parts[4] : null;
         row.dir3 = parts.length > 5 ? parts[5] : null;

@@ -28,16 +28,16 @@ final class NexmarkWinners {
         public long seller;
         public int category;
 
-        static Auction of(long n, long timeMs) {
+        static Auction of(NexmarkEvents.Event event) {
             Auction one = new Auction();
-            one.id = NexmarkEvents.auction(n);
-            one.item = NexmarkEvents.item(n);
-            one.initialBid = NexmarkEvents.initialBid(n);
-            one.reserve = NexmarkEvents.reserve(n);
-            one.timeMs = timeMs;
-            one.expiresMs = NexmarkEvents.expiresMs(n);
-            one.seller = NexmarkEvents.seller(n);
-            one.category = NexmarkEvents.category(n);
+            one.id = event.auction();
+            one.item = event.item();
+            one.initialBid = event.initialBid();
+            one.reserve = event.reserve();
+            one.timeMs = event.timeMs;
+            one.expiresMs = event.expiresMs();
+            one.seller = event.seller();
+            one.category = event.category();
             return one;
         }
     }
@@ -50,13 +50,13 @@ final class NexmarkWinners {
         public long timeMs;
         public String extra;
 
-        static Bid of(long n, long timeMs) {
+        static Bid of(NexmarkEvents.Event event) {
             Bid one = new Bid();
-            one.auction = NexmarkEvents.bidAuction(n);
-            one.bidder = NexmarkEvents.bidder(n);
-            one.price = NexmarkEvents.price(n);
-            one.timeMs = timeMs;
-            one.extra = NexmarkEvents.extra(n);
+            one.auction = event.bidAuction();
+            one.bidder = event.bidder();
+            one.price = event.price();
+            one.timeMs = event.timeMs;
+            one.extra = event.extra();
             return one;
         }
 
@@ -163,16 +163,15 @@ final class NexmarkWinners {
         public String url;
         public String extra;
 
-        static WholeBid of(long n, long timeMs) {
-            int number = NexmarkEvents.channelNumber(n);
+        static WholeBid of(NexmarkEvents.Event event) {
             WholeBid one = new WholeBid();
-            one.auction = NexmarkEvents.bidAuction(n);
-            one.bidder = NexmarkEvents.bidder(n);
-            one.price = NexmarkEvents.price(n);
-            one.timeMs = timeMs;
-            one.channel = NexmarkEvents.channel(number);
-            one.url = NexmarkEvents.url(number);
-            one.extra = NexmarkEvents.extra(n);
+            one.auction = event.bidAuction();
+            one.bidder = event.bidder();
+            one.price = event.price();
+            one.timeMs = event.timeMs;
+            one.channel = event.channel();
+            one.url = event.url();
+            one.extra = event.extra();
             return one;
         }
     }

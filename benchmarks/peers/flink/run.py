@@ -55,6 +55,8 @@ def main() -> int:
             else:
                 command = [*_java(options.heap, directory), MAIN, *_arguments(options, directory)]
                 environment = dict(os.environ)
+            if options.variant == "parquet":
+                environment |= _files(options)
             if options.workload == "kafka":
                 figures = _kafka_figures(options, command, environment, children)
             elif options.workload == "latency_kafka":
@@ -227,6 +229,22 @@ def _figures(
     figures: dict[str, Any] = json.loads(lines[-1])
     figures["memory_mb"] = round(children.peak_bytes() / 1e6)
     return figures
+
+
+WARM_UP_EVENTS = 1_000_000
+"""Those of NexmarkJobs."""
+
+
+def _files(options: argparse.Namespace) -> dict[str, str]:
+    """The environment in which NexmarkJobs finds the events in files, and the columns of a query."""
+    from midstream_lab.bench.nexmark.files import written
+    from midstream_lab.bench.nexmark.generator import Events
+    from midstream_lab.bench.nexmark.queries import QUERIES
+    from midstream_lab.bench.nexmark.running import EVENTS
+
+    counts = (options.events or EVENTS, min(options.events or EVENTS, WARM_UP_EVENTS))
+    columns = Events(50, lanes=1, columns=QUERIES[options.workload].reads).schema.names
+    return {f"NEXMARK_FILES_{count}": str(written(count)) for count in counts} | {"NEXMARK_COLUMNS": ",".join(columns)}
 
 
 def _servers(environment: dict[str, str]) -> str:

@@ -1,7 +1,8 @@
 """NEXMark q0 to q5, q7, q8, q11, q14, q17, q21, q22 on Spark Structured Streaming, in SQL expressions.
 
 As in `windows`, the source counts blocks of events and Spark makes the events; columns that a query does not use
-are not made, for Spark's optimizer sees that. Where a query waits for a watermark, an event of the year 2100 follows.
+are not made, for Spark's optimizer sees that. Or events are read from Parquet files, and only the columns that a query
+uses. Where a query waits for a watermark, an event of the year 2100 follows.
 
 What Structured Streaming cannot express is done next to it:
 - q4: the average per category would have to be updated behind an append-only aggregation; the sink adds up counts
@@ -12,18 +13,26 @@ What Structured Streaming cannot express is done next to it:
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 from definitions import require
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from session import BLOCK, Run, run_query
 
 from midstream_lab.bench.nexmark.expected import EXPECTED
+from midstream_lab.bench.nexmark.files import EVENTS_PER_FILE, written
 from midstream_lab.bench.nexmark.generator import (
+    AUCTION,
+    BID,
     CITIES,
     EXTRAS,
     FIRST_ID,
@@ -31,7 +40,9 @@ from midstream_lab.bench.nexmark.generator import (
     LIFE_MS,
     NAMES,
     OTHER_CHANNELS,
+    PERSON,
     PRICES,
+    SCHEMA,
     STATES,
     channels,
     extras,
@@ -48,12 +59,40 @@ SLIDE = "2 seconds"
 
 
 def run_nexmark(
-    spark: SparkSession, n: int, batch: int, parallelism: int, max_seconds: float | None, *, query: str
+    spark: SparkSession,
+    n: int,
+    batch: int,
+    parallelism: int,
+    max_seconds: float | None,
+    *,
+    query: str,
+    in_files: bool = False,
 ) -> Run:
     """Raises TimeoutError when the time is up: a part of a query's result cannot be checked."""
+    build, is_windowed = QUERIES[query]
+    with (
+        _in_files(spark, n, batch, is_windowed) if in_files else _made(spark, n, batch, parallelism, is_windowed) as (
+            events,
+            last_batch,
+        )
+    ):
+        result, metrics = build(events)
+        run = run_query(result, {f"m{i}": metric for i, metric in enumerate(metrics)}, last_batch, max_seconds)
+    if run.is_bounded:
+        raise TimeoutError(f"{query} had done {len(run.batches)} of {last_batch + 1} batches after {max_seconds:g} s")
+    checked = ("rows", *DEFINED[query].checked)
+    found = dict(zip(checked, run.totals, strict=True))
+    require(
+        dict(zip(checked, EXPECTED[query](n), strict=True)), found, relative=1e-9 if DEFINED[query].has_floats else 0.0
+    )
+    return replace(run, result_rows=int(found["rows"]))
+
+
+@contextmanager
+def _made(spark: SparkSession, n: int, batch: int, parallelism: int, is_windowed: bool) -> Iterator[tuple[Events, int]]:
+    """The events as Spark makes them, and the number of the last batch."""
     if n % BLOCK:
         raise ValueError(f"the number of events must be a multiple of {BLOCK}, and is {n}")
-    build, is_windowed = QUERIES[query]
     blocks, per_batch = n // BLOCK, max(2, batch // BLOCK)
 
     def events() -> DataFrame:
@@ -74,17 +113,42 @@ def run_nexmark(
             f"timestamp_millis(if(n < {n}, {ORIGIN_MS} + n div 10, {FAR_MS})) time",
         )
 
-    result, metrics = build(events)
-    last_batch = blocks // per_batch + 1 if is_windowed else -(-blocks // per_batch) - 1
-    run = run_query(result, {f"m{i}": metric for i, metric in enumerate(metrics)}, last_batch, max_seconds)
-    if run.is_bounded:
-        raise TimeoutError(f"{query} had done {len(run.batches)} of {last_batch + 1} batches after {max_seconds:g} s")
-    checked = ("rows", *DEFINED[query].checked)
-    found = dict(zip(checked, run.totals, strict=True))
-    require(
-        dict(zip(checked, EXPECTED[query](n), strict=True)), found, relative=1e-9 if DEFINED[query].has_floats else 0.0
-    )
-    return replace(run, result_rows=int(found["rows"]))
+    yield events, _last_batch(blocks, per_batch, is_windowed)
+
+
+@contextmanager
+def _in_files(spark: SparkSession, n: int, batch: int, is_windowed: bool) -> Iterator[tuple[Events, int]]:
+    """The events of files, a file with the last one, and the number of the last batch."""
+    directory, files, per_batch = written(n), -(-n // EVENTS_PER_FILE), max(1, batch // EVENTS_PER_FILE)
+    types = {
+        pa.int8(): "tinyint",
+        pa.int64(): "bigint",
+        pa.large_string(): "string",
+        pa.timestamp("ms"): "timestamp_ntz",
+    }
+    schema = ", ".join(f"{field.name} {types[field.type]}" for field in SCHEMA)
+    with tempfile.TemporaryDirectory(prefix="nexmark-end-", dir=directory.parent) as end:
+        rows = [
+            {"kind": PERSON, "time": FAR_MS, "person": -1},
+            {"kind": AUCTION, "time": FAR_MS, "auction": -2, "seller": -3, "category": -1, "expires": FAR_MS},
+            {"kind": BID, "time": FAR_MS, "bid_auction": -4, "bidder": -5, "price": 0},
+        ]
+        if is_windowed:
+            path = Path(end, "end.parquet")
+            pq.write_table(pa.Table.from_pylist(rows, SCHEMA), path)
+            os.utime(path, (files, files))  # Spark reads the oldest first
+
+        def events() -> DataFrame:
+            paths = f"{directory.parent}/{{{directory.name},{Path(end).name}}}/*.parquet"
+            source = spark.readStream.schema(schema).option("maxFilesPerTrigger", per_batch).parquet(paths)
+            return source.withColumn("time", F.expr(f"cast(time + interval {ORIGIN_MS} milliseconds as timestamp)"))
+
+        yield events, _last_batch(files, per_batch, is_windowed)
+
+
+def _last_batch(parts: int, per_batch: int, is_windowed: bool) -> int:
+    """With the last event, and after it a batch without rows, if there are windows."""
+    return parts // per_batch + 1 if is_windowed else -(-parts // per_batch) - 1
 
 
 def drawn(events: DataFrame, **draws: tuple[int, int | str]) -> DataFrame:
@@ -105,6 +169,8 @@ def _signed(constant: int) -> str:
 
 
 def persons(events: DataFrame) -> DataFrame:
+    if "kind" in events.columns:
+        return events.where(f"kind = {PERSON}").selectExpr("person id", "name", "city", "state", "time")
     made = drawn(events.where("off = 0 or is_end"), first=(0, 11), last=(1, 9), place=(2, 10), region=(3, 6))
     return made.select(
         F.expr(f"if(is_end, -1, {FIRST_ID} + person)").alias("id"),
@@ -116,6 +182,9 @@ def persons(events: DataFrame) -> DataFrame:
 
 
 def auctions(events: DataFrame) -> DataFrame:
+    if "kind" in events.columns:
+        ends = f"cast(expires + interval {ORIGIN_MS} milliseconds as timestamp) expires"
+        return events.where(f"kind = {AUCTION}").selectExpr("auction id", "seller", "category", "time", ends)
     made = drawn(
         events.where("(off >= 1 and off <= 3) or is_end"),
         is_hot=(0, 4),
@@ -133,6 +202,9 @@ def auctions(events: DataFrame) -> DataFrame:
 
 
 def bids(events: DataFrame) -> DataFrame:
+    if "kind" in events.columns:
+        columns = ("bid_auction auction", "bidder", "price", "channel", "url", "extra", "time")
+        return events.where(f"kind = {BID}").selectExpr(*columns)
     made = drawn(
         events.where("off >= 4 or is_end").withColumn("newest", F.expr("person * 3 + 2")),
         is_hot=(0, 2),

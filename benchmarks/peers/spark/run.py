@@ -29,7 +29,13 @@ WINDOWED = {
     "sliding": {"native": windows.run_sliding},
     "udf": {name: partial(windows.run_udf, variant=name) for name in windows.UDF_VARIANTS},
     "kafka": {"native": kafka.run_kafka},
-    **{query: {"native": partial(nexmark.run_nexmark, query=query)} for query in nexmark.QUERIES},
+    **{
+        query: {
+            "native": partial(nexmark.run_nexmark, query=query),
+            "parquet": partial(nexmark.run_nexmark, query=query, in_files=True),
+        }
+        for query in nexmark.QUERIES
+    },
 }
 EVENTS = {"window": 20_000_000, "strings": 10_000_000, "sliding": 10_000_000, "udf": 4_000_000, "kafka": kafka.EVENTS}
 NEXMARK_EVENTS = 10_000_000

@@ -44,7 +44,7 @@ BENCHMARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "checkpoint": (),
     "recovery": ("backlog",),
     "large_state": ("state",),
-    "nexmark": ("events", "parallelism", "query"),
+    "nexmark": ("events", "parallelism", "query", "source"),
     "operators": ("events", "parallelism", "query"),
     "simulate": (),
     "kafka": ("events", "parallelism", "rate"),
