@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -316,6 +317,70 @@ def test_splits_of_small_files_need_no_look_into_them(tmp_path, monkeypatch):
     source = FileSource(tmp_path)
     monkeypatch.setattr(files, "parquet_row_groups", None)
     assert len(all_splits(source)) == 3
+
+
+# ---- event times ----
+
+
+def timed_file(path: Path, *groups: list[int | None], unit: str = "us", tz: str | None = None) -> None:
+    kind = pa.timestamp(unit, tz)
+    with pq.ParquetWriter(path, pa.schema([("n", pa.int64()), ("at", kind)])) as file:
+        for times in groups:
+            array = pa.array(times, pa.int64()).cast(kind)
+            file.write_table(pa.table({"n": pa.array(range(len(times)), pa.int64()), "at": array}))
+
+
+def times_of(source: FileSource) -> list[tuple[str, int | None]]:
+    found = source.discover(None, replace(CONTEXT, event_time="at")).splits
+    return [(Path(split.id.split(":", 2)[2]).stem, split.min_time_us) for split in found]
+
+
+def test_files_are_read_in_the_order_of_their_earliest_event_times(tmp_path):
+    timed_file(tmp_path / "a.parquet", [50, 60], [40, 90])
+    timed_file(tmp_path / "b.parquet", [-7], [30, None])  # before 1970; what has no time fails when it is read
+    timed_file(tmp_path / "c.parquet", [5], [None])
+    timed_file(tmp_path / "d.parquet", [])
+    timed_file(tmp_path / "e.parquet", [], [8])
+    source = FileSource(tmp_path)
+    assert times_of(source) == [("c", None), ("d", None), ("b", -7), ("e", 8), ("a", 40)]
+    ids = [split.id for split in source.discover(None, CONTEXT).splits]
+    assert ids == sorted(ids), "no column is the event time"
+    assert {split.id for split in source.discover(None, replace(CONTEXT, event_time="at")).splits} == set(ids)
+
+
+def test_parts_of_a_file_have_their_own_times(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_SPLIT_BYTES_MIN", 1)
+    timed_file(tmp_path / "a.parquet", [50, 60], [40, 90], [], [70])
+    timed_file(tmp_path / "b.parquet", [45])
+    assert times_of(FileSource(tmp_path)) == [("a", 50), ("a", 40), ("a", 70), ("b", 45)]
+
+
+@pytest.mark.parametrize(("unit", "time", "time_us"), [("ms", -3, -3000), ("ns", 2999, 2), ("ns", -1, -1)])
+def test_times_in_other_units_are_microseconds_rounded_down(tmp_path, unit, time, time_us):
+    timed_file(tmp_path / "a.parquet", [time], unit=unit)
+    assert times_of(FileSource(tmp_path)) == [("a", time_us)]
+
+
+def test_times_without_statistics_or_of_another_kind_are_not_known(tmp_path):
+    kind = pa.timestamp("us")
+    pq.write_table(pa.table({"at": pa.array([1], kind)}), tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    pq.write_table(pa.table({"at": pa.array([1], kind)}), tmp_path / "b.parquet", write_statistics=False)
+    pq.write_table(pa.table({"at": pa.array([2**62], kind)}), tmp_path / "c.parquet")  # beyond the year 9999
+    schema = pa.schema([("at", kind), ("n", pa.int64())])
+    pq.write_table(pa.table({"n": pa.array([1], pa.int64())}), tmp_path / "d.parquet")  # lacks the column
+    assert times_of(FileSource(tmp_path, schema=schema)) == [(name, None) for name in "abcd"]
+    pq.write_table(pa.table({"at.x": pa.array([1], kind), "at": pa.array([{"x": 5}])}), tmp_path / "e.parquet")
+    source = FileSource(tmp_path / "e.parquet")
+    (split,) = source.discover(None, replace(CONTEXT, event_time="at.x")).splits
+    assert split.min_time_us is None, "two columns have this path"
+
+
+def test_of_very_many_files_the_times_are_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_TIMED_FILES_MAX", 1)
+    timed_file(tmp_path / "a.parquet", [50])
+    assert times_of(FileSource(tmp_path)) == [("a", 50)]
+    timed_file(tmp_path / "b.parquet", [40])
+    assert times_of(FileSource(tmp_path)) == [("a", None), ("b", None)]
 
 
 # ---- watching ----

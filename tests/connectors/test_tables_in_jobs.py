@@ -10,12 +10,14 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from table_worlds import WORLDS, TableWorld
 
 from machine import limit_s
 from midstream import Count, DataError, Environment, Job, WatermarkStrategy, tumbling
+from midstream.connectors.files.file_source import FileSource
 from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
@@ -38,13 +40,29 @@ def committed(world: TableWorld) -> list[int]:
     return sorted(n for path in (world.path / "out").glob("*.parquet") for n in pl.read_parquet(path)["n"].to_list())
 
 
+class Directory:
+    """Files without a table."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "in"
+
+    def create(self, columns: pa.Schema) -> None:
+        self.path.mkdir()
+
+    def add(self, rows: pa.Table) -> None:
+        pq.write_table(rows, self.path / f"{len(list(self.path.iterdir()))}.parquet", row_group_size=100)
+
+    def source(self, **arguments: Any) -> FileSource:
+        return FileSource(self.path, **arguments)
+
+
 @pytest.mark.systems
-@pytest.mark.parametrize("tables", WORLDS.values(), ids=WORLDS)
-def test_event_time_advances_through_a_backlog_in_whatever_order_its_files_were_written(tables, tmp_path):
+@pytest.mark.parametrize("tables", [*WORLDS.values(), Directory], ids=[*WORLDS, "files"])
+def test_event_time_advances_through_a_backlog_in_whatever_order_its_files_and_rows_were_written(tables, tmp_path):
     world = tables(tmp_path)
     world.create(pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))]))
     for day in (4, 1, 3, 2, 5, 0):
-        times = [datetime(2026, 1, 1 + day, tzinfo=UTC) + timedelta(minutes=n) for n in range(300)]
+        times = [datetime(2026, 1, 1 + day, tzinfo=UTC) + timedelta(minutes=n * 7 % 300) for n in range(300)]
         kind = pa.timestamp("us", "UTC")
         world.add(pa.table({"n": pa.array(range(300), pa.int64()), "at": pa.array(times, kind)}))
     order = tmp_path / "order"

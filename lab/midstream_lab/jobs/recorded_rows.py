@@ -158,6 +158,7 @@ class SimSource(Source):
         self.has_chaff = has_chaff
         self._is_found_late = is_found_late
         self._knows_times = knows_times
+        self.splits_unordered = knows_times and number % 3 == 1
         self._found_us: dict[int, int] = {}
         """When the next splits are found, by the number of those found before."""
         self.number = number

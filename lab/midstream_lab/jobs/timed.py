@@ -195,11 +195,20 @@ class Timestamps(TimestampsOperator):
             first_us = MIN_WATERMARK_US if self._splits is None else self._splits.held_back_at_us(split) + 1
             if may_be_idle and idle_after_us is not None and now_us >= came_us + idle_after_us:
                 continue
+            if self._may_be_as_early(split) and first_us > MIN_WATERMARK_US + 1:
+                latest_us = first_us
             if watermark_us is None or watermark_us >= max(latest_us, first_us) - self._rule.delay_us:
                 self._bug(
                     f"{'all splits are idle' if watermark_us is None else f'event time is {watermark_us}'}, and a split "
                     f"that has come to {latest_us} had rows {now_us - came_us} µs ago"
                 )
+
+    def _may_be_as_early(self, split: int) -> bool:
+        """Whether the rows of a split may have any order until it ends."""
+        if not isinstance(self._splits, SourceReader) or self._splits.split_id(split) is None:
+            return False
+        source = self._splits._source
+        return source.splits_unordered and (source.bounded or source.splits_end)
 
 
 class _Watched(Output):

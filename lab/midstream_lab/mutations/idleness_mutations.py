@@ -109,6 +109,11 @@ def assigned_split_is_not_waited_for() -> Replacements:
     return [(SourceReader, "held_back_at_us", lambda self, split: MAX_WATERMARK_US)]
 
 
+def rows_of_an_unordered_split_advance_event_time() -> Replacements:
+    """Event time follows the rows of a split, although later ones may be as early as its first."""
+    return [(SourceReader, "is_held_to_its_end", lambda self, split: False)]
+
+
 def splits_are_reported_with_idleness() -> Replacements:
     """A subtask reports which splits it considers only when it becomes idle or active."""
     original = TimestampsOperator._emit_idleness
@@ -202,6 +207,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = named(
     Mutation("the answer that no split waits has no number of splits", answer_without_splits, watching),
     Mutation("event time waits for the next split that no reader has", only_the_next_split_is_waited_for, watching),
     Mutation("a split that was assigned is not waited for", assigned_split_is_not_waited_for, watching),
+    Mutation("rows of an unordered split advance event time", rows_of_an_unordered_split_advance_event_time, watching),
     Mutation("splits are reported only with a change of idleness", splits_are_reported_with_idleness, watching),
     Mutation("an idle channel is never waited for", idle_channel_is_never_waited_for, watching),
     Mutation("a channel that is idle stays idle", idle_channels_stay_idle, watching),

@@ -33,7 +33,7 @@ from midstream.connectors.files.file_source import (
     row_group_place,
     row_group_runs,
 )
-from midstream.connectors.files.parquet import open_parquet
+from midstream.connectors.files.parquet import RowGroup, open_parquet
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.errors import ClusterError, ConfigError, InvariantError, JobError, SchemaError, StorageError
 from midstream.engine.operators.source_api import (
@@ -143,7 +143,9 @@ class DataFrameSource(Source):
             with explained(info.path, "parquet"), ExitStack() as stack:
                 metadata = open_parquet(filesystem, info.path, stack).metadata
                 sizes = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-            for index, run in enumerate(row_group_runs([(group.num_rows, group.total_byte_size) for group in sizes])):
+            for index, run in enumerate(
+                row_group_runs([RowGroup(group.num_rows, group.total_byte_size) for group in sizes])
+            ):
                 part = FileSplit(info.path, info.size, int(info.mtime_ns or 0), run.start, run.stop)
                 payload = msgspec.msgpack.encode(StagedSplit(self._directory, part))
                 split_id = f"{len(splits):06d}:{os.path.basename(info.path)}"

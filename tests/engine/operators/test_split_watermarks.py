@@ -25,6 +25,7 @@ class FakeSplits(Splits):
         self.waiting_us = MAX_WATERMARK_US
         self.first_us: dict[int, int] = {}
         """The earliest time that a row of a split may have, if that is known."""
+        self.unordered: set[int] = set()
         self.counts: Assigned = ()
         self.none_wait = True
         self.unknown: set[int] = set()
@@ -41,6 +42,9 @@ class FakeSplits(Splits):
 
     def held_back_at_us(self, split: int) -> int:
         return self.first_us.get(split, MIN_WATERMARK_US + 1) - 1
+
+    def is_held_to_its_end(self, split: int) -> bool:
+        return split in self.unordered and split in self.first_us
 
     @property
     def waiting_from_us(self) -> int:
@@ -213,6 +217,23 @@ def test_splits_of_known_times_are_not_idle_while_others_wait() -> None:
     assert stream.idles == [] and stream.watermark == 49
 
 
+def test_the_rows_of_a_split_that_may_have_any_order_hold_event_time_until_it_ends() -> None:
+    stream = Stream(WatermarkStrategy.monotonous())
+    stream.splits.unordered = {1, 2, 3}
+    stream.begin(1, first=10, all_assigned=False, waiting=29)
+    stream.rows(1, 90, 12)
+    assert stream.watermark == 9
+    stream.begin(2, first=30)
+    stream.end(1)
+    assert stream.watermark == 29
+    stream.rows(2, 40)
+    stream.end(2)
+    assert stream.watermark == 89, "the furthest row of all"
+    stream.begin(3)
+    stream.rows(3, 100)
+    assert stream.watermark == 99, "nothing is known of its rows"
+
+
 @given(st.data())
 def test_no_row_within_the_bound_of_its_split_is_late(data: st.DataObject) -> None:
     delay = data.draw(st.integers(0, 5))
@@ -220,11 +241,16 @@ def test_no_row_within_the_bound_of_its_split_is_late(data: st.DataObject) -> No
     waiting = [
         data.draw(st.lists(st.integers(-20, 20), min_size=1, max_size=6)) for _ in range(data.draw(st.integers(1, 4)))
     ]
-    for times in waiting:
-        for index in range(1, len(times)):  # within the bound
-            times[index] = max(times[index], max(times[:index]) - delay)
+    stream.splits.unordered = data.draw(st.sets(st.integers(1, 4)))
+    knows = [data.draw(st.booleans()) for _ in waiting]
+    for number, times in enumerate(waiting, 1):
+        for index in range(1, len(times)) if not (knows[number - 1] and number in stream.splits.unordered) else ():
+            times[index] = max(times[index], max(times[:index]) - delay)  # within the bound
     newest = max(max(times) for times in waiting)
-    first = [data.draw(st.sampled_from([None, min(times), min(times) - 3])) for times in waiting]
+    first = [
+        min(each) - data.draw(st.sampled_from([0, 3])) if known else None
+        for known, each in zip(knows, waiting, strict=True)
+    ]
     to_come = dict(enumerate(waiting, 1))
     unread = sorted(to_come)
     while to_come:

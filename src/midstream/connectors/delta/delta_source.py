@@ -33,9 +33,9 @@ from midstream.connectors.delta.delta_log import (
     table_columns,
     unsupported_in,
 )
+from midstream.connectors.files.parquet import checked_time_us
 from midstream.connectors.files.table_files import (
     TableFile,
-    checked_time_us,
     constant_text,
     deleted_rows_of,
     packed,
@@ -123,6 +123,7 @@ class DeltaSource(TableSource):
         self._read = self.schema
         """The columns of the table that are read."""
         self._reads_changes = changes
+        self.supports_projection = not changes
         self._key = checked_key(key, None, "DeltaSource")
         if self._key and not changes:
             raise ConfigError(f"DeltaSource: key={list(key)!r} has no meaning without changes=True; leave it out")
@@ -201,6 +202,10 @@ class DeltaSource(TableSource):
             added = self._added_by(version, known.table_id)
             number = version.number
             yield added, self._position(known.table_id, number)
+
+    def _stored_field(self, name: str) -> pa.Field[Any] | None:
+        field = self._mapping.fields.get(name)
+        return field if field is None or self._mapping.mode == "id" else field.remove_metadata()
 
     def _stored_name(self, event_time: str | None) -> str | None:
         found = None if event_time is None else self._mapping.fields.get(event_time)
@@ -423,10 +428,13 @@ class DeltaSource(TableSource):
             )
             self._check_names(part.names, reader.version)
             return reader
+        return self.open_projected(split, self.schema)
+
+    def open_projected(self, split: Split, columns: pa.Schema) -> SplitReader:
         file = decoded(split.payload, TableFile, "DeltaSource")
         _, path = self._located(file)
         deleted = partial(deleted_rows_of, self.filesystem, path, file)
-        return self._mapping.open_file(self.filesystem, path, file, self.schema, split.offset, deleted)
+        return self._mapping.open_file(self.filesystem, path, file, columns, split.offset, deleted)
 
     def place(self, split: Split, first: int, last: int) -> str:
         if not self._reads_changes:

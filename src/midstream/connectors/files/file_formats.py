@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
@@ -64,6 +64,11 @@ class WantedColumns:
     """The same columns, in seconds where they were declared so: text is parsed in that unit. None: as in `schema`."""
     may_lack_all: bool = False
     """Whether a file may have none of them, as of a table to which they were added later."""
+
+    def only(self, names: Collection[str]) -> WantedColumns:
+        """Return those of the columns that are in `names` or required, whose values are checked in any case."""
+        kept = [field for field in self.schema if field.name in names or field.name in self.required]
+        return replace(self, schema=pa.schema(kept), in_seconds=None)
 
     @property
     def in_text(self) -> pa.Schema:

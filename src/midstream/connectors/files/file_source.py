@@ -2,7 +2,7 @@
 
 | | a split is | offset |
 |---|---|---|
-| Parquet | a run of row groups; the whole file if it is small, so that finding its splits does not open it | rows from its start; row groups before it are not read |
+| Parquet | a run of row groups; the whole file if it is small, which is opened to find splits only for its event times | rows from its start; row groups before it are not read |
 | CSV, JSON lines | lines that begin in a range of bytes; the whole file if it is compressed | see `text` |
 
 A split records its file's size and modification time: a file that has changed since is refused, since the offset counts
@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from math import inf
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ from midstream.connectors.files.csv_jsonl import TextReader, block_and_rows, inf
 from midstream.connectors.files.directory_watch import DirectoryWatch, Listing, decoded_position
 from midstream.connectors.files.file_formats import Format, WantedColumns, compression_of, explained, format_of
 from midstream.connectors.files.folder_columns import FolderColumnsReader, folder_values, parsed_values, without
-from midstream.connectors.files.parquet import open_parquet, parquet_row_groups, read_parquet
+from midstream.connectors.files.parquet import RowGroup, earliest_us, open_parquet, parquet_row_groups, read_parquet
 from midstream.connectors.files.text_file import TextFile
 from midstream.connectors.files.text_parsers import CsvOptions, check_types
 from midstream.engine.core.batches import canonical_schema
@@ -59,6 +60,8 @@ _SPLIT_BYTES_MIN = 4 * 2**20
 _TEXT_SPLIT_BYTES = 16 * 2**20
 _READ_ONCE = b"files read once"
 """With this begins the position of a source that does not watch."""
+_TIMED_FILES_MAX = 10_000
+"""Of up to so many files the earliest event times are read. Each costs a request, and no row is read before."""
 _FOOTERS_AT_ONCE = 16
 """The number of large Parquet files whose footers are read concurrently; reading one mostly waits for a network."""
 
@@ -131,6 +134,7 @@ class FileSource(Source):
         declared = schema is not None
         files = self._find()
         self._format: Format = format or self._infer_format(files)
+        self.supports_projection = self.splits_unordered = self._format == "parquet"
         if schema is None:
             schema = self._infer_schema(files)
             self._folders = tuple(folder_values(self._first(files).path, self._roots))
@@ -166,7 +170,7 @@ class FileSource(Source):
         if position is not None:
             self.check_resume(position)
         if self.bounded and (position is None or position.startswith(_READ_ONCE)):
-            splits = tuple(self._splits(self._find(), 0)) if position is None else ()
+            splits = tuple(self._splits(self._find(), 0, context.event_time)) if position is None else ()
             return Discovery(splits, position or self._read_once(), exhausted=True)
         began_s = time.thread_time()
         known = decoded_position(position, "FileSource")
@@ -175,7 +179,7 @@ class FileSource(Source):
         # an empty file may be one whose writer has just begun
         listing = Listing.of([info for info in self._find() if info.size])
         new, after = self._watch.poll(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
-        splits = tuple(self._splits(new, known.files))
+        splits = tuple(self._splits(new, known.files, context.event_time))
         # Listing runs in parallel to the driver's loop; it may take at most a tenth of the time.
         self.discovery_interval_s = max(self._interval_s, 9 * (time.thread_time() - began_s))
         return Discovery(splits, after.encoded(), exhausted=self.bounded)
@@ -316,54 +320,72 @@ class FileSource(Source):
                 return list(infer_schema(self._filesystem, path, self._format, self._csv).names)
             return read_header(TextFile(self._filesystem, path), self._csv, self.schema)[0]
 
-    def _splits(self, files: list[Any], files_before: int) -> Iterator[Split]:
-        for number, (info, parts) in enumerate(zip(files, self._parts_of(files), strict=True), files_before):
-            for index, part in enumerate(parts):
+    def _splits(self, files: list[Any], files_before: int, event_time: str | None) -> Iterator[Split]:
+        """Yield the splits of files, those with the earliest event times first, as far as these are known."""
+        found = enumerate(zip(files, self._parts_of(files, event_time), strict=True), files_before)
+        by_time = sorted(found, key=lambda each: min((-inf if at is None else at for _, at in each[1][1]), default=inf))
+        for number, (info, parts) in by_time:
+            for index, (part, min_time_us) in enumerate(parts):
                 split_id = f"{number:08d}:{part.first:012d}:{info.path}"
-                yield Split(split_id, msgspec.msgpack.encode(part), follows=index > 0)
+                yield Split(split_id, msgspec.msgpack.encode(part), follows=index > 0, min_time_us=min_time_us)
 
-    def _parts_of(self, files: list[Any]) -> Iterator[list[FileSplit]]:
+    def _parts_of(self, files: list[Any], event_time: str | None) -> Iterator[list[tuple[FileSplit, int | None]]]:
+        """Yield the splits of each file, with their earliest event time."""
         if self._format != "parquet":
             yield from map(self._text_parts, files)
             return
+        time = None if event_time is None else self.schema.field(event_time)
+        opens_all = time is not None and len(files) <= _TIMED_FILES_MAX
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "footers") as pool:
-            large = [info for info in files if info.size >= _SPLIT_BYTES_MIN]
-            opened = pool.map(self._parquet_parts, large)
+            opened = [info for info in files if opens_all or info.size >= _SPLIT_BYTES_MIN]
+            parts = pool.map(partial(self._parquet_parts, time=time), opened)
             for info in files:
-                yield next(opened) if info.size >= _SPLIT_BYTES_MIN else [_whole(info)]
+                yield next(parts) if opens_all or info.size >= _SPLIT_BYTES_MIN else [(_whole(info), None)]
 
-    def _parquet_parts(self, info: Any) -> list[FileSplit]:
+    def _parquet_parts(self, info: Any, time: pa.Field[Any] | None) -> list[tuple[FileSplit, int | None]]:
         wanted = without(self._wanted, self._values_in_folders(info.path), info.path)
-        groups = parquet_row_groups(self._filesystem, info.path, wanted)
-        return [msgspec.structs.replace(_whole(info), first=run.start, last=run.stop) for run in row_group_runs(groups)]
+        groups = parquet_row_groups(self._filesystem, info.path, wanted, time)
+        whole = _whole(info)
+        if info.size < _SPLIT_BYTES_MIN:
+            return [(whole, earliest_us(groups))]
+        return [
+            (msgspec.structs.replace(whole, first=run.start, last=run.stop), earliest_us(groups[run.start : run.stop]))
+            for run in row_group_runs(groups)
+        ]
 
-    def _text_parts(self, info: Any) -> list[FileSplit]:
+    def _text_parts(self, info: Any) -> list[tuple[FileSplit, int | None]]:
         if compression_of(info.path) is not None or (self._format == "csv" and self._csv.newlines_in_values):
-            return [_whole(info)]
+            return [(_whole(info), None)]
         firsts = range(0, info.size, _TEXT_SPLIT_BYTES)
         lasts = [*firsts[1:], -1]
         whole = _whole(info)
         return [
-            msgspec.structs.replace(whole, first=first, last=last) for first, last in zip(firsts, lasts, strict=False)
+            (msgspec.structs.replace(whole, first=first, last=last), None)
+            for first, last in zip(firsts, lasts, strict=False)
         ]
 
     # ---- on the subtasks ----
 
     def open_split(self, split: Split) -> SplitReader:
+        return self.open_projected(split, self.schema)
+
+    def open_projected(self, split: Split, columns: pa.Schema) -> SplitReader:
         part = decoded(split.payload, FileSplit, "FileSource")
         if folder_values(part.path, self._roots):
             check_unchanged(self._filesystem, part, split.offset)  # before its columns are looked for
         values = self._values_in_folders(part.path)
         if not values:
-            return self._opened(part, self._wanted, split.offset)
+            return self._opened(part, self._wanted, split.offset, columns.names)
         parsed = parsed_values(values, self._wanted, part.path)
-        reader = self._opened(part, without(self._wanted, values, part.path), split.offset)
-        return FolderColumnsReader(reader, self.schema, parsed)
+        wanted = without(self._wanted, values, part.path)
+        in_file = [name for name in columns.names if name not in values]
+        reader = self._opened(part, wanted, split.offset, in_file)
+        return FolderColumnsReader(reader, columns, parsed)
 
-    def _opened(self, part: FileSplit, wanted: WantedColumns, offset: int) -> SplitReader:
+    def _opened(self, part: FileSplit, wanted: WantedColumns, offset: int, columns: Sequence[str]) -> SplitReader:
         check_unchanged(self._filesystem, part, offset)
         if self._format == "parquet":
-            return open_row_groups(self._filesystem, part, wanted, offset)
+            return open_row_groups(self._filesystem, part, wanted, offset, columns)
         return TextReader(
             self._filesystem,
             part.path,
@@ -427,25 +449,29 @@ def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: 
 
 
 def open_row_groups(
-    filesystem: pyarrow.fs.FileSystem, part: FileSplit, wanted: WantedColumns, offset_rows: int
+    filesystem: pyarrow.fs.FileSystem,
+    part: FileSplit,
+    wanted: WantedColumns,
+    offset_rows: int,
+    columns: Sequence[str] | None = None,
 ) -> SplitReader:
-    """Open a reader of a split of a Parquet file."""
+    """Open a reader of a split of a Parquet file. `columns`: as for `read_parquet`."""
     check = partial(check_unchanged, filesystem, part, offset_rows)
     last = part.last if part.last >= 0 else None
     with ExitStack() as stack:
         batches, skip_rows = read_parquet(
-            filesystem, part.path, wanted, part.first, last, offset_rows, check=check, stack=stack
+            filesystem, part.path, wanted, part.first, last, offset_rows, columns=columns, check=check, stack=stack
         )
         close = stack.pop_all().close
     return BatchCursor(batches, where=part.path, offset_rows=offset_rows, skip_rows=skip_rows, on_close=close)
 
 
-def row_group_runs(groups: list[tuple[int, int]]) -> Iterator[range]:
+def row_group_runs(groups: Sequence[RowGroup]) -> Iterator[range]:
     """Yield runs of consecutive row groups with at least `_SPLIT_BYTES_MIN` together; empty ones are added to others."""
     start = size = rows = 0
-    for index, (group_rows, group_bytes) in enumerate(groups):
-        rows += group_rows
-        size += group_bytes
+    for index, group in enumerate(groups):
+        rows += group.rows
+        size += group.bytes
         if rows and (size >= _SPLIT_BYTES_MIN or index + 1 == len(groups)):
             yield range(start, index + 1)
             start, size, rows = index + 1, 0, 0

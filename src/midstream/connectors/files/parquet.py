@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet
 
+from midstream.connectors.files.field_ids import id_of
 from midstream.connectors.files.file_formats import MISSES_VALUE, WantedColumns, check_names, explained
 from midstream.engine.core.arrow_types import (
     is_list_array,
@@ -30,19 +31,73 @@ from midstream.engine.core.batches import canonical_type, conform
 from midstream.engine.core.casts import CastRefused, cast_exactly
 from midstream.engine.core.errors import DataError, SchemaError
 from midstream.engine.core.schemas import check_distinct
+from midstream.engine.operators.event_time_column import FIRST_TIME_US, LAST_TIME_US
 
 _BATCH_ROWS = 131_072
 _NS_YEARS_US = 9_200_000_000_000_000
 """How far from 1970 times can be for nanoseconds in 64 bits; about 291 years."""
 
 
-def parquet_row_groups(filesystem: pyarrow.fs.FileSystem, path: str, wanted: WantedColumns) -> list[tuple[int, int]]:
-    """Return rows and bytes of each row group, after checking the file's columns against `wanted`."""
+def checked_time_us(time_us: int | None) -> int | None:
+    """Return a time of statistics, or None if no row can have it as its event time: such statistics are wrong."""
+    return time_us if time_us is not None and FIRST_TIME_US <= time_us <= LAST_TIME_US else None
+
+
+class RowGroup(NamedTuple):
+    rows: int
+    bytes: int
+    min_time_us: int | None = None
+    """The earliest time in a column, in microseconds since 1970; None if it is not known. The group may have no row."""
+
+
+def parquet_row_groups(
+    filesystem: pyarrow.fs.FileSystem, path: str, wanted: WantedColumns, time: pa.Field[Any] | None = None
+) -> list[RowGroup]:
+    """Return the row groups, after checking the file's columns against `wanted`. `time`: the column of `min_time_us`, by its
+    id if it has one.
+    """
     with explained(path, "parquet"), ExitStack() as stack:
         file = open_parquet(filesystem, path, stack)
         check_parquet_schema(_stored_schema(file, wanted), wanted, path)
         groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-        return [(group.num_rows, group.total_byte_size) for group in groups]
+        minima = _min_times_us(file, time) if time is not None else [None] * len(groups)
+        return [
+            RowGroup(group.num_rows, group.total_byte_size, min_us)
+            for group, min_us in zip(groups, minima, strict=True)
+        ]
+
+
+def earliest_us(groups: Sequence[RowGroup]) -> int | None:
+    """Return the earliest time in row groups; None if it is not known."""
+    times = [group.min_time_us for group in groups if group.rows]
+    return None if None in times else min((time for time in times if time is not None), default=None)
+
+
+def _min_times_us(file: pyarrow.parquet.ParquetFile, time: pa.Field[Any]) -> list[int | None]:
+    """Return the earliest time of each row group by its statistics, which INT96 has none of."""
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    unknown: list[int | None] = [None] * len(groups)
+    found = [field for field in file.schema_arrow if _is_same(field, time)]
+    if len(found) != 1 or not pa.types.is_timestamp(found[0].type) or not pa.types.is_timestamp(time.type):
+        return unknown
+    paths = [file.schema.column(index).path for index in range(len(file.schema))]
+    if paths.count(found[0].name) != 1 or (found[0].type.tz is None) is not (time.type.tz is None):
+        return unknown
+    to_us = {"ms": lambda value: value * 1000, "us": lambda value: value, "ns": lambda value: value // 1000}
+    minima: list[int | None] = []
+    for group in groups:
+        column = group.column(paths.index(found[0].name))
+        statistics = column.statistics if column.is_stats_set and column.physical_type == "INT64" else None
+        if statistics is None or not statistics.has_min_max:
+            minima.append(None)
+        else:
+            minima.append(checked_time_us(to_us[found[0].type.unit](statistics.min_raw)))
+    return minima
+
+
+def _is_same(field: pa.Field[Any], wanted: pa.Field[Any]) -> bool:
+    wanted_id = id_of(wanted)
+    return field.name == wanted.name if wanted_id is None else id_of(field) == wanted_id
 
 
 def check_parquet_schema(found: pa.Schema, wanted: WantedColumns, path: str) -> None:
@@ -84,12 +139,14 @@ def read_parquet(
     last: int | None,
     skip_rows: int,
     *,
+    columns: Sequence[str] | None = None,
     check: Callable[[], None],
     stack: ExitStack,
 ) -> tuple[Iterator[pa.RecordBatch], int]:
     """Return batches of the row groups from `first` up to `last` (exclusive; None: all), and how many rows are still to
     be skipped.
 
+    `columns`: those of `wanted` that the batches have; None: all. The file's columns are checked against `wanted` anyway.
     Row groups that lie wholly within `skip_rows` are not read. `check` raises if the file has changed; it is called
     before the last batch is yielded.
     """
@@ -97,6 +154,7 @@ def read_parquet(
         file = open_parquet(filesystem, path, stack)
         stored = _stored_schema(file, wanted)
         check_parquet_schema(stored, wanted, path)
+        wanted = wanted if columns is None else wanted.only(columns)
         count = file.metadata.num_row_groups
         groups = range(first, count if last is None else last)
         if groups.start < 0 or max(groups.start, groups.stop) > count:
@@ -109,7 +167,8 @@ def read_parquet(
         times = _int96_columns(file, wanted.schema.names)
         exact = open_parquet(filesystem, path, stack, "ns") if times else None
     batches = _checked_times(file, exact, path, stored, wanted, groups, times)
-    return _parquet_batches(batches, path, wanted, groups, rows_before, check), skip_rows
+    made = _parquet_batches(batches, path, wanted, groups, rows_before, check)
+    return made if columns is None else (batch.select(columns) for batch in made), skip_rows
 
 
 def _int96_columns(file: pyarrow.parquet.ParquetFile, names: Sequence[str]) -> list[str]:

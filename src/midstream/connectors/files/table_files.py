@@ -33,7 +33,6 @@ from midstream.engine.core.arrow_types import (
     maps,
 )
 from midstream.engine.core.errors import DataError, StorageError
-from midstream.engine.operators.event_time_column import FIRST_TIME_US, LAST_TIME_US
 from midstream.engine.operators.source_api import SplitReader
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -76,11 +75,6 @@ def time_us_of(value: object) -> int | None:
     except ValueError:
         return None
     return ((found if found.tzinfo is not None else found.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
-
-
-def checked_time_us(time_us: int | None) -> int | None:
-    """Return a time of statistics, or None if no row can have it as its event time: such statistics are wrong."""
-    return time_us if time_us is not None and FIRST_TIME_US <= time_us <= LAST_TIME_US else None
 
 
 def packed(deleted: np.ndarray[Any, Any]) -> bytes:
@@ -159,7 +153,7 @@ def open_table_file(
             field.name: field for field in schema if field.name not in file.constants
         }
     else:
-        columns = stored()
+        columns = {name: field for name, field in stored().items() if name in schema.names}
     constants = {
         field.name: constant_of(file.constants.get(field.name), field.type, path)
         for field in schema

@@ -11,8 +11,9 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from math import inf
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -20,7 +21,7 @@ import pyarrow.fs
 
 from midstream.connectors.files.file_formats import WantedColumns
 from midstream.connectors.files.file_source import row_group_runs
-from midstream.connectors.files.parquet import parquet_row_groups
+from midstream.connectors.files.parquet import earliest_us, parquet_row_groups
 from midstream.connectors.files.table_files import TableFile
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.config import Duration, interval_s
@@ -51,6 +52,7 @@ class TableSource(Source):
     """What sources of lakehouse tables share."""
 
     splits_end = True
+    splits_unordered = True
     continues_past_end = True
 
     def __init__(
@@ -104,6 +106,10 @@ class TableSource(Source):
         """
 
     @abstractmethod
+    def _stored_field(self, name: str) -> pa.Field[Any] | None:
+        """Return a column as files have it, with its id if they are told apart by ids; None if files lack it."""
+
+    @abstractmethod
     def _located(self, file: TableFile) -> tuple[pyarrow.fs.FileSystem, str]:
         """Return the filesystem of a file, and its path there."""
 
@@ -155,22 +161,28 @@ class TableSource(Source):
             if len(files) >= _FILES_PER_DISCOVERY and not self.bounded:
                 break
         files.sort(key=lambda file: -inf if file.min_time_us is None else file.min_time_us)
-        return Discovery(tuple(self._splits(files)), known, exhausted=self.bounded)
+        return Discovery(tuple(self._splits(files, time)), known, exhausted=self.bounded)
 
-    def _splits(self, files: Sequence[TableFile]) -> Iterator[Split]:
+    def _splits(self, files: Sequence[TableFile], event_time: str | None) -> Iterator[Split]:
+        field = None if event_time is None else self._stored_field(event_time)
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "footers") as pool:
-            for parts in pool.map(self._parts, files):
+            for parts in pool.map(partial(self._parts, time=field), files):
                 for index, part in enumerate(parts):
                     split_id = f"{part.since}:{part.first:06d}:{part.path}"
                     payload = msgspec.msgpack.encode(part)
                     yield Split(split_id, payload, follows=index > 0, min_time_us=part.min_time_us)
 
-    def _parts(self, file: TableFile) -> list[TableFile]:
+    def _parts(self, file: TableFile, time: pa.Field[Any] | None = None) -> list[TableFile]:
         if file.size < _LARGE_FILE_BYTES or file.deleted or file.deletes:
             return [file]
         nothing = WantedColumns(pa.schema([]), declared=True, may_lack_all=True)
-        runs = row_group_runs(parquet_row_groups(*self._located(file), nothing))
-        return [msgspec.structs.replace(file, first=run.start, last=run.stop) for run in runs]
+        groups = parquet_row_groups(*self._located(file), nothing, time)
+        parts = []
+        for run in row_group_runs(groups):
+            time_us = earliest_us(groups[run.start : run.stop])
+            known_us = file.min_time_us if time_us is None else time_us
+            parts.append(msgspec.structs.replace(file, first=run.start, last=run.stop, min_time_us=known_us))
+        return parts
 
     # ---- on the subtasks ----
 

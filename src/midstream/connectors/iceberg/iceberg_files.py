@@ -19,7 +19,8 @@ from pyiceberg.transforms import IdentityTransform
 
 from midstream.connectors.files.field_ids import FIELD_ID, columns_by_id, id_of
 from midstream.connectors.files.file_formats import explained
-from midstream.connectors.files.table_files import checked_time_us, constant_text, row_count_of
+from midstream.connectors.files.parquet import checked_time_us
+from midstream.connectors.files.table_files import constant_text, row_count_of
 from midstream.engine.core.arrow_types import is_list_of_any_length
 from midstream.engine.core.errors import ConfigError, DataError
 

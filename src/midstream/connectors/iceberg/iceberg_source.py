@@ -279,6 +279,9 @@ class IcebergSource(TableSource):
             file.file_path, file.file_size_in_bytes, since, constants, deletes=tuple(deletes), min_time_us=time_us
         )
 
+    def _stored_field(self, name: str) -> pa.Field[Any] | None:
+        return next((field for field in self._files.columns if field.name == name), None)
+
     def _before_start(self, table: Table) -> int | None:
         """Return the snapshot before the first one to read; None if there is none."""
         newest = table.metadata.current_snapshot()
@@ -336,7 +339,12 @@ class IcebergSource(TableSource):
 
     # ---- on the subtasks ----
 
+    supports_projection = True
+
     def open_split(self, split: Split) -> SplitReader:
+        return self.open_projected(split, self.schema)
+
+    def open_projected(self, split: Split, columns: pa.Schema) -> SplitReader:
         file = decoded(split.payload, TableFile, "IcebergSource")
         filesystem, path = self._located(file)
 
@@ -347,7 +355,7 @@ class IcebergSource(TableSource):
             deletes = [self._files.located(each)[1] for each in file.deletes]
             return deleted_rows(filesystem, deletes, file.path, path)
 
-        return open_table_file(filesystem, path, file, self.schema, split.offset, stored=stored, deleted=deleted)
+        return open_table_file(filesystem, path, file, columns, split.offset, stored=stored, deleted=deleted)
 
     def _located(self, file: TableFile) -> tuple[pyarrow.fs.FileSystem, str]:
         return self._files.located(file.path)

@@ -20,6 +20,9 @@ def describe_text(graph: JobGraph) -> str:
     lines = [f"{count} {vertices}, {slots} {slots_text}, at most {graph.max_parallelism} key groups"]
     for vertex in graph.vertices:
         lines.append(f"[{vertex.id}] ×{vertex.parallelism:<{width}}  {vertex.name}")
+        if vertex.source is not None and vertex.source.columns is not None:
+            read, all_of = vertex.source.columns.names, len(vertex.source.source.schema)
+            lines.append(f"      reads {len(read)} of {all_of} columns: {', '.join(read)}")
         lines.extend(f"      ← {_edge_text(edge)}" for edge in graph.inputs(vertex.id))
     return "\n".join(lines)
 

@@ -16,6 +16,7 @@ from midstream.engine.core.config import JobConfig, check_parallelism
 from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.engine.graph.logical_graph import Input, LogicalGraph, Node
+from midstream.engine.graph.projection import with_projection
 from midstream.engine.operators.bad_records import BAD_RECORDS
 from midstream.engine.operators.watermarks import TimestampsOperator
 
@@ -259,4 +260,4 @@ def _vertex(vertex_id: int, chain: Sequence[Node], uids: dict[int, str], paralle
     for node in chain[1:] if source else chain:
         assert node.operator is not None, f"{node.label} has no operator"
         operators.append(OperatorSpec(uids[node.id], node.name, node.operator, node.sink))
-    return Vertex(vertex_id, parallelism[head.id], source, tuple(operators))
+    return with_projection(Vertex(vertex_id, parallelism[head.id], source, tuple(operators)))

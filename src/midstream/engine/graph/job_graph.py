@@ -57,6 +57,8 @@ class SourceSpec:
     uid: str
     name: str
     source: Source
+    columns: pa.Schema | None = None
+    """Those of the source's columns that are read, if the operators of its task use no others; None: all."""
 
 
 @dataclass(frozen=True, slots=True)

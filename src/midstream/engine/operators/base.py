@@ -83,6 +83,10 @@ class Splits(Protocol):
         """Return the highest watermark for which no row of an open split is late, before any has been read."""
         ...
 
+    def is_held_to_its_end(self, split: int) -> bool:
+        """Whether rows of an open split may be as early as `held_back_at_us` says until it has been read to its end."""
+        ...
+
     @property
     def waiting_from_us(self) -> int:
         """The highest watermark for which no row of the splits is late that are still to be assigned to a task.
@@ -270,6 +274,16 @@ class Operator(ABC):
     def input_column(self, name: str) -> str | None:
         """Return the column of the input whose value each emitted row has as its column `name`; None if there is none."""
         return None
+
+    def columns_needed(self, wanted: frozenset[str]) -> frozenset[str] | None:
+        """Return the columns of the input that the operator needs to emit the columns `wanted` of its output; None: all."""
+        return None
+
+    def narrowed(self, columns: frozenset[str]) -> Operator:
+        """Return the operator as it is for input rows that have only these columns, those that `columns_needed` returned;
+        its `schema` is what it then emits. Called before it is shipped; by default `self`, which needs all columns.
+        """
+        return self
 
     @property
     def holds_entries(self) -> bool:

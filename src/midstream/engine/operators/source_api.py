@@ -233,6 +233,12 @@ class Source(ABC):
     """(bad, records): the job fails if more than `bad` records are bad in a window of `records`. Each subtask counts
     its input window by window. None: no limit.
     """
+    splits_unordered: bool = False
+    """True: the rows of a split that ends may have any order. Event time then stays before `min_time_us` of a split, if that
+    is known, until the split has been read.
+    """
+    supports_projection: bool = False
+    """True: `open_projected` reads some of the columns, for less than it takes to read all."""
     own: OwnCode = OwnCode()
     """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
 
@@ -291,6 +297,22 @@ class Source(ABC):
             def open_split(self, split):
                 return CountdownReader(split.offset)
         """
+
+    def open_projected(self, split: Split, columns: pa.Schema) -> SplitReader:
+        """Open a split of a source that `supports_projection`, for a job that uses only some of its columns.
+
+        `split`: as for `open_split`.
+        `columns`: those to read, at least one, in the order of `schema`.
+
+        Return a SplitReader whose batches have exactly these columns. Offsets must be those of `open_split`: another job
+        may read on with other columns.
+
+            def open_projected(self, split, columns):
+                return TableReader(self.path, columns.names, split.offset)
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} says that it supports_projection, and has no open_projected()"
+        )
 
     def begin_split(self, split: Split) -> Split:
         """Return the split as this job reads it, which is how later checkpoints have it. Must not block.

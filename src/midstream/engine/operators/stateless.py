@@ -7,6 +7,7 @@ job runs. `schema` is always the schema of what an operator emits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import polars as pl
@@ -64,6 +65,14 @@ class FilterOperator(Stateless):
     def input_column(self, name: str) -> str | None:
         return name
 
+    def columns_needed(self, wanted: frozenset[str]) -> frozenset[str]:
+        return wanted.union(self._reads)
+
+    def narrowed(self, columns: frozenset[str]) -> FilterOperator:
+        made = copy(self)
+        made.schema = pa.schema([field for field in self.schema if field.name in columns])
+        return made
+
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         kept = self._kept(batch)
         if kept.num_rows:
@@ -107,6 +116,16 @@ class ProjectOperator(Stateless):
     def input_column(self, name: str) -> str | None:
         return None if name in self._made.names else name
 
+    def columns_needed(self, wanted: frozenset[str]) -> frozenset[str]:
+        read = self._reads if self._made.names else ()
+        return frozenset(read).union(name for name, is_made in self._sources if not is_made and name in wanted)
+
+    def narrowed(self, columns: frozenset[str]) -> ProjectOperator:
+        made = copy(self)
+        made._sources = [(name, is_made) for name, is_made in self._sources if is_made or name in columns]
+        made.schema = pa.schema([self.schema.field(name) for name, _ in made._sources])
+        return made
+
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         made = batch
         if self._made.names:  # there are none of a selector that matches no column
@@ -136,6 +155,15 @@ class ColumnsOperator(Stateless):
 
     def input_column(self, name: str) -> str | None:
         return self._names[name]
+
+    def columns_needed(self, wanted: frozenset[str]) -> frozenset[str]:
+        return frozenset(old for new, old in self._names.items() if new in wanted)
+
+    def narrowed(self, columns: frozenset[str]) -> ColumnsOperator:
+        made = copy(self)
+        made._names = {new: old for new, old in self._names.items() if old in columns}
+        made.schema = pa.schema([self.schema.field(name) for name in made._names])
+        return made
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         self._out.emit(

@@ -7,8 +7,9 @@ same task (see `Splits`), this holds:
     The watermark never passes the progress of an open split that is not idle. A split without a row has none, unless its
     source knows the earliest time that a row may have: then that counts as seen. Nor does the watermark pass the progress
     of a split that waits to be assigned and was found together with those being read, unless each of these follows another.
+    If the rows of a split may have any order and its source knows the earliest time, the progress stays there to its end.
 
-So a row is late only if it is older than a row of its own split by more than the delay, or if its split was found after event
+So a row of another split is late only if it is older than a row of its own split by more than the delay, or if its split was found after event
 time had passed the row, or if its split was idle. A split that ends is never idle. One without an end is idle if no row
 arrived for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end
 hold nothing back. If the source is in another task, splits cannot be distinguished, and the whole stream counts as one
@@ -20,6 +21,7 @@ watermarks emitted before are in the chain's snapshot.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final, NamedTuple
@@ -147,6 +149,8 @@ class TimestampsOperator(Operator):
         self._watermark_us = MIN_WATERMARK_US
         self._reached_us: dict[int, int] = {NO_SPLIT: MIN_WATERMARK_US}
         """The progress of each open split."""
+        self._furthest_us: dict[int, int] = {}
+        """The progress that the rows of splits have which are held to their end."""
         self._ended_us = MIN_WATERMARK_US
         """The progress of the furthest split that was read to the end."""
         self._lowest_us = MIN_WATERMARK_US
@@ -173,6 +177,14 @@ class TimestampsOperator(Operator):
 
     def input_column(self, name: str) -> str | None:
         return name
+
+    def columns_needed(self, wanted: frozenset[str]) -> frozenset[str]:
+        return wanted | {self.column}
+
+    def narrowed(self, columns: frozenset[str]) -> TimestampsOperator:
+        made = copy(self)
+        made.schema = pa.schema([field for field in self.schema if field.name in columns])
+        return made
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._context = context
@@ -202,7 +214,9 @@ class TimestampsOperator(Operator):
             first, end = end, end + rows if len(parts) > 1 else len(times)  # of one split, rows may be missing
             reached_us = self._time.to_us(int(times[first:end].max())) - self.strategy.delay_us - 1
             before_us = self._reached_us[split]
-            if reached_us > before_us:
+            if split in self._furthest_us:
+                self._furthest_us[split] = max(self._furthest_us[split], reached_us)
+            elif reached_us > before_us:
                 self._reached_us[split] = reached_us
                 may_advance = may_advance or before_us <= self._lowest_us
         if may_advance:
@@ -270,10 +284,13 @@ class TimestampsOperator(Operator):
         assert self._splits is not None
         now = set(self._splits.open)
         for split in self._reached_us.keys() - now - {NO_SPLIT}:
-            self._ended_us = max(self._ended_us, self._reached_us[split])
+            self._ended_us = max(self._ended_us, self._furthest_us.pop(split, self._reached_us[split]))
             self._forget(split)
         for split in sorted(now - self._reached_us.keys()):
-            self._begin(split, self._delayed_us(self._splits.held_back_at_us(split)))
+            reached_us = self._delayed_us(self._splits.held_back_at_us(split))
+            self._begin(split, reached_us)
+            if self._splits.is_held_to_its_end(split):
+                self._furthest_us[split] = reached_us
         if now:
             self._forget(NO_SPLIT)
         elif NO_SPLIT not in self._reached_us:

@@ -101,6 +101,7 @@ class SourceReader(Splits):
         parallelism: int,
         services: TaskServices,
         *,
+        columns: pa.Schema | None = None,
         emit: Callable[[pa.RecordBatch], None],
         emit_bad: Callable[[pa.RecordBatch], None],
         request_split: Callable[[], None],
@@ -132,7 +133,13 @@ class SourceReader(Splits):
         self._emitting: tuple[tuple[OpenSplit, int], ...] = ()
         """The splits whose batch the chain processes, with their rows, in order. A failure of the chain does not reset it."""
         self._reads = SplitReads(
-            source, services, self._rate, wake=wake, fail=fail, has_none=lambda _: limit.update(self._waited_for)
+            source,
+            services,
+            self._rate,
+            columns=columns,
+            wake=wake,
+            fail=fail,
+            has_none=lambda _: limit.update(self._waited_for),
         )
         self._listeners: list[tuple[Callable[[], None], bool]] = []
         """What to call when splits have changed, and whether every row reaches the operator that is called."""
@@ -278,6 +285,11 @@ class SourceReader(Splits):
     def held_back_at_us(self, split: int) -> int:
         (found,) = (open_split for open_split in self._splits if open_split.number == split)
         return found.split.held_back_at_us
+
+    def is_held_to_its_end(self, split: int) -> bool:
+        source = self._source
+        ends = source.splits_unordered and (source.bounded or source.splits_end)
+        return ends and self.held_back_at_us(split) > MIN_WATERMARK_US
 
     @property
     def waiting_from_us(self) -> int:

@@ -118,11 +118,14 @@ class SplitReads:
         services: TaskServices,
         rate: SourceRate,
         *,
+        columns: pa.Schema | None,
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
         has_none: Callable[[OpenSplit], None],
     ) -> None:
         self._source = source
+        self._columns = columns
+        self._schema = source.schema if columns is None else columns
         self._services = services
         self._rate = rate
         self._wake = wake
@@ -153,8 +156,8 @@ class SplitReads:
         if open_split.state is _AT_END:
             return None
         if open_split.reader is None:
-            open_split.reader = self._source.open_split(open_split.split)
-        prefetched = _read(self._source, open_split.split, open_split.reader, self._rate.rows_max)
+            open_split.reader = self._opened(open_split.split)
+        prefetched = self._read(open_split.split, open_split.reader, self._rate.rows_max)
         if prefetched is None:
             open_split.state = _AT_END
         _move_past(open_split, prefetched)
@@ -170,19 +173,19 @@ class SplitReads:
                 self._read_some_soon()
             return
         open_split.have_come = False
-        source, split, reader, rows_max = self._source, open_split.split, open_split.reader, self._rate.rows_max
+        split, reader, rows_max = open_split.split, open_split.reader, self._rate.rows_max
         clock, report = self._services.clock, partial(self._report_rows, open_split)
         reports_rows = open_split.reports_rows
 
         def work() -> tuple[SplitReader, bool, Prefetched | None, float]:
             began_s = clock.processor_s()
             if reader is not None:
-                return reader, reports_rows, _read(source, split, reader, rows_max), clock.processor_s() - began_s
+                return reader, reports_rows, self._read(split, reader, rows_max), clock.processor_s() - began_s
             with ExitStack() as stack:
-                opened = source.open_split(split)
+                opened = self._opened(split)
                 stack.callback(opened.close)  # a reader whose first read fails is not returned, and must be closed
                 reports = opened.on_rows(report)
-                prefetched = _read(source, split, opened, rows_max)
+                prefetched = self._read(split, opened, rows_max)
                 stack.pop_all()
             return opened, reports, prefetched, clock.processor_s() - began_s
 
@@ -222,14 +225,14 @@ class SplitReads:
         self._read_some_s = self._services.clock.monotonic_s()
         for open_split in open_splits:
             open_split.have_come = False
-        source, rows_max, clock = self._source, self._rate.rows_max, self._services.clock
+        rows_max, clock = self._rate.rows_max, self._services.clock
         to_read = [(each.split, each.reader) for each in open_splits]
 
         def work() -> tuple[list[Prefetched | None], float]:
             began_s, rows, found = clock.processor_s(), 0, []
             for split, reader in to_read:
                 assert reader is not None, "a split is opened by a read of its own"
-                prefetched = _read(source, split, reader, rows_max)
+                prefetched = self._read(split, reader, rows_max)
                 found.append(prefetched)
                 rows += 0 if prefetched is None else prefetched.batch.num_rows
                 if rows >= rows_max:
@@ -329,6 +332,26 @@ class SplitReads:
         else:
             reader.close()
 
+    def _opened(self, split: Split) -> SplitReader:
+        if self._columns is None:
+            return self._source.open_split(split)
+        return self._source.open_projected(split, self._columns)
+
+    def _read(self, split: Split, reader: SplitReader, rows_max: int) -> Prefetched | None:
+        """Read the next batch of the split, on the loop or on the I/O pool. Raises SchemaError if it has other columns than
+        those that are read, and DataError if a text in it is not UTF-8, or a time is beyond the day.
+        """
+        found = reader.read(rows_max)
+        if found is None:
+            return None
+        source = self._source
+        batch, offset = checked_read(found, self._schema, f"{type(source).__name__}: split {split.id!r}")
+        wrong = invalid_value(batch)
+        if wrong is not None:
+            row, what = wrong
+            raise DataError(f"{source.place(split, row, row)}: {what}")
+        return Prefetched(batch, offset, reader.bad_records(), batch.num_rows < rows_max)
+
     def _closed_reader(self, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed) and not self.is_closed:
             self._fail(outcome.error)
@@ -338,18 +361,3 @@ def _move_past(open_split: OpenSplit, prefetched: Prefetched | None) -> None:
     if prefetched is not None:
         open_split.before_last_batch = open_split.split
         open_split.split = msgspec.structs.replace(open_split.split, offset=prefetched.offset)
-
-
-def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> Prefetched | None:
-    """Read the next batch of the split. Raises SchemaError if it has other columns than the source, and DataError if a
-    text in it is not UTF-8, or a time is beyond the day.
-    """
-    found = reader.read(rows_max)
-    if found is None:
-        return None
-    batch, offset = checked_read(found, source.schema, f"{type(source).__name__}: split {split.id!r}")
-    wrong = invalid_value(batch)
-    if wrong is not None:
-        row, what = wrong
-        raise DataError(f"{source.place(split, row, row)}: {what}")
-    return Prefetched(batch, offset, reader.bad_records(), batch.num_rows < rows_max)

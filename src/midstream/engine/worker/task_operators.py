@@ -135,6 +135,7 @@ class TaskOperators:
             source,
             self._vertex.parallelism,
             services,
+            columns=self._vertex.source.columns if self._vertex.source is not None else None,
             emit=self.chain.outputs[0].emit,
             emit_bad=lambda rows: self.outputs.emit(rows, BAD_RECORDS),
             request_split=lambda: services.send(m.RequestSplit(services.attempt, self._ref)),

@@ -486,7 +486,7 @@ def _without_follows(splits: Sequence[Split]) -> list[Split]:
 
 
 def _held_back_at_us(split: Split) -> int:
-    return MAX_WATERMARK_US if split.follows else split.held_back_at_us
+    return MAX_WATERMARK_US if split.follows and split.min_time_us is None else split.held_back_at_us
 
 
 def _notify_source(spec: SourceSpec, notice: _Notice, storage: Storage | None) -> None:
