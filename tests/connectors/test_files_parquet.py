@@ -322,8 +322,8 @@ def test_splits_of_small_files_need_no_look_into_them(tmp_path, monkeypatch):
 # ---- event times ----
 
 
-def timed_file(path: Path, *groups: list[int | None], unit: str = "us", tz: str | None = None) -> None:
-    kind = pa.timestamp(unit, tz)
+def timed_file(path: Path, *groups: list[int | None], unit: Any = "us") -> None:
+    kind = pa.timestamp(unit)
     with pq.ParquetWriter(path, pa.schema([("n", pa.int64()), ("at", kind)])) as file:
         for times in groups:
             array = pa.array(times, pa.int64()).cast(kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -18,15 +19,14 @@ from midstream import SchemaError, Source
 from midstream.connectors.files.file_source import FileSource
 from midstream.engine.operators.source_api import Split, SplitReader
 
-COLUMNS = pa.schema(
-    [
-        ("n", pa.int64()),
-        ("who", pa.large_string()),
-        ("day", pa.large_string()),
-        ("at", pa.timestamp("us")),
-        ("box", pa.struct([("x", pa.int64())])),
-    ]
-)
+FIELDS: list[pa.Field[Any]] = [
+    pa.field("n", pa.int64()),
+    pa.field("who", pa.large_string()),
+    pa.field("day", pa.large_string()),
+    pa.field("at", pa.timestamp("us")),
+    pa.field("box", pa.struct([("x", pa.int64())])),
+]
+COLUMNS = pa.schema(FIELDS)
 
 
 def table(first: int, rows: int) -> pa.Table:
@@ -132,7 +132,9 @@ def test_some_columns_are_read_as_they_are_read_with_all(make, tmp_path):
 
 def test_a_value_that_must_not_be_missing_is_checked_although_nothing_reads_it(tmp_path):
     pl.DataFrame({"n": [1, None], "m": [1, 2]}).write_parquet(tmp_path / "a.parquet")
-    source = FileSource(tmp_path, schema=pa.schema([pa.field("n", pa.int64(), nullable=False), ("m", pa.int64())]))
+    source = FileSource(
+        tmp_path, schema=pa.schema([pa.field("n", pa.int64(), nullable=False), pa.field("m", pa.int64())])
+    )
     (split,) = all_splits(source)
     with pytest.raises(SchemaError, match="row 2: column 'n' has no value"):
         rest(source.open_projected(split, pa.schema([("m", pa.int64())])))
