@@ -14,7 +14,7 @@ from midstream import Source, testing
 from midstream.connectors.files.file_source import FileSource
 from midstream.connectors.memory.collection_source import from_rows
 from midstream.connectors.memory.generator_source import GeneratorSource
-from midstream.engine.operators.source_api import Discovery, Split, SplitReader
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Split, SplitReader
 from midstream.testing import sources
 
 ROWS = 20
@@ -192,3 +192,45 @@ def test_a_live_source_has_nothing_for_now_again_and_again():
 def test_what_is_wrong_with_a_live_source_is_reported(wrong, message):
     with pytest.raises(AssertionError, match=message):
         testing.check_source(Live(wrong))
+
+
+class OfColumns(Source):
+    """A source of two columns; `wrong` is what it does wrong when it reads one of them."""
+
+    blocking = False
+    supports_projection = True
+    schema = pa.schema({"a": pa.int64(), "b": pa.int64()})
+
+    def __init__(self, wrong: str = "") -> None:
+        self.wrong = wrong
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        return Discovery((Split("all", b""),) if position is None else (), b"all", exhausted=True)
+
+    def open_split(self, split: Split) -> SplitReader:
+        return ColumnReader(self.schema, split.offset, "")
+
+    def open_projected(self, split: Split, columns: pa.Schema) -> SplitReader:
+        return ColumnReader(columns, split.offset, self.wrong)
+
+
+class ColumnReader(SplitReader):
+    def __init__(self, columns: pa.Schema, done: int, wrong: str) -> None:
+        self.columns, self.done, self.wrong = columns, done, wrong
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        end = min(self.done + rows_max, 5)
+        if end == self.done:
+            return None
+        numbers, self.done = range(self.done, end), end
+        factor = {"a": 1, "b": 3 if self.wrong == "values" else 2}
+        made = {name: [n * factor[name] for n in numbers] for name in self.columns.names}
+        return pa.RecordBatch.from_pydict(made, schema=self.columns), self.done + (self.wrong == "offsets")
+
+
+def test_each_column_alone_is_read_as_with_all():
+    assert testing.check_source(OfColumns()).num_rows == 5
+    with pytest.raises(AssertionError, match=r"open_projected of split 'all' with the column 'b' has other values"):
+        testing.check_source(OfColumns("values"))
+    with pytest.raises(AssertionError, match=r"'a' has the offsets \[6\], and open_split has \[5\]"):
+        testing.check_source(OfColumns("offsets"))

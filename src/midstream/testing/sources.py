@@ -13,7 +13,7 @@ import pyarrow as pa
 from midstream.connectors.memory.python_rows import table_rows
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.error_rows import counted
-from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.inprocess.virtual_loop import MemoryStorage
 from midstream.testing.inputs import as_sent
 
@@ -42,7 +42,8 @@ def check_source(source: Source, *, rows_max: int = 10_000, discoveries: int = 3
     Returns its rows, for you to compare. Raises AssertionError naming which rule is broken, and by which call: it
     pickles; `discover`, called again with a position, finds the same rows; batches have the schema; `open_split` at any
     offset that was returned resumes exactly after the preceding rows, in batches of any size; all of this holds for a
-    copy without knowledge of earlier calls.
+    copy without knowledge of earlier calls. A source that `supports_projection` reads each column alone with the same
+    values and offsets.
 
         >>> from midstream.connectors import FileSource
         >>> pl.DataFrame({"n": [1, 2, 3]}).write_parquet("numbers.parquet")
@@ -243,7 +244,40 @@ def _check_split(source: Source, name: str, split: Split, rows_max: int) -> list
                     f"{done}, does not resume with the row after that: after a restart rows would be lost or "
                     "duplicated",
                 )
+    if source.supports_projection:
+        _check_projection(source, name, split, rows_max, batches)
     return batches
+
+
+class _Projected(Source):
+    """A source for a job that uses some of its columns."""
+
+    def __init__(self, source: Source, columns: pa.Schema) -> None:
+        self._source = source
+        self.schema = columns
+        self.blocking, self.bounded = source.blocking, source.bounded
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        return self._source.discover(position, context)
+
+    def open_split(self, split: Split) -> SplitReader:
+        return self._source.open_projected(split, self.schema)
+
+
+def _check_projection(source: Source, name: str, split: Split, rows_max: int, whole: Sequence[pa.RecordBatch]) -> None:
+    """Check that each column alone is read as it is with all, and with the same offsets."""
+    rows = sum(batch.num_rows for batch in whole)
+    _, offsets = _read(_copy(source, name), name, split, ROWS_MAX[0], rows_max, rows)
+    for field in source.schema:
+        alone = _Projected(_copy(source, name), pa.schema([field]))
+        batches, found = _read(alone, name, split, ROWS_MAX[0], rows_max, rows)
+        where = f"{name}.open_projected of split {split.id!r} with the column {field.name!r}"
+        _same(
+            _rows(alone, [batch.select([field.name]) for batch in whole]),
+            _rows(alone, batches),
+            f"{where} has other values than open_split",
+        )
+        _require(found == offsets, f"{where} has the offsets {found[:5]}, and open_split has {offsets[:5]}")
 
 
 def _check_discovery(

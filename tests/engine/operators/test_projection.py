@@ -32,6 +32,8 @@ class Columns(Source):
 
     def open_split(self, split: Any) -> Any: ...
 
+    def open_projected(self, split: Any, columns: Any) -> Any: ...
+
 
 def stream_of() -> tuple[Environment, DataStream]:
     env = Environment("projection", parallelism=2)
@@ -79,6 +81,19 @@ def test_a_source_that_cannot_read_some_columns_reads_all(monkeypatch):
     env, stream = stream_of()
     stream.select("a").collect()
     assert columns_read(env) == SCHEMA.names
+
+
+def test_a_source_that_opens_splits_in_its_own_way_reads_all():
+    class Wrapped(Columns):
+        def open_split(self, split: Any) -> Any: ...
+
+    class Both(Wrapped):
+        def open_projected(self, split: Any, columns: Any) -> Any: ...
+
+    for source, read in ((Wrapped(), SCHEMA.names), (Both(), ["a"])):
+        env = Environment("projection")
+        env.source(source).select("a").collect()
+        assert columns_read(env) == read
 
 
 def test_two_consumers_of_a_source_get_all_columns():

@@ -343,11 +343,12 @@ class FileSource(Source):
                 yield next(parts) if opens_all or info.size >= _SPLIT_BYTES_MIN else [(_whole(info), None)]
 
     def _parquet_parts(self, info: Any, time: pa.Field[Any] | None) -> list[tuple[FileSplit, int | None]]:
+        whole = _whole(info)
+        if info.size < _SPLIT_BYTES_MIN:  # its columns are checked when it is read
+            nothing = WantedColumns(pa.schema([]), declared=True, may_lack_all=True)
+            return [(whole, earliest_us(parquet_row_groups(self._filesystem, info.path, nothing, time)))]
         wanted = without(self._wanted, self._values_in_folders(info.path), info.path)
         groups = parquet_row_groups(self._filesystem, info.path, wanted, time)
-        whole = _whole(info)
-        if info.size < _SPLIT_BYTES_MIN:
-            return [(whole, earliest_us(groups))]
         return [
             (msgspec.structs.replace(whole, first=run.start, last=run.stop), earliest_us(groups[run.start : run.stop]))
             for run in row_group_runs(groups)

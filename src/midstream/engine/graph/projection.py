@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from midstream.engine.graph.job_graph import Vertex
 from midstream.engine.operators.base import Operator
+from midstream.engine.operators.source_api import Source
 
 
 def with_projection(vertex: Vertex) -> Vertex:
@@ -16,7 +17,7 @@ def with_projection(vertex: Vertex) -> Vertex:
     What leaves the task stays the same, so that checkpoints do not depend on it.
     """
     spec = vertex.source
-    if spec is None or not vertex.operators or not spec.source.supports_projection:
+    if spec is None or not vertex.operators or not (spec.source.supports_projection and _is_projected(spec.source)):
         return vertex
     inputs = [spec.source.schema.names, *(_names(each.operator) for each in vertex.operators)]
     wanted = frozenset(inputs.pop())
@@ -24,6 +25,14 @@ def with_projection(vertex: Vertex) -> Vertex:
         needed = each.operator.columns_needed(wanted)
         wanted = frozenset(names) if needed is None else needed
     return vertex if wanted >= set(spec.source.schema.names) else _narrowed(vertex, wanted)
+
+
+def _is_projected(source: Source) -> bool:
+    """Whether `open_projected` opens what `open_split` does, which a subclass may have replaced alone."""
+    made_by = [
+        next(each for each in type(source).__mro__ if name in vars(each)) for name in ("open_projected", "open_split")
+    ]
+    return issubclass(*made_by)
 
 
 def _names(operator: Operator) -> list[str]:
