@@ -263,6 +263,8 @@ def test_what_an_expression_cannot_be_is_reported_on_the_driver() -> None:
         ProjectOperator("s", [pl.col("n").sum()], SCHEMA, keep=False)
     with pytest.raises(SchemaError, match="column 'x' is not in the stream's schema"):
         ProjectOperator("s", [pl.col("n", "x") + 1], SCHEMA, keep=True)
+    with pytest.raises(SchemaError, match="operator 's': StructFieldNotFoundError"):
+        ProjectOperator("s", [pl.struct("n").struct.field("")], SCHEMA, keep=False)
     with pytest.raises(SchemaError, match=r"operator 's': cannot get the 7-th column when schema has 2 columns"):
         ProjectOperator("s", [pl.nth(7)], SCHEMA, keep=False)
     with pytest.raises(JobError, match="is not a polars expression"):

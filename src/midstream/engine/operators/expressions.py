@@ -76,7 +76,7 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
     try:
         made = computed_schema(_without_values(frame, exprs), where)
     except pl.exceptions.ColumnNotFoundError as error:
-        first = str(error).splitlines()[0]
+        first = _first_line(error)
         quoted = re.search(r'"([^"]+)"', first)  # unable to find column "x"; …
         if quoted is None:  # cannot get the 7-th column
             raise SchemaError(f"{where}: {first}") from error
@@ -85,10 +85,10 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
             f"{where}: column {name!r} is not in the stream's schema ({', '.join(schema.names) or 'no columns'})"
         ) from error
     except pl.exceptions.PolarsError as error:
-        raise SchemaError(f"{where}: {str(error).splitlines()[0]}") from error
+        raise SchemaError(f"{where}: {_first_line(error)}") from error
     except pl.exceptions.PanicException as error:
         text = ", ".join(map(str, exprs))
-        raise SchemaError(f"{where}: polars panics when it evaluates {text}: {str(error).splitlines()[0]}") from error
+        raise SchemaError(f"{where}: polars panics when it evaluates {text}: {_first_line(error)}") from error
     except SchemaError:  # of a type that rows cannot have
         raise
     except USER_ERRORS as error:
@@ -102,6 +102,11 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
     new, old = set(made.names), set(schema.names)
     own = [made.field(field.name) if field.name in new else field for field in schema]
     return pa.schema([*own, *(field for field in made if field.name not in old)])
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type: of a field with the empty name, polars gives that name only."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _without_values(frame: pl.DataFrame, exprs: Sequence[pl.Expr]) -> pl.DataFrame:
