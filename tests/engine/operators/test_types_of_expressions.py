@@ -447,3 +447,26 @@ def test_what_is_wrong_far_within_an_expression_is_refused_too(operations: int) 
             stream.select(r=within(pl.col("n")))
     else:
         assert stream.select(r=within(pl.col("n"))).columns == ["r"]
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        pl.when("k").then(pl.col("o")).otherwise(0.0),
+        pl.when("k").then(pl.col("t")).otherwise(1.5),
+        pl.when("k").then(pl.col("t").dt.truncate("1d")).when(pl.col("i") > 0).then(pl.lit(float("nan"))),
+    ],
+)
+def test_a_time_or_else_a_number_without_a_type_is_refused(expr: pl.Expr) -> None:
+    schema = frame_schema(pl.DataFrame(schema=COLUMNS))
+    with pytest.raises((JobError, SchemaError), match=r"for some rows and .* for others|planned type"):
+        ProjectOperator("p", [expr.alias("out")], schema, keep=False)
+
+
+def test_branches_of_one_type_and_a_branch_that_raises_for_other_rows_are_accepted() -> None:
+    schema = frame_schema(pl.DataFrame(schema=COLUMNS))
+    day = pl.when(pl.col("s").str.contains(r"^\d{4}-\d\d-\d\d$")).then(
+        pl.col("s").str.to_date("%Y-%m-%d", strict=False)
+    )
+    number = pl.when("k").then(pl.col("i")).otherwise(0.5)
+    ProjectOperator("p", [day.alias("day"), number.alias("number")], schema, keep=False)

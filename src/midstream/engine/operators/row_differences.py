@@ -23,6 +23,7 @@ OTHER_ROWS: Final = (
 USE_MAP: Final = "use map() instead"
 _TYPE: Final = "state the type, with return_dtype= or a cast"
 _ONE_TYPE: Final = "cast its parts to one type, or use map_elements() with return_dtype="
+_HAS_BRANCHES: Final = (".when(", '"Ternary"')
 _NO_CAST: Final = (
     "cast to another type first, or use a function for it, such as str.to_date(format), dt.to_string() or to_physical()"
 )
@@ -137,7 +138,26 @@ def difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text
         outcome = _cast(outcome, kinds)
         if not are_same(outcome, whole[order]) and not _is_by_divisor(exprs, rows, list(results)):
             return _values(arranged, whole[order], outcome)
-    return len(results)
+    return _type_of_a_branch(exprs, rows, results, kinds, text) or len(results)
+
+
+def _type_of_a_branch(
+    exprs: Sequence[pl.Expr],
+    rows: _Arrangements,
+    results: Iterable[int],
+    kinds: Mapping[str, pl.DataType],
+    text: str,
+) -> ExpressionFault | None:
+    """Return a fault if several rows that all take one branch of a `when` have its type, and not that of the expression.
+
+    polars then returns the branch as it is. A literal without a type, next to a time, gives the expression a type to which
+    no cast was planned.
+    """
+    if not any(sign in text for sign in _HAS_BRANCHES):
+        return None
+    doubled = (outcome_of(exprs, rows.all[[row, row]]) for row in results)
+    made = (outcome.schema for outcome in doubled if isinstance(outcome, pl.DataFrame))
+    return next(filter(None, (_add_types(dict(kinds), schema) for schema in made)), None)
 
 
 def _is_by_divisor(exprs: Sequence[pl.Expr], rows: _Arrangements, chosen: list[int]) -> bool:
