@@ -244,7 +244,7 @@ def joint_table(title: str, measured: dict[str, list[dict[str, Any]]]) -> list[s
         if peers := [each for each in engines if each != "midstream"]:
             medians = {each: statistics.median(values_of(runs, each, figure)) for each in peers}
             peer = (max if figure.more_is_better else min)(peers, key=medians.__getitem__)
-        what = f"{name}: {workload.what.rstrip('.')}"
+        what = f"{name}: {workload.what.rstrip('.')}" if workload.what else name
         times = ratio(runs, "midstream", peer, figure) if peer else ""
         ours, theirs = median_of(runs, "midstream", figure), median_of(runs, peer, figure)
         rows_of_all.append((what, ours, peer, theirs, times))

@@ -379,10 +379,7 @@ PLAN: dict[str, Workload] = {
         for case, what in OPERATORS.items()
     },
     **{query: Workload(what, (EVENTS_PER_S, MEMORY), nexmark(query)) for query, what in QUERIES.items()},
-    **{
-        f"{query}-parquet": Workload(what, (EVENTS_PER_S, MEMORY), nexmark_in_files(query))
-        for query, what in QUERIES.items()
-    },
+    **{f"{query}-parquet": Workload("", (EVENTS_PER_S, MEMORY), nexmark_in_files(query)) for query in QUERIES},
 }
 
 TOGETHER: dict[str, tuple[str, ...]] = {

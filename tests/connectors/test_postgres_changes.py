@@ -188,6 +188,13 @@ def test_a_unique_index_can_be_the_identity(db, reading):
     assert ops(read.read_until(4), "n") == changes
 
 
+def test_columns_that_an_index_only_includes_are_no_part_of_the_key(db, reading):
+    run(db, "CREATE TABLE k (n int, x text, PRIMARY KEY (n) INCLUDE (x)); INSERT INTO k VALUES (1, 'a')")
+    read = reading("k", columns=["n"])
+    run(db, "UPDATE k SET x = 'b'; DELETE FROM k")
+    assert ops(read.read_until(3), "n") == [("insert", 1), ("update", 1), ("delete", 1)]
+
+
 @pytest.mark.parametrize("is_key_full", [False, True])
 def test_values_that_are_stored_apart_are_never_lost(db, reading, is_key_full):
     run(db, "ALTER TABLE t ALTER x SET STORAGE EXTERNAL, ADD n int")
@@ -536,6 +543,17 @@ def test_a_failed_copy_drops_its_slot(db, reading):
             "CREATE TABLE w (n int)",
             {"table": "w"},
             'has no primary key.*ALTER TABLE "public"."w" REPLICA IDENTITY FULL',
+        ),
+        ("CREATE TABLE w (n int PRIMARY KEY DEFERRABLE)", {"table": "w"}, "has no primary key that is not deferrable"),
+        (
+            "CREATE TABLE w (n int, m int GENERATED ALWAYS AS (n * 2) STORED, PRIMARY KEY (n, m))",
+            {"table": "w"},
+            'column \'m\' of its key is generated.*ALTER TABLE "public"."w" REPLICA IDENTITY USING INDEX',
+        ),
+        (
+            "CREATE TABLE w (m int GENERATED ALWAYS AS (1) STORED NOT NULL UNIQUE); ALTER TABLE w REPLICA IDENTITY USING INDEX w_m_key",
+            {"table": "w"},
+            "column 'm' of its key is generated",
         ),
         ("ALTER TABLE t REPLICA IDENTITY NOTHING", {}, "has no replica identity"),
         ("", {"columns": ["id", "y"]}, "no column 'y'"),

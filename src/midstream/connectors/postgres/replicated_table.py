@@ -17,10 +17,16 @@ from midstream.engine.core.errors import ConfigError, SchemaError
 PLUGIN: Final = "pgoutput"
 VERSION_MIN: Final = 13
 _FIND: LiteralString = """
-    SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relreplident::text
+    SELECT c.oid::int8, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relreplident::text,
+           (SELECT min(a.attname::text) FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid
+            WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+            AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) AND a.attgenerated <> '')
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s"""
 _COLUMNS: LiteralString = """
-    WITH RECURSIVE base AS (
+    WITH RECURSIVE key AS (  -- without columns that an index only includes
+        SELECT i.indisprimary, i.indimmediate, i.indisreplident, n.attnum
+        FROM pg_index i, unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) n (attnum) WHERE i.indrelid = %(table)s),
+    base AS (
         SELECT attnum, atttypid AS type, atttypmod AS modifier FROM pg_attribute
         WHERE attrelid = %(table)s AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
         UNION ALL
@@ -28,8 +34,8 @@ _COLUMNS: LiteralString = """
     SELECT a.attname, a.atttypid::int8, a.atttypmod, format_type(a.atttypid, a.atttypmod),
            CASE WHEN n.nspname = 'pg_catalog' THEN t.typname ELSE '' END, b.modifier,
            a.attstorage IN ('x', 'e') AND t.typname NOT IN ('numeric'),
-           EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary AND a.attnum = ANY (i.indkey)),
-           EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisreplident AND a.attnum = ANY (i.indkey))
+           EXISTS (SELECT FROM key k WHERE k.attnum = a.attnum AND k.indisprimary AND k.indimmediate),
+           EXISTS (SELECT FROM key k WHERE k.attnum = a.attnum AND k.indisreplident)
     FROM pg_attribute a JOIN base b ON b.attnum = a.attnum JOIN pg_type t ON t.oid = b.type AND t.typtype <> 'd'
     JOIN pg_namespace n ON n.oid = t.typnamespace
     WHERE a.attrelid = %(table)s ORDER BY a.attnum"""
@@ -156,7 +162,7 @@ def describe_table(connection: Connection[Any], oid: int, where: str) -> Replica
     found = connection.execute(_FIND, [oid]).fetchone()
     if found is None:
         return None
-    _, schema_name, table_name, kind, persistence, identity = found
+    _, schema_name, table_name, kind, persistence, identity, generated = found
     if kind != "r" or persistence != "p":
         raise ConfigError(
             f"{where}: it is not an ordinary table (pg_class.relkind {kind!r}, relpersistence {persistence!r}); of a "
@@ -164,9 +170,14 @@ def describe_table(connection: Connection[Any], oid: int, where: str) -> Replica
         )
     columns = tuple(ReplicatedColumn(*row) for row in connection.execute(_COLUMNS, {"table": oid}))
     table = ReplicatedTable(oid, schema_name, table_name, identity, columns)
+    if generated is not None:
+        raise ConfigError(
+            f"{where}: column {generated!r} of its key is generated, and changes do not have it; let a unique index of other "
+            f"columns identify rows: ALTER TABLE {table} REPLICA IDENTITY USING INDEX …"
+        )
     if identity == "n" or (identity != "f" and not table.key):
         raise ConfigError(
-            f"{where}: it has no {'replica identity' if identity == 'n' else 'primary key'}, so updates and deletes do not "
+            f"{where}: it has no {'replica identity' if identity == 'n' else 'primary key that is not deferrable'}, so updates and deletes do not "
             f"say which row they change; add a primary key, or run ALTER TABLE {table} REPLICA IDENTITY FULL"
         )
     return table
