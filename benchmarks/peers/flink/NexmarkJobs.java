@@ -119,9 +119,7 @@ final class NexmarkJobs {
     private static void bids(String query, DataStream<NexmarkEvents.Event> events) {
         double share = query.equals("q1") ? 0.908 : 1;
         only(events, NexmarkEvents.BID)
-                .map(bid -> Tuple4.of(
-                        bid.bidAuction(), bid.bidder(),
-                        bid.price() * share, bid.timeMs))
+                .map(bid -> Tuple4.of(bid.bidAuction(), bid.bidder(), bid.price() * share, bid.timeMs))
                 .returns(Types.TUPLE(Types.LONG, Types.LONG, Types.DOUBLE, Types.LONG))
                 .flatMap(sink(query, (Tuple4<Long, Long, Double, Long> row, double[] sums) -> {
                     sums[0] += 1;
@@ -145,8 +143,7 @@ final class NexmarkJobs {
 
     private static void q3(DataStream<NexmarkEvents.Event> events) {
         DataStream<NexmarkJoins.Seller> persons = only(events, NexmarkEvents.PERSON)
-                .map(one -> new NexmarkJoins.Seller(one.person(), one.name(),
-                        one.city(), one.state()))
+                .map(one -> new NexmarkJoins.Seller(one.person(), one.name(), one.city(), one.state()))
                 .returns(Types.POJO(NexmarkJoins.Seller.class))
                 .filter(one -> one.state.equals("OR") || one.state.equals("ID") || one.state.equals("CA"));
         DataStream<Tuple2<Long, Long>> auctions = only(events, NexmarkEvents.AUCTION)
@@ -165,8 +162,7 @@ final class NexmarkJobs {
 
     private static void q4(DataStream<NexmarkEvents.Event> events) {
         DataStream<Tuple3<Long, Long, Integer>> auctions = only(events, NexmarkEvents.AUCTION)
-                .map(one -> Tuple3.of(one.auction(), one.expiresMs(),
-                        one.category()))
+                .map(one -> Tuple3.of(one.auction(), one.expiresMs(), one.category()))
                 .returns(Types.TUPLE(Types.LONG, Types.LONG, Types.INT));
         DataStream<Tuple2<Long, Long>> bids = only(events, NexmarkEvents.BID)
                 .map(one -> Tuple2.of(one.bidAuction(), one.price()))
