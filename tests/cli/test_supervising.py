@@ -276,7 +276,8 @@ def test_a_second_signal_kills_the_driver_and_its_slots_end(start: Callable[...,
     driver.suspend()  # it neither stops at a checkpoint nor hears any signal
     supervisor.send_signal(signal.SIGINT)
     supervisor.send_signal(signal.SIGTERM)
-    assert supervisor.wait(limit_s(240)) == 143
+    # of two signals that wait for a process, the later one may be handled first
+    assert supervisor.wait(limit_s(240)) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
     until("the end of the slots", lambda: not any(map(alive, pids)))
 
 
