@@ -26,6 +26,7 @@ class FakeSplits(Splits):
         self.first_us: dict[int, int] = {}
         """The earliest time that a row of a split may have, if that is known."""
         self.unordered: set[int] = set()
+        self.latest: dict[int, int] = {}
         self.counts: Assigned = ()
         self.none_wait = True
         self.unknown: set[int] = set()
@@ -45,6 +46,12 @@ class FakeSplits(Splits):
 
     def is_held_to_its_end(self, split: int) -> bool:
         return split in self.unordered and split in self.first_us
+
+    def latest_us(self, split: int) -> int | None:
+        return self.latest.get(split)
+
+    def note_latest_us(self, split: int, time_us: int) -> None:
+        self.latest[split] = time_us
 
     @property
     def waiting_from_us(self) -> int:
@@ -232,6 +239,22 @@ def test_the_rows_of_a_split_that_may_have_any_order_hold_event_time_until_it_en
     stream.begin(3)
     stream.rows(3, 100)
     assert stream.watermark == 99, "nothing is known of its rows"
+
+
+def test_the_latest_row_of_a_split_counts_at_its_end_also_if_it_was_read_before_a_restore() -> None:
+    stream = Stream(WatermarkStrategy.bounded("2 us"))
+    stream.splits.unordered = {1}
+    stream.begin(1, first=10)
+    stream.rows(1, 90, 12)
+    stream.rows(1, 50)
+    assert stream.splits.latest == {1: 90}
+    restored = Stream(WatermarkStrategy.bounded("2 us"))
+    restored.splits.unordered, restored.splits.latest = {1}, {1: 90}
+    restored.begin(1, first=10)
+    restored.rows(1, 40)
+    assert restored.watermark == 7
+    restored.end(1)
+    assert restored.watermark == 87
 
 
 @given(st.data())

@@ -19,7 +19,14 @@ from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from midstream.engine.core.interfaces import Done, Failed, Mail
 from midstream.engine.operators.bad_records import TALLY, BadRecords
-from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.engine.operators.source_api import (
+    Discovery,
+    DiscoveryContext,
+    Source,
+    Split,
+    SplitReader,
+    decoded_splits,
+)
 from midstream.engine.state.state_parts import StatePart
 from midstream.engine.worker.drift_limit import DriftLimit
 from midstream.engine.worker.source_reader import SPLITS, ReadProgress, SourceReader, splits_of
@@ -200,6 +207,37 @@ def test_a_checkpoint_has_a_split_as_the_job_reads_it_even_before_anything_is_re
     restored.driver.restore(stored)
     restored.run(20)
     assert sorted(restored.rows) == sorted([*range(9), 3, 4])
+
+
+def test_a_split_whose_rows_may_have_any_order_keeps_their_latest_time_through_a_restore() -> None:
+    def reading(split: Split, *, unordered: bool = True, bounded: bool = False, ends: bool = True) -> SourceReader:
+        source = Numbers(blocking=False)
+        source.splits_unordered, source.bounded, source.splits_end = unordered, bounded, ends
+        reader = Reader(source, World())
+        reader.driver.add_split(msgspec.msgpack.encode(split))
+        return reader.driver
+
+    timed = Split("0:9", b"", min_time_us=5)
+    reader = reading(timed)
+    (number,) = reader.open
+    assert reader.is_held_to_its_end(number) and reader.latest_us(number) is None
+    reader.note_latest_us(number, 77)
+    stored = reader.snapshot(lambda: "chunk")
+    restored = Reader(Numbers(blocking=False), World()).driver
+    restored.restore(stored)
+    (number,) = restored.open
+    assert restored.latest_us(number) == 77
+    assert reading(timed, bounded=True, ends=False).is_held_to_its_end(0)
+    assert not reading(timed, ends=False).is_held_to_its_end(0), "it would be held for ever"
+    assert not reading(timed, unordered=False).is_held_to_its_end(0)
+    assert not reading(Split("0:9", b"")).is_held_to_its_end(0), "nothing is known of its times"
+
+
+@pytest.mark.parametrize("latest", [2**62, "77", 7.5])
+def test_a_latest_time_that_no_row_may_have_is_damage(latest: object) -> None:
+    stored = msgspec.msgpack.encode({"id": "a", "payload": b"", "latest_us": latest})
+    with pytest.raises(StorageError, match="the splits in the checkpoint are damaged"):
+        decoded_splits([stored], "source 'a'")
 
 
 class Noting(Numbers):

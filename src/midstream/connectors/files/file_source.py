@@ -61,7 +61,8 @@ _TEXT_SPLIT_BYTES = 16 * 2**20
 _READ_ONCE = b"files read once"
 """With this begins the position of a source that does not watch."""
 _TIMED_FILES_MAX = 10_000
-"""Of up to so many files the earliest event times are read. Each costs a request, and no row is read before."""
+"""The number of new files up to which the earliest event time of each is read from its footer. The job reads no row
+before it has read the footers, and each takes a request."""
 _FOOTERS_AT_ONCE = 16
 """The number of large Parquet files whose footers are read concurrently; reading one mostly waits for a network."""
 

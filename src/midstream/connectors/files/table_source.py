@@ -107,7 +107,9 @@ class TableSource(Source):
 
     @abstractmethod
     def _stored_field(self, name: str) -> pa.Field[Any] | None:
-        """Return a column as files have it, with its id if they are told apart by ids; None if files lack it."""
+        """Return a column under its name in the table's files, with its id if the table identifies columns by ids; None if
+        files do not have it.
+        """
 
     @abstractmethod
     def _located(self, file: TableFile) -> tuple[pyarrow.fs.FileSystem, str]:

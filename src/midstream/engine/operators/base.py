@@ -87,6 +87,14 @@ class Splits(Protocol):
         """Whether rows of an open split may be as early as `held_back_at_us` says until it has been read to its end."""
         ...
 
+    def latest_us(self, split: int) -> int | None:
+        """Return the latest event time that was noted of an open split, also before a restore."""
+        ...
+
+    def note_latest_us(self, split: int, time_us: int) -> None:
+        """Note the latest event time of the rows so far of an open split, which checkpoints then have."""
+        ...
+
     @property
     def waiting_from_us(self) -> int:
         """The highest watermark for which no row of the splits is late that are still to be assigned to a task.

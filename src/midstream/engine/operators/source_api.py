@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -40,6 +40,8 @@ class Split(msgspec.Struct, frozen=True):
     `min_time_us`: no row of the split has an earlier event time, in microseconds since 1970 (`DiscoveryContext.event_time`);
     None if that is not known. Event time waits for a split that is still to be assigned only from there on, so list those
     of a backlog in the order of their times.
+    `latest_us`: set by the engine, in checkpoints: the latest event time of the rows before `offset`, of a split that holds
+    event time back until it has been read.
 
         >>> from midstream import Split
         >>> Split("file-7", b"in/file-7").offset
@@ -51,6 +53,7 @@ class Split(msgspec.Struct, frozen=True):
     offset: int = 0
     follows: bool = False
     min_time_us: int | None = None
+    latest_us: Annotated[int, msgspec.Meta(ge=FIRST_TIME_US, le=LAST_TIME_US)] | None = None
 
     @property
     def held_back_at_us(self) -> int:
@@ -310,8 +313,9 @@ class Source(ABC):
             def open_projected(self, split, columns):
                 return TableReader(self.path, columns.names, split.offset)
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} says that it supports_projection, and has no open_projected()"
+        raise ConfigError(
+            f"{type(self).__name__}: supports_projection is true, and there is no open_projected(); add it, or leave "
+            "supports_projection out"
         )
 
     def begin_split(self, split: Split) -> Split:

@@ -9,14 +9,15 @@ same task (see `Splits`), this holds:
     of a split that waits to be assigned and was found together with those being read, unless each of these follows another.
     If the rows of a split may have any order and its source knows the earliest time, the progress stays there to its end.
 
-So a row of another split is late only if it is older than a row of its own split by more than the delay, or if its split was found after event
+So a row is late only if it is older than a row of its own split by more than the delay, or if its split was found after event
 time had passed the row, or if its split was idle. A split that ends is never idle. One without an end is idle if no row
 arrived for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end
 hold nothing back. If the source is in another task, splits cannot be distinguished, and the whole stream counts as one
 split.
 
-None of this is in a checkpoint: after a restore a split begins as one without a row, which can only delay a watermark; the
-watermarks emitted before are in the chain's snapshot.
+Of this, checkpoints only have the latest event time of splits that are held to their end (`Split.latest_us`). After a
+restore a split begins as one without a row, which can only delay a watermark; the watermarks emitted before are in the
+chain's snapshot.
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ class TimestampsOperator(Operator):
         self._watermark_us = MIN_WATERMARK_US
         self._reached_us: dict[int, int] = {NO_SPLIT: MIN_WATERMARK_US}
         """The progress of each open split."""
-        self._furthest_us: dict[int, int] = {}
-        """The progress that the rows of splits have which are held to their end."""
+        self._latest_us: dict[int, int | None] = {}
+        """The latest event time so far of each open split that is held to its end."""
         self._ended_us = MIN_WATERMARK_US
         """The progress of the furthest split that was read to the end."""
         self._lowest_us = MIN_WATERMARK_US
@@ -212,11 +213,13 @@ class TimestampsOperator(Operator):
         may_advance, end = False, 0
         for split, rows in parts:
             first, end = end, end + rows if len(parts) > 1 else len(times)  # of one split, rows may be missing
-            reached_us = self._time.to_us(int(times[first:end].max())) - self.strategy.delay_us - 1
+            latest_us = self._time.to_us(int(times[first:end].max()))
+            if split in self._latest_us:
+                self._note_latest(split, latest_us)
+                continue
+            reached_us = self._progress_us(latest_us)
             before_us = self._reached_us[split]
-            if split in self._furthest_us:
-                self._furthest_us[split] = max(self._furthest_us[split], reached_us)
-            elif reached_us > before_us:
+            if reached_us > before_us:
                 self._reached_us[split] = reached_us
                 may_advance = may_advance or before_us <= self._lowest_us
         if may_advance:
@@ -256,6 +259,16 @@ class TimestampsOperator(Operator):
     def progress_us(self, split: int) -> int:
         return max(self._reached_us.get(split, MIN_WATERMARK_US), self._watermark_us)
 
+    def _progress_us(self, latest_us: int) -> int:
+        return latest_us - self.strategy.delay_us - 1
+
+    def _note_latest(self, split: int, time_us: int) -> None:
+        assert self._splits is not None
+        before_us = self._latest_us[split]
+        if before_us is None or time_us > before_us:
+            self._latest_us[split] = time_us
+            self._splits.note_latest_us(split, time_us)
+
     @property
     def _is_held_back(self) -> bool:
         return self._splits is not None and self._splits.waiting_from_us < MAX_WATERMARK_US
@@ -284,13 +297,14 @@ class TimestampsOperator(Operator):
         assert self._splits is not None
         now = set(self._splits.open)
         for split in self._reached_us.keys() - now - {NO_SPLIT}:
-            self._ended_us = max(self._ended_us, self._furthest_us.pop(split, self._reached_us[split]))
+            latest_us = self._latest_us.pop(split, None)
+            reached_us = self._reached_us[split] if latest_us is None else self._progress_us(latest_us)
+            self._ended_us = max(self._ended_us, reached_us)
             self._forget(split)
         for split in sorted(now - self._reached_us.keys()):
-            reached_us = self._delayed_us(self._splits.held_back_at_us(split))
-            self._begin(split, reached_us)
+            self._begin(split, self._delayed_us(self._splits.held_back_at_us(split)))
             if self._splits.is_held_to_its_end(split):
-                self._furthest_us[split] = reached_us
+                self._latest_us[split] = self._splits.latest_us(split)
         if now:
             self._forget(NO_SPLIT)
         elif NO_SPLIT not in self._reached_us:

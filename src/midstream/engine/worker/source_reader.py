@@ -283,13 +283,22 @@ class SourceReader(Splits):
         return (open_split.number for open_split in self._splits)
 
     def held_back_at_us(self, split: int) -> int:
-        (found,) = (open_split for open_split in self._splits if open_split.number == split)
-        return found.split.held_back_at_us
+        return self._numbered(split).split.held_back_at_us
 
     def is_held_to_its_end(self, split: int) -> bool:
         source = self._source
         ends = source.splits_unordered and (source.bounded or source.splits_end)
         return ends and self.held_back_at_us(split) > MIN_WATERMARK_US
+
+    def latest_us(self, split: int) -> int | None:
+        return self._numbered(split).split.latest_us
+
+    def note_latest_us(self, split: int, time_us: int) -> None:
+        found = self._numbered(split)
+        found.split = msgspec.structs.replace(found.split, latest_us=time_us)
+
+    def _numbered(self, split: int) -> OpenSplit:
+        return next(open_split for open_split in self._splits if open_split.number == split)
 
     @property
     def waiting_from_us(self) -> int:
@@ -310,7 +319,7 @@ class SourceReader(Splits):
     def quiet_until_s(self, split: int) -> float:
         if self._source.bounded or self._source.splits_end:
             return float("-inf")
-        return next(open_split.quiet_until_s for open_split in self._splits if open_split.number == split)
+        return self._numbered(split).quiet_until_s
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append((changed, self.every_row_passes))
