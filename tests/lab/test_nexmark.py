@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
 from datetime import datetime, timedelta
 from functools import cache
+from unittest.mock import Mock
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from midstream import Environment, WatermarkStrategy, testing
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.errors import ConfigError
 from midstream.runtime.process.process_slots import ProcessSlots
+from midstream_lab.bench.nexmark import files
 from midstream_lab.bench.nexmark.expected import EXPECTED
 from midstream_lab.bench.nexmark.generator import AUCTION, BID, SCHEMA, Events
 from midstream_lab.bench.nexmark.queries import QUERIES
+from midstream_lab.bench.nexmark.running import run
 
 MASK = 2**64 - 1
 FIRST = "Peter Paul Luke John Saul Vicky Kate Julie Sarah Deiter Walter"
@@ -131,6 +137,33 @@ def test_indices_that_do_not_follow_each_other_are_refused(indices):
 def test_events_that_cannot_be_dealt_out_in_epochs_are_refused():
     with pytest.raises(ConfigError, match="1,050 events are not a multiple of 100"):
         Events(1050, lanes=2)
+
+
+def test_files_have_every_event_once_in_the_order_of_their_names_and_are_written_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(files, "EVENTS_PER_FILE", 600)
+    directory = files.written(1500)
+    paths = sorted(directory.iterdir())
+    assert [pq.read_metadata(path).num_rows for path in paths] == [600, 600, 300]
+    assert sorted(paths, key=lambda path: path.stat().st_mtime) == paths
+    found = pa.concat_tables(map(pq.read_table, paths)).combine_chunks().to_batches()
+    assert found == [Events(1500, lanes=1)(np.arange(1500))]
+    before = [path.stat().st_ino for path in paths]
+    assert [path.stat().st_ino for path in sorted(files.written(1500).iterdir())] == before
+    assert list(tmp_path.iterdir()) == [directory]
+
+
+def test_files_that_were_not_written_to_the_end_are_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(files.os, "utime", Mock(side_effect=OSError("no space is left")))
+    with pytest.raises(OSError, match="no space is left"):
+        files.written(1500)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_events_come_from_a_place_that_there_is():
+    with pytest.raises(ConfigError, match="--source: 'kafka' is not one of generator, parquet"):
+        run("process", query="q0", source="kafka")
 
 
 def test_only_the_columns_that_a_query_reads_are_made():
