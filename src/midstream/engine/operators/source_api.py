@@ -308,7 +308,7 @@ class Source(ABC):
         `columns`: those to read, at least one, in the order of `schema`.
 
         Return a SplitReader whose batches have exactly these columns. Offsets must be those of `open_split`: another job
-        may read on with other columns.
+        may read on with other columns. By default raises ConfigError.
 
             def open_projected(self, split, columns):
                 return TableReader(self.path, columns.names, split.offset)
